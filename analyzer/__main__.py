@@ -21,7 +21,7 @@ COMMANDS = {
     "dag": "one token's operators as a graph",
     "npu": "graphs, experts and nodes on the NPU, with consistency checks",
     "import-qnn": "read QNN profiles that others wrote: CSV, optrace",
-    "import-profile": "make a recording of a profile that ONNX Runtime wrote",
+    "import-profile": "make a recording of a profile that ONNX Runtime or llama.cpp's Hexagon backend wrote",
     "routes": "write routes in formats that others read",
     "experts": "expert activation, hits, reuse",
     "predict": "predict the time of a step on a device from a model's config",

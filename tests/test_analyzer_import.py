@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from analyzer.__main__ import main
 from analyzer.tables import store
 from tests.conftest import ROOT
+from tests.test_views_pages import data_of
 from views.__main__ import main as views
 from workloads.programs.profiled_ort import LAYERS, ROWS, WIDTH
 
@@ -83,6 +85,45 @@ def test_a_profile_that_was_cut_off_is_read_as_far_as_it_is_whole(tmp_path: Path
     assert len(tables["tokens"]) == RUNS - 1 and len(tables["operators"]) == 2 * LAYERS * RUNS
     assert tables["operators"]["token_id"].tolist()[-1] == -1
     assert f"is cut off: its first {events - 1} events were read" in capsys.readouterr().out
+
+
+HEXAGON = ROOT / "tests/data/hexagon/profile.log"
+
+
+def test_the_log_of_llama_cpps_hexagon_backend_is_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = imported(tmp_path, HEXAGON)
+    batches, operators = tables["npu_batches"], tables["npu_operators"]
+    assert batches["npu_us"].tolist() == [176, 172] and batches["n_ops"].tolist() == [16, 16]
+    cycles = np.array([[0, 88142], [9324913376884 - 9324913279619, 9324913376884 - 9324913279619 + 86454]])
+    spans = cycles / (88142 + 86454) * (176 + 172) * 1e3  # the counter's cycles at the mean rate
+    assert np.allclose(batches[["begin_ns", "end_ns"]], spans, atol=1)
+    assert operators["position"].tolist() == [*range(16)] * 2 and set(operators["batch_id"]) == {0, 1}
+    first, second = operators.iloc[0], operators.iloc[1]
+    assert (first["type"], first["name"], first["layer"], first["shape"]) == ("RMS_NORM+MUL", "attn_norm-0", 0, "256x5x1x1")
+    assert (first["us"], first["cycles"], first["start_cycles"], first["pmu7"]) == (10, 5007, 539280048, 7)
+    assert (second["type"], second["n_nodes"], second["shape"]) == ("MUL_MAT+MUL_MAT+MUL_MAT", 3, "")
+    unknown = ("token_id", "in_flight", "submit_ns", "wait_ns", "status", "bytes")
+    assert (batches[[*unknown]] == -1).all(axis=None) and (operators["opcode"] == -1).all()
+    capsys.readouterr()
+    assert main(["summary", str(tmp_path / "run")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Hexagon 2 batches of 32 operators; the NPU says that they took 0.3 ms" in said and "in flight" not in said
+    assert "which step sent a batch, when" in said and "at 501.7 MHz throughout" in said
+    assert views(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
+    text = json.dumps(data_of(tmp_path / "report.html"))
+    assert "RMS_NORM+MUL" in text and "Batches by size" in text and "Batches in flight when" not in text
+
+
+def test_what_is_missing_of_a_hexagon_log_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = HEXAGON.read_text().splitlines()
+    (tmp_path / "part.log").write_text("\n".join([*lines[5:-3], lines[-3][:-40]]))
+    assert len(imported(tmp_path, tmp_path / "part.log")["npu_operators"]) == 13
+    said = capsys.readouterr().out
+    assert "part.log is cut off or damaged: 3 operators of its batches are missing" in said
+    assert "part.log: 13 operators before its first batch are left out" in said
+    (tmp_path / "old.log").write_text("\n".join(line for line in lines if "OPBATCH" not in line))
+    assert main(["import-profile", str(tmp_path / "old.log"), "--out", str(tmp_path / "old")]) == 2
+    assert "holds no whole line of a batch" in capsys.readouterr().err and not (tmp_path / "old").exists()
 
 
 def test_what_is_no_profile_is_refused_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.__main__ import main
 from analyzer.tables import store
 from analyzer.tables.hexagon_nodes import FUSIONS, Given, Node, join
 from tests.conftest import ROOT, trace
@@ -123,6 +124,11 @@ def test_the_real_backend_agrees_with_its_own_profile(tmp_path: Path, real_backe
         assert operator.name == tensors.split(" -> ")[-1]
         assert [operator.us, operator.cycles, operator.start_cycles] == list(map(int, measured))
     assert operators["token_id"].max() == 6 and (operators["n_nodes"] > 0).all()
+    assert main(["import-profile", str(tmp_path / "output.txt"), "--out", str(tmp_path / "imported")]) == 0
+    told = store.load(tmp_path / "imported")["npu_operators"]
+    columns = ["batch_id", "position", "type", "name", "layer", "n_nodes", "us", "start_cycles", "cycles"]
+    pd.testing.assert_frame_equal(told[columns], operators[columns])
+    assert (told["shape"] == operators["shape"].where(told["shape"] != "", "")).all() and (told["shape"] == "").sum() == 84
 
 
 SINGLE = [("ADD",), ("MUL",), ("MUL_MAT",), ("ROPE",), ("RMS_NORM",), ("UNARY",)]

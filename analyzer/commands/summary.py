@@ -181,13 +181,19 @@ def npu_queues(answer: Section) -> list[Line]:
     took = "" if q["npu_ms"] is None else f"; the NPU says that they took {number(q['npu_ms'])} ms"
     unanswered = (f", {q['unanswered']:,} without an answer" if q["unanswered"] else "", "red")
     unknown = q["operators"] - q["joined"]
-    return [
+    steps = f" in {q['steps']:,} steps" if q["steps"] else ""
+    lines: list[Line] = [
         words(
             ("Hexagon", "bold"),
-            f" {q['batches']:,} batches of {q['operators']:,} operators in {q['steps']:,} steps",
+            f" {q['batches']:,} batches of {q['operators']:,} operators{steps}",
             unanswered,
             took,
         ),
+    ]
+    if q["in_flight"] < 0:  # the NPU's own profile, which does not tell what the host did
+        return lines
+    return [
+        *lines,
         f"{number(q['submit_ms'])} ms to send them, {number(q['wait_ms'])} ms waiting for answers, at most {q['in_flight']} in "
         + (f"flight; {unknown:,} operators are of no known node" if unknown else "flight"),
     ]

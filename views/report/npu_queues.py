@@ -5,9 +5,10 @@ from views.report.sections import Block, Run, Section, axis, chart, heads, note,
 
 UNCONFIRMED = "No device has confirmed these figures: they were held against a stand-in for the processor (docs/hexagon.md)."
 BATCHES_QUERY = (
-    "select n_ops, count(*) batches, sum(bytes)/1024 kib, median(submit_ns)/1e3 send_us, "
-    "median(wait_ns) filter (wait_ns >= 0)/1e3 wait_us, median(npu_us) filter (not isnan(npu_us)) npu_us, max(in_flight) deepest "
-    "from npu_batches group by n_ops order by batches desc, n_ops"
+    "select n_ops, count(*) batches, sum(bytes) filter (bytes >= 0)/1024 kib, "
+    "median(submit_ns) filter (submit_ns >= 0)/1e3 send_us, "
+    "median(wait_ns) filter (wait_ns >= 0)/1e3 wait_us, median(npu_us) filter (not isnan(npu_us)) npu_us, "
+    "max(in_flight) filter (in_flight >= 0) deepest from npu_batches group by n_ops order by batches desc, n_ops"
 )
 TYPES_QUERY = (
     "select type, count(*) runs, sum(us) filter (us >= 0)/1e3 ms, median(us) filter (us >= 0) median_us, "
@@ -22,23 +23,31 @@ def queue_blocks(run: Run) -> list[Block]:
     facts = npu_queues.summary(run.tables)
     if not facts:
         return []
-    items = [("batches", f"{facts['batches']:,} in {facts['steps']:,} steps"), ("operators", f"{facts['operators']:,}")]
-    items += [("sending", f"{facts['submit_ms']:,.2f} ms"), ("waiting for answers", f"{facts['wait_ms']:,.2f} ms")]
+    from_host = facts["in_flight"] >= 0  # else the NPU's own profile, which does not tell what the host did
+    steps = f" in {facts['steps']:,} steps" if facts["steps"] else ""
+    items = [("batches", f"{facts['batches']:,}{steps}"), ("operators", f"{facts['operators']:,}")]
+    if from_host:
+        items += [("sending", f"{facts['submit_ms']:,.2f} ms"), ("waiting for answers", f"{facts['wait_ms']:,.2f} ms")]
     if facts["npu_ms"] is not None:
         items.append(("the NPU says that they took", f"{facts['npu_ms']:,.2f} ms"))
-    depth = run.ask(DEPTH_QUERY)
-    trace = {"type": "bar", "x": depth["batch_id"], "y": depth["in_flight"], "slot": 0, "marker": {"line": {"width": 0}}}
-    axes = {"xaxis": axis("batch"), "yaxis": axis("batches in flight"), "showlegend": False, "bargap": 0}
     columns = heads(
         "number operators, number batches, bar KiB, number sending µs, number waiting µs, number NPU µs, number deepest queue"
     )
     types = heads("text type, number runs, bar NPU ms, number median µs, number median cycles")
     return [
         pairs(items),
-        chart("Batches in flight when each was sent", [trace], "", 220, DEPTH_QUERY, **axes),
+        *([depth_chart(run)] if from_host else []),
         table(columns, run.ask(BATCHES_QUERY), "Batches by size (medians)", BATCHES_QUERY),
         table(types, run.ask(TYPES_QUERY), "Their operators", TYPES_QUERY),
     ]
+
+
+def depth_chart(run: Run) -> Block:
+    """How deep the queues were."""
+    depth = run.ask(DEPTH_QUERY)
+    trace = {"type": "bar", "x": depth["batch_id"], "y": depth["in_flight"], "slot": 0, "marker": {"line": {"width": 0}}}
+    axes = {"xaxis": axis("batch"), "yaxis": axis("batches in flight"), "showlegend": False, "bargap": 0}
+    return chart("Batches in flight when each was sent", [trace], "", 220, DEPTH_QUERY, **axes)
 
 
 def driver_blocks(run: Run) -> list[Block]:

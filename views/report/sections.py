@@ -97,7 +97,7 @@ def heads(spec: str) -> list[tuple[str, str]]:
 
 def is_known(value: Any, kind: str) -> bool:
     """Whether a cell has a value."""
-    return bool(value) if kind == "text" else value is not None and value == value
+    return bool(value) if kind == "text" else value is not None and value is not pd.NA and value == value
 
 
 def table(
