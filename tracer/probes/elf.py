@@ -1,11 +1,11 @@
 """What the tracer reads from ELF files: symbols, USDT sites, build ids, and the way from addresses to file offsets."""
 
-import mmap
 import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from io import SEEK_END
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +16,7 @@ from elftools.elf.elffile import ELFFile
 from tracer.errors import ProbeError
 from tracer.probes import anchors
 from tracer.probes.reach import way_to
+from tracer.probes.symbol_names import SymbolNames
 
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
 FUNCTION_TYPES = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
@@ -28,7 +29,9 @@ SECTION = np.dtype(
         *(("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8")),
     ]
 )
-PT_LOAD, SHT_NOTE, NT_BUILD_ID = 1, 7, 3
+PT_LOAD, SHT_PROGBITS, SHT_NOTE, NT_BUILD_ID = 1, 1, 7, 3
+SHF_ALLOC, SHF_EXECINSTR = 2, 4
+PIECE = 1 << 18  # bytes of a file that are searched at a time
 NOTE = struct.Struct("<III")
 STUB = "@plt"
 SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
@@ -50,6 +53,11 @@ class Symbol:
     changed: bool = False
 
 
+def is_function(entry: np.void) -> bool:
+    """Whether a symbol is a function that the file defines."""
+    return int(entry["info"]) & 0xF in FUNCTION_TYPES and bool(entry["value"])
+
+
 @dataclass(eq=False)
 class Binary:
     """An ELF file as far as probes need it. Offsets are file offsets, which is what uprobes take."""
@@ -62,19 +70,17 @@ class Binary:
     usdt: dict[str, int] = field(default_factory=dict)
     _found: dict[str, "Symbol | None"] = field(default_factory=dict)
 
+    @cached_property
+    def names(self) -> list[SymbolNames]:
+        """The names of each table's rows."""
+        return [SymbolNames(entries["name"], strings) for entries, strings in self.tables]
+
     def symbol(self, name: str) -> int | None:
         """The file offset of the function `name`, or None. Linkers let names share their tails, hence any match counts."""
-        wanted = name.encode() + b"\0"
-        for entries, strings in self.tables:
-            places, at = [], strings.find(wanted)
-            while at >= 0:
-                places.append(at)
-                at = strings.find(wanted, at + 1)
-            if not places:
-                continue
-            functions = np.isin(entries["info"] & 0xF, FUNCTION_TYPES) & (entries["value"] > 0)
-            for entry in entries[functions & np.isin(entries["name"], places)]:
-                return self.file_offset(int(entry["value"]))
+        for names, (entries, _) in zip(self.names, self.tables, strict=True):
+            rows = [row for row in names.beginning_with(name.encode() + b"\0") if is_function(entries[row])]
+            if rows:
+                return self.file_offset(int(entries[min(rows)]["value"]))
         return None
 
     def function_at(self, offset: int) -> str:
@@ -107,8 +113,6 @@ class Binary:
         if "*" in name:
             return self._like(*name.split("*"))
         plain = name.encode()
-        if not any(plain in strings for _, strings in self.tables):
-            return None
         exact = self.symbol(name)
         if exact is not None:
             return Symbol(name, exact)
@@ -129,22 +133,18 @@ class Binary:
     def _beginning_with(self, start: bytes, rest: re.Pattern[bytes]) -> list["Symbol"]:
         """Functions whose name is `start` and what `rest` matches."""
         symbols = []
-        for entries, strings in self.tables:
-            position = strings.find(start)
-            while position >= 0:
-                full = strings[position : strings.index(0, position)]
-                tail = rest.fullmatch(full[len(start) :])
-                rows = entries[(entries["name"] == position) & np.isin(entries["info"] & 0xF, FUNCTION_TYPES)] if tail else ()
-                for entry in rows:
-                    offset = self.file_offset(int(entry["value"])) if entry["value"] else None
-                    if offset is not None:
-                        symbols.append(Symbol(full.decode(errors="replace"), offset, bool(CHANGING.search(full))))
-                position = strings.find(start, position + 1)
+        for names, (entries, _) in zip(self.names, self.tables, strict=True):
+            for row in names.beginning_with(start):
+                full, entry = names.name(row), entries[row]
+                wanted = is_function(entry) and rest.fullmatch(full, len(start))
+                offset = self.file_offset(int(entry["value"])) if wanted else None
+                if offset is not None:
+                    symbols.append(Symbol(full.decode(errors="replace"), offset, bool(CHANGING.search(full))))
         return symbols
 
     def mentions(self, name: str) -> bool:
         """Whether the file defines, or asks for, a symbol of this name."""
-        return any(b"\0" + name.encode() + b"\0" in strings for _, strings in self.tables)
+        return any(names.beginning_with(name.encode() + b"\0") for names in self.names)
 
     def functions(self, wanted: Callable[[str], bool]) -> dict[int, str]:
         """File offset → name of the functions whose name is wanted; of several names for one place the first."""
@@ -201,12 +201,23 @@ class Headers:
 
     def data(self, section: np.void) -> bytes:
         """What stands in a section."""
-        self.file.seek(int(section["offset"]))
-        return self.file.read(int(section["size"]))
+        return self.at(int(section["offset"]), int(section["size"]))
+
+    def at(self, offset: int, size: int) -> bytes:
+        """What stands in the file at an offset."""
+        self.file.seek(offset)
+        return self.file.read(size)
 
     def of_type(self, *types: int) -> np.ndarray:
         """The sections of some types."""
         return self.sections[np.isin(self.sections["type"], types)]
+
+    def constants(self) -> list[tuple[int, int, int]]:
+        """(address, file offset, size) of loaded sections that are no code; `loads` where the file has no sections."""
+        is_data = self.sections["flags"] & (SHF_ALLOC | SHF_EXECINSTR) == SHF_ALLOC
+        kept = self.sections[is_data & (self.sections["type"] == SHT_PROGBITS)]
+        rows: list[tuple[int, int, int]] = kept[["addr", "offset", "size"]].tolist()
+        return rows or self.loads
 
     def named(self, name: str) -> np.void | None:
         """The section of a name."""
@@ -275,5 +286,16 @@ def contains(path: str, text: bytes) -> bool:
 
 @lru_cache(maxsize=256)
 def _contains(path: str, text: bytes, _: tuple[int, int, int]) -> bool:
-    with open(way_to(path), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(text) >= 0
+    with open(way_to(path), "rb") as file:
+        return next(places(file, text, 0, file.seek(0, SEEK_END)), -1) >= 0
+
+
+def places(file: BinaryIO, text: bytes, begin: int, end: int) -> Iterator[int]:
+    """Where `text` stands between two offsets of a file; in pieces that stay in the processor's cache."""
+    for offset in range(begin, end, PIECE):
+        file.seek(offset)
+        piece = file.read(min(PIECE + len(text) - 1, end - offset))
+        at = piece.find(text)
+        while at >= 0:
+            yield offset + at
+            at = piece.find(text, at + 1)

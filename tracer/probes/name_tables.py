@@ -1,13 +1,12 @@
 """A table of names in a program: an array of pointers to text, read from its file, for programs that cannot be asked."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 from elftools.common.exceptions import ELFError
 
 from tracer.errors import ProbeError
-from tracer.probes.elf import Headers
+from tracer.probes.elf import Headers, places
 from tracer.probes.reach import way_to
 
 RELATIVE = {"EM_X86_64": 8, "EM_AARCH64": 1027}
@@ -19,39 +18,36 @@ MOST, LONGEST = 1024, 64
 def read(path: str, first: tuple[str, ...]) -> list[str]:
     """The names of the table that begins with `first`; none where the file holds no such table."""
     try:
-        raw = Path(way_to(path)).read_bytes()
         with open(way_to(path), "rb") as file:
-            return _read(Headers(file), raw, first)
+            return _read(Headers(file), first)
     except (OSError, ELFError, ValueError) as error:
         raise ProbeError(f"{path} cannot be searched for names: {error}") from None
 
 
-def _read(headers: Headers, raw: bytes, first: tuple[str, ...]) -> list[str]:
-    loads, wanted = headers.loads, []
+def _read(headers: Headers, first: tuple[str, ...]) -> list[str]:
+    wanted: list[list[int]] = []
     for text in first:
-        wanted.append(addresses(raw, loads, text))
+        wanted.append(addresses(headers, text))
         if not wanted[-1]:
             return []
-    slots, targets = pointers(headers, raw)
+    slots, targets = pointers(headers)
     for row in np.flatnonzero(np.isin(targets, wanted[0])).tolist():
         table = targets[row : row + MOST][slots[row : row + MOST] == slots[row] + 8 * np.arange(len(slots[row : row + MOST]))]
         if all(i < len(table) and int(table[i]) in known for i, known in enumerate(wanted)):
-            return names(raw, loads, table.tolist())
+            return names(headers, table.tolist())
     return []
 
 
-def addresses(raw: bytes, loads: list[tuple[int, int, int]], text: str) -> list[int]:
+def addresses(headers: Headers, text: str) -> list[int]:
     """Where a NUL-terminated text stands once it is loaded."""
-    addresses, wanted = [], text.encode() + b"\0"
-    for address, offset, size in loads:
-        position = raw.find(wanted, offset, offset + size)
-        while position >= 0:
-            addresses.append(position - offset + address)
-            position = raw.find(wanted, position + 1, offset + size)
-    return addresses
+    return [
+        place - offset + address
+        for address, offset, size in headers.constants()
+        for place in places(headers.file, text.encode() + b"\0", offset, offset + size)
+    ]
 
 
-def pointers(headers: Headers, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
+def pointers(headers: Headers) -> tuple[np.ndarray, np.ndarray]:
     """(address, target), by address, of what may be pointers: relocated ones, and where there are none every aligned word."""
     section = headers.named(".rela.dyn")
     rows = np.frombuffer(headers.data(section), RELOCATION) if section is not None else np.empty(0, RELOCATION)
@@ -62,18 +58,18 @@ def pointers(headers: Headers, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
     slots, targets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for address, offset, size in headers.loads:
         skip = -address % 8
-        words = np.frombuffer(raw, "<i8", max(0, size - skip) // 8, offset + skip)
+        words = np.frombuffer(headers.at(offset + skip, max(0, size - skip) // 8 * 8), "<i8")
         slots.append(address + skip + 8 * np.arange(len(words)))
         targets.append(words)
     return np.concatenate(slots), np.concatenate(targets)
 
 
-def names(raw: bytes, loads: list[tuple[int, int, int]], table: list[int]) -> list[str]:
+def names(headers: Headers, table: list[int]) -> list[str]:
     """The texts that a table points to, up to the first that is no name."""
     answer: list[str] = []
     for target in table:
-        place = next((target - start + offset for start, offset, size in loads if start <= target < start + size), None)
-        match = NAME.match(raw[place : place + LONGEST]) if place is not None else None
+        place = next((target - start + offset for start, offset, size in headers.loads if start <= target < start + size), None)
+        match = NAME.match(headers.at(place, LONGEST)) if place is not None else None
         if match is None:
             break
         answer.append(match[1].decode())
