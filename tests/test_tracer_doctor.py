@@ -82,4 +82,4 @@ def test_the_library_of_the_hexagon_queues_is_looked_for_and_called_unconfirmed(
     (tmp_path / "vendor/lib64/libcdsprpc.so").touch()
     there = hexagon(tmp_path)
     assert (absent.ok, there.ok, there.seen) == (False, True, str(tmp_path / "vendor/lib64/libcdsprpc.so"))
-    assert "no device has confirmed it" in there.purpose
+    assert "no device has confirmed it" in there.needed_for

@@ -98,7 +98,7 @@ def test_an_option_in_the_file_is_as_good_as_one_typed_and_what_is_typed_wins(tm
     ("text", "words"),
     [
         ("leves = 'token'", ["unknown key 'leves'", "known: btf, buffer,", "levels", "options.toml"]),
-        ("buffer = 'pipe'", ["buffer = 'pipe' is none of ring, perf"]),
+        ("buffer = 'pipe'", ["buffer = 'pipe' is not one of ring, perf"]),
         ("ring-mib = 'big'", ["ring-mib = 'big'"]),
         ("no-views = 1", ["no-views = 1 must be true or false"]),
         ("duration = true", ["duration = True is not a valid value"]),

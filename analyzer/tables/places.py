@@ -158,7 +158,7 @@ class Failure:
 def each(task: Callable[[Place], Any], some: Iterable[Place], dask: str = "") -> Iterator[tuple[Place, Any]]:
     """A task's answer for each recording, as they come, or its Failure, which no other one suffers from.
 
-    One after the other; with `dask` on so many processes here, or on the workers of the scheduler at that address.
+    One after another; with `dask` on that many processes here, or on the workers of the scheduler at that address.
     """
     if not dask:
         yield from ((place, outcome(task, place)) for place in some)

@@ -78,7 +78,17 @@ def compose(planner: Planner, place: Place, programs: list[str], folders: list[P
     if not planner.rows:
         raise TracerError("no file of an engine was found for this machine: name its libraries' folder with --libraries")
     files = list(seen.values())
+    leave_unneeded(planner, files)
     return {"plan_version": PLAN_VERSION, **about(planner, place, files), "files": files}
+
+
+def leave_unneeded(planner: Planner, files: list[dict[str, Any]]) -> None:
+    """Take out the probes that serve a late engine alone, where none of the files is of one."""
+    if {engine.name for engine in planner.engines if engine.late} & {name for file in files for name in file["engines"]}:
+        return
+    late = {probe.program for engine in planner.engines for probe in engine.probes if probe.late and not probe.learnt}
+    for file in files:
+        file["rows"] = [row for row in file["rows"] if row["program"] not in late]
 
 
 def described(planner: Planner, place: Place, plan: FilePlan, loops: list[LearntLoop]) -> dict[str, Any]:
