@@ -216,6 +216,8 @@ def fallen_back(spans: Spans) -> np.ndarray:
     graphs = spans.tables["graphs"].set_index("graph_id")[["backend", "layer", "kind"]]
     of_graph = graphs.reindex(operators["graph_id"])
     split = (of_graph["layer"] == NONE).to_numpy() & (operators["layer"] >= 0).to_numpy()
+    if not split.any():
+        return split
     accelerated = split & ~of_graph["backend"].isin(HOST).to_numpy()
     begun = pd.concat([operators.loc[accelerated, ["token_id", "layer", "begin_ns"]], queued(spans.tables)])
     ends = begun.groupby(["token_id", "layer"])["begin_ns"].agg(["min", "max"])

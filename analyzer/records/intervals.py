@@ -60,10 +60,15 @@ class Overlaps:
         return self.end - self.begin
 
 
+def keys_of(spans: Intervals) -> np.ndarray:
+    """The keys of intervals, each at least once: one of each run, as tables come in runs."""
+    return spans.key[np.append(True, spans.key[1:] != spans.key[:-1])[: len(spans)]]
+
+
 def overlaps(left: Intervals, right: Intervals) -> Overlaps:
     """Every pair of the same key that shares time. The right side's intervals must not overlap within a key."""
     lefts, rights = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for key in np.intersect1d(left.key, right.key):
+    for key in np.intersect1d(keys_of(left), keys_of(right)):
         left_rows, right_rows = np.flatnonzero(left.key == key), np.flatnonzero(right.key == key)
         right_rows = right_rows[np.argsort(right.begin[right_rows], kind="stable")]
         low = np.searchsorted(right.end[right_rows], left.begin[left_rows], "right")
@@ -195,7 +200,7 @@ def _covering(layers: list[Intervals]) -> tuple[np.ndarray, np.ndarray]:
     """(times, which layers cover what follows each, as bits); a layer's intervals do not overlap."""
     bits = np.repeat(1 << np.arange(len(layers)), [len(layer) for layer in layers])
     ts = np.concatenate([layer.begin for layer in layers] + [layer.end for layer in layers])
-    order = np.argsort(ts)
+    order = np.argsort(ts, kind="stable")  # merges the layers' sorted times
     ts, covering = ts[order], np.cumsum(np.concatenate((bits, -bits))[order])
     last = np.append(ts[1:] != ts[:-1], True)[: len(ts)]
     return ts[last], covering[last]

@@ -259,6 +259,8 @@ def batch_slices(tables: Tables) -> Slices | None:
 
 def message_slices(tables: Tables) -> Slices | None:
     """Calls of the NPU's driver, from when they are sent to when their answer is there."""
+    if not len(tables["driver_events"]):
+        return None
     frame = rpc.messages(tables)
     frame = frame[frame["answered_ns"] >= 0]
     if not len(frame):
