@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from analyzer.errors import AnalysisError
 from analyzer.records.schema import TABLES, frame_of
 from analyzer.tables import store
 from analyzer.tables.store import Tables, build, load
+from moescope.scratch import scratch
 from tests.conftest import ROOT
 from tests.test_analyzer_tables import llama
 from tracer.recording.format import Recording
@@ -142,3 +145,34 @@ def test_kept_memory_is_not_cleared_anew_for_every_array() -> None:
         return int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
 
     assert faults("kept") * 2 < faults("given back")
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next_and_what_another_works_in_is_not(run: Path) -> None:
+    abandoned = run / ".tables-killed"
+    abandoned.mkdir()
+    (abandoned / "tokens.parquet").write_bytes(b"half")
+    shutil.rmtree(run / "tables", ignore_errors=True)
+    with scratch(run, ".tables-") as busy:
+        load(run)
+        assert busy.exists() and not abandoned.exists() and (run / "tables" / "index.json").exists()
+    assert not busy.exists()
+
+
+def test_folders_for_work_in_progress_begun_beside_each_other_all_stay(tmp_path: Path) -> None:
+    def work(number: int) -> bool:
+        with scratch(tmp_path, "work-") as folder:
+            (folder / "file").write_text(str(number))
+            return (folder / "file").read_text() == str(number)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(work, range(2000)))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's folder")
+def test_an_abandoned_folder_of_another_user_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "work-theirs"
+    theirs.mkdir()
+    os.chown(theirs, 65534, 65534)
+    with scratch(tmp_path, "work-"):
+        assert theirs.exists()

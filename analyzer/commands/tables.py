@@ -28,7 +28,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a recording, or a pattern or an address of many")
     add_out(parser, "keep them in RUN/tables", "DIR")
     parser.add_argument(
-        "--dask", metavar="WORKERS", default="", help="of many: so many processes here, or the address of a Dask scheduler"
+        "--dask", metavar="WORKERS", default="", help="of many: number of processes here, or the address of a Dask scheduler"
     )
     add_json(parser)
 

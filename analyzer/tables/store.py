@@ -4,8 +4,6 @@ import contextlib
 import json
 import mmap
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,10 +19,11 @@ from analyzer.records.reading import Source
 from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
 from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
 from moescope.plain import doubts, warn
+from moescope.scratch import scratch
 from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
-TABLES_VERSION = 9
+TABLES_VERSION = 10
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
@@ -204,8 +203,7 @@ def sum_of(path: Path) -> str:
 def replaced(folder: Path, stamp: dict[str, Any] | None, damage: Iterable[str] = ()) -> Iterator[Path]:
     """A folder whose files take the place of those in `folder`, if all goes well; the index is written last, by rename."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with scratch(folder.parent, f".{folder.name}-") as fresh:
         fresh.chmod(0o755)
         yield fresh
         folder.mkdir(exist_ok=True)
@@ -216,8 +214,6 @@ def replaced(folder: Path, stamp: dict[str, Any] | None, damage: Iterable[str] =
         if stamp is not None:
             (fresh / "index.json").write_text(json.dumps(sealed(index)))
             os.replace(fresh / "index.json", folder / "index.json")
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def write(frames: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:

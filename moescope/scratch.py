@@ -1,0 +1,46 @@
+"""Folders for work in progress: gone at its end, and where that was killed, when the next begins beside it."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def scratch(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in `parent`, locked by the process that works in it; one whose lock is gone is abandoned."""
+    remove_abandoned(parent, prefix)
+    folder, lock = locked_folder(parent, prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+    """A new folder, and the descriptor that holds its lock. Until the lock stands, another may take it for abandoned."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove this user's folders whose processes were killed."""
+    for folder in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # gone, or somebody works in it
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    shutil.rmtree(folder)
+            finally:
+                os.close(lock)
