@@ -15,6 +15,8 @@
 #include "qnn.bpf.c"
 #include "onnxruntime.bpf.c"
 #include "genie.bpf.c"
+#include "genai.bpf.c"
+#include "executorch.bpf.c"
 #include "custom.bpf.c"
 #include "driver.bpf.c"
 #include "sched.bpf.c"

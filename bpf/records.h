@@ -90,6 +90,8 @@ enum engine_id {
 	ENGINE_GENIE = 5,
 	ENGINE_USER = 6, /* functions named in a file of the user's */
 	ENGINE_HEXAGON = 7,
+	ENGINE_GENAI = 8,
+	ENGINE_EXECUTORCH = 9,
 };
 
 enum phase {
@@ -804,6 +806,9 @@ enum driver_event {
 	DRIVER_FASTRPC_DMA_ALLOC,
 	DRIVER_FASTRPC_DSPSIGNAL,
 	DRIVER_QCOM_GLINK_CMD_TX_DATA,
+	DRIVER_FASTRPC_DMA_UNMAP,
+	DRIVER_FASTRPC_DMA_FREE,
+	DRIVER_FASTRPC_PERF_COUNTERS,
 };
 
 /* One of them; which of its fields these are says that file. */

@@ -22,7 +22,7 @@ from tracer.recording.format import RING_HEADER_BYTES, STREAMS
 from workloads.recordings import Writer, layouts
 from workloads.tables_fixture import MAIN, PID, frame
 
-AT = 10_000
+AT, GLINK = 10_000, list(DRIVER_EVENTS).index("qcom_glink_cmd_tx_data")
 CALL, MESSAGE, SCALARS = 0xFFFFFF8812345000, 0x1230, 5 << 24
 FORMAT = """name: fastrpc_transport_send
 ID: 1234
@@ -51,6 +51,32 @@ def test_where_fields_stand_is_read_from_the_format_and_what_is_not_there_has_no
         "\tfield:__data_loc char[] channel;\toffset:12;\tsize:4;\tsigned:0;\n\tfield:bool tx;\toffset:40;\tsize:1;\tsigned:0;\n"
     )
     assert driver_layout("qcom_glink_cmd_tx_data", text)[:24] == struct.pack("<6I", 12, 8 | 1 << 16, 0, 0, 40, 1)
+
+
+PERF_COUNTERS = """
+\tfield:u32 handle;\toffset:8;\tsize:4;\tsigned:0;
+\tfield:u32 sc;\toffset:12;\tsize:4;\tsigned:0;
+\tfield:u64 count;\toffset:16;\tsize:8;\tsigned:0;
+\tfield:u64 invoke;\toffset:80;\tsize:8;\tsigned:0;
+\tfield:u64 tid;\toffset:88;\tsize:8;\tsigned:0;
+"""
+UNMAP = "\tfield:int cid;\toffset:8;\tsize:4;\tsigned:1;\n\tfield:size_t size;\toffset:24;\tsize:8;\tsigned:0;\n"
+
+
+def test_memory_given_back_and_the_drivers_own_counters_are_events_of_no_call(tmp_path: Path) -> None:
+    counters = list(struct.iter_unpack("<IHH", driver_layout("fastrpc_perf_counters", PERF_COUNTERS)))
+    assert counters == [(0, 0, 0), (80, 8, 0), (8, 4, 0), (12, 4, 0), (0, 0, 0)]
+    for name in ("fastrpc_dma_unmap", "fastrpc_dma_free"):
+        assert list(struct.iter_unpack("<IHH", driver_layout(name, UNMAP)))[1] == (24, 8, 0)
+    writer = told(*WHOLE)
+    for value, name in enumerate(("fastrpc_dma_unmap", "fastrpc_dma_free", "fastrpc_perf_counters"), 4096):
+        told((name, 500), writer=writer, call=0, value=value)
+    alone, beside = messages(tmp_path / "alone", told(*WHOLE)), messages(tmp_path / "beside", writer)
+    assert alone == beside and len(alone) == 1
+    events = store.load(tmp_path / "beside")["driver_events"]
+    rows = events[events["value"].between(4096, 4098)]
+    assert rows["event"].tolist() == ["fastrpc_dma_unmap", "fastrpc_dma_free", "fastrpc_perf_counters"]
+    assert set(rows["method"]) == {5} and set(rows["handle"]) == {9}
 
 
 def test_a_kernel_without_the_driver_is_told_of_nothing_and_one_with_it_is_asked_at_level_graph() -> None:
@@ -129,7 +155,7 @@ def test_a_message_of_glink_is_answered_by_the_next_unless_another_was_sent_mean
         name = int.from_bytes(channel[:8], "little")
         for is_sent, ts in sent_and_ts:
             where = {} if is_sent else {"pid": 6, "tid": 7}
-            writer.add("driver_event", ts=AT + ts, event=len(EVENTS) - 1, context=name, handle=is_sent, **where)
+            writer.add("driver_event", ts=AT + ts, event=GLINK, context=name, handle=is_sent, **where)
         return writer
 
     writer = glink(glink(Writer(), (1, 100), (0, 190)), (0, 150), channel=b"sensors!")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, lacking
-from tracer.commands.doctor import hexagon
+from tracer.commands.doctor import engines_on_npus, hexagon
 from tracer.kernel.btf import VMLINUX
 
 WHY = "from tracer.probes.tracefs import why_absent; print(*why_absent(), sep='\\n')"
@@ -83,3 +83,10 @@ def test_the_library_of_the_hexagon_queues_is_looked_for_and_called_unconfirmed(
     there = hexagon(tmp_path)
     assert (absent.ok, there.ok, there.seen) == (False, True, str(tmp_path / "vendor/lib64/libcdsprpc.so"))
     assert "no device has confirmed it" in there.needed_for
+
+
+def test_every_engine_that_reaches_an_npu_says_what_stood_for_it() -> None:
+    seen = engines_on_npus()
+    assert not seen.required and "no device has confirmed" in seen.needed_for
+    for name in ("executorch", "genie", "hexagon", "onnxruntime-genai", "qnn"):
+        assert f"{name}: " in seen.seen

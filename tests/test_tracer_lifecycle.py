@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, trace
+from tests.conftest import COLLECTOR, ROOT, trace
 from workloads.attach_cycles import changed_sites
 from workloads.raw_records import RawRecording
 
@@ -329,6 +329,18 @@ def test_without_root_one_line_says_how(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "not root" in done.stderr and "sudo python -m tracer" in done.stderr
+
+
+def test_where_programs_have_other_pids_than_the_kernel_says_one_line_says_so(tmp_path: Path) -> None:
+    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
+    recorders = {
+        "tracer": [sys.executable, "-m", "tracer", "run", "-o", str(tmp_path / "run"), "--", "true"],
+        "collector": [str(COLLECTOR), "--plan", "plan.json", "-o", str(tmp_path / "run"), "--", "true"],
+    }
+    for name, command in recorders.items():
+        done = subprocess.run([*inside, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and done.stderr.count("\n") == 1, name
+        assert "PID namespace" in done.stderr and not (tmp_path / "run").exists(), name
 
 
 def test_a_kernel_without_btf_and_headers_is_said_in_one_line(tmp_path: Path) -> None:

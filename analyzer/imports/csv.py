@@ -46,7 +46,11 @@ def type_of(message: str, name: str) -> int:
 
 def text_of(path: Path) -> str:
     """A file's text, with or without the mark of its encoding."""
-    raw = path.read_bytes()
+    return decoded(path.read_bytes())
+
+
+def decoded(raw: bytes) -> str:
+    """Bytes as text, with or without the mark of their encoding."""
     return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
 
 

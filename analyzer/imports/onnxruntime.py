@@ -51,7 +51,7 @@ def read_profile(path: Path, text: str) -> Run:
 
 
 def span_of(event: Any) -> tuple[Any, ...] | None:
-    """COLUMNS of an event; None for one that is no span or none of a known kind."""
+    """COLUMNS of an event; None for one that is not a span of a known kind."""
     try:
         begin, lasted = round(float(event["ts"]) * 1000), round(float(event["dur"]) * 1000)
         where = int(event["pid"]), int(event["tid"]), begin, begin + lasted, lasted

@@ -19,7 +19,7 @@ class Mapped:
 
 
 def read_op_map(path: Path) -> dict[str, Mapped]:
-    """QNN operator's name → what it is. Raises RecordingError where the file is no op map."""
+    """QNN operator's name → what it is. Raises RecordingError where the file is not an op map."""
     try:
         data = json.loads(text_of(path))
         mappings = [row for graph in data["subgraph_traces"] for row in graph["op_mappings"]]

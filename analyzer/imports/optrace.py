@@ -51,7 +51,7 @@ def salvaged(text: str) -> list[Any]:
 
 
 def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """(events, complaints) of a Chrome trace. Raises RecordingError where the file is no trace."""
+    """(events, complaints) of a Chrome trace. Raises RecordingError where the file is not a trace."""
     text = text_of(path)
     complaints = []
     try:
@@ -68,7 +68,7 @@ def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def refuse_other_artifacts(path: Path, data: Any) -> None:
-    """Raise RecordingError for the viewer's other files: a run trace's times are no cycles, a summary has no events."""
+    """Raise RecordingError for the viewer's other files: a run trace's times are not cycles, a summary has no events."""
     header = data.get("header") if isinstance(data, dict) else None
     kind = header.get("artifact_type", ARTIFACT) if isinstance(header, dict) else ARTIFACT
     if kind != ARTIFACT:
@@ -136,7 +136,7 @@ def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
 
 
 def read_optrace(path: Path) -> Optrace:
-    """Read a file. Raises RecordingError where it is no optrace."""
+    """Read a file. Raises RecordingError where it is not an optrace."""
     rows, complaints = raw_events(path)
     events, bad = spans(rows)
     if bad:
@@ -147,7 +147,7 @@ def read_optrace(path: Path) -> Optrace:
         name if "tid" in name.lower() else f"{name} Tid: {tid}" for name, tid in zip(names, frame["tid"], strict=True)
     ]
     frame["unit"] = [unit_of(*label) for label in zip(names, frame["flags"], strict=True)]
-    frame = frame[[not NOT_RUN.search(name) for name in names]]
+    frame = frame[np.array([not NOT_RUN.search(name) for name in names], bool)]
     distinct = once(frame, named(rows, "process_name"))
     return Optrace(conform("qnn_optrace", distinct), complaints, len(frame) - len(distinct))
 

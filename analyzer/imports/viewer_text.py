@@ -39,7 +39,7 @@ def rows_of_text(text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def cells_of(content: str, message: str) -> dict[str, str]:
-    """The cells of one line; none where it is no value."""
+    """The cells of one line; none where it is not a value."""
     resources, background, value = (form.fullmatch(content) for form in (RESOURCES, BACKGROUND, VALUE))
     if resources:
         return row("UNKNOWN", resources[1], "OBJECT", 2, "Resources")

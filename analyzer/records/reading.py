@@ -51,6 +51,8 @@ class Source:
         self.first_ns, self.last_ns = self.contents.first_ns, self.contents.last_ns
         self._few: dict[str, Rows] = {}
         self._stretch(-1, EVER, np.empty(0, np.int64))
+        self.attached = bool(section(self.manifest, "options").get("pid"))
+        """Whether the program ran before it was recorded."""
         engines = section(self.manifest, "engines")
         declared = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
         declared.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, that which was found

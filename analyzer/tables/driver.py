@@ -10,7 +10,8 @@ FASTRPC = (
     *("context_alloc", "transport_send", "transport_send_ipcmsg", "transport_response", "context_interrupt", "context_restore"),
     *("context_complete", "context_free", "dma_map", "dma_alloc", "dspsignal"),
 )
-EVENTS = np.array([*(f"fastrpc_{name}" for name in FASTRPC), "qcom_glink_cmd_tx_data"], object)
+LATER = ("fastrpc_dma_unmap", "fastrpc_dma_free", "fastrpc_perf_counters")
+EVENTS = np.array([*(f"fastrpc_{name}" for name in FASTRPC), "qcom_glink_cmd_tx_data", *LATER], object)
 """Names by enum driver_event of bpf/records.h."""
 METHOD_BIT, METHODS = 24, 0x1F
 

