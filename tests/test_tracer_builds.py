@@ -350,6 +350,18 @@ def test_the_stub_of_an_imported_function_is_that_which_the_disassembler_names(
     assert binary.find("absent@plt") is None
 
 
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize("flags", [[], ["-fno-plt"]])
+def test_a_product_that_is_called_without_a_stub_is_named_as_not_probed(tmp_path: Path, flags: list[str]) -> None:
+    source, library = tmp_path / "blas.c", tmp_path / "libggml-blas.so"
+    source.write_text("void cblas_sgemm(int); int ggml_backend_blas_graph_compute(int x) { cblas_sgemm(x); return x; }")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", *flags, "-o", str(library), str(source)], check=True)
+    done = trace("probes", "--json", "--engine", "llamacpp", str(library))
+    placed = "ggml_product_begin" in {row["program"] for row in json.loads(done.stdout)}
+    said = "calls cblas_sgemm without a stub (built with -fno-plt): no ggml_product_begin" in done.stderr
+    assert placed is not said and said == bool(flags)
+
+
 DEVICES = {
     "_ZL25ggml_cuda_compute_forwardR25ggml_backend_cuda_contextP11ggml_tensor": "cuda",
     "_ZL25ggml_cann_compute_forwardR25ggml_backend_cann_contextP11ggml_tensor": "cann",

@@ -1,6 +1,7 @@
 """Why this machine forbids what root asks of the kernel: told apart from what the kernel lacks."""
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,12 @@ SELINUX = Path("/sys/fs/selinux/enforce")
 CLOSED = "confidentiality"
 """The mode of lockdown that forbids reading the kernel's memory."""
 CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""The inode of the PID namespace that the kernel begins with: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
+OTHER_PIDS = (
+    "this process is in a PID namespace of its own (a container), where programs have other numbers than in the kernel: "
+    "give it the host's (docker run --pid=host)"
+)
 
 
 def why_denied(code: int) -> str:
@@ -28,6 +35,16 @@ def denials() -> Iterator[str]:
     lacking = [name for name, number in (("CAP_BPF", CAP_BPF), ("CAP_PERFMON", CAP_PERFMON)) if not has_capability(number)]
     if lacking:
         yield f"this process lacks {' and '.join(lacking)}: in a container, run it privileged"
+    if has_other_pids():
+        yield OTHER_PIDS
+
+
+def has_other_pids() -> bool:
+    """Whether /proc numbers programs otherwise than BPF programs see them; never in a kernel without PID namespaces."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def lockdown() -> str:

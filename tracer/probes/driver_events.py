@@ -19,6 +19,9 @@ DRIVER_EVENTS = {
     "fastrpc_dma_alloc": ("", "size", "", "", ""),
     "fastrpc_dspsignal": ("buf", "timeout", "signal_id", "", "state"),
     "qcom_glink_cmd_tx_data": ("channel", "chunk_size", "tx", "", ""),
+    "fastrpc_dma_unmap": ("", "size", "", "", ""),
+    "fastrpc_dma_free": ("", "size", "", "", ""),
+    "fastrpc_perf_counters": ("", "invoke", "handle", "sc", ""),
 }
 """Tracepoint → its fields that the record has as context, value, handle, scalars and status; ordered as enum driver_event."""
 CATEGORIES = ("fastrpc", "qcom_glink")

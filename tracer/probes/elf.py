@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from io import SEEK_END
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from elftools.common.exceptions import ELFError
@@ -35,6 +35,10 @@ PIECE = 1 << 18  # bytes of a file that are searched at a time
 NOTE = struct.Struct("<III")
 STUB = "@plt"
 SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
+FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+LITTLE_64 = b"\x7fELF\x02\x01"  # begins a file for 64 bits, lowest byte first
+MACHINES = {62: "x64", 183: "AArch64"}  # as pyelftools calls them
+RESERVED = 0xFF00  # from here on a number of sections or segments stands elsewhere
 
 
 # What the compiler appends to the name of a copy that it made of a function.
@@ -179,6 +183,31 @@ class Binary:
             return file.read(count)
 
 
+class FileHeader(NamedTuple):
+    """What stands at the beginning of an ELF file; of segments and sections: (file offset, bytes of each, how many)."""
+
+    machine: str
+    segments: tuple[int, int, int]
+    sections: tuple[int, int, int]
+    names_at: int
+
+    @classmethod
+    def of(cls, file: BinaryIO) -> "FileHeader":
+        """Read at once where it is an ordinary one of a machine that we know, otherwise by pyelftools, in a millisecond."""
+        raw = file.read(FILE_HEADER.size)
+        if raw.startswith(LITTLE_64) and len(raw) == FILE_HEADER.size:
+            _, _, machine, _, _, first_segment, first_section, *_ = header = FILE_HEADER.unpack(raw)
+            segment_bytes, segment_count, section_bytes, section_count, names_at = header[-5:]
+            if machine in MACHINES and max(segment_count, section_count, names_at) < RESERVED and section_count:
+                segments = first_segment, segment_bytes, segment_count
+                sections = first_section, section_bytes, section_count
+                return cls(MACHINES[machine], segments, sections, names_at)
+        elf = ELFFile(file)
+        segments = elf["e_phoff"], elf["e_phentsize"], elf.num_segments()
+        sections = elf["e_shoff"], elf["e_shentsize"], elf.num_sections()
+        return cls(elf.get_machine_arch(), segments, sections, elf.get_shstrndx())
+
+
 class Headers:
     """An ELF file's segments and sections, each read at once: pyelftools makes objects of all, and the target stands still.
 
@@ -186,18 +215,19 @@ class Headers:
     """
 
     def __init__(self, file: BinaryIO):
-        self.file, self.elf = file, ELFFile(file)
-        segments = self._table("ph", self.elf.num_segments(), SEGMENT)
+        self.file = file
+        header = FileHeader.of(file)
+        self.machine = header.machine
+        segments = self._table(*header.segments, SEGMENT)
         self.loads = segments[segments["type"] == PT_LOAD][["vaddr", "offset", "filesz"]].tolist()
-        self.sections = self._table("sh", self.elf.num_sections(), SECTION)
-        number = self.elf.get_shstrndx()
+        self.sections = self._table(*header.sections, SECTION)
+        number = header.names_at
         self._names = self.data(self.sections[number]) if number < len(self.sections) else b""
 
-    def _table(self, kind: str, count: int, dtype: np.dtype) -> np.ndarray:
-        if self.elf.header[f"e_{kind}entsize"] != dtype.itemsize:
+    def _table(self, offset: int, row_bytes: int, count: int, dtype: np.dtype) -> np.ndarray:
+        if row_bytes != dtype.itemsize:
             return np.empty(0, dtype)
-        self.file.seek(self.elf.header[f"e_{kind}off"])
-        return np.frombuffer(self.file.read(count * dtype.itemsize), dtype)
+        return np.frombuffer(self.at(offset, count * dtype.itemsize), dtype)
 
     def data(self, section: np.void) -> bytes:
         """What stands in a section."""
@@ -213,7 +243,7 @@ class Headers:
         return self.sections[np.isin(self.sections["type"], types)]
 
     def constants(self) -> list[tuple[int, int, int]]:
-        """(address, file offset, size) of loaded sections that are no code; `loads` where the file has no sections."""
+        """(address, file offset, size) of loaded sections that are not code; `loads` where the file has no sections."""
         is_data = self.sections["flags"] & (SHF_ALLOC | SHF_EXECINSTR) == SHF_ALLOC
         kept = self.sections[is_data & (self.sections["type"] == SHT_PROGBITS)]
         rows: list[tuple[int, int, int]] = kept[["addr", "offset", "size"]].tolist()
@@ -249,7 +279,7 @@ def _usdt(headers: Headers, data: bytes, binary: Binary) -> None:
 def _read(path: str, _: tuple[int, int, int]) -> Binary:
     with open(way_to(path), "rb") as file:
         headers = Headers(file)
-        binary = Binary(path, headers.elf.get_machine_arch(), "", headers.loads)
+        binary = Binary(path, headers.machine, "", headers.loads)
         for table in headers.of_type(*SYMBOL_TABLES):
             entries, strings = headers.data(table), headers.data(headers.sections[table["link"]])
             binary.tables.append((np.frombuffer(entries, SYMBOL), strings))

@@ -9,7 +9,7 @@ from tracer.errors import ProbeError
 from tracer.probes.elf import Headers, places
 from tracer.probes.reach import way_to
 
-RELATIVE = {"EM_X86_64": 8, "EM_AARCH64": 1027}
+RELATIVE = {"x64": 8, "AArch64": 1027}
 RELOCATION = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<i8")])
 NAME = re.compile(rb"([A-Z0-9_]+)\0")
 MOST, LONGEST = 1024, 64
@@ -51,7 +51,7 @@ def pointers(headers: Headers) -> tuple[np.ndarray, np.ndarray]:
     """(address, target), by address, of what may be pointers: relocated ones, and where there are none every aligned word."""
     section = headers.named(".rela.dyn")
     rows = np.frombuffer(headers.data(section), RELOCATION) if section is not None else np.empty(0, RELOCATION)
-    rows = rows[rows["info"] == RELATIVE.get(headers.elf["e_machine"], -1)]
+    rows = rows[rows["info"] == RELATIVE.get(headers.machine, -1)]
     if len(rows):
         order = np.argsort(rows["offset"])
         return rows["offset"][order].astype(np.int64), rows["addend"][order]
@@ -65,7 +65,7 @@ def pointers(headers: Headers) -> tuple[np.ndarray, np.ndarray]:
 
 
 def names(headers: Headers, table: list[int]) -> list[str]:
-    """The texts that a table points to, up to the first that is no name."""
+    """The texts that a table points to, up to the first that is not a name."""
     answer: list[str] = []
     for target in table:
         place = next((target - start + offset for start, offset, size in headers.loads if start <= target < start + size), None)

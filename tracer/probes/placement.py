@@ -163,12 +163,10 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Place:
 
     `fast_nop` tells whether this kernel executes a probed nop without a step. Raises ProbeError where there is none to probe.
     """
-    loop, is_decoded = _loop_begins(code, machine), False
+    is_decoded = False
     candidates: list[tuple[int, int, str, str]] = []
     for instruction in _decoded(code, machine):
         is_decoded = True
-        if instruction.address >= loop:
-            break
         cost = cost_class(instruction, machine)
         text = f"{instruction.mnemonic} {instruction.op_str}".strip()
         if cost != REFUSED:
@@ -177,6 +175,9 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Place:
             break
     if not is_decoded:
         return Place(0, "", "stepped", "code of this machine is not decoded: probe at the symbol")
+    if candidates and min(candidates)[1] > 0:  # the first instruction is in no loop: most functions need not be searched for one
+        loop = _loop_begins(code, machine)
+        candidates = [candidate for candidate in candidates if candidate[1] < loop]
     if not candidates:
         raise ProbeError("no instruction can be probed before the arguments change")
     _, delta, text, cost = min(candidates)
@@ -200,7 +201,7 @@ def place_tail(code: bytes, machine: str, fast_nop: bool) -> Place:
 
 
 def place_call(before: bytes, machine: str, why: str) -> Place | None:
-    """The direct call that the `CALL_BYTES` bytes in front of a return address end with; None where it is no such call."""
+    """The direct call that the `CALL_BYTES` bytes in front of a return address end with; None where it is not such a call."""
     decoder, size = _decoder(machine), 4 if machine == "AArch64" else CALL_BYTES
     instructions = list(decoder.disasm(before[-size:], 0)) if decoder else []
     call = instructions[0] if len(instructions) == 1 else None

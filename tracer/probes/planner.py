@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
 from tracer.probes import anchors, name_tables, reach
-from tracer.probes.elf import Binary, Symbol, contains, read_binary
+from tracer.probes.elf import STUB, Binary, Symbol, contains, read_binary
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions
@@ -67,7 +68,8 @@ def stem(program: str) -> str:
 class Planner:
     """Plans file after file: where a probe stands may depend on what stands in other files of the folder.
 
-    `rows` are those that were planned and stand, or stood; carrying out a plan adds to them.
+    `rows` are those that were planned and stand, or stood; carrying out a plan adds to them. With `everywhere` a probe that has
+    alternatives stands at each of them: nobody moves it where the program turns out to pass another.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class Planner:
         levels: set[str],
         functions: list[Function] | None = None,
         fast_nop: Callable[[], bool] = has_fast_nop,
+        everywhere: bool = False,
     ):
-        self.engines, self.levels, self.fast_nop = engines, levels, fast_nop
+        self.engines, self.levels, self.fast_nop, self.everywhere = engines, levels, fast_nop, everywhere
         self.named = NamedFunctions([f for f in functions or [] if f.level in levels])
         self.rows: list[Row] = []
         self.warnings: list[str] = []
@@ -139,9 +142,8 @@ class Planner:
             if not probe.wanted(self.levels) or probe.slot >= 0 or probe.learnt:
                 continue
             with self.reported():
-                site = next(self._sites(engine, probe, binary), None)
-                if site:
-                    plan.rows.append(row(engine, probe, plan.path, *site))
+                sites = islice(self._sites(engine, probe, binary), None if self._is_everywhere(probe) else 1)
+                plan.rows += [row(engine, probe, plan.path, *site) for site in sites]
         is_probed = len(plan.rows) > before
         if is_probed or engine.owns(os.path.basename(plan.path)):
             plan.engines.append(engine.name)
@@ -175,13 +177,21 @@ class Planner:
         _, name, place = self._symbol_site(engine, probe, binary, Symbol(probe.symbols[0], offset))
         yield offset, name, replace(place, why=f"{place.why}; stripped: found as the function that {said}")
 
+    def _is_everywhere(self, probe: Probe) -> bool:
+        return self.everywhere and bool(probe.otherwise)
+
     def _stands_beside(self, probe: Probe, path: str) -> bool:
-        """Whether the program stands in another file of the same folder."""
+        """Whether the program stands in another file of the same folder, and that is enough."""
+        if self._is_everywhere(probe):
+            return False
         standing = {row.library for row in self.rows if row.program == probe.program and not row.retired_ns} - {path}
         return any(os.path.dirname(library) == os.path.dirname(path) for library in standing)
 
     def _symbol_sites(self, engine: Engine, probe: Probe, binary: Binary, names: tuple[str, ...]) -> list[Site]:
         symbols = [symbol for name in names if (symbol := binary.find(name))]
+        imported = [name.removesuffix(STUB) for name in names if name.endswith(STUB) and not symbols]
+        for name in filter(binary.mentions, imported):
+            self.warnings.append(f"{binary.path} calls {name} without a stub (built with -fno-plt): no {probe.program}")
         return [self._symbol_site(engine, probe, binary, symbol) for symbol in symbols if self._usable(probe, symbol, binary)]
 
     def _symbol_site(self, engine: Engine, probe: Probe, binary: Binary, symbol: Symbol) -> Site:

@@ -34,6 +34,8 @@ class SymbolNames:
         first, last = (int.from_bytes(start[:LETTERS].ljust(LETTERS, fill), "big") for fill in (b"\0", b"\xff"))
         low = bisect_left(keys, first)
         high = bisect_right(keys, last, low)
+        if low == high:  # as for most of what is asked: an engine's functions are spread over several libraries
+            return []
         positions, rows = positions[low:high], rows[low:high]
         if high - low > MANY and len(start) > LETTERS:
             ends = np.minimum(positions + (len(start) - LETTERS), len(self.strings))
