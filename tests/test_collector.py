@@ -102,6 +102,33 @@ def test_a_seeded_run_gives_the_tracers_tables_with_and_without_a_learnt_loop(tm
         assert learnt == (name == "second") == (run.manifest["records"].get("site", 0) == 0)
 
 
+def test_graphs_of_a_build_that_calls_its_backends_directly_are_all_recorded(tmp_path: Path) -> None:
+    source, program = ROOT / "workloads" / "programs" / "fake_ggml.c", tmp_path / "fake"
+    subprocess.run(["cc", "-O2", "-Wno-unknown-pragmas", "-fopenmp", "-DINLINED", "-o", program, source], check=True)
+    make_plan(tmp_path / "plan.json", "--levels", "token,graph", "--", str(program))
+    done = collect(tmp_path / "plan.json", tmp_path / "run", str(program), "7", "1", "0")
+    assert done.returncode == 0, done.stderr
+    run = RawRecording(tmp_path / "run")
+    hits = {row["symbol"]: row["hits"] for row in run.manifest["probes"] if row["program"] == "ggml_graph_begin"}
+    assert len(hits) > 1 and len(store.build(run)["graphs"]) == 7
+
+
+def test_what_a_full_ring_loses_is_counted_to_the_record(tmp_path: Path) -> None:
+    program = compiled(tmp_path / "stress", "stress.c", flags=WITH_SITES)
+    make_plan(tmp_path / "plan.json", "--libraries", str(SITES), "--levels", "expert", "--", str(program))
+    words = ["--plan", str(tmp_path / "plan.json"), "-o", str(tmp_path / "run"), "--ring-mib", "1", "--", str(program), "3", "2"]
+    with subprocess.Popen([str(COLLECTOR), *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as collector:
+        assert wait_until((tmp_path / "run" / "manifest.json").exists)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            collector.send_signal(number)
+            time.sleep(1)
+        made = json.loads(collector.communicate(timeout=PATIENCE_S)[0])["hits"]
+    run = RawRecording(tmp_path / "run")
+    lost = run.manifest["lost"]["evict"]
+    hits = next(row["hits"] for row in run.manifest["probes"] if row["program"] == "moescope_evict")
+    assert len(run.records("evict")) + lost == hits == made and lost > 0 and collector.returncode == 1
+
+
 def test_every_call_of_a_childs_library_is_recorded_and_all_checksums_hold(of_sites: Path, tmp_path: Path) -> None:
     program = compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)
     done = collect(of_sites, tmp_path / "run", "sh", "-c", f"true; {program} {CALLS}; exit 3", "Grüße \t☃")
@@ -227,8 +254,8 @@ def running(of_sites: Path, tmp_path: Path) -> Iterator[Running]:
     run.close()
 
 
-def wait_until(condition) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
+def wait_until(condition, patience_s: float = PATIENCE_S) -> bool:
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         if condition():
             return True

@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +18,17 @@ import pytest
 from analyzer.tables import store
 from tests.adb_stand_in import Phone
 from tests.conftest import ROOT, trace
-from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, wait_until
+from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, processes, wait_until
+from tests.test_tracer_series import state_of
 from tracer.recording.paths import invoking_user
+from tracer.remote.device import PATIENCE_S as KEEPER_S
 from workloads.compiling import WITH_SITES, compiled
 from workloads.raw_records import RawRecording
 
 pytestmark = pytest.mark.needs("probes", "collector")
 LEVELS = "token,graph,operator,expert"
+MOMENTS, PARTS, LATEST_S = (10, 10, 6.0) if os.environ.get("MOESCOPE_SERIES") == "long" else (2, 1, 6.0)
+"""Moments of a part, parts, and the last moment after the begin; MOESCOPE_SERIES=long tries 100."""
 SSHD = Path("/usr/sbin/sshd")
 
 
@@ -184,6 +190,70 @@ def test_ctrl_c_ends_the_recording_there_and_fetches_it(remote: Remote) -> None:
     assert run.manifest["state"] == "complete" and run.manifest["records"]["token_end"] > 50 and not Path(place).exists()
 
 
+def collector_of(place: str) -> int:
+    """The collector that records into a folder on the device; 0 while there is none."""
+    found = [
+        pid for pid in map(int, processes(Path(place) / "recording")) if "moescope-collect" in os.readlink(f"/proc/{pid}/exe")
+    ]
+    return min(found, default=0)
+
+
+def is_fetched(remote: Remote) -> bool:
+    """Whether the same command gets what a host that was killed left on the device; False where nothing had begun."""
+    had_begun = (remote.folder / "remote.json").exists()
+    remote.end.touch()
+    remote.begin()
+    assert remote.process.wait(PATIENCE_S) == 0, remote.said.read_text()
+    assert RawRecording(remote.folder).manifest["state"] == "complete" and not (remote.folder / "remote.json").exists()
+    return had_begun
+
+
+def is_told(remote: Remote, place: str) -> bool:
+    """Whether a host whose collector is killed says so in one line, has what was recorded, and the target runs to its end."""
+    if not (pid := collector_of(place)):
+        return False
+    os.kill(pid, signal.SIGKILL)
+    assert remote.process.wait(PATIENCE_S) == 2, remote.said.read_text()
+    said = remote.said.read_text()
+    assert said.count("the collector was ended from outside (status ") == 1 and "Traceback" not in said, said
+    if not (remote.folder / "manifest.json").exists():  # killed before it recorded: the program was not let go, and is gone
+        return True
+    run = RawRecording(remote.folder)
+    target = run.manifest["target"]["pid"]
+    assert run.is_whole and wait_until(lambda: state_of(target) not in "Tt")
+    remote.end.touch()
+    assert wait_until(lambda: state_of(target) in ("", "Z")), state_of(target)
+    return True
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_killed_at_any_moment_host_and_collector_leave_nothing_on_the_device_and_the_target_lives(
+    device: Path, tmp_path: Path, part: int
+) -> None:
+    draw, fetched, told = random.Random(part), 0, 0
+    for number in range(MOMENTS):
+        (tmp_path / str(number)).mkdir()
+        remote = Remote(f"exec:{device}", tmp_path / str(number))
+        try:
+            time.sleep(draw.uniform(0, LATEST_S))
+            if number % 2:
+                os.killpg(remote.process.pid, signal.SIGKILL)
+                remote.process.wait()
+                fetched += is_fetched(remote)
+            else:
+                assert wait_until(lambda remote=remote: (remote.folder / "remote.json").exists()), remote.said.read_text()
+                place = json.loads((remote.folder / "remote.json").read_text())["folder"]
+                wait_until(lambda place=place: collector_of(place))
+                told += is_told(remote, place)
+        finally:
+            remote.end.touch()
+            remote.process.kill()
+            remote.process.wait()
+    assert wait_until(lambda: left_on(device) == [], PATIENCE_S + KEEPER_S), left_on(device)
+    print(f"{MOMENTS} moments: {fetched} recordings fetched after the host's end, {told} after the collector's")
+    assert told == MOMENTS - MOMENTS // 2
+
+
 def test_the_second_recording_of_a_build_knows_its_graph_loop(tmp_path: Path, unlearnt: None) -> None:
     command, library = llama(tmp_path)
     runs = []
@@ -237,26 +307,34 @@ def test_several_devices_record_at_the_same_time_and_one_that_fails_stops_no_oth
     assert len(builds) == 1 and all(re.fullmatch("[0-9a-f]{8}", build) for build in builds)
 
 
+def assert_followed(device: Path, target: subprocess.Popen[bytes], run: Path) -> None:
+    """Attached there for two seconds, a process that computes tokens has them recorded, and lives on."""
+    words = ("--no-views", "--on", f"exec:{device}", "--pid", str(target.pid), "--duration", "2s", "-o", str(run))
+    done = trace("attach", *words)
+    assert done.returncode == 0 and "lives on" in done.stderr, done.stderr
+    assert RawRecording(run).manifest["records"]["token_end"] > 10 and left_on(device) == []
+    assert target.poll() is None
+
+
 def test_a_running_process_is_followed_there(device: Path, tmp_path: Path) -> None:
     end = tmp_path / "end"
     target = subprocess.Popen([sys.executable, STEPS, "100000", "0.01", "--until", str(end)], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         assert wait_until(lambda: str(SITES) in Path(f"/proc/{target.pid}/maps").read_text())
-        words = (
-            "--no-views",
-            "--on",
-            f"exec:{device}",
-            "--pid",
-            str(target.pid),
-            "--duration",
-            "2s",
-            "-o",
-            str(tmp_path / "run"),
-        )
-        done = trace("attach", *words)
-        assert done.returncode == 0 and "lives on" in done.stderr, done.stderr
-        assert RawRecording(tmp_path / "run").manifest["records"]["token_end"] > 10 and left_on(device) == []
-        assert target.poll() is None
+        assert_followed(device, target, tmp_path / "run")
+    finally:
+        end.touch()
+        target.wait(PATIENCE_S)
+
+
+def test_a_running_process_of_another_mount_namespace_is_followed_there(device: Path, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    script = f"mount -t tmpfs none /mnt && cp -r {ROOT}/runtime /mnt && PYTHONPATH=/mnt "
+    script += f"exec {sys.executable} -S {STEPS} 100000 0.01 --until {end}"
+    target = subprocess.Popen(["unshare", "-m", "sh", "-c", script], cwd="/", stdout=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: "/mnt/runtime/telemetry/_probes" in Path(f"/proc/{target.pid}/maps").read_text())
+        assert_followed(device, target, tmp_path / "run")
     finally:
         end.touch()
         target.wait(PATIENCE_S)

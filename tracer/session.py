@@ -298,6 +298,7 @@ class Session:
             "model": model_config.of_command(self.target.command),
             "models": self.models,
             "target": {"pid": self.target.pid, "uid": self.options.owner.uid, "exit_code": self.target.exit_code},
+            "tracer_pid": os.getpid(),
             "loader": self.loader.name,
             "buffer": self.options.buffer,
             "options": self.options.given,

@@ -1,4 +1,4 @@
-"""Guests without Python: busybox, a C library, moescope-collect and a plan in an initial ramdisk, on other kernels.
+"""Guests without Python: busybox, C libraries, engines, moescope-collect and plans in an initial ramdisk, on other kernels.
 
     python -m tests.vm.bare [--arch ARCH] [--kernel SERIES] [--json FILE]
 
@@ -18,22 +18,30 @@ import sysconfig
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.vm.guest import GUESTS, MACHINES, NATIVE, ROOT, Guest, Unobtainable, make_kernel, run
+import pandas as pd
+
+from analyzer.tables import store
+from tests.test_llamacpp_truth import RENAMES_MEMORY, fused
+from tests.vm.guest import GUESTS, MACHINES, NATIVE, ROOT, Guest, Unobtainable, make_kernel, pack, qemu, run
 from tracer.recording.checksums import check
 from tracer.recording.paths import COLLECTORS
+from workloads import PROGRAMS
+from workloads.gguf_model import write_moe
+from workloads.llama_libraries import libraries
 from workloads.raw_records import RawRecording
 
 CALLS, RELOADS = 300, 20
-LIMIT_S = 1800
+MEMORY_MIB = 1024
 FIRST = """#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /tmp /out /dev
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sys /sys
 /bin/busybox mount -t devtmpfs dev /dev
+echo 1 > /proc/sys/kernel/printk
 cd /
 /collect --probe-features > /out/features.json
 {commands}
@@ -44,13 +52,21 @@ echo 1 > /proc/sys/kernel/sysrq
 echo o > /proc/sysrq-trigger
 /bin/busybox sleep 100
 """
-COLLECT = "/collect --plan /{name}.json -o /out/{name} -- {command} 2> /out/{name}.txt; echo $? > /out/{name}.status"
+COLLECT = (
+    "/collect --plan /{name}.json -o /out/{name} -- {command} > /out/{name}.said 2> /out/{name}.txt; echo $? > /out/{name}.status"
+)
 COMMANDS = {
     "sites": f"/bin/busybox sh -c '/bin/usdt_calls {CALLS}; true'",
     "named": f"/bin/reload /lib/libnamed.so {RELOADS} 3",
     "other": "/bin/usdt_calls 1",
 }
 """Recording → command: our runtime's sites in a child; a library that comes and goes; with a plan for another build."""
+PROMPT, NEW, PAUSE_MS = 20, 8, 200
+LLAMA = f"/bin/llama_steps /llama/libllama.so /model.gguf {PROMPT} {NEW}"
+TOLD = f"{LLAMA} 0 /out/told > /out/made 2> /dev/null"
+COMPUTED = 16  # GGML_TENSOR_FLAG_COMPUTE
+LEVELS_OF = {"llama": "token,graph,operator,expert", "all": "all"}
+"""Recording of a real llama.cpp → its levels: as the first of a build, and with all that the first one taught."""
 NAMED = '[[function]]\nlibrary = "libnamed.so"\nsymbol = "work_other"\nargs = { result = "s32 return" }\n'
 
 
@@ -60,7 +76,8 @@ def furnish(guest: Guest, place: Path) -> None:
     compiler = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc"
     for folder in ("bin", "lib", "lib64"):
         (place / folder).mkdir(parents=True)
-    for name in ("libc.so.6", "ld-linux-aarch64.so.1" if machine == "aarch64" else "ld-linux-x86-64.so.2", "libpthread.so.0"):
+    loader = "ld-linux-aarch64.so.1" if machine == "aarch64" else "ld-linux-x86-64.so.2"
+    for name in (loader, "libc.so.6", "libpthread.so.0", "libm.so.6", "libdl.so.2", "libstdc++.so.6", "libgcc_s.so.1"):
         found = Path(run(compiler, f"-print-file-name={name}").stdout.strip())
         for folder in ("lib", "lib64"):
             shutil.copy(found, place / folder / name)
@@ -103,62 +120,44 @@ def busybox(guest: Guest) -> Path:
     return next(path for path in (place / "bin/busybox", place / "usr/bin/busybox") if path.exists())
 
 
-def write_plans(guest: Guest, place: Path, features: dict[str, Any], work: Path) -> None:
-    """Plan for each command, on this machine."""
+def furnish_llama(guest: Guest, place: Path) -> None:
+    """A real llama.cpp with its backends, a small model, and a program that takes steps."""
+    shutil.copytree(libraries("arm64" if guest.arch == "arm64" else "x64"), place / "llama")
+    next((place / "llama").glob("libllama.v*.so")).rename(place / "llama" / "libllama.so")
+    compiler = "cc" if guest.arch == NATIVE else f"{MACHINES[guest.arch][3]}-linux-gnu-gcc"
+    run(compiler, "-O2", PROGRAMS / "llama_steps.c", "-ldl", "-o", place / "bin" / "llama_steps")
+    write_moe(place / "model.gguf")
+
+
+def write_plans(place: Path, features: dict[str, Any], work: Path) -> None:
+    """Plan for each of COMMANDS, on this machine."""
     (work / "features.json").write_text(json.dumps(features))
     (work / "named.toml").write_text(NAMED)
     for name, words in {"sites": [], "named": ["--probes", str(work / "named.toml")]}.items():
-        shared = ["--sysroot", str(place), "--features", str(work / "features.json"), "--levels", "token,graph,operator,expert"]
-        run(
-            sys.executable,
-            "-m",
-            "tracer",
-            "plan",
-            "-o",
-            place / f"{name}.json",
-            *shared,
-            *words,
-            "--",
-            "/bin/usdt_calls",
-            cwd=ROOT,
-        )
+        write_plan(place, work, name, place / "lib", *words, "--", "/bin/usdt_calls")
     plan = json.loads((place / "sites.json").read_text())
     for file in plan["files"]:
         file["id"] = "00" * 20
     (place / "other.json").write_text(json.dumps(plan))
 
 
+def write_plan(place: Path, work: Path, name: str, folder: Path, *words: str) -> None:
+    """One plan, for the libraries of a folder of the guest's."""
+    levels = LEVELS_OF.get(name, LEVELS_OF["llama"])
+    shared = ["--sysroot", place, "--features", work / "features.json", "--libraries", folder, "--levels", levels]
+    run(sys.executable, "-m", "tracer", "plan", "-o", place / f"{name}.json", *shared, *words, cwd=ROOT)
+
+
 def boot(guest: Guest, place: Path, names: list[str], out: Path, before: str = "", more: Sequence[str] = ()) -> None:
     """Boot the guest from its ramdisk; the recordings come to `out`. `before` runs first, `more` are words for QEMU."""
-    program, console, machine, _ = MACHINES[guest.arch]
-    commands = "\n".join(COLLECT.format(name=name, command=COMMANDS[name]) for name in names)
+    commands = "\n".join(COLLECT.format(name=name, command=COMMANDS.get(name, f"{LLAMA} {PAUSE_MS}")) for name in names)
     (place / "init").write_text(FIRST.format(commands=f"{before}\n{commands}"))
     (place / "init").chmod(0o755)
-    listed = run("find", ".", cwd=place).stdout
-    initrd = out.parent / "initrd"
-    with initrd.open("wb") as file:
-        subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], cwd=place, input=listed.encode(), stdout=file, check=True)
-    words = [
-        "nice",
-        "-n",
-        "10",
-        "timeout",
-        str(LIMIT_S),
-        program,
-        *machine,
-        "-accel",
-        "tcg,thread=multi",
-        "-smp",
-        "2",
-        "-m",
-        "1024",
-    ]
-    words += ["-nographic", "-nic", "none", "-no-reboot", "-kernel", str(next(guest.kernel.glob("**/vmlinuz*")))]
-    words += ["-initrd", str(initrd), "-append", f"console={console} quiet panic=-1", *more]
-    printed = subprocess.run(
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
-    ).stdout
-    packed = re.search(r"RECORDING\s+([A-Za-z0-9+/=\s]+?)\s*(?:END|\[)", printed)
+    pack(place, out.parent / "initrd")
+    words = qemu(guest, out.parent / "initrd", *more, memory_mib=MEMORY_MIB)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+    printed = done.stdout
+    packed = re.search(r"RECORDING\s+([A-Za-z0-9+/=\s]+?)^END\s*$", printed, re.M)
     if not packed:
         raise SystemExit(f"{guest.name} sent nothing back:\n{printed[-3000:]}")
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed[1])), mode="r:gz") as archive:
@@ -188,8 +187,46 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def row_of_llama(out: Path, name: str) -> dict[str, Any]:
+    """Whether every step of a recorded llama.cpp has the operators that its evaluation callback told of in another run."""
+    if not (out / name / "manifest.json").exists():
+        return {"rung": name, "ok": False, "seen": (out / f"{name}.txt").read_text()[-500:]}
+    kept = RawRecording(out / name)
+    tables, wanted = store.build(kept), operators_told(out / "told")
+    found = {step: operators_traced(tables, step) for step in wanted}
+    equal = [step for step in wanted if found[step] == fused(wanted[step])]
+    tokens, same = tables["tokens"]["n_tokens"].tolist(), (out / f"{name}.said").read_text() == (out / "made").read_text()
+    switches = len(tables["sched"]) if name == "all" else 1
+    good = [len(equal) == NEW + 1, same, tokens == [PROMPT] + [1] * NEW, not kept.manifest["lost"], switches]
+    seen = f"{len(equal)} of {NEW + 1} steps with the callback's {len(wanted[NEW])} operators, names and shapes; tokens {tokens}"
+    more = f"{len(tables['routes'])} routes, {len(tables['sched'])} rows of sched, lost {kept.manifest['lost'] or 'none'}"
+    files = sorted({Path(row["library"]).name for row in kept.manifest["probes"] if row["hits"] and row["engine"] == "llamacpp"})
+    return {
+        "rung": name,
+        "ok": all(good),
+        "seen": f"{seen}; {more}; {' '.join(files)}; {kept.manifest['warnings'] or 'no warnings'}",
+    }
+
+
+def operators_told(path: Path) -> dict[int, list[tuple[str, str, str]]]:
+    """Step → (operator, name, dims) of what was computed, in llama.cpp's order."""
+    found: dict[int, list[tuple[str, str, str]]] = {step: [] for step in range(NEW + 1)}
+    for line in path.read_text().splitlines():
+        step, operator, name, dims, flags = line.split("\t")
+        if int(flags) & COMPUTED and "0" not in dims.split("x") and operator not in RENAMES_MEMORY:
+            found[int(step)].append((operator, name, dims))
+    return found
+
+
+def operators_traced(tables: Mapping[str, pd.DataFrame], step: int) -> list[tuple[str, str, str]]:
+    """The same from the table `operators`."""
+    rows = tables["operators"].query("token_id == @step").sort_values("order")
+    rows = rows[rows["shape"].str.count("x") == 3]  # dims of 0 are not written
+    return list(zip(rows["type"], rows["name"], rows["shape"], strict=True))
+
+
 def try_guest(guest: Guest) -> list[dict[str, Any]]:
-    """Boot once for the kernel's features, plan, boot again to record; rows of results."""
+    """Boot for the kernel's features, plan, boot to record, plan with what was learnt, boot to record; rows of results."""
     if not guest.kernel.exists():
         guest.kernel.parent.mkdir(parents=True, exist_ok=True)
         make_kernel(guest)
@@ -200,11 +237,16 @@ def try_guest(guest: Guest) -> list[dict[str, Any]]:
         place.mkdir()
         out.mkdir()
         furnish(guest, place)
+        furnish_llama(guest, place)
         boot(guest, place, [], out)
         features = json.loads((out / "features.json").read_text())
-        write_plans(guest, place, features, work)
-        boot(guest, place, list(COMMANDS), out)
+        write_plans(place, features, work)
+        write_plan(place, work, "llama", place / "llama", "--", "/bin/llama_steps")
+        boot(guest, place, [*COMMANDS, "llama"], out, TOLD)
+        write_plan(place, work, "all", place / "llama", "--learn", str(out / "llama"), "--", "/bin/llama_steps")
+        boot(guest, place, ["all"], out)
         rows = [{"rung": "features", "ok": features["uprobes"], "seen": json.dumps(features)}, *rows_of(out)]
+        rows += [row_of_llama(out, name) for name in LEVELS_OF]
     took = round(time.monotonic() - began)
     return [{"guest": guest.name, "s": took, **row} for row in rows]
 

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracer.recording.paths import COLLECTORS
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("MOESCOPE_VM", ROOT / "build" / "vm"))
@@ -252,6 +254,8 @@ def build(guest: Guest, place: Path) -> None:
     run("cmake", "-S", place, "-B", folder, "-G", "Ninja", *options)
     run("cmake", "--build", folder)
     run("cmake", "--install", folder, "--prefix", place)
+    if COLLECTORS.exists():
+        shutil.copytree(COLLECTORS, place / COLLECTORS.relative_to(ROOT), dirs_exist_ok=True)
     compiler, programs = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc", place / "workloads" / "programs"
     sites = place / "runtime" / "telemetry"
     options = ["-O2", "-pthread", "-rdynamic", f"-L{sites}", "-l:_probes.so", "-Wl,--allow-shlib-undefined,-z,lazy"]
@@ -288,15 +292,28 @@ def make_initrd(guest: Guest, rungs: tuple[str, ...], work: Path) -> Path:
     (place / "rungs").write_text(" ".join(rungs))
     shutil.copy(HERE / "initrd.sh", place / "init")
     (place / "init").chmod(0o755)
-    names = run("find", ".", cwd=place).stdout
-    with open(work / "initrd", "wb") as file:
-        subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], cwd=place, input=names.encode(), stdout=file, check=True)
+    pack(place, work / "initrd")
     return work / "initrd"
+
+
+def pack(place: Path, archive: Path) -> None:
+    """A folder as the archive that a kernel unpacks into its initial ramdisk."""
+    names = run("find", ".", cwd=place).stdout
+    with archive.open("wb") as file:
+        subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], cwd=place, input=names.encode(), stdout=file, check=True)
+
+
+def qemu(guest: Guest, initrd: Path, *more: str, memory_mib: int = MEMORY_MIB, network: str = "none") -> list[str]:
+    """The command that boots a guest's kernel with a ramdisk; `more` are further words, and the last of a kind counts."""
+    program, console, machine, _ = MACHINES[guest.arch]
+    words = ["nice", "-n", "10", "timeout", str(LIMIT_S), program, *machine, "-accel", "tcg,thread=multi"]
+    words += ["-smp", str(CPUS), "-m", str(memory_mib), "-nographic", "-nic", network, "-no-reboot"]
+    words += ["-kernel", str(next(guest.kernel.glob("**/vmlinuz*"))), "-initrd", str(initrd)]
+    return [*words, "-append", f"console={console} quiet panic=-1", *more]
 
 
 def boot(guest: Guest, rungs: tuple[str, ...], out: Path, echo: bool = True) -> str:
     """Boot the guest with this tree; what it printed. Files that the rungs left come to `out`."""
-    program, console, machine, _ = MACHINES[guest.arch]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         copy_tree(guest, work / "tree")
@@ -304,12 +321,9 @@ def boot(guest: Guest, rungs: tuple[str, ...], out: Path, echo: bool = True) -> 
         run("mke2fs", "-q", "-t", "ext4", "-d", work / "tree", "-E", "root_owner=0:0", work / "tree.img", "2G")
         with open(work / "out.img", "wb") as file:
             file.truncate(1 << 30)
-        words = ["nice", "-n", "10", "timeout", str(LIMIT_S), program, *machine, "-accel", "tcg,thread=multi"]
-        words += ["-smp", str(CPUS), "-m", str(MEMORY_MIB), "-nographic", "-nic", "none", "-no-reboot"]
-        words += ["-kernel", str(next(guest.kernel.glob("**/vmlinuz*"))), "-initrd", str(initrd)]
-        words += ["-append", f"console={console} quiet panic=-1"]
-        for image, more in ((guest.image(size_for(rungs)), ",snapshot=on"), (work / "out.img", ""), (work / "tree.img", "")):
-            words += ["-drive", f"file={image},format=raw,if=virtio,cache=unsafe{more}"]
+        images = ((guest.image(size_for(rungs)), ",snapshot=on"), (work / "out.img", ""), (work / "tree.img", ""))
+        drives = [f"file={image},format=raw,if=virtio,cache=unsafe{more}" for image, more in images]
+        words = qemu(guest, initrd, *(word for drive in drives for word in ("-drive", drive)))
         printed = []
         with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace") as process:
             assert process.stdout

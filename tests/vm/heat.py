@@ -39,7 +39,7 @@ def main(series: str = "6.12") -> int:
         more += ["-append", "console=ttyS0 quiet panic=-1 no_timer_check"]
         before = "/bin/busybox insmod /acpi-cpufreq.ko"
         bare.boot(guest, place, [], out, before, more)
-        bare.write_plans(guest, place, json.loads((out / "features.json").read_text()), work)
+        bare.write_plans(place, json.loads((out / "features.json").read_text()), work)
         bare.COMMANDS["sites"] = COMMAND
         bare.boot(guest, place, ["sites"], out, before, more)
         return said(Recording(out / "sites"))

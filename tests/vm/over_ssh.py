@@ -15,8 +15,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.vm.bare import CALLS, furnish
-from tests.vm.guest import CACHE, CONFIG, GUESTS, MACHINES, ROOT, Guest, Unobtainable, apt_of, make_kernel, module_of, run, unpack
+from tests.vm.bare import CALLS, MEMORY_MIB, furnish
+from tests.vm.guest import (
+    CACHE,
+    CONFIG,
+    GUESTS,
+    MACHINES,
+    ROOT,
+    Guest,
+    Unobtainable,
+    apt_of,
+    make_kernel,
+    module_of,
+    pack,
+    qemu,
+    run,
+    unpack,
+)
 from workloads.raw_records import RawRecording
 
 MODULES = (
@@ -73,30 +88,10 @@ def lay_out(guest: Guest, place: Path, key: Path) -> None:
 
 def started(guest: Guest, work: Path, port: int) -> subprocess.Popen[bytes]:
     """The guest, whose port for ssh is one of ours."""
-    program, console, machine, _ = MACHINES[guest.arch]
-    listed = run("find", ".", cwd=work / "guest").stdout
-    with (work / "initrd").open("wb") as file:
-        words = ["cpio", "-o", "-H", "newc", "--quiet"]
-        subprocess.run(words, cwd=work / "guest", input=listed.encode(), stdout=file, check=True)
-    words = [
-        "nice",
-        "-n",
-        "10",
-        program,
-        *machine,
-        "-accel",
-        "tcg,thread=multi",
-        "-smp",
-        "2",
-        "-m",
-        "1024",
-        "-nographic",
-        "-no-reboot",
-    ]
-    words += ["-nic", f"user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{port}-:22"]
-    words += ["-kernel", str(next(guest.kernel.glob("**/vmlinuz*"))), "-initrd", str(work / "initrd")]
+    pack(work / "guest", work / "initrd")
+    network = f"user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{port}-:22"
     with (work / "console").open("wb") as file:
-        words += ["-append", f"console={console} quiet panic=-1"]
+        words = qemu(guest, work / "initrd", memory_mib=MEMORY_MIB, network=network)
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
@@ -128,7 +123,7 @@ def try_guest(guest: Guest) -> bool:
                 done = record(target, work / "run")
             left = run(*target.removeprefix("ssh:").join(["ssh ", " ls /var/tmp"]).split()).stdout.split()
         finally:
-            process.kill()
+            process.terminate()
             process.wait()
         if done.returncode:
             print(done.stderr[-3000:], (work / "console").read_text(errors="replace")[-2000:])

@@ -161,6 +161,11 @@ def llama() -> tuple[bool, str]:
     return tests("tests/test_tracer_llamacpp.py", "-k", "not without_names and not one_thread")
 
 
+def recorders() -> tuple[bool, str]:
+    """The collector and the tracer on the same seeded run: equal tables, nothing lost; every call of another is there."""
+    return tests("tests/test_collector.py", "-k", "seeded_run or childs_library")
+
+
 def sites() -> tuple[bool, str]:
     """What this kernel does with arm64 instructions under a probe, beside their class in tracer/probes/placement.py."""
     done = command("-m", "tests.vm.arm64_sites", "build/arm64_sites.so")
@@ -176,6 +181,7 @@ RUNGS: dict[str, Callable[[], tuple[bool, str]]] = {
     "steps": steps,
     "truth": truth,
     "llama": llama,
+    "recorders": recorders,
     "sites": sites,
     "late": late,
     "signed": signed,

@@ -21,6 +21,7 @@
 #define WATCHFUL_NS (NS_PER_S / 100)
 #define RAREST_MANIFEST_NS (60 * NS_PER_S)
 #define MOST_TASKS 4096
+#define FIRST_PID_NAMESPACE 0xEFFFFFFCul /* the one that the kernel begins with: PROC_PID_INIT_INO of include/linux/proc_ns.h */
 
 static volatile sig_atomic_t asked_to_stop;
 
@@ -69,14 +70,17 @@ static void print_features(void)
 	exit(0);
 }
 
-/* Build id, or content's hash, and path with links followed; files of other kinds are left out. */
+/*
+ * Build id, or content's hash, and path with links followed; files of other kinds are left out. What a process sees is reached
+ * through /proc: its root is a link that leads back to ours.
+ */
 static void print_identities(void)
 {
 	char path[PATH_MOST], id[64], *real;
 
 	while (fgets(path, sizeof(path), stdin)) {
 		path[strcspn(path, "\n")] = 0;
-		real = realpath(path, NULL);
+		real = strncmp(path, "/proc/", 6) ? realpath(path, NULL) : strdup(path);
 		if (real && identify(real, id, sizeof(id)))
 			printf("%s %s\n", id, real);
 		free(real);
@@ -87,6 +91,7 @@ static void print_identities(void)
 static void check(struct choice *choice, const char *plan)
 {
 	u64 mib = choice->ring_bytes >> 20;
+	struct stat pids;
 
 	if (!plan || !choice->folder || (!choice->pid == !choice->command)) {
 		fputs(usage, stderr);
@@ -96,6 +101,8 @@ static void check(struct choice *choice, const char *plan)
 		fail("--ring-mib %llu is not a power of two", (unsigned long long)mib);
 	if (geteuid())
 		fail("not root: probes need root (on Android: a root shell; elsewhere: sudo)");
+	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
+		fail("in a PID namespace of its own (a container), where programs have other numbers than in the kernel: give it the host's");
 	choice->plan = read_plan(plan);
 }
 

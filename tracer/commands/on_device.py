@@ -173,7 +173,7 @@ def planner_of(args: argparse.Namespace, device: Device) -> Planner:
     added, functions = read_probe_files(args.probes)
     engines = choose(names_in(args.engine, "--engine"), added)
     levels, _ = with_needed(chosen_levels(args.levels))
-    return Planner(engines, levels, functions, lambda: bool(device.features["fast_nop"]))
+    return Planner(engines, levels, functions, lambda: bool(device.features["fast_nop"]), everywhere=True)
 
 
 def collector_words(args: argparse.Namespace, words: list[str]) -> tuple[list[str], list[str]]:

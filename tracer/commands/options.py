@@ -12,6 +12,7 @@ from tracer.errors import RequirementError, TracerError
 from tracer.kernel.btf import check_file
 from tracer.kernel.loaders import LOADERS
 from tracer.kernel.pmc import MAX_EVENTS, parse
+from tracer.probes.denials import OTHER_PIDS, has_other_pids
 from tracer.probes.functions import read_probe_files
 from tracer.recording.paths import Owner, invoking_user
 from tracer.session import Options
@@ -113,9 +114,11 @@ def add_probe_files(parser: argparse.ArgumentParser) -> None:
 
 
 def need_root() -> None:
-    """Raise where the user may not load BPF programs."""
+    """Raise where the user may not load BPF programs, or where they would know the target by another pid."""
     if os.geteuid() != 0:
         raise RequirementError("not root: probes need root; type `sudo python -m tracer ...` (see `python -m tracer doctor`)")
+    if has_other_pids():
+        raise RequirementError(OTHER_PIDS)
 
 
 def chosen_levels(text: str) -> set[str]:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     features = read_features(args.features)
     sysroot = str(args.sysroot.resolve()) if args.sysroot else ""
     engines = choose(names_in(args.engine, "--engine"), added)
-    planner = Planner(engines, levels, functions, lambda: features["fast_nop"])
+    planner = Planner(engines, levels, functions, lambda: features["fast_nop"], everywhere=True)
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
     folders = args.libraries or ([args.sysroot] if args.sysroot else beside(words))
     loops = [loop for folder in args.learn for loop in of_recording(folder)]

@@ -94,7 +94,7 @@ def show(rows: list[Row], as_json: bool) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise TracerError where a file is no program or library of this machine."""
+    """Raise TracerError where a file is not a program or library of this machine."""
     if not path.is_file():
         raise TracerError(f"{path} is not a file")
     architecture = read_binary(str(path)).machine

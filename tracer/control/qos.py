@@ -1,6 +1,6 @@
 """`--min-tps`: watch the decode speed, shed the costliest probes while it is too low, put them back when it has recovered.
 
-Tokens that are slow because their context has grown or experts were missed are no reason to shed anything: it would not help.
+Tokens that are slow because their context has grown or experts were missed are not a reason to shed anything: it would not help.
 """
 
 import statistics

@@ -1,7 +1,9 @@
 """A device that was reached: its root shell, a folder that is taken away again, its collector, its files."""
 
+import contextlib
 import json
 import re
+import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -20,6 +22,11 @@ for each in /data/local/tmp /var/tmp /tmp; do
 done
 uname -m && echo $folder
 """
+KEEP_CLEAN = """exec setsid sh -c 'read word && exit
+sleep {seconds}
+[ -e {folder}/status ] || rm -rf {folder}' > /dev/null 2>&1"""
+"""Takes our folder away from a device whose host ends, or is cut off for longer than it tries, before a recording has begun."""
+PATIENCE_S = 150
 
 
 @dataclass
@@ -31,6 +38,8 @@ class Device:
     """Of ours, there; "" once it was taken away."""
     features: dict[str, Any] = field(default_factory=dict)
     """What its collector found, as `moescope-collect --probe-features` prints it."""
+    keeper: subprocess.Popen[bytes] | None = None
+    """The way to what keeps the device clean, should we end."""
 
     @property
     def collector(self) -> str:
@@ -50,6 +59,18 @@ class Device:
         rows = map(IDENTIFIED.fullmatch, lines)
         return {row["path"]: row["id"] for row in rows if row and ".." not in PurePosixPath(row["path"]).parts}
 
+    def keep_clean(self) -> None:
+        """From now on our folder goes away there should we be killed."""
+        script, none = KEEP_CLEAN.format(seconds=PATIENCE_S, folder=quote(self.folder)), subprocess.DEVNULL
+        self.keeper = subprocess.Popen(self.way.command(script), stdin=subprocess.PIPE, stdout=none, stderr=none)
+
+    def let_be(self) -> None:
+        """The folder stays: a recording is made in it, or it is gone already."""
+        if self.keeper:
+            with contextlib.suppress(OSError):
+                self.keeper.communicate(b"done\n")
+            self.keeper = None
+
     def is_full(self) -> bool:
         """Whether our folder's disk has no room."""
         return self.way.ask(f"df -P {self.folder} | tail -n 1").split()[-3:-2] == ["0"]
@@ -59,6 +80,7 @@ class Device:
         if self.folder:
             self.way.insist(lambda: self.way.ask(f"rm -rf {quote(self.folder)}"))
             self.folder = ""
+        self.let_be()
 
 
 def reach(target: str) -> Transport:
@@ -75,6 +97,7 @@ def settle(way: Transport) -> Device:
     try:
         if not folder:
             raise RequirementError(f"{way.name} has no folder for temporary files: none of /data/local/tmp, /var/tmp and /tmp")
+        device.keep_clean()
         way.push(collector_for(way.name, arch), device.collector)
         device.features = json.loads(way.ask(f"chmod 700 {device.collector} && {device.collector} --probe-features"))
     except BaseException:

@@ -13,7 +13,7 @@ from tracer.remote.device import Device
 from tracer.remote.transport import DeviceError, LinkError, way_to
 
 STATE = "remote.json"
-"""Lies in a recording's folder while the recording is on a device still: with it the same command goes on."""
+"""Lies in a recording's folder while the recording is on a device still: with it the same command resumes."""
 RUNNING = "running"
 CHUNK = 1 << 16
 Sink = Callable[[bytes], None]
@@ -21,16 +21,16 @@ Sink = Callable[[bytes], None]
 
 @dataclass
 class Job:
-    """One recording; `pid` leads the group of processes that makes it."""
+    """One recording; `pid` leads the group of processes that makes it, 0 before it was started."""
 
     device: Device
     output: Path
-    pid: int
+    pid: int = 0
 
     def save(self) -> None:
         """Note on the host where the recording is made."""
         way = self.device.way
-        state = {"target": way.target, "root": way.root, "folder": self.device.folder, "pid": self.pid}
+        state = {"target": way.target, "root": way.root, "folder": self.device.folder}
         (self.output / STATE).write_text(json.dumps(state) + "\n")
 
     def status(self) -> str:
@@ -42,7 +42,7 @@ class Job:
         return "killed" if words == [RUNNING, "ended"] else words[0]
 
     def follow(self, name: str, sink: Sink) -> str:
-        """Hand over what a file of the job holds, as it grows, to its end; the job's status. Goes on after cuts of the link."""
+        """Hand over what a file of the job holds, as it grows, to its end; the job's status. Resumes after cuts of the link."""
         offset, way = 0, self.device.way
         while (status := way.insist(self.status)) == RUNNING:
             offset += self._copy(name, offset, sink)
@@ -92,7 +92,7 @@ kill $!"""
 
 
 def start(device: Device, output: Path, options: list[str], words: list[str]) -> Job:
-    """Start the collector over a command, or over what the options name; it goes on when the link is cut.
+    """Start the collector over a command, or over what the options name; it continues when the link is cut.
 
     The status has its room on the disk before the recording may fill it.
     """
@@ -101,9 +101,11 @@ def start(device: Device, output: Path, options: list[str], words: list[str]) ->
     line = f"{device.collector} -p {folder}/plan.json -o {folder}/recording {command}"
     inner = f"trap : INT TERM; {line} > {folder}/output 2> {folder}/messages; echo $? 1<> {folder}/status"
     script = f"echo {RUNNING} > {folder}/status && : > {folder}/output && : > {folder}/messages || exit"
-    script += f"\nsetsid sh -c {quote(inner)} > /dev/null 2>&1 < /dev/null & echo $!"
-    job = Job(device, output, int(device.way.ask(script)))
+    script += f"\nsetsid sh -c {quote(inner)} > /dev/null 2>&1 < /dev/null & echo $! | tee {folder}/pid"
+    job = Job(device, output)
     job.save()
+    job.pid = int(device.way.ask(script))
+    device.let_be()
     return job
 
 
@@ -115,4 +117,9 @@ def resumed(output: Path, target: str) -> Job | None:
         return None
     if state["target"] != target:
         raise TracerError(f"{output} waits for a recording from {state['target']}: give it with --on, or another folder with -o")
-    return Job(Device(way_to(target, state["root"]), state["folder"]), output, state["pid"])
+    device = Device(way_to(target, state["root"]), state["folder"])
+    pid = device.way.insist(lambda: device.way.ask(f"cat {device.folder}/pid 2> /dev/null || echo 0"))
+    job = Job(device, output, int(pid))
+    if not job.pid:
+        job.finish()
+    return job if job.pid else None

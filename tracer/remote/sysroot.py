@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from shlex import quote
 from typing import Any
 
+from moescope.scratch import scratch
 from tracer.kernel.plan_file import Place, compose
 from tracer.probes.learning import LearntLoop, of_recording
 from tracer.probes.planner import Planner
@@ -32,15 +32,15 @@ class Sysroot:
     def laid_out(self, device: Device, files: dict[str, str]) -> Iterator[Path]:
         """A folder in which files (path → id) lie as they do on the device; those which are not kept yet are pulled."""
         self.kept.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.kept) as root:
+        with scratch(self.kept, "device-") as folder:
             for path, identity in files.items():
-                held, place = self.kept / identity, Path(root) / path.lstrip("/")
+                held, place = self.kept / identity, folder / "root" / path.lstrip("/")
                 if not held.exists():
-                    device.way.pull(path, draft := Path(f"{root}.part"))
+                    device.way.pull(path, draft := folder / "part")
                     draft.replace(held)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 os.link(held, place)
-            yield Path(root).resolve()
+            yield (folder / "root").resolve()
 
     def plan(self, device: Device, planner: Planner, programs: list[str], root: Path) -> dict[str, Any]:
         """The plan for a device's programs and the libraries below `root`, with loops that earlier recordings taught."""
@@ -70,10 +70,15 @@ done; true"""
 
 
 def files_of_process(device: Device, planner: Planner, words: list[str], folders: list[str]) -> Found:
-    """Of a running process: its executable, and the libraries that it has mapped or that lie in folders."""
+    """Of a running process: its executable, and the libraries that it has mapped or that lie in folders.
+
+    Those of another mount namespace are reached below the process's root.
+    """
     proc = f"/proc/{words[0]}"
-    program = device.way.ask(f"readlink -f {proc}/exe").strip()
-    mapped = device.identify(f"sed -n 's|^[^/]* r.x[^/]*/|/|p' {proc}/maps | sort -u")
+    root = device.way.ask(f"[ $(readlink {proc}/ns/mnt) = $(readlink /proc/self/ns/mnt) ] || printf {proc}/root").strip()
+    program = root + device.way.ask(f"readlink -f {proc}/exe").strip()
+    listing = f"echo {quote(program)}; sed -n 's|^[^/]* r.x[^/]*/|{root}/|p' {proc}/maps"
+    mapped = device.identify(f"({listing}) | sort -u")
     beginnings = tuple(prefixes(planner))
     files = {path: i for path, i in mapped.items() if path == program or PurePosixPath(path).name.startswith(beginnings)}
     return [program], files | (files_of_command(device, planner, [], folders)[1] if folders else {})
