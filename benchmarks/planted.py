@@ -6,7 +6,9 @@ sudo python -m benchmarks.planted program [--count 20] [--runs 5,10] [--repeats 
 
 `power`: both sides are drawn without replacement from the same runs, so the unchanged rest is as noisy as the machine was.
 `found`: the verdict is slower (or the structure differs) for the culprit. `others`: a metric of the culprit's family that nothing
-was planted in was called changed, too; by the rules that may be in 5 % of the repeats.
+was planted in was called changed, too; by the rules that may be in 5 % of the repeats. `wrong word`: the culprit is called
+faster or the same and nothing of it slower; of nothing planted, a figure is called changed (share of figures; `found` are those
+called the same). `"the same" outside the threshold`: repeats in which any figure's interval reaches beyond it.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from analyzer.compare.metrics import MS, extract
 from analyzer.compare.pace import MINOR_SHARE
 from analyzer.compare.results import Result, matrices
 from analyzer.compare.structure import changes
-from analyzer.compare.verdicts import FASTER, SLOWER, judge_apart
+from analyzer.compare.verdicts import FASTER, PRACTICAL, SAME, SLOWER, UNKNOWN, judge_apart
 from analyzer.tables.store import load
 from benchmarks.lib.models import demo_model, seeded_gguf
 from benchmarks.lib.report import Report, arguments
@@ -35,9 +37,11 @@ from benchmarks.lib.spread import single
 from benchmarks.lib.turns import by_turns
 from workloads import ROOT, planting
 from workloads.compiling import WITH_SITES, compiled
+from workloads.planting import Tables
 
+NOTHING = "nothing"
 SIZES = (0.03, 0.05, 0.10)
-SHARES = ("found", "others accused", "TPOT called slower")
+SHARES = ("found", "others accused", "TPOT called slower", "wrong word", "cannot tell", '"the same" outside the threshold')
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
 GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "150", "--ignore-end"]
 ENGINES = {
@@ -45,7 +49,7 @@ ENGINES = {
     "runtime": {"base": [*GENERATE, "--expert-cache", "3MiB"], "halved": [*GENERATE, "--expert-cache", "1.5MiB"]},
 }
 PROGRAM = ("base", "again", "slow3", "slow5", "slow10", "cold", "displaced", "split", "halved")
-Tables = dict[str, pd.DataFrame]
+WORDS = (SLOWER, FASTER, SAME, UNKNOWN)
 
 
 def unchanged(tables: Tables) -> Tables:
@@ -163,7 +167,7 @@ def power(args: argparse.Namespace) -> None:
             planted.append(Plant(*row, runs=[one for (one,) in halved], apart=True))
     report = Report("planted", args)
     report.note(f"{len(base)} unchanged runs; changes planted in their recorded times unless said otherwise")
-    add_power(report, [Plant("nothing", "", "operator", {"type": ""}, runs=base), *planted], base, args)
+    add_power(report, [Plant(NOTHING, "", "operator", {"type": ""}, runs=base), *planted], base, args)
 
 
 def program(args: argparse.Namespace) -> None:
@@ -176,7 +180,7 @@ def program(args: argparse.Namespace) -> None:
     report = Report("planted", args)
     report.note(f"{args.count} runs of each variant of workloads/programs/planted.c, recorded by turns")
     rows = {
-        "again": ("nothing", "", "operator", {"type": ""}),
+        "again": (NOTHING, "", "operator", {"type": ""}),
         **{
             f"slow{n}": ("attention of layer 1 slower", f"{n}%", "operator", {"type": "attention", "layer": 1})
             for n in (3, 5, 10)
@@ -201,11 +205,11 @@ def add_power(report: Report, planted: list[Plant], base: list[Result], args: ar
 
 
 def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarray:
-    """Shares of repeats: culprit found, others accused, TPOT called slower."""
+    """SHARES of the repeats."""
     dims, before, after, *_ = matrices(base, plant.runs)
     needed = dims["family"].isin([plant.family, "operator", "speed"]).to_numpy()
     dims, before, after = dims[needed], before[:, needed], after[:, needed]
-    rng, counted = np.random.default_rng(runs), np.zeros(3)
+    rng, counted = np.random.default_rng(runs), np.zeros(len(SHARES))
     for _ in range(repeats):
         order = rng.permutation(len(base))
         left, right = order[:runs], rng.permutation(len(plant.runs))[:runs] if plant.apart else order[runs : 2 * runs]
@@ -224,8 +228,22 @@ def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarr
             hit = bool((verdict[wanted] == SLOWER).any())
             others = bool(moved[family & ~wanted & ~beside(judged, plant)].any())
         tpot = verdict[(judged["metric"] == "TPOT").to_numpy()]
-        counted += hit, others, bool((tpot == SLOWER).any())
+        wrong = not hit and bool(np.isin(verdict[wanted], [FASTER, SAME]).any())
+        told = (hit, wrong, not hit and not wrong) if plant.what != NOTHING else words(verdict[np.isin(verdict, WORDS)])
+        counted += told[0], others, bool((tpot == SLOWER).any()), *told[1:], same_outside(judged)
     return counted / repeats
+
+
+def words(verdict: np.ndarray) -> tuple[float, float, float]:
+    """Shares of figures of equal sides that are called the same, changed, and not told."""
+    same, unknown = (float(np.mean(verdict == word)) for word in (SAME, UNKNOWN))
+    return same, 1 - same - unknown, unknown
+
+
+def same_outside(judged: pd.DataFrame) -> bool:
+    """Is any figure called the same whose interval reaches beyond what is practical?"""
+    same, practical = judged[judged["verdict"] == SAME], np.log1p(PRACTICAL)
+    return bool(((same["log_low"] < -practical) | (same["log_high"] > practical)).any())
 
 
 def beside(dims: pd.DataFrame, plant: Plant) -> np.ndarray:

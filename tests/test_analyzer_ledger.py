@@ -291,6 +291,38 @@ def test_sleep_behind_a_submission_is_no_gap_of_the_token_thread():
     assert alone.prize_ms == pytest.approx(380e-6)
 
 
+def found(rule: str, tables: dict[str, pd.DataFrame]) -> list[tuple[float, dict]]:
+    """(ns to win, evidence) of a rule's findings."""
+    return [(round(each.prize_ms * 1e6), each.evidence) for each in findings(tables) if each.rule == rule]
+
+
+def test_what_many_submissions_cost_is_found_and_grows_with_their_number():
+    def batches(*ends: Span) -> dict[str, pd.DataFrame]:
+        row = {"graph_id": list(range(len(ends))), "kind": "ggml", "backend": "vulkan"}
+        return token(graphs=frame("graphs", **row, **spans(*ends)), thread_states=RUNNING)
+
+    one = found("submissions", batches((100, 130)))
+    assert [ns for ns, _ in one] == [30] and one[0][1] == {"submissions": 1, "us_each": pytest.approx(0.03)}
+    many = found("submissions", batches(*((100 + 80 * i, 130 + 80 * i) for i in range(10))))
+    assert [ns for ns, _ in many] == [300] and many[0][1] == {"submissions": 10, "us_each": pytest.approx(0.03)}
+    assert found("submissions", token(thread_states=RUNNING)) == []
+
+
+def test_an_accelerator_that_idles_while_the_engines_code_prepares_is_found_with_that_time():
+    tables = token(qnn_executes=execution(accel_us=0.4), thread_states=RUNNING)
+    prepared = causes(tables)["host_code"]
+    assert [ns for ns, _ in found("starved", tables)] == [prepared] and prepared > 300
+    assert found("starved", token(thread_states=RUNNING)) == []
+
+
+def test_a_thread_that_spins_for_the_accelerator_is_found_with_the_time_that_it_spun():
+    spins = found("spinning", token(qnn_executes=execution(accel_us=0.4), thread_states=RUNNING))
+    assert [ns for ns, _ in spins] == [400]
+    asleep = states(("running", 0, 310), ("sleeping", 310, 690), ("running", 690, 1000))
+    assert [ns for ns, _ in found("spinning", token(qnn_executes=execution(accel_us=0.4), thread_states=asleep))] == [20]
+    assert found("spinning", token(thread_states=RUNNING)) == []
+
+
 def older(writer: Writer, folder: Path) -> Recording:
     """A recording of a release that knew the kinds of these records alone, and none that came since."""
     writer.write(folder)

@@ -152,6 +152,11 @@ def test_steps_and_npu_windows_are_printed_as_sums_with_their_residual(tmp_path,
 
 
 def contended(folder):
+    """Tables of contended_recording."""
+    return load(contended_recording().write(folder))
+
+
+def contended_recording():
     """An operator 100..500 on two threads; MAIN is done at 500 but had no CPU 200..350 (77 ran), WORKER waits from 300 on."""
     w = Writer().add("token_begin", engine=2, ts=50, seq=0, phase=2, n_tokens=1)
     switched(w, 1, 0, MAIN)
@@ -162,7 +167,7 @@ def contended(folder):
     w.add("graph_begin", engine=2, ts=60, handle=9).add("graph_end", engine=2, ts=520, handle=9)
     w.add("token_end", engine=2, ts=600, seq=0)
     switched(w, 700, MAIN, 0, 1)
-    return load(w.write(folder))
+    return w
 
 
 def test_an_operator_pays_for_the_cpu_that_its_last_thread_lost(tmp_path):
@@ -193,6 +198,19 @@ def test_who_ran_last_before_a_thread_came_back_is_who_displaced_it(tmp_path):
     assert rows[["op_id", "tid", "by_tid", "cost_ns"]].to_numpy().tolist() == [[0, MAIN, 77, 150], [-1, MAIN, 88, 30]]
     won = {f.evidence["pid"]: f.prize_ms * 1e6 for f in findings(tables) if f.rule == "displaced"}
     assert won == {77: pytest.approx(150), 88: pytest.approx(30)}
+
+
+def test_a_thread_that_waits_for_one_without_a_cpu_is_no_imbalance(tmp_path):
+    tables = contended(tmp_path)
+    assert not [finding for finding in findings(tables) if finding.rule == "imbalance"]
+    undisturbed = {**tables, "thread_states": tables["thread_states"].iloc[:0]}
+    assert [f.prize_ms * 1e6 for f in findings(undisturbed) if f.rule == "imbalance"] == [pytest.approx(120)]
+
+
+def test_the_tracer_is_named_where_it_took_the_cpu(tmp_path):
+    folder = contended_recording().write(tmp_path / "traced", tracer_pid=77)
+    texts = [finding.text for finding in findings(load(folder)) if finding.rule == "displaced"]
+    assert len(texts) == 1 and texts[0].startswith("the tracer (process 77) ran last")
 
 
 def test_an_operator_ends_no_sooner_than_its_next_thread(tmp_path):
@@ -227,6 +245,12 @@ def test_a_thread_too_many_is_told_and_wins_what_is_spun_not_what_is_computed(tm
     assert not {"imbalance", "displaced", "displaced: own"} & found.keys()
     others = contended(tmp_path / "others")
     assert displacement.crowded(others, displacement.displacements(others)) is None
+
+
+def test_what_operators_spin_within_themselves_is_told_from_computing_by_equal_ones():
+    operators = pd.DataFrame({"op_id": range(5), "name": ["a"] * 4 + ["b"], "type": "MUL_MAT", "shape": "8x1"})
+    shares = pd.DataFrame({"op_id": [0, 0, 1, 1, 2, 3, 4], "ran_ns": [50, 50, 60, 40, 100, 4000, 70]})
+    assert displacement.computed_ns(operators, shares).tolist() == [100, 100, 100, 100, 70]
 
 
 def test_findings_are_ranked_and_each_query_answers(tmp_path, capsys):

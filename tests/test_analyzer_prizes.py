@@ -41,8 +41,11 @@ class Log:
         )
 
 
-def ran(trace: list[list[tuple[int, ...]]], held: int) -> Tables:
-    """Tables of a run of the runtime's own cache with room for `held` experts; `trace[step][layer]` are the experts used."""
+def ran(trace: list[list[tuple[int, ...]]], held: int, around: int = 0) -> Tables:
+    """Tables of a run of the runtime's own cache with room for `held` experts; `trace[step][layer]` are the experts used.
+
+    A run that misses takes `around` ns besides its load and the 10 ns of every run.
+    """
     log, runs, tokens = Log(), [], []
     cache: ExpertCache[None] = ExpertCache(held * SIZE, lambda form: SIZE, lambda form: None, log)
     for log.token, step in enumerate(trace):
@@ -55,7 +58,7 @@ def ran(trace: list[list[tuple[int, ...]]], held: int) -> Tables:
                 at, hit = log.now, cache.state(forms[i]) is not Cache.MISS
                 cache.acquire(forms[i])
                 cache.release(forms[i])
-                log.now += 10
+                log.now += 10 if hit else 10 + around
                 run = {"token_id": log.token, "layer": layer, "expert": experts[i], "begin_ns": at, "end_ns": log.now}
                 runs.append(run | {"tier": 0, "backend": "cpu", "cache": "hit" if hit else "miss", "run_id": len(runs)})
         tokens.append({"token_id": log.token, "phase": "decode", "begin_ns": begin, "end_ns": log.now, "tid": 1})
@@ -119,3 +122,14 @@ def test_a_cache_that_thrashes_is_told_the_size_that_keeps_everything_and_what_t
     assert evidence["budget_bytes"] == 4 * SIZE and evidence["first"] == 4
     assert found.prize_ms == pytest.approx(evidence["loads"] * LOAD * 1e-6)
     assert "would avoid" in found.text
+
+
+@pytest.mark.parametrize(("beside", "tid"), [(False, 1), (True, 7)])
+def test_a_load_costs_its_step_what_the_run_took_longer_than_those_that_found_their_expert(beside, tid):
+    tables = ran([[(0, 1)], [(0, 2)], [(0, 3)], [(0, 1)]], 2, around=30)
+    tables["loads"]["tid"], tables["experts"]["n_tokens"], tables["experts"]["tid"] = tid, 1, 1
+    charged = spent(tables) * (0 if beside else 1)  # a load on another thread, for which the step's own waits, is not charged
+    rows = expert_loads.step_loads(tables, charged)
+    assert (tables["experts"]["cache"] == "hit").any() and rows["cost_ns"].to_numpy() == pytest.approx(LOAD + 30)
+    tables["experts"]["cache"] = "miss"  # how long a run takes that finds its expert is not known
+    assert expert_loads.step_loads(tables, charged)["cost_ns"].to_numpy() == pytest.approx(0 if beside else LOAD)

@@ -127,6 +127,13 @@ def test_a_cut_optrace_gives_what_is_whole_and_says_so(tmp_path: Path) -> None:
     assert "cut off" in trace.complaints[0] and 0 < len(trace.events) < 6
 
 
+def test_an_optrace_without_an_event_that_can_be_read_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "optrace.json"
+    path.write_text((DATA / "optrace.json").read_text().replace('"ph": "X"', '"ph": "?"'))
+    trace = read_optrace(path)
+    assert len(trace.events) == 0
+
+
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     lines = (DATA / "onnxruntime.csv").read_text().splitlines(keepends=True)
     lines[4] = "0,BACKEND,many,CYCLES,BACKEND,ROOT,x\n"

@@ -159,6 +159,8 @@ def test_an_unknown_phase_is_prefill_for_several_tokens_and_for_the_first_of_a_s
         w.add("token_end", engine=2, ts=10 * i + 5, seq=NO_SEQ)
     phases = tables_of(w, tmp_path)["tokens"]["phase"].tolist()
     assert phases == ["prefill", "decode", "prefill", "decode", "prefill"]
+    attached = tables_of(w, tmp_path / "attached", options={"pid": 7})["tokens"]["phase"].tolist()
+    assert attached == ["decode", "decode", "prefill", "decode", "prefill"]
 
 
 def test_a_crash_leaves_open_spans_that_end_with_the_recording_and_lost_begins_are_rows(tmp_path):

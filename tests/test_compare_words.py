@@ -14,8 +14,8 @@ from analyzer.__main__ import main
 from analyzer.compare.document import compare, document
 from analyzer.compare.metrics import METRICS
 from analyzer.compare.results import Result, save
-from analyzer.compare.verdict_text import cells, direction, figure, interval, needed, percent
-from analyzer.compare.verdicts import FEASIBLE, FEWEST, Rules, judge
+from analyzer.compare.verdict_text import cells, direction, figure, interval, needed, percent, verdict_sentence
+from analyzer.compare.verdicts import FASTER, FEASIBLE, FEWEST, SAME, SLOWER, UNKNOWN, Rules, judge
 from tests.test_compare_statistics import RNG, dims
 
 DEFAULT = {"object": "", "int64": -1, "float64": np.nan}
@@ -180,3 +180,20 @@ def test_history_says_at_once_which_builds_it_cannot_judge(tmp_path: Path, capsy
 @pytest.mark.parametrize(("n_base", "n_cand", "said"), [(1, 1, "unknown"), (1, 5, "unknown"), (2, 2, "-20.0 % to -10.0 %")])
 def test_a_side_of_one_run_shows_no_interval(n_base: int, n_cand: int, said: str) -> None:
     assert interval({"n_base": n_base, "n_cand": n_cand, "low": 0.8, "high": 0.9}) == said
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        ({"TTFT": UNKNOWN, "TPOT": UNKNOWN}, "TTFT, TPOT cannot be told."),
+        ({"TTFT": SLOWER, "TPOT": SAME}, "The candidate is slower in TTFT; the same in TPOT."),
+        ({"TTFT": FASTER, "TPOT": UNKNOWN}, "The candidate is faster in TTFT; TPOT cannot be told."),
+        ({}, "No run has tokens, so nothing is said about speed."),
+    ],
+)
+def test_the_page_begins_with_every_metric_of_speed_by_its_verdict(verdicts: dict[str, str], sentence: str) -> None:
+    rows = [
+        {"family": "speed", "metric": metric, "unit": "ms", "better": "lower", "verdict": word}
+        for metric, word in verdicts.items()
+    ]
+    assert verdict_sentence(pd.DataFrame(rows, columns=["family", "metric", "unit", "better", "verdict"])) == sentence

@@ -3,13 +3,15 @@
 What is derived by the analyzer from threads' spans (an operator's busy_ns and wait_ns) keeps its old value: no metric reads it.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
 from analyzer.compare.metrics import extract
 from analyzer.compare.results import Result
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 TIMES = ("begin_ns", "end_ns", "ts_ns", "since_ns", "until_ns", "returned_ns", "host_ns")
 
 
@@ -57,8 +59,9 @@ def displaced(tables: Tables, tid: int, share: float) -> Tables:
     begin, length = np.array(moments, np.int64), np.array(lost)
     out = warped(tables, begin, begin + 1, 1 + length)
     late = np.concatenate(([0.0], np.cumsum(length)[:-1]))
-    return out | {
-        "thread_states": switched_out(out["thread_states"], tid, begin + late.astype(np.int64), length.astype(np.int64))
+    return {
+        **out,
+        "thread_states": switched_out(out["thread_states"], tid, begin + late.astype(np.int64), length.astype(np.int64)),
     }
 
 
@@ -89,7 +92,7 @@ def cold(tables: Tables, layer: int, expert: int, load_ns: int) -> Tables:
     loads = pd.concat([out["loads"], pd.DataFrame(load)], ignore_index=True)
     missed = out["experts"]["layer"].eq(layer) & out["experts"]["expert"].eq(expert)
     experts = out["experts"].assign(cache=out["experts"]["cache"].astype(object).mask(missed, "miss"))
-    return out | {"loads": loads.assign(load_id=np.arange(len(loads))), "experts": experts}
+    return {**out, "loads": loads.assign(load_id=np.arange(len(loads))), "experts": experts}
 
 
 def split(tables: Tables, type_: str, into: tuple[str, str]) -> Tables:
@@ -111,7 +114,7 @@ def split(tables: Tables, type_: str, into: tuple[str, str]) -> Tables:
         whole[name] = np.where(known, spans[name].to_numpy(), whole[name]).astype(np.int64)
     whole["duration_ns"] = whole["end_ns"] - whole["begin_ns"]
     order = whole.sort_values("begin_ns", kind="stable").groupby("token_id").cumcount()
-    return tables | {"op_threads": both, "operators": whole.assign(order=order)}
+    return {**tables, "op_threads": both, "operators": whole.assign(order=order)}
 
 
 def of_process(tables: Tables, pid: int) -> Tables:

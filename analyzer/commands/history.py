@@ -6,7 +6,7 @@ Or it names recordings, by a pattern or a folder, whose paths say device=NAME an
 examples:
   python -m analyzer history results/ --add recordings/run-* --build v1.4
   python -m analyzer history results/
-  python -m analyzer history s3://bucket/moescope --family operator --engine dask --json
+  python -m analyzer history s3://bucket/moescope --family operator --json
   python -m analyzer history 's3://bucket/recordings/device=*/build=*/*'
 
 exit code: 0 no change for the worse in the newest build, 1 there is one or a recording cannot be read, 2 wrong use.
@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from analyzer.commands._show import answers
-from analyzer.compare.history import ENGINES, add, changes, medians, of_results, read, unjudged
+from analyzer.compare.history import add, changes, medians, of_results, read, unjudged
 from analyzer.compare.results import of_place, read_all
 from analyzer.tables.places import Failure, places
 from moescope.arguments import add_json
@@ -42,7 +42,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default="speed",
         help="family of metrics: speed, tail, phase, operator, expert, npu, memory ... (default: speed)",
     )
-    parser.add_argument("--engine", choices=ENGINES, default="duckdb", help="library that reads the dataset (default: duckdb)")
     add_json(parser)
 
 
@@ -67,7 +66,7 @@ def rows(args: argparse.Namespace) -> tuple[pd.DataFrame, list[Failure]]:
     """The runs of a dataset, or of recordings; and those that cannot be read."""
     some = places(args.dataset, must=False)
     if not some:
-        return read(args.dataset, args.family, args.engine, args.device), []
+        return read(args.dataset, args.family, args.device), []
     results, failures = answers(of_place, some)
     return of_results(results, args.family, args.device), failures
 

@@ -7,6 +7,7 @@ examples:
 
 import argparse
 import json
+import signal
 from typing import Any
 
 from analyzer.commands._show import number, short
@@ -21,6 +22,8 @@ from tracer.recording.format import Recording
 prepare_parser = add_run_and_json
 
 OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 5, 9, 2, 2, 3
+APART = 0.02
+"""Share of TPOT between steps from which it is told."""
 NOUNS = {"blocks": "block requests", "loads": "expert loads", "qnn_executes": "NPU executions", "qnn_calls": "QNN calls"}
 """Tables whose name alone does not say what a row is."""
 Section = dict[str, Any]
@@ -73,10 +76,16 @@ def heading(answer: Section) -> list[Line]:
         remedy = as_called("python -m views write writes them again")
         lines.append(words((f"{names}: of this recording as it was before; {remedy}", "yellow")))
     if about.get("exit_code"):
-        lines.append(words((f"the program ended with exit code {about['exit_code']}", "yellow")))
+        lines.append(words((f"the program {ending(about['exit_code'])}", "yellow")))
     if about["state"] != "complete":
         lines.append(words((f"state: {about['state']}: the writer did not finish", "yellow")))
     return lines
+
+
+def ending(code: int) -> str:
+    """How a program ended, by its exit code, or less than 0, its signal."""
+    named = {int(one): one.name for one in signal.Signals}
+    return f"was ended by {named.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
 
 
 def speed(answer: Section) -> list[Line]:
@@ -85,7 +94,8 @@ def speed(answer: Section) -> list[Line]:
     if not t:
         return ["no tokens recorded"]
     tpot = t["tpot_ms"]
-    first = f"TTFT {number(t['ttft_ms'])} ms, prefill {number(t['prefill_tokens_per_s'])} tok/s over {t['prefill_tokens']} tokens"
+    prefill = f"prefill {number(t['prefill_tokens_per_s'])} tok/s over {t['prefill_tokens']} tokens"
+    first = f"TTFT {number(t['ttft_ms'])} ms, {prefill}" if t["prefill_tokens"] else "no prefill recorded"
     spread = f"median {number(tpot['median'], '.2f')}, p90 {number(tpot['p90'], '.2f')}, n {tpot['n']}"
     second = f"TPOT {number(tpot['mean'], '.2f')} ms ({spread})"
     rest = f", decode {number(t['decode_tokens_per_s'])} tok/s, {t['major_faults']} major faults"
@@ -105,7 +115,19 @@ def phases(answer: Section) -> list[Line]:
             value, total = answer["phases"][name].get(key), answer["phases"][name]["total"]
             cells += [number(value, ",.3f"), number(value / total if value is not None and total else None, ".0%")]
         table.add_row(key, *cells)
+    between = between_ms(answer)
+    if between:
+        table.add_row(
+            "between steps", *(cell for name in names for cell in (number(between, ",.3f") if name == "decode" else "", ""))
+        )
     return [table]
+
+
+def between_ms(answer: Section) -> float | None:
+    """What TPOT holds besides a decode step, on average; None where that is under APART of it."""
+    tpot, decode = (answer["tokens"] or {}).get("tpot_ms", {}).get("mean"), answer["phases"].get("decode")
+    between = tpot - decode["total"] if tpot and decode else 0.0
+    return between if tpot and between > APART * tpot else None
 
 
 def ledger_line(answer: Section) -> list[Line]:
@@ -240,8 +262,9 @@ def losses(answer: Section) -> list[Line]:
     kept_text = f"{sum(r['kept'].values()):,} records kept, "
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
-    of_tokens = f"{number(warm, '.1%')}{upper} of token time, " if warm is not None else ""
-    cost = f"probes took {of_tokens}{number(cpu, '.1%')} of CPU"
+    of_tokens = [f"{number(warm, '.1%')}{upper} of token time"] if warm is not None else []
+    of_cpu = [f"{number(cpu, '.1%')} of CPU"] if cpu is not None or not of_tokens else []
+    cost = f"probes took {', '.join([*of_tokens, *of_cpu])}"
     stops = f" in {c['held_stops']:,} stops" if c.get("held_stops") else ""
     pause = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms{stops} for probes" if c.get("held_ns") else ""
     dropped = r["dropped"]

@@ -26,8 +26,7 @@ from analyzer.questions.changepoints import LEAST_SERIES, shifts
 from analyzer.tables.places import opened
 
 RUN = {"key": "string", "run": "string", "recorded": "float64"}
-PARTITION = (("build", "string"), ("device", "string"))
-ENGINES = ("duckdb", "dask")
+PARTITION = ("build", "device")
 COLUMNS = ("key", "build", "recorded", "run", "value")
 CHANGES = ["device", "key", "metric", "before", "build", "ratio", "better", "runs"]
 
@@ -61,10 +60,23 @@ def _schema() -> pyarrow.Schema:
     return pyarrow.schema([*columns, *((c.name, kinds[c.dtype]) for c in METRICS)])
 
 
-def read(url: str, family: str, engine: str = "duckdb", device: str = "") -> pd.DataFrame:
+def read(url: str, family: str, device: str = "") -> pd.DataFrame:
     """Runs of a family of metrics, in order of time: a row per run and metric, columns COLUMNS, device and METRICS."""
+    import duckdb
+    from pyarrow import dataset
+
+    filesystem, root = opened(url)
+    if not filesystem.exists(root):
+        raise CompareError(f"{url} does not exist; add runs with --add")
+    parts = dataset.partitioning(pyarrow.schema([(name, pyarrow.string()) for name in PARTITION]), flavor="hive")
+    files = dataset.dataset(root, filesystem=filesystem, partitioning=parts, format="parquet")
     columns = [*COLUMNS, "device", *(c.name for c in METRICS if c.name not in COLUMNS)]
-    return in_time(READERS[engine](url, columns, family, device), f"no run in {url}", family)
+    selected = ", ".join(f'"{name}"' for name in columns)
+    with duckdb.connect() as database:
+        database.register("history", files)
+        text = f"select {selected} from history where family = ? and (? = '' or device = ?)"
+        frame = database.execute(text, [family, device, device]).df()
+    return in_time(frame, f"no run in {url}", family)
 
 
 def of_results(results: list[Result], family: str, device: str = "") -> pd.DataFrame:
@@ -83,37 +95,6 @@ def in_time(frame: pd.DataFrame, where: str, family: str) -> pd.DataFrame:
     if not len(frame):
         raise CompareError(f"{where} holds a metric of the family {family!r}")
     return frame.sort_values(["device", "key", "recorded"], kind="stable").reset_index(drop=True)
-
-
-def _duckdb(url: str, columns: list[str], family: str, device: str) -> pd.DataFrame:
-    import duckdb
-    from pyarrow import dataset
-
-    filesystem, root = opened(url)
-    if not filesystem.exists(root):
-        raise CompareError(f"{url} does not exist; add runs with --add")
-    parts = dataset.partitioning(pyarrow.schema([(name, pyarrow.string()) for name, _ in PARTITION]), flavor="hive")
-    files = dataset.dataset(root, filesystem=filesystem, partitioning=parts, format="parquet")
-    with duckdb.connect() as database:
-        database.register("history", files)
-        selected = ", ".join(f'"{name}"' for name in columns)
-        text = f"select {selected} from history where family = ? and (? = '' or device = ?)"
-        return database.execute(text, [family, device, device]).df()
-
-
-def _dask(url: str, columns: list[str], family: str, device: str) -> pd.DataFrame:
-    try:
-        import dask.dataframe as dd
-    except ImportError:
-        raise CompareError("--engine dask needs Dask: pip install 'moescope[history]'") from None
-    frame = dd.read_parquet(url, columns=columns, filters=[("family", "==", family)])
-    frame = frame[frame["family"] == family]
-    frame = frame[frame["device"].astype(str) == device] if device else frame
-    computed = frame[columns].compute()
-    return computed.assign(build=computed["build"].astype(str), device=computed["device"].astype(str))
-
-
-READERS = {"duckdb": _duckdb, "dask": _dask}
 
 
 def changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
@@ -150,7 +131,7 @@ def results_of(rows: pd.DataFrame) -> list[Result]:
 
 
 def level_changes(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Changes of level in the series of all runs, each at the first build of the new level; drift is no change."""
+    """Changes of level in the series of all runs, each at the first build of the new level; drift is not a change."""
     for (device, key), rows in frame.groupby(["device", "key"], sort=False):
         values = rows["value"].to_numpy()
         if (values <= 0).any():

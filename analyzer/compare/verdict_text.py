@@ -22,7 +22,6 @@ COUNTED = ("bytes", "count", "cycles")
 """Units of what is more or less."""
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
 PHASE_OF = {"TTFT": "prefill", "prefill speed": "prefill", "TPOT": "decode", "decode speed": "decode", "decode step": "decode"}
-VERDICT_PHRASE = {UNKNOWN: "undecided", SAME: "the same"}
 CAUSES = ("pace", "operator", "expert", "npu", "memory", "scheduling", "closure")
 
 
@@ -119,8 +118,11 @@ def verdict_sentence(judged: pd.DataFrame) -> str:
     names: dict[str, list[str]] = {}
     for row in judged[judged["family"] == "speed"].to_dict("records"):
         names.setdefault(direction(row), []).append(str(row["metric"]))
-    parts = [f"{VERDICT_PHRASE.get(word, word)} in {', '.join(metrics)}" for word, metrics in names.items()]
-    return f"The candidate is {'; '.join(parts)}." if parts else "No run has tokens, so nothing is said about speed."
+    unknown = names.pop(UNKNOWN, [])
+    parts = [f"{'the same' if word == SAME else word} in {', '.join(metrics)}" for word, metrics in names.items()]
+    told = [f"The candidate is {'; '.join(parts)}"] if parts else []
+    told += [f"{', '.join(unknown)} cannot be told"] if unknown else []
+    return f"{'; '.join(told)}." if told else "No run has tokens, so nothing is said about speed."
 
 
 def headline(row: dict[str, Any], practical: float) -> str:

@@ -36,7 +36,7 @@ def judge_apart(
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """(`judge`'s frame, base, cand), with the paces of the runs among the metrics, and operators judged against them.
 
-    What was found to have changed is no part of the pace against which the others are judged in the end. Where nothing was
+    What was found to have changed is not part of the pace against which the others are judged in the end. Where nothing was
     found it is not looked at a second time, so that the error rate stays.
     """
     paced_metrics = pace.with_paces(dims, base, cand)

@@ -150,7 +150,7 @@ def take_apart(values: np.ndarray) -> Parts:
 
 
 def shifts(values: np.ndarray) -> list[Shift]:
-    """Every significant change of level, in order. Spikes do not count; a steady drift is no shift."""
+    """Every significant change of level, in order. Spikes do not count; a steady drift is not a shift."""
     return take_apart(values).shifts if len(values) >= LEAST_SERIES else []
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analyzer.records.intervals import Intervals, Overlaps, overlaps, uncovered
+from analyzer.records.intervals import Intervals, Overlaps, merged, overlaps, uncovered
 from analyzer.records.schema import Tables
 from analyzer.records.spans import NONE, distinct, latest
 
@@ -13,6 +13,8 @@ IDLE = "nobody, waking up"
 """What stands for an idle CPU that a woken thread has not come to yet."""
 EVER = 1 << 62
 """Later than any time."""
+QUIETEST = 0.25
+"""Part of an operator's executions in which threads are taken to spin little."""
 COLUMNS = ("op_id", "token_id", "tid", "begin_ns", "end_ns", "by_tid", "cost_ns", "wasted_ns")
 
 
@@ -129,23 +131,37 @@ class Crowd:
 def crowded(tables: Tables, rows: pd.DataFrame) -> Crowd | None:
     """Whether a program's threads share CPUs within operators, and what fewer would win; None where each has a CPU.
 
-    An operator would then take what its threads computed, without what they spun and waited for each other, shared by the CPUs.
-    What others than the program took is not counted as won.
+    Steps would then take what operators compute (`computed_ns`), shared by the CPUs, and what lies between operators, without
+    the threads' waits for each other. Other programs would go on taking the same share of the time.
     """
-    states, shares = tables["thread_states"], tables["op_threads"]
-    shares = shares[shares["op_id"].isin(tables["operators"].query("token_id >= 0")["op_id"])]
+    states, shares, steps = tables["thread_states"], tables["op_threads"], tables["operators"].query("token_id >= 0")
+    shares = shares[shares["op_id"].isin(steps["op_id"])]
     running = states[states["state"] == "running"]
     met = overlaps(Intervals.of_table(shares, end="wait_ns"), Intervals.of_table(running))
     cpus, most = (
         len(np.unique(running["cpu"].to_numpy()[met.right])),
         int(shares.groupby("op_id").size().max() if len(shares) else 0),
     )
-    own = tables["threads"].query("target")["tid"]
-    if not 0 < cpus < most or not rows["by_tid"].isin(own).any():
+    own = rows["by_tid"].isin(tables["threads"].query("target")["tid"])
+    if not 0 < cpus < most or not own.any():
         return None
-    work = pd.Series(met.length).groupby(shares["op_id"].to_numpy()[met.left]).sum()
-    by_op = shares.groupby("op_id").agg(begin=("begin_ns", "min"), end=("end_ns", "max"), threads=("tid", "size"))
-    alone = work.reindex(by_op.index, fill_value=0) / by_op["threads"].clip(upper=cpus)
-    others = rows[~rows["by_tid"].isin(own) & (rows["op_id"] >= 0)]
+    ran = pd.Series(np.bincount(met.left, met.length, len(shares)), shares.index)
+    alone = computed_ns(steps, shares.assign(ran_ns=ran)) / shares.groupby("op_id").size().clip(upper=cpus)
+    spent = merged(Intervals.of_table(steps[steps["op_id"].isin(alone.index)], "token_id")).length.sum()
+    between = rows.loc[own & (rows["op_id"] < 0), "cost_ns"].sum()
+    others, total = rows[~own], float(tables["tokens"]["duration_ns"].sum())
     took = won_ns(tables, others, others["end_ns"] - others["begin_ns"])
-    return Crowd(most, cpus, max(float((by_op["end"] - by_op["begin"] - alone).sum()) - took, 0.0))
+    took_within = won_ns(tables, others[others["op_id"] >= 0], others["end_ns"] - others["begin_ns"])
+    wasted = float(spent + between - alone.sum()) - took_within
+    return Crowd(most, cpus, max(wasted, 0.0) * total / max(total - took, 1.0))
+
+
+def computed_ns(operators: pd.DataFrame, shares: pd.DataFrame) -> pd.Series:
+    """CPU time by op_id that an operator needs, from what each thread's share `ran_ns`.
+
+    Threads also spin within operators, at barriers of the operator's own, which no record tells from computing. The computing
+    is the same each time and the spinning is not: it is what a QUIETEST part of the executions on equal shapes took at most.
+    """
+    by_op = shares.groupby("op_id")["ran_ns"].sum()
+    same = operators.set_index("op_id")[["name", "type", "shape"]].loc[by_op.index]
+    return by_op.groupby([same[name] for name in same]).transform("quantile", QUIETEST)

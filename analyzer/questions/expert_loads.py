@@ -35,11 +35,15 @@ class Avoidance:
 
 
 def with_forms(tables: Tables) -> pd.DataFrame:
-    """Complete loads by begin: as in `loads`, with `tier` (of the run served) and `again` (not the form's first)."""
+    """Complete loads by begin: as in `loads`, with the run served (`run`: its row in `experts`, -1: none), its `tier`, and
+    `again` (not the form's first).
+    """
     moves = tables["loads"][(tables["loads"]["action"] == "load") & tables["loads"]["complete"]].sort_values("end_ns")
-    runs = tables["experts"].sort_values("end_ns")[[*KEYS, "end_ns", "tier"]]
+    runs = tables["experts"].reset_index(drop=True).rename_axis("run").reset_index().sort_values("end_ns")
+    runs = runs[["run", *KEYS, "end_ns", "tier"]]
     served = pd.merge_asof(moves[["end_ns", *KEYS]], runs, on="end_ns", by=KEYS, direction="forward")
-    moves = moves.assign(tier=served["tier"].fillna(0).astype(np.int64).to_numpy()).sort_values("begin_ns")
+    run, tier = (served[name].fillna(default).astype(np.int64).to_numpy() for name, default in (("run", -1), ("tier", 0)))
+    moves = moves.assign(run=run, tier=tier).sort_values("begin_ns")
     return moves.assign(again=moves.duplicated([*KEYS, "tier"]))
 
 
@@ -59,11 +63,37 @@ def counts(loads: pd.DataFrame) -> dict[str, float]:
 
 
 def step_loads(tables: Tables, spent: pd.Series) -> pd.DataFrame:
-    """`within_steps` with `cost_ns`, each one's part of what its step `spent` in loads (ns by token_id); compile_ns too."""
+    """`within_steps` with `cost_ns`: each one's part of what its step `spent` in loads (ns by token_id), and `around_ns` of it.
+
+    compile_ns is then the part of the cost.
+    """
     loads = within_steps(tables)
     total = loads.groupby("token_id")["duration_ns"].transform("sum").clip(lower=1)
     share = spent.reindex(loads["token_id"]).fillna(0).to_numpy() / total
-    return loads.assign(cost_ns=loads["duration_ns"] * share, compile_ns=loads["compile_ns"] * share)
+    around = around_ns(tables, loads, share.to_numpy())
+    return loads.assign(cost_ns=loads["duration_ns"] * share + around, compile_ns=loads["compile_ns"] * share)
+
+
+def around_ns(tables: Tables, loads: pd.DataFrame, share: np.ndarray) -> np.ndarray:
+    """ns by which the run that each load serves takes longer than usual, besides the `share` of the load that the step has.
+
+    That is the wait for a load on another thread, and what is done around it: making room, and preparing what was loaded. A
+    run's usual time is the median of the runs of as many rows that found their expert there; where none did, nothing is added.
+    Counted is what runs on the step's own thread.
+    """
+    runs = tables["experts"]
+    kind = ["backend", "tier", "n_tokens"]
+    usual = runs[runs["cache"] == "hit"].groupby(kind)["duration_ns"].median()
+    owner = tables["tokens"].set_index("token_id")["tid"].reindex(runs["token_id"]).to_numpy()
+    usual_ns = usual.reindex(pd.MultiIndex.from_frame(runs[kind])).where(owner == runs["tid"].to_numpy()).to_numpy()
+    row, around = loads["run"].to_numpy(), np.zeros(len(loads))
+    served = (row >= 0) & ~loads["run"].duplicated(keep="last").to_numpy()
+    run, load = runs.iloc[row[served]], loads[served]
+    both = np.minimum(run["end_ns"].to_numpy(), load["end_ns"]) - np.maximum(run["begin_ns"].to_numpy(), load["begin_ns"])
+    longer = run["duration_ns"].to_numpy() - both.clip(lower=0).to_numpy() * share[served] - usual_ns[row[served]]
+    same_step = run["token_id"].to_numpy() == load["token_id"].to_numpy()
+    around[served] = np.where(same_step, np.nan_to_num(longer), 0).clip(min=0)
+    return around
 
 
 def _compiling(tables: Tables, loads: pd.DataFrame) -> np.ndarray:

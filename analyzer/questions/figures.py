@@ -28,7 +28,7 @@ def generations(tokens: pd.DataFrame) -> pd.Series:
 
 
 def complete_steps(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Complete steps by generation and time, with `generation` and `itl_ms`; NaN where a step is no decode step after another."""
+    """Complete steps by generation and time, with `generation` and `itl_ms`; `itl_ms` is NaN outside decode."""
     done = tokens[tokens["complete"]]
     done = done.assign(generation=generations(done)).sort_values(["generation", "end_ns"])
     since_last = done.groupby("generation")["end_ns"].diff() / MS

@@ -162,7 +162,8 @@ def displaced(facts: Facts) -> Iterator[Finding]:
     crowd = facts.crowd
     if crowd:
         text = f"{crowd.threads} threads compute on {crowd.cpus} CPU{'s' * (crowd.cpus > 1)} and keep each other from running; "
-        yield facts.finding("crowded", text + f"{crowd.cpus} would not", crowd.won_ns, asdict(crowd), query)
+        bound = "; at most, as they would wait for each other too" if crowd.cpus > 1 else ""
+        yield facts.finding("crowded", f"{text}{crowd.cpus} would not{bound}", crowd.won_ns, asdict(crowd), query)
         return
     by, won = displacement.by_own_threads(facts.tables, facts.displaced)
     text = f"the program's own threads ({', '.join(by)}) run where a thread that steps need is ready and has no CPU"
@@ -177,7 +178,9 @@ def imbalance(facts: Facts) -> Iterator[Finding]:
     operators = operators[(operators["token_id"] >= 0) & (operators["n_threads"] > 1)]
     if len(operators) == 0:
         return
-    lost = float((operators["wait_ns"] / operators["n_threads"]).sum())
+    displaced_ns = facts.displaced.groupby("op_id")["cost_ns"].sum().reindex(operators["op_id"], fill_value=0).to_numpy()
+    each = operators["wait_ns"] / operators["n_threads"]
+    lost = float((each - displaced_ns).clip(lower=0).sum())  # that the last thread had no CPU is `displaced`
     share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
     text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly shared work would end sooner"
     query = QUERIES["imbalance"]

@@ -20,10 +20,12 @@ from urllib.parse import unquote
 from analyzer.errors import AnalysisError
 from analyzer.tables.store import INPUTS, fingerprint, load, stamp_of
 from moescope.errors import UserError
+from moescope.scratch import scratch
 from tracer.recording.format import STREAMS, RecordingError, is_whole
 
 MARKS = ("manifest.json", "events.bin")
 """Either tells the folder of a recording: one that lost its manifest is a recording that cannot be read."""
+SCRATCH = "moescope-recording-"
 MADE = ("tables/*.parquet", "result.parquet")
 LOCAL = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
 """A cluster of processes here: one recording at a time each, no server of pages, no lines about lost workers."""
@@ -80,8 +82,8 @@ class Place:
         if self.is_local:
             yield Path(self.path)
             return
-        with tempfile.TemporaryDirectory(prefix="moescope-") as parent:
-            folder = Path(parent) / self.name
+        with scratch(Path(tempfile.gettempdir()), SCRATCH) as parent:
+            folder = parent / self.name
             folder.mkdir()
             self._fetch(folder)
             yield folder
@@ -127,10 +129,10 @@ def places(address: str, must: bool = True) -> list[Place]:
     """Every recording that a pattern, a folder or an address names, by path. Raises AnalysisError where none `must` be."""
     filesystem, path = opened(address)
     try:
-        files = [file for mark in MARKS for file in filesystem.glob(f"{path}/**/{mark}")]
+        files = filesystem.glob(f"{path}/**")
     except OSError as error:
         raise AnalysisError(f"{address} cannot be read: {error}") from None
-    folders = sorted({posixpath.dirname(file) for file in files})
+    folders = sorted({posixpath.dirname(file) for file in files if posixpath.basename(file) in MARKS})
     if not folders and must:
         raise AnalysisError(f"{address} holds no recording")
     return [Place(filesystem, folder) for folder in folders]

@@ -22,6 +22,8 @@ WORKING = (
     *("token_begin", "graph_begin", "op_begin", "op_shares", "expert_begin", "load_begin", "qnn_execute_begin"),
     "qnn_call_begin",
 )
+TRACER = "the tracer"
+"""Name of its threads, which are Python's as the target's may be."""
 LARGEST_ID = 1 << 22
 """Of a thread or process: PID_MAX_LIMIT of include/linux/threads.h."""
 
@@ -164,6 +166,9 @@ class Scheduling:
         """The columns of `threads`: the target's, and everyone who took a CPU from them or woke them."""
         names = self.names | {tid: name for tid, _, name in listed_threads(self.source.manifest) if name}
         names.setdefault(0, "swapper")
+        tracer = self.source.manifest.get("tracer_pid")
+        if isinstance(tracer, int) and tracer > 0:
+            names |= {tid: TRACER for tid in self.seen.tolist() if tracer in (tid, self.processes.get(tid))}
         tid = self.seen
         pid, of_target = self.target.process(tid), self.target.has(tid) & (tid > 0)
         elsewhere = np.array([self.processes.get(t, NONE) for t in tid.tolist()], np.int64)

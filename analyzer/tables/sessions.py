@@ -43,7 +43,7 @@ def made(source: Source) -> Rows:
 def model_names(
     source: Source, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray, makes: np.ndarray
 ) -> pyarrow.DictionaryArray:
-    """The model of the session that a (process, handle) is at a time; "" where it is no session, or its model has no name.
+    """The model of the session that a (process, handle) is at a time; "" where it is not a session, or its model has no name.
 
     `makes` marks the calls that make it: a session's record follows just behind them.
     """

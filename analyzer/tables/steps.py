@@ -87,11 +87,14 @@ class Steps:
             lasting((self.begin[field], self.begin["ts"], self.until), (owner, ts), row)
         return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
-    def phases(self) -> np.ndarray:
-        """The engine's phase; where it gives none, prefill is a step of several tokens, or the first of a sequence or context."""
+    def phases(self, attached: bool) -> np.ndarray:
+        """The engine's phase; where it gives none, prefill is a step of several tokens, or the first of a sequence or context.
+
+        A context's first recorded step is not its first where the tracer was `attached` to a program that ran.
+        """
         phase, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
         first = position == 0
-        if len(phase):
+        if len(phase) and not attached:
             opening = numbered(self.begin["pid"], self.begin["context"])[1]
             first[opening] |= position[opening] == UNKNOWN_U32
         guess = np.where((n_tokens > 1) | first, PREFILL, DECODE)
@@ -113,7 +116,7 @@ class Steps:
             "token_id": np.arange(len(self.begin)),
             **source.thread(self.begin),
             "seq": self.begin["seq"],
-            "phase": text(self.phases(), PHASES),
+            "phase": text(self.phases(source.attached), PHASES),
             "n_tokens": self.n_tokens,
             "position": np.where(position == UNKNOWN_U32, NONE, position),
             "context": self.contexts(),
