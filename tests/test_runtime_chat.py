@@ -312,6 +312,30 @@ def test_the_log_of_many_steps_keeps_the_newest_within_its_memory(monkeypatch: p
     assert kept.statistics()["decode_ns"] == sum(range(10_000))
 
 
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs."""
+    fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
+def test_ten_thousand_steps_of_many_sequences_stay_right_and_within_the_memory_that_is_told(model: Path) -> None:
+    prompts = [np.random.default_rng(seed).integers(0, 380, 40).tolist() for seed in range(4)]
+    with MoE.load(model, expert_cache="25%") as moe:
+        expected = [[token.id for token in moe.generate(ids, 100, ignore_end=True)] for ids in prompts]
+        told, before = moe.describe()["memory_bytes"], anonymous_bytes()
+        for turn in range(100):
+            ids = prompts[turn % len(prompts)]
+            abandoned = moe.generate(ids, 100, ignore_end=True)
+            next(abandoned)
+            del abandoned
+            assert [token.id for token in moe.generate(ids, 100, ignore_end=True)] == expected[turn % len(prompts)]
+        gc.collect()
+        assert moe.log.statistics()["steps"] >= 10_000
+        assert moe.log.statistics()["evictions"] > 0
+        assert moe.log.statistics()["resident_bytes"] <= told["experts"]
+        assert anonymous_bytes() - before <= told["kv"] + told["log"]
+
+
 @pytest.mark.parametrize("keep_kv", [False, True])
 def test_an_abandoned_generator_frees_its_keys_and_values_and_one_may_be_kept(model: Path, keep_kv: bool) -> None:
     with MoE.load(model) as moe:

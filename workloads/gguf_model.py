@@ -63,8 +63,7 @@ def write(path: Path, shape: Shape, quantized: bool, seed: int = 0) -> None:
         if quantized and len(dims) > 1 and "inp" not in name:
             writer.add_tensor(name, _q4_0(rng, dims, _spread(name, dims)), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
         else:
-            scale = dims[-1] ** -0.5 if len(dims) > 1 else 0.0
-            writer.add_tensor(name, (rng.standard_normal(dims) * scale).astype(np.float32) + (len(dims) == 1))
+            writer.add_tensor(name, _floats(rng, name, dims))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -179,6 +178,14 @@ def _experts(shape: Shape) -> dict[str, tuple[int, ...]]:
         **{name: (shape.experts, *dims) for name, dims in routed.items()},
         **_feed_forward("_shexp", shape.hidden, shape.shared_width),
     }
+
+
+def _floats(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
+    """A tensor in fp32. Norms are 1, biases 0: a bias is the same for every token, and would send all to the same experts."""
+    if name.endswith("norm.weight"):
+        return np.ones(dims, np.float32)
+    scale = 0.0 if name.endswith(".bias") else dims[-1] ** -0.5
+    return (rng.standard_normal(dims) * scale).astype(np.float32)
 
 
 def _spread(name: str, dims: tuple[int, ...]) -> float:

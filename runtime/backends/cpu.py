@@ -62,7 +62,7 @@ class CpuBackend:
         return sum(int(tensor["bytes"]) * (2 if tensor["dtype"] == "<f2" else 1) for tensor in tensors)
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
-        """The session of a subgraph that is no expert; its weights are read from the package now."""
+        """The session of a subgraph that is not an expert; its weights are read from the package now."""
         graph = self.package.graph(name)
         if name.startswith("attention") and not self.package.family.states(int(name.rpartition("_")[2])):
             fused = self.package.family.FUSED_ATTENTION

@@ -40,7 +40,7 @@ def read_text(path: Path) -> str:
 
 
 def require_package(folder: Path) -> None:
-    """Refuse a folder that is no package, such as a model's."""
+    """Refuse a folder that is not a package, such as a model's."""
     from runtime.errors import RequestError
     from runtime.package.layout import is_package
 

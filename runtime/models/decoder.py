@@ -74,6 +74,7 @@ class Decoder:
     dense_width: int = 0
     shared_width: int = 0
     rotary_order: tuple[int, ...] = ()
+    head_norms: tuple[str, ...] = ()
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
@@ -278,9 +279,17 @@ class Decoder:
         g.output("hidden_out", ("T", self.hidden))
 
     def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
-        """Queries, keys and values [T, heads * D] of the normed input; `fused` allows one packed value and two blanks."""
+        """Queries, keys and values [T, heads * D] of the normed input; `fused` allows one packed value and two blanks.
+
+        `head_norms`: the norms that queries and keys pass head by head.
+        """
         packed = self.packed_projection(g, checkpoint, layer)
-        return [packed, "", ""] if fused else self.heads_of(g, packed)
+        if not self.head_norms:
+            return [packed, "", ""] if fused else self.heads_of(g, packed)
+        q, k, v = self.heads_of(g, packed)
+        of_q, of_k = (f"model.layers.{layer}.self_attn.{name}" for name in self.head_norms)
+        q = self.head_norm(g, checkpoint, q, of_q, self.heads)
+        return [q, self.head_norm(g, checkpoint, k, of_k, self.kv_heads), v]
 
     def packed_projection(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int) -> str:
         """Input norm, then queries, keys and values side by side."""

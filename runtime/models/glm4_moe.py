@@ -1,27 +1,15 @@
 """GLM-4.5 and 4.6: a part of each head turns, optional norms of heads, sigmoid router, shared experts, dense first layers."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from runtime.graphs.builder import GraphBuilder
-from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder, common
-from runtime.models.qwen3_moe import Qwen3Moe
 from runtime.models.routers import Router
 
 
-@dataclass(frozen=True, kw_only=True)
-class Glm4Moe(Qwen3Moe):
-    """`qk_norm`: queries and keys are normed head by head."""
-
-    qk_norm: bool
+class Glm4Moe(Decoder):
+    """Its own name of the shared experts, else the common decoder."""
 
     SHARED = "shared_experts"
-
-    def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
-        """Queries, keys and values, normed where the config says so."""
-        owner = Qwen3Moe if self.qk_norm else Decoder
-        return owner.projected(self, g, checkpoint, layer, fused)
 
 
 def read(config: dict[str, Any]) -> Glm4Moe:
@@ -47,5 +35,5 @@ def read(config: dict[str, Any]) -> Glm4Moe:
         dense=frozenset(range(min(int(config.get("first_k_dense_replace", 1)), sizes["layers"]))),
         dense_width=int(config["intermediate_size"]),
         shared_width=width * int(config.get("n_shared_experts") or 0),
-        qk_norm=bool(config.get("use_qk_norm", False)),
+        head_norms=("q_norm", "k_norm") if config.get("use_qk_norm") else (),
     )

@@ -44,13 +44,6 @@ class Lfm2Moe(RecurrentDecoder):
         bias = checkpoint.optional(name + "out_proj.bias", (width,))
         return g.linear(gated, "out_proj", checkpoint.tensor(name + "out_proj.weight", (width, width)), precision, bias)
 
-    def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
-        """Queries and keys are normed head by head."""
-        q, k, v = self.heads_of(g, self.packed_projection(g, checkpoint, layer))
-        prefix = f"model.layers.{layer}.self_attn."
-        q = self.head_norm(g, checkpoint, q, prefix + "q_layernorm", self.heads)
-        return [q, self.head_norm(g, checkpoint, k, prefix + "k_layernorm", self.kv_heads), v]
-
     def correction(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
         """What is added to the scores [E] where experts are chosen."""
         if not self.corrected:
@@ -78,6 +71,7 @@ def read(config: dict[str, Any]) -> Lfm2Moe:
         **sizes,
         intermediate=int(config["moe_intermediate_size"]),
         router=router,
+        head_norms=("q_layernorm", "k_layernorm"),
         dense=frozenset(range(min(int(config.get("num_dense_layers", 2)), sizes["layers"]))),
         dense_width=int(config["intermediate_size"]),
         recurrent=frozenset(layer for layer, kind in enumerate(config["layer_types"]) if kind == "conv"),

@@ -2,21 +2,12 @@
 
 from typing import Any
 
-from runtime.graphs.builder import GraphBuilder
-from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder, common, dense_layers
 from runtime.models.routers import Router
 
 
 class Qwen3Moe(Decoder):
-    """Norms stand between projection and rotation."""
-
-    def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
-        """Queries and keys are normed head by head."""
-        q, k, v = self.heads_of(g, self.packed_projection(g, checkpoint, layer))
-        prefix = f"model.layers.{layer}.self_attn."
-        q = self.head_norm(g, checkpoint, q, prefix + "q_norm", self.heads)
-        return [q, self.head_norm(g, checkpoint, k, prefix + "k_norm", self.kv_heads), v]
+    """All of it is the common decoder."""
 
 
 def read(config: dict[str, Any]) -> Qwen3Moe:
@@ -28,6 +19,7 @@ def read(config: dict[str, Any]) -> Qwen3Moe:
         intermediate=int(config["moe_intermediate_size"]),
         router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", False))),
         windows=(window,) * sizes["layers"] if window else (),
+        head_norms=("q_norm", "k_norm"),
         dense=dense_layers(config),
         dense_width=int(config.get("intermediate_size") or 0),
     )

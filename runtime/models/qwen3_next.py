@@ -45,13 +45,6 @@ class Qwen3Next(RecurrentDecoder):
         """Stored as the distance from 1."""
         return np.asarray(checkpoint.tensor(name + ".weight", (size,)) + np.float32(1))
 
-    def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
-        """Queries and keys are normed head by head."""
-        q, k, v = self.heads_of(g, self.packed_projection(g, checkpoint, layer))
-        prefix = f"model.layers.{layer}.self_attn."
-        q = self.head_norm(g, checkpoint, q, prefix + "q_norm", self.heads)
-        return [q, self.head_norm(g, checkpoint, k, prefix + "k_norm", self.kv_heads), v]
-
     def projection(self, checkpoint: Checkpoint, name: str, width: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Queries lie beside the gates of their heads."""
         if not name.endswith("q_proj"):
@@ -158,6 +151,7 @@ def read(config: dict[str, Any]) -> Qwen3Next:
         **sizes,
         rope=rope,
         rotary_order=order,
+        head_norms=("q_norm", "k_norm"),
         intermediate=int(config["moe_intermediate_size"]),
         router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", True))),
         dense=dense_layers(config),

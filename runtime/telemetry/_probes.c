@@ -626,47 +626,20 @@ static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t co
 	return failed ? NULL : PyLong_FromSsize_t(first + n);
 }
 
-static PyType_Slot call_slots[] = {
-	{Py_tp_init, call_init},
-	{Py_tp_dealloc, call_dealloc},
-	{Py_tp_doc, "A prepared run of a graph."},
-	{0, NULL},
-};
+#define TYPE(kind, python_name, meaning)                                                                                  \
+	static PyType_Slot kind##_slots[] = {                                                                             \
+		{Py_tp_init, kind##_init}, {Py_tp_dealloc, kind##_dealloc}, {Py_tp_doc, meaning}, {0, NULL},              \
+	};                                                                                                                \
+	static PyType_Spec kind##_spec = {                                                                                \
+		.name = "runtime.telemetry._probes." python_name,                                                         \
+		.basicsize = sizeof(struct kind),                                                                         \
+		.flags = Py_TPFLAGS_DEFAULT,                                                                              \
+		.slots = kind##_slots,                                                                                    \
+	}
 
-static PyType_Spec call_spec = {
-	.name = "runtime.telemetry._probes.Call",
-	.basicsize = sizeof(struct call),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = call_slots,
-};
-
-static PyType_Slot choice_slots[] = {
-	{Py_tp_init, choice_init},
-	{Py_tp_dealloc, choice_dealloc},
-	{Py_tp_doc, "The prepared run of the expert that a router chooses."},
-	{0, NULL},
-};
-
-static PyType_Spec choice_spec = {
-	.name = "runtime.telemetry._probes.Choice",
-	.basicsize = sizeof(struct choice),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = choice_slots,
-};
-
-static PyType_Slot combine_slots[] = {
-	{Py_tp_init, combine_init},
-	{Py_tp_dealloc, combine_dealloc},
-	{Py_tp_doc, "A prepared sum of a layer's results."},
-	{0, NULL},
-};
-
-static PyType_Spec combine_spec = {
-	.name = "runtime.telemetry._probes.Combine",
-	.basicsize = sizeof(struct combine),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = combine_slots,
-};
+TYPE(call, "Call", "A prepared run of a graph.");
+TYPE(choice, "Choice", "The prepared run of the expert that a router chooses.");
+TYPE(combine, "Combine", "A prepared sum of a layer's results.");
 
 static int add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec)
 {

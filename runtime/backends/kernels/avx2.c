@@ -6,9 +6,10 @@
 
 #define TARGET __attribute__((target("avx2,fma")))
 #define BYTE_SHIFT 128
+#define LANES 8
 #define INLINE TARGET static inline __attribute__((always_inline))
 
-#include "ymm.h"
+#include "vectors.h"
 
 INLINE __m256i in_32_bits(__m256i sums)
 {

@@ -7,23 +7,14 @@
 
 #define TARGET __attribute__((target("avx2,fma,avxvnni")))
 #define BYTE_SHIFT 0
+#define LANES 8
 #define INLINE TARGET static inline __attribute__((always_inline))
 
-#include "ymm.h"
+#include "vectors.h"
 
 INLINE __m256i dot_bytes(__m256i sum, __m256i codes, __m256i x)
 {
 	return _mm256_dpbusd_avx_epi32(sum, codes, x);
-}
-
-INLINE __m256i dot_codes(__m256i sum, __m256i low, __m256i high, __m256i odd, __m256i even)
-{
-	return dot_bytes(dot_bytes(sum, low, even), high, odd);
-}
-
-INLINE ints begin_run(size_t bits, ints dots)
-{
-	return dots;
 }
 
 INLINE ints add_run(size_t bits, ints sums, ints codes, ints x)
@@ -31,11 +22,7 @@ INLINE ints add_run(size_t bits, ints sums, ints codes, ints x)
 	return dot_bytes(sums, codes, x);
 }
 
-INLINE ints end_run(size_t bits, ints dots, ints sums)
-{
-	return sums;
-}
-
+#include "vnni.h"
 #include "x86.h"
 
 static bool available(void)
