@@ -12,7 +12,7 @@ from rich.text import Text
 from moescope.plain import plain_text
 
 FILE_WIDTH = 160
-"""Columns of a wide table where the output is no terminal."""
+"""Columns of a wide table where the output is not a terminal."""
 Line = str | Text | Table
 """What a verb prints in one go."""
 
@@ -29,7 +29,7 @@ class PlainConsole(Console):
 
 
 def console(wide: bool = False, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """The console; a `wide` one has FILE_WIDTH columns where the output is no terminal, one that wraps softly breaks no line."""
+    """The console; a `wide` one has FILE_WIDTH columns without a terminal, a `soft_wrap` one breaks no line."""
     return PlainConsole(stderr=stderr, soft_wrap=soft_wrap, width=FILE_WIDTH if wide and not sys.stdout.isatty() else None)
 
 

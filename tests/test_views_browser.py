@@ -24,7 +24,7 @@ from views.serving import address, offline_ui, server
 from views.timeline import marks
 from views.timeline.npu import group_name
 from views.timeline.perfetto import write_trace
-from views.timeline.threads import target_group
+from views.timeline.threads import TOKEN_TRACKS, target_group
 from workloads import tables_fixture as fixture
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -376,6 +376,7 @@ VISIBLE = (
     " tops.push([depth, c.name, c.collapsed]); if (!c.collapsed) walk(c, depth + 1); });"
     "walk(self.app.trace.currentWorkspace ?? self.app.trace.workspace, 0); return tops"
 )
+PINNED = "return (self.app.trace.currentWorkspace ?? self.app.trace.workspace).pinnedTracks.map((track) => track.name)"
 
 
 def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: Path) -> None:
@@ -384,13 +385,15 @@ def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: P
     groups = [marks.GROUP, group_name(manifest), target_group(manifest)]
     with server(tmp_path / "trace.pftrace", True, 0) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
-        browser.get(address(served, True, groups))
+        browser.get(address(served, True, groups, TOKEN_TRACKS))
         wait(lambda: browser.execute_script("return !!(self.app && self.app.trace)"), 60)
 
         def unfolded() -> list[str]:
             return [name for depth, name, folded in browser.execute_script(VISIBLE) if depth == 0 and not folded]
 
         wait(lambda: set(groups) <= set(unfolded()))
+        pinned = wait(lambda: browser.execute_script(PINNED))
+        assert set(pinned) == {f"tokens: generate {fixture.MAIN}"}
         assert "CPU Scheduling" not in unfolded() and not any(name.startswith("other processes") for name in unfolded())
         names = [name for _, name, _ in browser.execute_script(VISIBLE)]
         assert (

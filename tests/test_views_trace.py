@@ -208,7 +208,7 @@ def test_steps_say_their_number_and_place(usual: tuple[Judge, fixture.Tables]) -
     judge, tables = usual
     names = [name for (name,) in judge.rows("select name from slice where category = 'token' order by ts")]
     last = tables["tokens"].iloc[-1]
-    assert names[0] == "prefill 0 of 12 tokens" and names[-1] == f"decode {last.token_id} at position {last.position}"
+    assert names[0] == "prefill 0: 12 tokens" and names[-1] == f"decode {last.token_id} at position {last.position}"
 
 
 def test_counters_keep_every_value(usual: tuple[Judge, fixture.Tables]) -> None:

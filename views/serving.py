@@ -103,8 +103,11 @@ def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
         ) from None
 
 
-def address(served: ThreadingHTTPServer, offline: bool, unfold: Sequence[str] = ()) -> str:
-    """What to open in the browser; the groups of tracks named in `unfold` are open there, the CPUs folded."""
+def address(served: ThreadingHTTPServer, offline: bool, unfold: Sequence[str] = (), pin: str = "") -> str:
+    """What to open in the browser; the groups of tracks named in `unfold` are open there, the CPUs folded.
+
+    Tracks whose names match the regular expression `pin` stand above all groups, which the UI sorts by CPU time.
+    """
     local = f"http://{HOST}:{served.server_address[1]}"
     page, query = (local, []) if offline else (UI, [f"url={local}/trace.pftrace"])
     if unfold:
@@ -112,6 +115,7 @@ def address(served: ThreadingHTTPServer, offline: bool, unfold: Sequence[str] = 
         commands = [
             {"id": "dev.perfetto.CollapseTracksByRegex", "args": ["^CPU Scheduling$"]},
             {"id": "dev.perfetto.ExpandTracksByRegex", "args": [pattern]},
+            *([{"id": "dev.perfetto.PinTracksByRegex", "args": [pin]}] if pin else []),
         ]
         query.append(f"startupCommands={quote(json.dumps(commands))}")
     return f"{page}/#!/?{'&'.join(query)}" if query else f"{page}/"

@@ -20,7 +20,7 @@ from moescope.terminal import progress
 from views.serving import UI_PORT, address, server
 from views.timeline import marks
 from views.timeline.npu import group_name
-from views.timeline.threads import target_group
+from views.timeline.threads import TOKEN_TRACKS, target_group
 from views.write_outputs import TRACE, make_trace
 
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     trace = written_trace(args.run_dir, manifest)
     port = args.port if args.port is not None else 0 if args.offline else UI_PORT
     with server(trace, args.offline, port) as served:
-        url = address(served, args.offline, [marks.GROUP, group_name(manifest), target_group(manifest)])
+        url = address(served, args.offline, [marks.GROUP, group_name(manifest), target_group(manifest)], TOKEN_TRACKS)
         print(f"{url}\nserving {plain_text(trace)}; Ctrl-C ends", flush=True)
         if not args.no_browser:
             webbrowser.open(url)

@@ -487,7 +487,7 @@ function fit() {
   const right = shown.cards.reduce((m, c) => Math.max(m, c.x + c.width), 1), bottom = shown.cards.reduce((m, c) => Math.max(m, c.y + c.height), 1);
   view.scale = Math.min(1.2, (board.clientWidth - 40) / right, isNarrow() ? 1.2 : (board.clientHeight - 100) / bottom);
   view.x = (board.clientWidth - right * view.scale) / 2;
-  view.y = 50;
+  view.y = isNarrow() ? 24 : 50;
   picture.stale = true;
   redraw();
 }

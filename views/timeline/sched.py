@@ -89,15 +89,14 @@ def chained(switches: Switches, running: Running) -> Switches:
         state=np.where(exited, IDLE, SLEEPING)[real],
         prio=np.full(len(real), UNKNOWN_PRIO),
     )
-    new = np.zeros(len(switches.ts) + len(real), bool)
-    new[odd[real] + 1 + np.arange(len(real))] = True
-    old = np.flatnonzero(~new)
+    new = odd[real] + 1 + np.arange(len(real))
+    old = np.delete(np.arange(len(switches.ts) + len(real)), new)
     return Switches(*(merged(new, old, getattr(filled, name), getattr(switches, name)) for name in COLUMNS))
 
 
 def merged(new: np.ndarray, old: np.ndarray, filled: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    """One column of both: `new` marks the places of those filled in, `old` tells those of the recorded ones."""
-    out = np.empty(len(new), np.int64)
+    """One column of both, from their places."""
+    out = np.empty(len(new) + len(old), np.int64)
     out[new], out[old] = filled, recorded
     return out
 

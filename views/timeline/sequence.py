@@ -26,7 +26,7 @@ BATCH = 1 << 16
 
 
 def valid(text: str) -> str:
-    """A text as protobuf takes it: a command line may hold bytes that are no UTF-8."""
+    """A text as protobuf takes it: a command line may hold bytes that are not UTF-8."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
@@ -62,8 +62,9 @@ class TextColumn:
 
     def by(self, rows: np.ndarray) -> set[int]:
         """The numbers of the texts that some slices say."""
-        rows = rows if self.row is None else self.row[rows]
-        return set(self.labels[np.flatnonzero(np.bincount(self.text.indices.to_numpy()[rows]))].tolist()) - {0}
+        rows, said = rows if self.row is None else self.row[rows], np.zeros(len(self.labels), bool)
+        said[self.text.indices.to_numpy()[rows]] = True
+        return set(self.labels[said].tolist()) - {0}
 
 
 @dataclass
@@ -137,10 +138,12 @@ class Level:
 class Events:
     """The slices of one track in their `preorder`, and their begin (i) and end (~i) events in the order of time.
 
-    Slice i is row `row[i]` of `levels[rank[i]]`. An instant has no end. `crossed`: slices that do not nest, see `nested`.
+    Slice i is row `row[i]` of `levels[rank[i]]`, whose rows are `rows[rank[i]]`. An instant has no end. `crossed`: slices that
+    do not nest, see `nested`.
     """
 
     levels: list[Level]
+    rows: list[np.ndarray]
     begin: np.ndarray
     end: np.ndarray
     row: np.ndarray
@@ -156,19 +159,18 @@ class Events:
         begin, end, complete = (
             np.concatenate([getattr(ly.slices, column)[r] for ly, r in drawn]) for column in ("begin", "end", "complete")
         )
-        rank = np.repeat(np.arange(len(drawn)), [len(r) for _, r in drawn])
-        row = np.concatenate([r for _, r in drawn])
-        return cls.arranged([ly for ly, _ in drawn], begin, np.maximum(begin, end), row, rank, complete)
+        return cls.arranged([ly for ly, _ in drawn], [r for _, r in drawn], begin, np.maximum(begin, end), complete)
 
     @classmethod
     def arranged(
-        cls, levels: list[Level], begin: np.ndarray, end: np.ndarray, row: np.ndarray, rank: np.ndarray, complete: np.ndarray
+        cls, levels: list[Level], rows: list[np.ndarray], begin: np.ndarray, end: np.ndarray, complete: np.ndarray
     ) -> "Events":
-        """Slices of any order."""
+        """Slices level by level."""
+        row, rank = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(r) for r in rows])
         by_begin = preorder(begin, end, rank)
         begin, end, row, rank, complete = (column[by_begin] for column in (begin, end, row, rank, complete))
         order, crossed = nested(begin, end, np.array([level.slices.instant for level in levels])[rank])
-        return cls(levels, begin, end, row, rank, complete, order, crossed)
+        return cls(levels, rows, begin, end, row, rank, complete, order, crossed)
 
     def lanes(self) -> "list[Events]":
         """Events that nest: these, or parts of these on as many lanes as that takes."""
@@ -179,16 +181,16 @@ class Events:
 
     def only(self, some: np.ndarray, end: np.ndarray) -> "Events":
         """Some of the slices, with ends that may be new."""
-        begin, row, rank, complete = (column[some] for column in (self.begin, self.row, self.rank, self.complete))
-        return self.arranged(self.levels, begin, end[some], row, rank, complete)
+        some = some[np.argsort(self.rank[some], kind="stable")]
+        rows = np.split(self.row[some], np.searchsorted(self.rank[some], np.arange(1, len(self.levels))))
+        return self.arranged(self.levels, rows, self.begin[some], end[some], self.complete[some])
 
     def texts(self) -> dict[str, set[int]]:
         """The numbers of the texts that the slices use, by table."""
         by_table: dict[str, set[int]] = {}
-        for rank, level in enumerate(self.levels):
-            if len(rows := self.row[self.rank == rank]):
-                for table, numbers in level.used(rows).items():
-                    by_table.setdefault(table, set()).update(numbers)
+        for level, rows in zip(self.levels, self.rows, strict=True):
+            for table, numbers in (level.used(rows) if len(rows) else {}).items():
+                by_table.setdefault(table, set()).update(numbers)
         return by_table
 
 

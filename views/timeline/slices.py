@@ -3,7 +3,7 @@
 Slices of one thread must nest. `lanes` proves it, or moves those that do not nest to lanes of their own.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -26,8 +26,9 @@ def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
 
     Columns are looked up hundreds of times, at five times the price where their names are Arrow's strings.
     """
-    columns = [drawn_column(column) for column in table.columns]
-    return pd.DataFrame(dict(enumerate(columns)), copy=False).set_axis(pd.Index(table.column_names, dtype=object), axis=1)
+    frame = pd.DataFrame(dict(enumerate(map(drawn_column, table.columns))), copy=False)
+    frame.columns = pd.Index(table.column_names, dtype=object)
+    return frame
 
 
 def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
@@ -58,19 +59,36 @@ def text_column(codes: np.ndarray, labels: list[str]) -> pyarrow.DictionaryArray
 
 def text_of(column: pd.Series | list[str]) -> pyarrow.DictionaryArray:
     """A column of texts as it is drawn."""
-    return text_column(*numbered(column if isinstance(column, pd.Series) else pd.Series(column, dtype=object)))
+    texts = pd.Categorical(column if isinstance(column, pd.Series) else pd.Series(column, dtype=object))
+    return text_column(texts.codes, [str(label) for label in texts.categories])
 
 
 def joined(make: Callable[..., str], *columns: pd.Series) -> pyarrow.DictionaryArray:
     """`make(a, b, ...)` of columns, called once per distinct row."""
     code, count = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        codes, labels = numbered(column) if column.dtype.kind == "O" else distinct(column.to_numpy())
-        code, among = dense(code * len(labels) + codes, count * len(labels))
-        count = len(among)
-    first = np.empty(count if len(code) else 0, np.int64)
+        codes, n = coded(column)
+        code, count = code * n + codes, count * n
+        if count > SMALL:
+            code, among = dense(code, count)
+            count = len(among)
+    code, among = dense(code, count)
+    first = np.empty(len(among), np.int64)
     first[code] = np.arange(len(code))
     return text_column(code, [make(*row) for row in zip(*(column.iloc[first].tolist() for column in columns), strict=True)])
+
+
+def coded(column: pd.Series) -> tuple[np.ndarray, int]:
+    """(codes, n): a number below `n` for each row, equal where the rows are."""
+    if column.dtype.kind == "O":
+        texts = pd.Categorical(column)
+        return texts.codes.astype(np.int64), len(texts.categories)
+    values = column.to_numpy(np.int64)
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    if high - low < SMALL:
+        return values - low, high - low + 1
+    codes, labels = distinct(values)
+    return codes, len(labels)
 
 
 def equals(column: pd.Series, text: str) -> np.ndarray:
@@ -182,13 +200,13 @@ def place(kind: str, layer: int, expert: int) -> str:
 
 
 def step_name(phase: str, token: int, position: int, n_tokens: int, context: int) -> str:
-    """What a step did, its number and where in the text: `decode 17 at position 64`, `prefill 0 of 48 tokens`.
+    """What a step did, its number and where in the text: `decode 17 at position 64`, `prefill 0: 48 tokens`.
 
     In which context, where its process has several: `decode 17 in context 1`.
     """
     name = f"{phase or 'step'} {token}" + (f" in context {context}" if context >= 0 else "")
     if n_tokens > 1:
-        return f"{name} of {n_tokens} tokens"
+        return f"{name}: {n_tokens} tokens"
     return f"{name} at position {position}" if position >= 0 else name
 
 
@@ -215,8 +233,6 @@ def graph_steps(tables: Tables) -> np.ndarray:
 def repeats_operator(tables: Tables, rows: pd.DataFrame) -> pd.Series:
     """Which graphs or expert runs are within an operator of the same step, layer and expert, which says their place [bool]."""
     operators = tables["operators"]
-    if not len(rows):
-        return pd.Series(np.zeros(0, bool))
     named, places = model_places(operators, rows)
     return pd.Series(np.isin(places, named[operators["layer"].to_numpy() >= 0]))
 
@@ -258,6 +274,8 @@ def graph_slices(tables: Tables) -> Slices:
 def flow_to_waits(tables: Tables, flow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(flow ids of graphs with those from what is given to an accelerator to the wait for it, which graphs end theirs)."""
     given = given_away(tables)
+    if not len(given):
+        return flow, np.zeros(len(flow), bool)
     waits = first_waits(tables, given)["graph_id"].to_numpy(np.int64)
     ids, given_ids = tables["graphs"]["graph_id"], given["graph_id"].to_numpy(np.int64)[waits >= 0]
     begun, ended = rows_of(ids, pd.Series(given_ids)), rows_of(ids, pd.Series(waits[waits >= 0]))
@@ -426,20 +444,23 @@ def on_program(tables: Tables) -> Iterator[Slices]:
 
 def levels(tables: Tables) -> Iterator[Slices]:
     """The levels of slices on threads, outermost first; some are empty."""
-    operator, wait = operator_slices(tables)
-    yield token_slices(tables)
-    yield graph_slices(tables)
-    yield operator
     used = prefetched_runs(tables)
-    yield expert_slices(tables, used)
-    yield from load_slices(tables, used)
-    yield qnn_call_slices(tables)
-    yield lone_execute_slices(tables)
-    yield from batch_call_slices(tables)
-    yield from call_slices(tables)
-    yield wait
-    yield read_slices(tables)
-    yield from major_fault_slices(tables)
+    operator, wait = operator_slices(tables)
+    drawn: tuple[tuple[str, Callable[[], Iterable[Slices]]], ...] = (
+        ("tokens", lambda: [token_slices(tables)]),
+        ("graphs", lambda: [graph_slices(tables)]),
+        ("operators", lambda: [operator]),
+        ("experts", lambda: [expert_slices(tables, used)]),
+        ("loads", lambda: load_slices(tables, used)),
+        ("qnn_calls", lambda: [qnn_call_slices(tables)]),
+        ("qnn_executes", lambda: [lone_execute_slices(tables)]),
+        ("npu_batches", lambda: batch_call_slices(tables)),
+        ("calls", lambda: call_slices(tables)),
+        ("operators", lambda: [wait]),
+        ("reads", lambda: [read_slices(tables)]),
+        ("faults", lambda: major_fault_slices(tables)),
+    )
+    return (slices for table, make in drawn if len(tables[table]) for slices in make())
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:

@@ -19,6 +19,8 @@ from views.timeline.slices import distinct, rows_of
 INT32 = 1 << 31
 HELPERS, OTHERS = LARGEST_ID + 1, LARGEST_ID + 2
 """No process has them."""
+TOKEN_TRACKS = r"^tokens(: |$)"
+"""The tracks of threads that compute steps, as `thread_roles` names them."""
 DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "npu_batches", "calls")
 WORKING = (*DOING, "reads", "faults")
 """Tables of what threads of the program did; reads and page faults befall threads that do nothing else, too."""
@@ -61,7 +63,7 @@ def target_group(manifest: dict[str, Any]) -> str:
 
 def thread_roles(tables: Frames, pids: dict[int, int], names: dict[int, str]) -> dict[int, str]:
     """tid → role and name of every thread with recorded work, and of each process's first thread."""
-    worked = {table: set(tables[table]["tid"].unique().tolist()) for table in (*DOING, "op_threads")}
+    worked = {table: set(distinct(tables[table]["tid"].to_numpy())[1].tolist()) for table in (*DOING, "op_threads")}
     roles: dict[int, str] = {}
     for tid in sorted({tid for tids in worked.values() for tid in tids} & pids.keys() | pids.keys() & set(pids.values())):
         name = names.get(tid, "")

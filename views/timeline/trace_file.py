@@ -61,7 +61,7 @@ class TraceFile:
     def packed(self, pending: bytes, job: Callable[[], Packets]) -> Packets:
         """What was appended before a job and what the job makes, as the file has it."""
         events, data = job()
-        data = pending + data
+        data = pending + data if pending else data
         return events, gzip.compress(data, GZIP_LEVEL, mtime=0) if self.zipped else data
 
     def write(self, left: int) -> None:
