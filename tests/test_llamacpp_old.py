@@ -11,15 +11,15 @@ from workloads.gguf_model import SMALL
 
 pytestmark = pytest.mark.needs("probes", "old packages")
 
-WITHIN_32 = [8, 1, 5]
-"""With the steps of one that follow: then these builds let what they read of the cache grow, which samples may miss at first."""
+GROWING = [300, 1, 7]
+"""In graphs of 128: what these builds read of the cache is longer in each of them, and they tell it of the same nodes."""
 
 
 @pytest.mark.parametrize("package", OLD_PACKAGES)
 def test_a_package_of_then_is_told_step_by_step(tmp_path: Path, package: str) -> None:
     """Its graph loop is learnt too: in 0.2.0 it keeps its variables far up in a large frame, and tokens have no name."""
     library = next(made_once(package, old_package(package)).rglob("xllamacpp.cpython*.so"))
-    both = truth.Both(tmp_path, truth.Run([WITHIN_32], replace(SMALL, layers=1), library=str(library)))
+    both = truth.Both(tmp_path, truth.Run([GROWING], replace(SMALL, layers=1), part=128, library=str(library)))
     truth.test_every_step_has_its_batchs_tokens_in_as_many_graphs_as_they_fill(both)
     truth.test_every_token_is_routed_to_the_experts_that_llama_cpp_used(both)
     assert [both.traced(step) for step in range(len(both.place))] == [both.computed(step) for step in range(len(both.place))]

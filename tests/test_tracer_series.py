@@ -35,11 +35,12 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
 LONG = os.environ.get("MOESCOPE_SERIES") == "long"
-MOMENTS, RELOADS, CALLS, MANY, KILLS = (100, 2000, 3, 200, 50) if LONG else (5, 100, 3, 200, 5)
+MOMENTS, RELOADS, CALLS, MANY, KILLS, RETURNS = (100, 2000, 3, 200, 50, 20) if LONG else (5, 100, 3, 200, 5, 2)
 PHASES = ("start-up", "attach", "learning", "recording", "end")
 LEVELS = "token,graph,operator"
 STEPS, PROMPT, PAUSE_US = 1900, 10, 20_000  # far longer than a moment takes
 PATIENCE_S = 120.0
+STEPS_PROGRAM = str(ROOT / "workloads" / "programs" / "steps.py")
 BY_ID = {"prog_id": "bpf_prog_get_fd_by_id", "map_id": "bpf_map_get_fd_by_id", "link_id": "bpf_link_get_fd_by_id"}
 
 
@@ -186,22 +187,22 @@ def moments(seed: int) -> Iterator[tuple[str, float]]:
         yield PHASES[number % len(PHASES)], draw.random()
 
 
-def kill_tracer(run: Run) -> set[tuple[str, int]]:
+def kill_tracer(tracer: subprocess.Popen) -> set[tuple[str, int]]:
     """Kill it in the middle of what it does; what of the kernel's it held."""
-    os.kill(run.tracer.pid, signal.SIGSTOP)
-    assert wait_until(lambda: state_of(run.tracer.pid) in "TZ")
-    held = held_in_kernel(run.tracer.pid)
-    os.kill(run.tracer.pid, signal.SIGKILL)
-    run.tracer.wait()
+    os.kill(tracer.pid, signal.SIGSTOP)
+    assert wait_until(lambda: state_of(tracer.pid) in "TZ")
+    held = held_in_kernel(tracer.pid)
+    os.kill(tracer.pid, signal.SIGKILL)
+    tracer.wait()
     return held
 
 
-def check_readable(run: Run) -> int:
+def check_readable(folder: Path) -> int:
     """What was recorded can be read, in one piece; the token steps in it."""
-    if not run.manifest():
+    if not (folder / "manifest.json").exists():
         return 0
-    seen = RawRecording(run.recording).records("token_begin")
-    tables = tables_module.build(RawRecording(run.recording))
+    seen = RawRecording(folder).records("token_begin")
+    tables = tables_module.build(RawRecording(folder))
     assert len(tables["tokens"]) >= len(seen) - 1
     assert tables["tokens"]["token_id"].tolist() == list(range(len(tables["tokens"])))
     return len(tables["tokens"])
@@ -217,7 +218,7 @@ def test_a_tracer_killed_at_any_moment_leaves_the_target_running_and_nothing_in_
         run = Run(tmp_path / str(number), program)
         try:
             reach(run, phase, lengths, share)
-            held = kill_tracer(run)
+            held = kill_tracer(run.tracer)
             assert wait_until(lambda held=held: not left(held)), (phase, share, left(held))
             assert not events.exists() or str(program.parent) not in events.read_text()
             assert wait_until(run.is_decided), (phase, share)
@@ -226,11 +227,38 @@ def test_a_tracer_killed_at_any_moment_leaves_the_target_running_and_nothing_in_
                 before = cpu_ticks(pid)
                 assert wait_until(lambda pid=pid, before=before: cpu_ticks(pid) > before), (phase, share, state_of(pid))
             running, held_any = running + bool(pid), held_any + bool(held)
-            recorded += check_readable(run) > 0
+            recorded += check_readable(run.recording) > 0
         finally:
             run.close()
     print(f"{MOMENTS} moments: programs were loaded in {held_any}, the target ran in {running}, {recorded} have whole steps")
     assert MOMENTS > held_any >= MOMENTS * 0.4 and running >= MOMENTS * 0.6 and recorded >= MOMENTS * 0.3
+
+
+@pytest.mark.alone  # other sessions' probes stand in the same file
+def test_a_tracer_killed_while_its_costly_levels_go_and_come_leaves_nothing_in_the_kernel(tmp_path: Path) -> None:
+    end, draw = tmp_path / "end", random.Random(4)
+    command = [sys.executable, STEPS_PROGRAM, "1000000", "0.004", "--operators", "200", "--until", str(end)]
+
+    def has_gone(manifest: dict) -> bool:
+        return any(row["level"] == "operator" and row["done_ns"] for row in manifest["level_changes"])
+
+    try:
+        for number in range(RETURNS):
+            folder = tmp_path / str(number)
+            tracer = begin_trace("run", "--no-views", "--max-overhead", "50%", "-o", str(folder), "--", *command)
+            pid = int(manifest_when(has_gone, folder, tracer)["target"]["pid"])
+            assert changed_code(pid, ROOT / "runtime" / "telemetry")
+            time.sleep(draw.random())
+            held = kill_tracer(tracer)
+            assert held and wait_until(lambda held=held: not left(held)), left(held)
+            assert wait_until(lambda pid=pid: not changed_code(pid, ROOT / "runtime" / "telemetry"))
+            before = cpu_ticks(pid)
+            assert wait_until(lambda pid=pid, before=before: cpu_ticks(pid) > before), state_of(pid)
+            os.kill(pid, signal.SIGKILL)
+            tracer.communicate()
+            assert check_readable(folder) > 0
+    finally:
+        end.touch()
 
 
 DETACHES = """
@@ -278,7 +306,7 @@ def test_a_target_killed_at_any_moment_ends_a_recording_that_is_complete(tmp_pat
             assert run.manifest()["state"] == "complete"
             assert run.manifest()["target"]["exit_code"] in (-signal.SIGKILL, *((None,) if phase == "end" else ()))
             assert wait_until(lambda held=held: not left(held)), (phase, share, left(held))
-            check_readable(run)
+            check_readable(run.recording)
         finally:
             run.close()
 
@@ -298,8 +326,8 @@ def test_the_hits_of_200_threads_are_counted_each(tmp_path: Path) -> None:
 
 
 def test_three_tracers_of_one_target_see_every_step_and_leave_it_alone(tmp_path: Path) -> None:
-    steps, end = str(ROOT / "workloads" / "programs" / "steps.py"), tmp_path / "end"
-    command = [sys.executable, steps, "100000", "0.005", "--until", str(end)]
+    end = tmp_path / "end"
+    command = [sys.executable, STEPS_PROGRAM, "100000", "0.005", "--until", str(end)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True) as target:
         assert wait_until(lambda: "_probes" in Path(f"/proc/{target.pid}/maps").read_text())
         folders = [tmp_path / str(number) for number in range(3)]
