@@ -19,10 +19,10 @@ THREADS = (MAIN, WORKER)
 WORK = st.lists(st.tuples(st.integers(1, 900), st.integers(1, 900)), min_size=1, max_size=40)
 
 
-def describe(w: Writer, ts: int, n: int, kind: int = MUL_MAT) -> None:
-    for node in range(n):
+def describe(w: Writer, ts: int, n: int, kind: int = MUL_MAT, rows: int = 1, first: int = 0) -> None:
+    for node in range(first, first + n):
         w.add("node", ts=ts, engine=2, tensor=TENSORS + node, graph=GRAPH, node=node)
-        ne, name = [[8, 1, 1, 1]], f"out-{node}".encode()
+        ne, name = [[8, rows, 1, 1]], f"out-{node}".encode()
         w.add("tensor", ts=ts, engine=2, tensor=TENSORS + node, type=kind, ne=ne, name=name)
 
 
@@ -124,6 +124,19 @@ def test_a_graph_that_the_old_way_tells_whole_is_read_that_way(tmp_path: Path) -
     operators = built(w, tmp_path)["operators"]
     assert operators["begin_ns"].tolist() == [1_010, 1_110, 1_210]
     assert operators["busy_ns"].tolist() == [50, 50, 50]
+
+
+def test_operators_without_elements_which_no_thread_begins_do_not_speak_for_the_new_way(tmp_path: Path) -> None:
+    w = Writer()
+    describe(w, 600, 3)
+    describe(w, 600, 9, rows=0, first=3)  # a part of a prompt that gives no logits
+    w.add("graph_begin", ts=1_000, engine=2, handle=GRAPH, layer=-1, expert=-1)
+    for node in range(3):
+        w.add("op_begin", ts=1_010 + 100 * node, engine=2, tensor=TENSORS + node, type=MUL_MAT, layer=-1)
+        w.add("op_wait", ts=1_060 + 100 * node, engine=2)
+    tell(w, MAIN, [(2, 1_260), *((node, 1_260 + node) for node in range(3, 12))])  # the new probe came late
+    w.add("graph_end", ts=1_300, engine=2, handle=GRAPH)
+    assert built(w, tmp_path)["operators"]["begin_ns"].tolist() == [1_010, 1_110, 1_210]
 
 
 def test_shares_outside_any_graph_are_left_over_and_said(tmp_path: Path) -> None:

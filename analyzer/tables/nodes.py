@@ -77,7 +77,7 @@ def unfold(source: Source) -> Announced:
     begun = owner["op_begin"] >= 0
     begun_ops = owner["op_begin"][begun], announced["op_begin"]["tensor"][begun], announced["op_begin"]["tid"][begun]
     done_ops = graph[used], tensor[used], done["tid"][used]
-    by_shares = np.append(graphs_by_shares(len(graphs), done_ops, begun_ops), False)
+    by_shares = np.append(graphs_by_shares(len(graphs), done_ops, begun_ops, have_elements(source, described[used])), False)
     used = used[by_shares[graph[used]]]
     rows = done.where(used)
     begins = begin_times(graph[used], rows["node"], rows["ts"], graphs["ts"])
@@ -135,15 +135,16 @@ def tensors_of(source: Source, done: Rows, until: np.ndarray) -> np.ndarray:
     return np.append(nodes["tensor"], 0)[latest_or_following(told, nodes["ts"], asked, until)]
 
 
-def graphs_by_shares(n: int, done: tuple[np.ndarray, ...], begun: tuple[np.ndarray, ...]) -> np.ndarray:
+def graphs_by_shares(n: int, done: tuple[np.ndarray, ...], begun: tuple[np.ndarray, ...], made: np.ndarray) -> np.ndarray:
     """Of each of `n` graphs, whether its operators are read from shares; both are given as (graph, tensor, thread) of each.
 
-    Probes come to stand when one thread has passed the first operators and another has not: each thread's must all be there.
+    `made` tells which shares have a result with elements: threads pass an operator without any, and none begins it. Probes come
+    to stand when one thread has passed the first operators and another has not: each thread's must all be there.
     """
-    count, count_begun = (np.bincount(graph, minlength=n) for graph, *_ in (done, begun))
+    count, count_begun = (np.bincount(graph, minlength=n) for graph in (done[0][made], begun[0]))
     by_share, announced = shared_codes(done, begun)
     missed = np.bincount(begun[0][~np.isin(announced, by_share)], minlength=n)
-    return (count > 0) & ((missed == 0) | (count > 2 * count_begun))
+    return np.isin(np.arange(n), done[0]) & ((missed == 0) | (count > 2 * count_begun))
 
 
 def begin_times(graph: np.ndarray, node: np.ndarray, ts: np.ndarray, graph_ts: np.ndarray) -> np.ndarray:
@@ -168,6 +169,11 @@ def descriptions(source: Source, done: Rows, tensor: np.ndarray, until: np.ndarr
     head = np.flatnonzero(tensors["first"] == 0)
     row = latest_or_following(told[head], tensors["ts"][head], asked, until)
     return np.where(row >= 0, np.append(head, NONE)[row], NONE)
+
+
+def have_elements(source: Source, described: np.ndarray) -> np.ndarray:
+    """Whether the tensors of these rows of `tensor` have elements. Parts of a prompt without logits have some that do not."""
+    return np.append((source.rows("tensor")["ne"] != 0).all(axis=1), True)[described]
 
 
 def never_run(source: Source) -> list[int]:
