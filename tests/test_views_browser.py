@@ -363,8 +363,9 @@ def test_the_perfetto_ui_opens_the_trace_offline(browser: Any, tmp_path: Path) -
             "self.app.trace.engine.query(sql).then(r => done(Number(r.firstRow({n: 0}).n)), e => done(String(e)))",
             sql,
         )
-        expand = "self.app.commands.runCommand('dev.perfetto.ExpandAllGroups');"
-        wait(lambda: browser.execute_script(expand + "return document.body.innerText.includes('QNN Execute (HTP emulator)')"))
+        expand = "self.app.commands.runCommand('dev.perfetto.ExpandAllGroups'); return document.body.innerText"
+        shown = f"try {{ {expand} }} catch (not_ready_yet) {{ return '' }}"
+        wait(lambda: "QNN Execute (HTP emulator)" in browser.execute_script(shown))
         assert "CPU 0" in browser.execute_script("return document.body.innerText")
         assert count == written.slices
         browser.get("about:blank")
