@@ -11,7 +11,7 @@ COMMANDS = {
     "query": "SQL over the tables",
     "phases": "where every moment of a token goes",
     "ledger": "what every moment of a token was spent on: one cause each",
-    "findings": "what costs most, and how much time each remedy would save",
+    "findings": "main costs, and the time that each remedy would save",
     "threads": "thread states, load balance, and which threads took the CPU",
     "trends": "spread, drift, jumps and growth across tokens",
     "roofline": "whether operators are bound by compute, memory, disk or launch",

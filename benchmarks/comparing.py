@@ -8,10 +8,10 @@ python -m benchmarks.comparing stopping [--repeats 200] [--noise 3]             
 python -m benchmarks.comparing speed [--runs 100] [--operators 5000]
 
 `power`: one of 60 operators is slowed; runs vary by a drift they share, by noise of their own, and by rare disturbances.
-`words`: changes of every size, and none, in all figures of speed; the word for each is right, wrong or "cannot tell". Beyond the
+`words`: changes of every size, and none, in all figures of speed; the word for each is right, wrong or "inconclusive". Beyond the
 threshold slower or faster is right, within it "the same"; whatever else is said is wrong.
 `alarms`: pairs of groups drawn without replacement from real runs; an alarm is any change called in a family of metrics.
-`windows`: the same with the drift from run to run left in: of successive runs, the sides by turns (A B B A ..., and in pairs
+`windows`: the same with the drift from run to run left in: of successive runs, the sides alternately (A B B A ..., and in pairs
 whose order is drawn), one after the other, and one after the other with as many runs as a side has between them.
 `stopping`: alarms of unchanged programs where one looks after every pair and stops at a verdict of that alpha.
 Changes planted in recordings of real runs: benchmarks.planted.
@@ -62,14 +62,14 @@ def power(args: argparse.Namespace, report: Report) -> None:
                 verdict = judge(dims, both[:runs], both[runs:])["verdict"].to_numpy()
                 hits += verdict[0] == SLOWER
                 wrong += np.isin(verdict[1:], [SLOWER, FASTER]).any()
-                open_ones += verdict[0] == "cannot tell"
-            for what, count in (("found", hits), ("others accused", wrong), ("cannot tell", open_ones)):
+                open_ones += verdict[0] == "inconclusive"
+            for what, count in (("found", hits), ("others accused", wrong), ("inconclusive", open_ones)):
                 name = f"{runs} + {runs} runs, one operator {planted:+.0%}: {what}"
                 report.add(name, "%", single(100 * count / args.repeats, args.repeats))
 
 
 def words(args: argparse.Namespace, report: Report) -> None:
-    """Share of repeats in which the word for a change is right, wrong or "cannot tell"; how often "the same" reaches outside."""
+    """Share of repeats in which the word for a change is right, wrong or "inconclusive"; how often "the same" reaches outside."""
     report.note(f"noise {args.noise} % per run and figure, {METRICS_OF_SPEED} figures of speed, all changed")
     for runs in map(int, args.runs.split(",")):
         outside = said = 0
@@ -96,7 +96,7 @@ def swept(runs: int, planted: float, repeats: int, noise: float) -> list[dict[st
 
 
 def verdict_of(verdict: str, planted: float) -> str:
-    """Is a verdict right of a true relative change: right, wrong, or cannot tell?"""
+    """Is a verdict right of a true relative change: right, wrong, or inconclusive?"""
     truth = SAME if abs(planted) <= PRACTICAL else SLOWER if planted > 0 else FASTER
     return UNKNOWN if verdict == UNKNOWN else "right" if verdict == truth else "wrong"
 
@@ -128,7 +128,7 @@ def windows(args: argparse.Namespace, report: Report) -> None:
     for size in map(int, args.runs.split(",")):
         turns = np.resize([0, 1, 1, 0], 2 * size)
         one, gap = np.zeros(size, int), np.full(size, -1)
-        orders = {"by turns": turns, "in drawn pairs": None, "one after the other": np.r_[one, one + 1]}
+        orders = {"alternately": turns, "in drawn pairs": None, "one after the other": np.r_[one, one + 1]}
         orders["with a gap"] = np.r_[one, gap, one + 1]
         for name, order in orders.items():
             counts: dict[str, int] = {}

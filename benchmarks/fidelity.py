@@ -86,7 +86,7 @@ class Paced:
 
 
 def rounds_of(own: Paced, rounds: int, until: float, recorded: Paced | None = None) -> pd.DataFrame:
-    """ms that `own` took in each of as many rounds as there is time for, at most `rounds`, by turns with `recorded`."""
+    """ms that `own` took in each of as many rounds as there is time for, at most `rounds`, alternately with `recorded`."""
     taken: list[dict[str, float]] = []
     while not taken or (len(taken) < rounds and time.monotonic() < until):
         taken.append(own.round())
@@ -122,7 +122,7 @@ def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Run
 
 
 def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[dict[str, float], dict[str, float]]:
-    """({kernel: ms as recorded}, {kernel: ms by duplication}); the programs take rounds by turns: both see one machine."""
+    """({kernel: ms as recorded}, {kernel: ms by duplication}); the programs take rounds alternately: both see one machine."""
     own = Paced(copies("ggml_copies", extra), REST_S)
     recorded = Paced(recording(copies("ggml_copies", 0), folder / "kernels"), REST_S)
     for _ in range(LEARNING):

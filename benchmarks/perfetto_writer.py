@@ -1,7 +1,7 @@
 """How fast and how small the Perfetto writer is, on synthetic tables: `python -m benchmarks.perfetto_writer [--events N]`.
 
 Rates are from the tables to the file, per second of the wall clock and of the process's own CPU time (all its threads), with one
-thread and with all CPUs by turns. `--open` reads the last trace with Perfetto's trace processor and counts; `--ui` opens it in
+thread and with all CPUs alternately. `--open` reads the last trace with Perfetto's trace processor and counts; `--ui` opens it in
 the offline copy of the Perfetto UI, in headless Chromium.
 """
 
@@ -72,7 +72,7 @@ def write(manifest: dict[str, Any], tables: Tables, path: Path, zipped: bool, th
 
 
 def write_all(manifest: dict[str, Any], tables: Tables, path: Path, rounds: int, report: Report) -> None:
-    """Write every kind of trace with one thread and with all CPUs by turns."""
+    """Write every kind of trace with one thread and with all CPUs alternately."""
     kinds = {"without arguments": (bare, False), "gzip": (on_program, True), "with arguments": (on_program, False)}
     cases = list(product(kinds, sorted({1, usable_cpus()})))
     written: dict[tuple[str, int], list[Written]] = {case: [] for case in cases}

@@ -1,6 +1,6 @@
 """Is a planted change found, and is the right culprit named? Power at each size, on recordings of real runs.
 
-sudo python -m benchmarks.planted record DIR [--engine llama|runtime] [--count 20]    unchanged; runtime: half a cache by turns
+sudo python -m benchmarks.planted record DIR [--engine llama|runtime] [--count 20]    unchanged; runtime: half a cache alternately
 python -m benchmarks.planted power DIR [--runs 5,10] [--repeats 60]                   planted in the recorded times of those
 sudo python -m benchmarks.planted program [--count 20] [--runs 5,10] [--repeats 60]   planted in a program that is recorded
 
@@ -41,7 +41,7 @@ from workloads.planting import Tables
 
 NOTHING = "nothing"
 SIZES = (0.03, 0.05, 0.10)
-SHARES = ("found", "others accused", "TPOT called slower", "wrong word", "cannot tell", '"the same" outside the threshold')
+SHARES = ("found", "others accused", "TPOT called slower", "wrong word", "inconclusive", '"the same" outside the threshold')
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
 GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "150", "--ignore-end"]
 ENGINES = {
@@ -85,7 +85,7 @@ def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Re
 
 
 def record(args: argparse.Namespace) -> None:
-    """Runs by turns, forwards and backwards, to DIR/<variant>/run-NNN, after those that are there; the first of each warms up."""
+    """Runs alternately, forwards and backwards, to DIR/<variant>/run-NNN, after existing ones; the first of each is a warm-up."""
     os.environ.setdefault("LLAMA_THREADS", "1")  # on two CPUs, one is left to the tracer
     seeded_gguf("tiny-moe") if args.engine == "llama" else demo_model()
     commands, there = list(ENGINES[args.engine].items()), len(list(Path(args.folder).glob("base/run-*")))
@@ -178,7 +178,7 @@ def program(args: argparse.Namespace) -> None:
         printed = trace(*levels, "--", str(binary), str(args.count), "20", *PROGRAM)
         results = planting.by_variant(load(f"{folder}/run"), printed)
     report = Report("planted", args)
-    report.note(f"{args.count} runs of each variant of workloads/programs/planted.c, recorded by turns")
+    report.note(f"{args.count} runs of each variant of workloads/programs/planted.c, recorded alternately")
     rows = {
         "again": (NOTHING, "", "operator", {"type": ""}),
         **{

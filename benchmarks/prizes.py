@@ -1,11 +1,11 @@
-"""Does a finding's prize come true? Plants causes, reads what each finding promises, applies its remedy, and measures again.
+"""Estimated savings of findings against measured ones: plants causes, reads each finding, applies its remedy, measures again.
 
 sudo python -m benchmarks.prizes [--rounds 5] [--causes small cache,cold file]
 
-Each round records the planted run and the run with the remedy, by turns. `predicted` is the finding's prize and `won` what the
-steps took less, both as a share of the planted run's step time; a prize is right within a factor of 1.5. The other process
-and the thread too many want a machine that is otherwise idle. The fallback from the NPU to the CPU is llama.cpp's own Hexagon
-backend over a stand-in (workloads/hexagon), whose operators take OPERATOR_US: the CPU's times are real, the NPU's are set.
+Each round records the planted run and the run with the remedy, alternately. `predicted` is the finding's estimated saving and
+`won` the reduction of step time, both as a share of the planted run's step time; an estimate is right within a factor of 1.5. The
+causes "other process" and "thread too many" need an otherwise idle machine. The fallback from the NPU to the CPU uses llama.cpp's
+own Hexagon backend over a stand-in (workloads/hexagon), whose operators take OPERATOR_US: the NPU's times are not real.
 """
 
 import contextlib
@@ -153,10 +153,10 @@ def recorded(run: Run, folder: Path) -> Tables:
 
 
 def promised(tables: Tables, rules: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
-    """(the greatest prizes by these rules, whose times do not overlap, of step time; the evidence of the first)."""
+    """(the largest savings by these rules, whose times do not overlap, of step time; the evidence of the first)."""
     found = {finding.rule: finding for finding in reversed(findings(tables))}  # the greatest of a rule
     first = next((found[rule].evidence for rule in rules if rule in found), {})
-    return sum(found[rule].prize_share for rule in rules if rule in found), first
+    return sum(found[rule].saving_share for rule in rules if rule in found), first
 
 
 def step_ms(tables: Tables) -> float:
@@ -169,17 +169,17 @@ def tried(cause: Cause, rounds: int, folder: Path) -> tuple[np.ndarray, np.ndarr
     predicted, evidence = promised(recorded(cause.planted, folder / "first"), cause.rules)
     sides = (("planted", cause.planted), ("remedied", cause.remedy(evidence))) if evidence else ()
     took: dict[str, list[float]] = {"planted": [], "remedied": []}
-    prizes = []
+    savings = []
     for number, (side, run) in by_turns(sides, rounds):
         tables = recorded(run, folder / f"{side}-{number}")
         took[side].append(step_ms(tables))
         if side == "planted":
-            prizes.append(promised(tables, cause.rules)[0])
-    return np.array(prizes or [predicted]), 1 - np.array(took["remedied"]) / np.array(took["planted"])
+            savings.append(promised(tables, cause.rules)[0])
+    return np.array(savings or [predicted]), 1 - np.array(took["remedied"]) / np.array(took["planted"])
 
 
 def judged(report: Report, cause: Cause, predicted: np.ndarray, won: np.ndarray) -> bool:
-    """Is the prize right within FACTOR? Adds its figures."""
+    """Is the estimated saving right within FACTOR? Adds its figures."""
     labels = (cause.label,) if cause.label else ()
     report.add(f"{cause.name}: predicted", "%", extremes(100 * predicted), labels=labels)
     if len(won):
@@ -203,7 +203,7 @@ def main() -> None:
                 continue
             predicted, won = tried(cause, args.rounds, Path(temporary) / str(number))
             right.append(judged(report, cause, predicted, won))
-    report.add(f"causes whose prize is right within a factor of {FACTOR}", "", single(sum(right), len(right)))
+    report.add(f"causes whose estimated saving is right within a factor of {FACTOR}", "", single(sum(right), len(right)))
     report.finish()
 
 

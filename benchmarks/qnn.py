@@ -90,7 +90,7 @@ def overhead(args: argparse.Namespace, report: Report) -> int:
 
 
 def measure(level: str, rows: str, args: argparse.Namespace, folder: Path, report: Report) -> None:
-    """A process's runs with probes on and off by turns."""
+    """A process's runs with probes on and off alternately."""
     command = [sys.executable, "-m", "benchmarks.programs.execute_qnn", str(folder), level, rows]
     with contextlib.closing(Engine(command, folder / "runs.bin", 1)) as engine:
         with recording(engine, "--levels qnn", folder / "run") as session:

@@ -4,7 +4,7 @@
 
 Shapes are those of workloads/gguf_model.py (`qwen-moe`: 8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp
 (blocks of 32, float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a
-process of its own and works in short windows, by turns (ABBA), while the other is stopped. A round gives one ratio of speeds
+process of its own and works in short windows, alternately (ABBA), while the other is stopped. A round gives one ratio of speeds
 for decode and one for prefill; the figures are their medians and 95 % bootstrap intervals. transformers runs in float32 with
 fewer layers, against ours with as many.
 
@@ -213,7 +213,7 @@ class Process:
 
 
 def compare(ours: Process, other: Process, rounds: int, counts: dict[str, int], name: str, report: Report) -> None:
-    """Windows by turns, ABBA: two of each engine and kind in a round. counts: tokens of a window by kind."""
+    """Windows alternately, ABBA: two of each engine and kind in a round. counts: tokens of a window by kind."""
     for what, count in counts.items():
         for process in (ours, other):
             process.ask(what, count)

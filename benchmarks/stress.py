@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--threads", default="1,2", help="numbers of threads that hit, one run each (default: 1,2)")
     parser.add_argument("--ring-mib", type=int, default=32)
     parser.add_argument("--buffer", choices=("ring", "perf"), default="ring")
-    parser.add_argument("--recorders", default="tracer", help="tracer, collector, or both, in turns (default: tracer)")
+    parser.add_argument("--recorders", default="tracer", help="tracer, collector, or both, alternately (default: tracer)")
     parser.add_argument("--folder", type=Path, help="where recordings go while they are made (default: the temporary folder)")
     args = parser.parse_args()
     report, exact = Report("stress", args), True

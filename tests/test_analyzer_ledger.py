@@ -242,18 +242,18 @@ def test_the_verb_prints_the_sum_and_json_has_every_token(tmp_path, capsys):
     assert answer["run_ms"]["total"] == pytest.approx(0.003) and answer["accelerator"] == {}
 
 
-def test_the_prize_of_a_fallback_is_what_the_accelerator_would_not_take_and_one_submission_less():
+def test_the_saving_of_a_fallback_is_what_the_accelerator_would_not_take_and_one_submission_less():
     tables = token(**split([3, 3, 3]))
     tables["operators"] = tables["operators"].assign(shape="64x1")
     (unknown,) = (found for found in findings(tables) if found.rule == "fallback")
-    assert unknown.prize_ms == pytest.approx(550e-6) and "at most" in unknown.text
+    assert unknown.saving_ms == pytest.approx(550e-6) and "upper bound" in unknown.text
     equal = frame("npu_operators", type=["MUL_MAT"] * 3, shape="64x1", us=[0, 0, -1])
     (known,) = (found for found in findings(tables | {"npu_operators": equal}) if found.rule == "fallback")
-    assert known.prize_ms == pytest.approx(550e-6) and "at most" not in known.text
+    assert known.saving_ms == pytest.approx(550e-6) and "upper bound" not in known.text
     slow = frame("npu_operators", type=["MUL_MAT"], shape="64x1", us=[1])
     assert not [found for found in findings(tables | {"npu_operators": slow}) if found.rule == "fallback"]
     other = frame("npu_operators", type=["MUL_MAT"], shape="8x1", us=[1])
-    assert [found.prize_ms for found in findings(tables | {"npu_operators": other}) if found.rule == "fallback"] == [
+    assert [found.saving_ms for found in findings(tables | {"npu_operators": other}) if found.rule == "fallback"] == [
         pytest.approx(550e-6)
     ]
 
@@ -266,7 +266,7 @@ def test_what_the_cpu_computes_between_batches_of_a_layer_is_fallback():
     queued = tables | {"operators": on_cpu, "op_threads": shares((300, 700)), "npu_batches": batches, "npu_operators": given}
     assert ledger.fallen_back(ledger.Spans(queued)).tolist() == [True]
     (found,) = (each for each in findings(queued) if each.rule == "fallback")
-    assert found.prize_ms == pytest.approx(400e-6 + 300e-6 / 4) and "at most" in found.text  # of four submissions one less
+    assert found.saving_ms == pytest.approx(400e-6 + 300e-6 / 4) and "upper bound" in found.text  # of four submissions one less
     elsewhere = queued | {"npu_operators": given.assign(layer=[3, 4])}
     assert ledger.fallen_back(ledger.Spans(elsewhere)).tolist() == [False]
 
@@ -280,7 +280,7 @@ def test_a_wait_for_a_page_that_is_being_read_ahead_is_the_disks_though_its_faul
     tables = token(faults=read, thread_states=waits, operators=operators, op_threads=shares((100, 900)))
     assert causes(tables) == {"faults_and_reads": 40 + 80, "cpu_operators": 680, "host_code": 200}
     (found,) = (each for each in findings(tables) if each.rule == "disk")
-    assert found.prize_ms == pytest.approx(120e-6) and found.evidence["faults"] == 2
+    assert found.saving_ms == pytest.approx(120e-6) and found.evidence["faults"] == 2
 
 
 def test_sleep_behind_a_submission_is_no_gap_of_the_token_thread():
@@ -288,12 +288,12 @@ def test_sleep_behind_a_submission_is_no_gap_of_the_token_thread():
     batch = frame("npu_batches", batch_id=[0], wait_ns=[400], npu_us=[0.3], layout=3, **spans((300, 700)))
     assert not [found for found in findings(token(npu_batches=batch, thread_states=asleep)) if found.rule == "gaps: asleep"]
     (alone,) = (found for found in findings(token(thread_states=asleep)) if found.rule == "gaps: asleep")
-    assert alone.prize_ms == pytest.approx(380e-6)
+    assert alone.saving_ms == pytest.approx(380e-6)
 
 
 def found(rule: str, tables: dict[str, pd.DataFrame]) -> list[tuple[float, dict]]:
     """(ns to win, evidence) of a rule's findings."""
-    return [(round(each.prize_ms * 1e6), each.evidence) for each in findings(tables) if each.rule == rule]
+    return [(round(each.saving_ms * 1e6), each.evidence) for each in findings(tables) if each.rule == rule]
 
 
 def test_what_many_submissions_cost_is_found_and_grows_with_their_number():

@@ -196,7 +196,7 @@ def test_who_ran_last_before_a_thread_came_back_is_who_displaced_it(tmp_path):
     tables = load(w.write(tmp_path))
     rows = displacement.displacements(tables)
     assert rows[["op_id", "tid", "by_tid", "cost_ns"]].to_numpy().tolist() == [[0, MAIN, 77, 150], [-1, MAIN, 88, 30]]
-    won = {f.evidence["pid"]: f.prize_ms * 1e6 for f in findings(tables) if f.rule == "displaced"}
+    won = {f.evidence["pid"]: f.saving_ms * 1e6 for f in findings(tables) if f.rule == "displaced"}
     assert won == {77: pytest.approx(150), 88: pytest.approx(30)}
 
 
@@ -204,7 +204,7 @@ def test_a_thread_that_waits_for_one_without_a_cpu_is_no_imbalance(tmp_path):
     tables = contended(tmp_path)
     assert not [finding for finding in findings(tables) if finding.rule == "imbalance"]
     undisturbed = {**tables, "thread_states": tables["thread_states"].iloc[:0]}
-    assert [f.prize_ms * 1e6 for f in findings(undisturbed) if f.rule == "imbalance"] == [pytest.approx(120)]
+    assert [f.saving_ms * 1e6 for f in findings(undisturbed) if f.rule == "imbalance"] == [pytest.approx(120)]
 
 
 def test_the_tracer_is_named_where_it_took_the_cpu(tmp_path):
@@ -240,8 +240,8 @@ def test_a_thread_too_many_is_told_and_wins_what_is_spun_not_what_is_computed(tm
     tables = crowded(tmp_path)
     found = {f.rule: f for f in findings(tables)}
     computed = 100 + 99 + 99
-    assert found["crowded"].text.startswith("2 threads compute on 1 CPU and keep each other from running; 1 would not")
-    assert found["crowded"].prize_ms * 1e6 == pytest.approx(400 - computed, abs=2)
+    assert found["crowded"].text.startswith("2 threads compute on 1 CPU and displace each other; 1 would not")
+    assert found["crowded"].saving_ms * 1e6 == pytest.approx(400 - computed, abs=2)
     assert not {"imbalance", "displaced", "displaced: own"} & found.keys()
     others = contended(tmp_path / "others")
     assert displacement.crowded(others, displacement.displacements(others)) is None
@@ -256,11 +256,11 @@ def test_what_operators_spin_within_themselves_is_told_from_computing_by_equal_o
 def test_findings_are_ranked_and_each_query_answers(tmp_path, capsys):
     tables = step(tmp_path / "run", 3)
     found = findings(tables)
-    assert [f.prize_share for f in found] == sorted((f.prize_share for f in found), reverse=True)
+    assert [f.saving_share for f in found] == sorted((f.saving_share for f in found), reverse=True)
     by_rule = {f.rule: f for f in found}
-    assert by_rule["first loads"].prize_share == pytest.approx(0.1 / 3)
-    assert by_rule["expert loads"].prize_share == pytest.approx(0.2 / 3)
-    assert by_rule["gaps: asleep"].prize_share == pytest.approx(0.08)
+    assert by_rule["first loads"].saving_share == pytest.approx(0.1 / 3)
+    assert by_rule["expert loads"].saving_share == pytest.approx(0.2 / 3)
+    assert by_rule["gaps: asleep"].saving_share == pytest.approx(0.08)
     for finding in found:
         assert main(["query", str(tmp_path / "run"), finding.query, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)

@@ -161,7 +161,7 @@ def test_caps_are_told_with_their_share_of_decode_and_what_they_cost(warm: Recor
     assert [cap["text"] for cap in said["caps"]] == ["CPUs 4-7 capped to 1.9 GHz (of 2.8) for 60% of decode"]
     assert said["cooling"] == {"gpu": pytest.approx(0.6, abs=0.01)}
     finding = next(f for f in findings(tables) if f.rule == "capped")
-    assert finding.prize_ms == pytest.approx(0.5 * STEPS / 2, rel=0.01)
+    assert finding.saving_ms == pytest.approx(0.5 * STEPS / 2, rel=0.01)
     assert "CPUs 4-7 capped to 1.9 GHz" in finding.text and "1.5 instead of 1.0 ms" in finding.text
     assert clocks.frequencies(tables)["CPUs 4-7"] == pytest.approx(0.4 * 2800 + 0.6 * 1900.8, rel=0.01)
 

@@ -45,7 +45,7 @@ def result(name: str, seed: int, slow: str = "", factor: float = 1.0, swap: str 
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Folders of stored results: six runs each, by turns; the candidate's attention takes 30 % longer."""
+    """Folders of stored results: six runs each, alternately; the candidate's attention takes 30 % longer."""
     folder = tmp_path_factory.mktemp("sides")
     for side, factor in (("base", 1.0), ("cand", 1.3)):
         (folder / side).mkdir()
@@ -101,7 +101,11 @@ def test_sides_that_did_not_take_turns_are_judged_with_care_and_that_is_said(sid
     after = compare(base, [replace(run, began=run.began + 100) for run in cand])
     unknown = compare(base, [replace(run, began=np.nan) for run in cand])
     said = [" ".join(text for _, text in made.words) for made in (turns, after, unknown)]
-    assert "by turns" not in said[0] and "One side was recorded after the other" in said[1] and "It is not known when" in said[2]
+    assert (
+        "alternately" not in said[0]
+        and "One side was recorded after the other" in said[1]
+        and "recording time of some runs" in said[2]
+    )
     ends = [made.judged["log_high"] - made.judged["estimate"] for made in (turns, after)]
     assert turns.judged["paced"].equals(after.judged["paced"])
     assert ends[1].to_numpy() == pytest.approx(2**0.5 * ends[0].to_numpy(), nan_ok=True)
@@ -142,7 +146,7 @@ def test_medians_are_shown_on_the_footing_of_their_ratio(capsys, tmp_path: Path)
     assert row["candidate"] / row["base"] - 1 == pytest.approx(row["change %"] / 100)
     assert row["candidate at the base's pace"] / row["base"] - 1 == pytest.approx(row["change at the base's pace %"] / 100)
     main(words)
-    assert "at the base's pace: without" in capsys.readouterr().out
+    assert "at the base's pace: corrected" in capsys.readouterr().out
 
 
 def test_wrong_use_is_one_line_and_two(sides, capsys, tmp_path: Path) -> None:
@@ -164,7 +168,7 @@ def test_what_differs_in_kind_and_in_conditions_is_said() -> None:
     assert {(c.what, c.appeared) for c in made.structure if c.aspect == "operator"} == {("router", False), (HOSTILE, True)}
     unlike = differences([r.environment for r in base], [r.environment for r in cand])
     assert {d.what: d.unfair for d in unlike} == {"governor": True, "kernel": True}
-    assert any("Not like for like" in text for _, text in made.words)
+    assert any("measured under different conditions" in text for _, text in made.words)
 
 
 def test_another_model_makes_sides_unlike_and_an_unknown_one_does_not() -> None:

@@ -71,7 +71,7 @@ def test_bootstrap_of_ranks_is_the_ordinary_bootstrap_of_medians() -> None:
 def test_few_runs_never_alarm_and_are_told_how_many_more() -> None:
     base, cand = np.full((3, 1), 1.0) + RNG(0).normal(0, 0.001, (3, 1)), np.full((3, 1), 2.0) + RNG(1).normal(0, 0.001, (3, 1))
     row = judge(dims(1), base, cand).iloc[0]
-    assert row["verdict"] == "cannot tell" and row["p"] == pytest.approx(2 / comb(6, 3)) and row["more_runs"] == 2
+    assert row["verdict"] == "inconclusive" and row["p"] == pytest.approx(2 / comb(6, 3)) and row["more_runs"] == 2
     row = judge(dims(1), np.tile(base, (2, 1)), np.tile(cand, (2, 1))).iloc[0]
     assert row["verdict"] == "slower" and row["more_runs"] == 0
 

@@ -54,7 +54,7 @@ def test_same_is_said_only_of_an_interval_inside_the_practical_threshold(
         if row["verdict"] == "same":
             assert inside
         if not inside and row["verdict"] not in ("slower", "faster"):
-            assert row["verdict"] == "cannot tell"
+            assert row["verdict"] == "inconclusive"
 
 
 def test_a_noisy_machine_cannot_tell_and_the_limit_sees_it(tmp_path: Path, capsys) -> None:
@@ -65,10 +65,10 @@ def test_a_noisy_machine_cannot_tell_and_the_limit_sees_it(tmp_path: Path, capsy
         for run in runs:
             save(run, tmp_path / side / f"{run.name}.parquet")
     folders = [str(tmp_path / "base"), str(tmp_path / "cand")]
-    assert main(["compare", *folders, "--fail-on", "cannot-tell", "--json"]) == 1
+    assert main(["compare", *folders, "--fail-on", "inconclusive", "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
     (metric,) = shown["metrics"]
-    assert metric["verdict"] == "cannot tell" and metric["threshold"] > 0.3
+    assert metric["verdict"] == "inconclusive" and metric["threshold"] > 0.3
     assert "the same" not in " ".join(one["text"] for one in shown["words"])
 
 
@@ -100,7 +100,7 @@ def test_words_of_direction_fit_what_is_measured() -> None:
     assert direction(row("ms", "lower", "slower")) == "slower" and direction(row("tok/s", "higher", "faster")) == "faster"
     assert direction(row("bytes", "lower", "faster")) == "less" and direction(row("bytes", "lower", "slower")) == "more"
     assert direction(row("share", "higher", "slower")) == "worse" and direction(row("share", "higher", "faster")) == "better"
-    assert direction(row("share", "higher", "cannot tell")) == "cannot tell"
+    assert direction(row("share", "higher", "inconclusive")) == "inconclusive"
 
 
 def test_from_nothing_to_something_breaks_a_limit_and_prints_no_percentage() -> None:
@@ -119,7 +119,7 @@ def test_from_nothing_to_something_breaks_a_limit_and_prints_no_percentage() -> 
 def test_too_few_runs_are_never_called_enough_to_know(n: int, noise: float, seed: int) -> None:
     base, cand = np.exp(RNG(seed).normal(0, noise, (n, 1))), np.exp(0.3 + RNG(seed + 1).normal(0, noise, (n, 1)))
     row = judge(dims(1), base, cand).iloc[0].to_dict()
-    if row["verdict"] == "cannot tell":
+    if row["verdict"] == "inconclusive":
         assert not row["more_runs_known"] and n + row["more_runs"] >= FEWEST
         assert needed(row).startswith(("at least", f"more than {FEASIBLE}"))
 
@@ -130,7 +130,7 @@ def test_the_runs_that_are_asked_for_tell_as_often_as_they_are_said_to() -> None
         rng = RNG(seed)
         base, cand = np.exp(rng.normal(0, 0.06, (6, 1))), np.exp(0.08 + rng.normal(0, 0.06, (6, 1)))
         row = judge(dims(1), base, cand).iloc[0].to_dict()
-        if row["verdict"] == "cannot tell" and row["more_runs_known"] and row["estimate"] > 0.05:
+        if row["verdict"] == "inconclusive" and row["more_runs_known"] and row["estimate"] > 0.05:
             n, effect = 6 + row["more_runs"], row["estimate"]
             again = [np.exp(shift + rng.normal(0, 0.06, (n, 1))) for shift in (0.0, effect)]
             said, told = said + 1, told + (judge(dims(1), *again).iloc[0]["verdict"] == "slower")
@@ -142,7 +142,7 @@ def test_a_threshold_of_ones_own_is_what_same_means() -> None:
     verdicts = {
         practical: judge(dims(1), base, cand, Rules(practical=practical)).iloc[0]["verdict"] for practical in (0.001, 0.2)
     }
-    assert verdicts == {0.001: "cannot tell", 0.2: "same"}
+    assert verdicts == {0.001: "inconclusive", 0.2: "same"}
 
 
 def test_history_says_of_two_builds_what_a_comparison_of_their_runs_says(tmp_path: Path, capsys) -> None:
@@ -185,10 +185,10 @@ def test_a_side_of_one_run_shows_no_interval(n_base: int, n_cand: int, said: str
 @pytest.mark.parametrize(
     ("verdicts", "sentence"),
     [
-        ({"TTFT": UNKNOWN, "TPOT": UNKNOWN}, "TTFT, TPOT cannot be told."),
+        ({"TTFT": UNKNOWN, "TPOT": UNKNOWN}, "TTFT, TPOT are inconclusive."),
         ({"TTFT": SLOWER, "TPOT": SAME}, "The candidate is slower in TTFT; the same in TPOT."),
-        ({"TTFT": FASTER, "TPOT": UNKNOWN}, "The candidate is faster in TTFT; TPOT cannot be told."),
-        ({}, "No run has tokens, so nothing is said about speed."),
+        ({"TTFT": FASTER, "TPOT": UNKNOWN}, "The candidate is faster in TTFT; TPOT is inconclusive."),
+        ({}, "No run has tokens, so speed was not compared."),
     ],
 )
 def test_the_page_begins_with_every_metric_of_speed_by_its_verdict(verdicts: dict[str, str], sentence: str) -> None:

@@ -124,7 +124,7 @@ RUNS = {
     "batches of many sizes": Run([[20, 1, 7, 12, 1, 1, 5, 20, 7, 1, 1, 12, 3]], ONE),
     "llama": Run([[4]], DENSE["llama"]),
     "gemma2": Run([[4]], DENSE["gemma2"]),
-    "two contexts in turns": Run([[20, 1, 7], [3, 200]], ONE, part=128),
+    "two contexts alternately": Run([[20, 1, 7], [3, 200]], ONE, part=128),
     "two contexts at once by llama_process": Run([[20, 1, 7], [3, 200, 4]], ONE, part=128, call="process", threads_of="contexts"),
     "a thread for each step": Run([[20, 7], [3]], ONE, threads_of="steps"),
     "encoder with experts": Run([[20, 1, 7]], ENCODER, call="encode"),

@@ -9,7 +9,7 @@ from analyzer.errors import PredictError
 from analyzer.predict import recorded
 from analyzer.tables.store import load
 from tests.conftest import DemoRun
-from tests.test_analyzer_prizes import SIZE, ran
+from tests.test_analyzer_savings import SIZE, ran
 
 
 @pytest.mark.needs("probes")

@@ -1,4 +1,4 @@
-"""`tracer compare`: two commands recorded by turns, compared, and when it stops; and the model that a recording tells."""
+"""`tracer compare`: two commands recorded alternately, compared, and when it stops; and the model that a recording tells."""
 
 import argparse
 import json
@@ -76,7 +76,7 @@ def test_the_report_says_that_two_runs_tell_nothing_and_that_the_models_differ(c
     assert (folder / "regression.html").stat().st_size > 10_000 and "regression.html" in printed
     unlike = {one["what"]: one["unfair"] for one in told["environment"]}
     assert unlike["model"] and not unlike["model file"] and not unlike["command"]
-    assert "Not like for like: model" in printed
+    assert "measured under different conditions: model" in printed
 
 
 @pytest.mark.needs("probes")

@@ -23,7 +23,7 @@ from analyzer.questions.figures import cache_hits
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import load
 from moescope.terminal import PlainConsole
-from tests.test_analyzer_prizes import STEPS, loaded, ran
+from tests.test_analyzer_savings import STEPS, loaded, ran
 from tests.test_analyzer_tables import NO_SEQ
 from tracer.commands import run as tracer_run
 from tracer.commands.run import next_step
@@ -73,7 +73,7 @@ def test_without_steps_no_figure_of_steps_is_said_and_a_program_that_failed_is_n
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"target": {"pid": MAIN, "exit_code": 2}}))
     assert main(["findings", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "no steps in this recording: what costs them time is not known\n"
+    assert capsys.readouterr().out == "this recording has no steps, so their costs are unknown\n"
     assert main(["summary", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "the program ended with exit code 2" in out and "loads: 1 startup" in out
@@ -104,10 +104,8 @@ def test_every_load_is_a_miss_or_comes_again_within_its_layer(trace: list[list[t
 
 
 def test_findings_on_the_screen_keep_their_remedy() -> None:
-    text = (
-        "experts come back and back again; " * 4 + "a cache of 4.1 MiB instead of 3.0 MiB would avoid 68 of them: 1% of step time"
-    )
-    answer = {"findings": [{"prize_share": 0.01, "text": text}]}
+    text = "evicted experts are reloaded; " * 4 + "a cache of 4.1 MiB instead of 3.0 MiB would avoid 68 of them: 1% of step time"
+    answer = {"findings": [{"saving_share": 0.01, "text": text}]}
     for width in (60, 80, 200):
         screen = PlainConsole(width=width, file=io.StringIO())
         screen.print(*top_findings(answer))

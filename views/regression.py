@@ -16,7 +16,7 @@ Document = dict[str, Any]
 FOREST, MOST_RUNS = 24, 12
 LEAST_SPREAD = 0.02
 """A waterfall shows at least this share of the step, or one without a change would show nothing."""
-SLOT = {"slower": 3, "faster": 1, "same": 0, "cannot tell": 7, "minor": 7, "vanished": 4, "appeared": 4}
+SLOT = {"slower": 3, "faster": 1, "same": 0, "inconclusive": 7, "minor": 7, "vanished": 4, "appeared": 4}
 
 
 def name_of(metric: dict[str, Any]) -> str:
@@ -51,7 +51,7 @@ def verdict(document: Document) -> Section:
             "The unit is the run. A change is called one where the Mann-Whitney test says so, corrected for all metrics of its "
             f"family (Holm, {100 * rules['alpha']:g} % family-wise), the bootstrap interval of the median ratio leaves out 0, "
             f"and the change is beyond {100 * rules['practical']:g} % and beyond this machine's own noise between unchanged runs."
-            f" The same is what has an interval within ±{100 * rules['practical']:g} %; all else cannot be told."
+            f" The same is what has an interval within ±{100 * rules['practical']:g} %; anything else is inconclusive."
             " What all operators of a run have in common, its pace, is taken out of each of them where it is the same on both"
             " sides: interval and p are then of the candidate's median at the base's pace, which has columns of its own."
         )
@@ -194,7 +194,7 @@ def metrics(document: Document) -> Section:
     omitted = document["metrics_total"] - len(rows)
     blocks = [table(columns, rows)]
     if omitted > 0:
-        blocks.append(note(f"{omitted:,} metrics that matter less are left out; --json and stored results have them."))
+        blocks.append(note(f"{omitted:,} less significant metrics are omitted; --json and stored results include them."))
     return Section("metrics", "All metrics", blocks)
 
 
@@ -207,14 +207,14 @@ def structure(document: Document) -> Section | None:
 
 
 def routing(document: Document) -> Section | None:
-    """How far routing moved, by layer."""
+    """How much expert routing changed, by layer."""
     drift = document["drift"]
     if not drift:
         return None
     layers = [row["layer"] for row in drift]
     moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [row["distance"] for row in drift], "slot": 1}
     usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [row["usual"] for row in drift], "slot": 0}
-    remark = "Jensen-Shannon distance of how often each expert was chosen: 0 the same, 1 none in common."
+    remark = "Jensen-Shannon distance of how often each expert was chosen: 0: identical, 1: disjoint."
     layout: dict[str, Any] = {"xaxis": axis("layer"), "yaxis": axis("distance", rangemode="tozero")}
     return Section(
         "routing", "Expert routing", [chart("Drift of routing", [moved, usual], remark, 280, barmode="group", **layout)]
@@ -222,19 +222,19 @@ def routing(document: Document) -> Section | None:
 
 
 def environment(document: Document) -> Section:
-    """On what it was measured, and what differs."""
+    """Where it was measured, and what differs."""
     rows = [
-        [row["what"], row["base"], row["cand"], "not like for like" if row["unfair"] else ""] for row in document["environment"]
+        [row["what"], row["base"], row["cand"], "conditions differ" if row["unfair"] else ""] for row in document["environment"]
     ]
     blocks: list[Block] = []
     if any(row["unfair"] for row in document["environment"]):
-        text = "The sides were not measured alike: differences of speed may come from that."
+        text = "The sides were measured under different conditions, which may explain differences of speed."
         blocks.append({"kind": "findings", "items": [{"level": "warn", "text": text}]})
     if rows:
         blocks.append(table(heads("text what, text base, text candidate, text remark"), rows, "What differs"))
     emulated = "HTP emulator" in str(document["conditions"].get("NPU", ""))
     if emulated:
-        blocks.append(note("The NPU is Qualcomm's HTP emulator: results are exact, its times and cycles are the host's."))
+        blocks.append(note("The NPU is Qualcomm's HTP emulator: results are exact, its times and cycles are those of the host."))
     blocks.append(pairs(list(document["conditions"].items())))
     return Section("environment", "Environment", blocks)
 

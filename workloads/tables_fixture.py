@@ -142,7 +142,7 @@ def steps(tokens: int, layers: int, op_ns: int) -> Tables:
 
 
 def mixture(tables: Tables) -> Tables:
-    """Inside each layer's last operator: one expert's run, and inside that the graph that computes it, on CPU or NPU by turns."""
+    """Inside each layer's last operator: one expert's run, and in it the graph that computes it, alternately on CPU and NPU."""
     ops = tables["operators"][tables["operators"].graph_id >= 0]
     n, begin, length = len(ops), ops.begin_ns.to_numpy(), ops.duration_ns.to_numpy() * 3 // 4
     which = np.arange(n)

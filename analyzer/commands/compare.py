@@ -1,15 +1,15 @@
-"""Compare runs before and after a change: did it become slower, where, and how sure is that?
+"""Compare runs before and after a change: did it become slower, where, and with what confidence?
 
 A side is any number of recordings, stored results (--save) or folders of them, or a pattern over recordings anywhere
-('s3://bucket/device=*/build=v1/*'); every recording is one run. With exactly two
-paths the first is the base and the second the candidate; with more, --vs stands between the sides. Five runs per side tell most.
+('s3://bucket/device=*/build=v1/*'); every recording is one run. Of exactly two paths the first is the base and the
+second the candidate; with more, put --vs between the sides. Record at least five runs per side.
 
 examples:
   python -m analyzer compare before/ after/ -o regression.html
   python -m analyzer compare base-1 base-2 base-3 base-4 base-5 --vs cand-1 cand-2 cand-3 cand-4 cand-5
   python -m analyzer compare main/ branch/ --fail-on slower:5% --junit junit.xml --markdown summary.md
 
-exit code: 0 nothing that --fail-on names, 1 something it names, 2 wrong use.
+exit code: 0 no condition of --fail-on holds, 1 at least one holds, 2 wrong usage.
 """
 
 import argparse
@@ -43,14 +43,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save", metavar="DIR", type=Path, help="store each run's metrics (a small file) in this folder, for later comparisons"
     )
-    kinds = "slower[:P%%], operator[:P%%], structure, unlike, cannot-tell, nothing"
+    kinds = "slower[:P%%], operator[:P%%], structure, unlike, inconclusive, nothing"
     text = f"findings that make the exit code 1: {kinds} (default: slower)"
     parser.add_argument("--fail-on", metavar="WHAT", type=parse_limit, action="append", default=[], help=f"{text}; repeatable")
     parser.add_argument(
         "--threshold", metavar="PERCENT", type=percentage, default=0.02, help="smallest change that matters (default: 2%%)"
     )
     parser.add_argument(
-        "--alpha", type=float, default=0.05, help="chance of a false alarm in a family of metrics (default: 0.05)"
+        "--alpha", type=float, default=0.05, help="probability of a false alarm in a family of metrics (default: 0.05)"
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed of the resampling (default: 0)")
 
@@ -67,7 +67,7 @@ def percentage(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare and say so."""
+    """Compare and print the result."""
     base, cand = args.base, args.cand
     if not cand:
         if len(base) != 2:
@@ -119,7 +119,7 @@ def show(comparison: dict[str, Any]) -> None:
     screen.print(metrics_table)
     if "at the base's pace" in names:
         screen.print(
-            "at the base's pace: without what made all operators of a run faster or slower alike; interval and verdict are of it"
+            "at the base's pace: corrected for the speed common to all operators of a run; interval and verdict refer to it"
         )
     counts = ", ".join(f"{n:,} {name}" for name, n in comparison["verdicts"].items())
     screen.print(f"{comparison['metrics_total']:,} metrics: {counts}")

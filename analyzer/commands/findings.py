@@ -1,8 +1,8 @@
-"""List what costs most and what mending it would save, in words, with the evidence and the query behind each finding.
+"""List the main costs and how much time each remedy would save, with the query that shows the evidence.
 
 examples:
   python -m analyzer findings RUN
-  python -m analyzer findings RUN --queries            the SQL behind each, to be given to: python -m analyzer query RUN
+  python -m analyzer findings RUN --queries            the SQL behind each, for: python -m analyzer query RUN
   python -m analyzer findings RUN --json
 """
 
@@ -35,12 +35,12 @@ def run(args: argparse.Namespace) -> int:
     if printed(args, ranked):
         return 0
     for rank, finding in enumerate(ranked, 1):
-        print_plain(f"{rank}. {finding.text} ({finding.prize_ms:,.1f} ms)")
+        print_plain(f"{rank}. {finding.text} ({finding.saving_ms:,.1f} ms)")
         if args.queries:
             print_plain(f"   {finding.query}")
     if section(manifest, "qnn").get("emulator"):
-        print("the NPU is the HTP emulator: its times are the host's, not a device's")
+        print("the NPU is the HTP emulator: its times are those of the host, not of a device")
     if not ranked:
-        found = "nothing that costs 1 % of the steps' time or more was found"
-        print(found if len(tables["tokens"]) else "no steps in this recording: what costs them time is not known")
+        message = "no cost of 1 % or more of the steps' time was detected"
+        print(message if len(tables["tokens"]) else "this recording has no steps, so their costs are unknown")
     return 0

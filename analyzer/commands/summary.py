@@ -23,7 +23,7 @@ prepare_parser = add_run_and_json
 
 OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 5, 9, 2, 2, 3
 APART = 0.02
-"""Share of TPOT between steps from which it is told."""
+"""Smallest share of TPOT between steps that is shown."""
 NOUNS = {"blocks": "block requests", "loads": "expert loads", "qnn_executes": "NPU executions", "qnn_calls": "QNN calls"}
 """Tables whose name alone does not say what a row is."""
 Section = dict[str, Any]
@@ -67,14 +67,13 @@ def heading(answer: Section) -> list[Line]:
     lines: list[Line] = [words((", ".join(about["engines"]) or "no engine", "bold"), f": {command}"), where]
     if machine["npu"]:
         lines.append(
-            f"NPU: {machine['npu']}"
-            + (" (exact results; its times are the host's, not a device's)" if machine["emulated"] else "")
+            f"NPU: {machine['npu']}" + (" (exact results; times of the host, not of a device)" if machine["emulated"] else "")
         )
     lines += [words((line, "yellow")) for line in (*answer["missing"], *answer["warnings"])]
     if answer.get("outdated_views"):
         names = ", ".join(answer["outdated_views"])
-        remedy = as_called("python -m views write writes them again")
-        lines.append(words((f"{names}: of this recording as it was before; {remedy}", "yellow")))
+        remedy = as_called("python -m views write updates them")
+        lines.append(words((f"{names}: made from an earlier version of this recording; {remedy}", "yellow")))
     if about.get("exit_code"):
         lines.append(words((f"the program {ending(about['exit_code'])}", "yellow")))
     if about["state"] != "complete":
@@ -124,7 +123,7 @@ def phases(answer: Section) -> list[Line]:
 
 
 def between_ms(answer: Section) -> float | None:
-    """What TPOT holds besides a decode step, on average; None where that is under APART of it."""
+    """Mean time between decode steps, which TPOT includes; None below APART of it."""
     tpot, decode = (answer["tokens"] or {}).get("tpot_ms", {}).get("mean"), answer["phases"].get("decode")
     between = tpot - decode["total"] if tpot and decode else 0.0
     return between if tpot and between > APART * tpot else None
@@ -136,9 +135,9 @@ def ledger_line(answer: Section) -> list[Line]:
 
 
 def top_findings(answer: Section) -> list[Line]:
-    """The findings with the greatest prizes."""
-    rows = [(f"{f['prize_share']:.0%}", f["text"].rpartition(":")[0]) for f in answer["findings"][:FINDINGS]]
-    what = as_called("what costs most (all: python -m analyzer findings)")
+    """The findings with the largest estimated savings."""
+    rows = [(f"{f['saving_share']:.0%}", f["text"].rpartition(":")[0]) for f in answer["findings"][:FINDINGS]]
+    what = as_called("main costs (all: python -m analyzer findings)")
     return [grid("of step time", what, left=(what,), fold=True, rows=rows)] if rows else []
 
 
@@ -158,10 +157,10 @@ def experts(answer: Section) -> list[Line]:
     e = answer["experts"]
     if not e:
         return []
-    seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} a step)" for name, v in e["distinct_per_layer"].items() if v]
+    seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} per step)" for name, v in e["distinct_per_layer"].items() if v]
     rate, reuse = number(e["hit_rate"], ".1%"), number(e["reuse_distance_median_steps"], ".0f")
     loads = [f"{v['loads']} {name} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()]
-    lines: list[Line] = [words(("experts", "bold"), f" per layer: {', '.join(seen)}")] if seen else []
+    lines: list[Line] = [words(("experts", "bold"), f" used per layer: {', '.join(seen)}")] if seen else []
     if e["hit_rate"] is not None:
         counts = f": {e['hits']:,} hits, {e['misses']:,} misses"
         lines.append(f"hit rate {rate}{counts}, {e['evictions']:,} evictions, reuse after {reuse} steps (median)")
@@ -173,7 +172,7 @@ def reasons(s: Section) -> list[Line]:
     if not s["first"] + s["again"]:
         return []
     compiled = f" ({s['compiled']:,} compiled for the NPU in {s['compile_ms']:,.1f} ms)" if s["compiled"] else ""
-    more = f"; {s['repeated']:,} a second time in their layer" if s["repeated"] else ""
+    more = f"; {s['repeated']:,} repeated within their layer" if s["repeated"] else ""
     return [f"within steps {s['first']:,} for the first time{compiled}, {s['again']:,} again{more}"]
 
 
@@ -187,7 +186,7 @@ def npu(answer: Section) -> list[Line]:
     named = {"host_rpc_us": "RPC host", "htp_rpc_us": "RPC HTP", "accel_us": "accelerator"}
     known = [f"{name} {number(n[key] / 1e3)} ms" for key, name in named.items() if n[key] is not None]
     known += [f"{n['accel_cycles']:,.0f} cycles"] if n["accel_cycles"] is not None else []
-    known.append(f"{n['events']:,} profile events ({n['unjoined_events']:,} of no known execution)")
+    known.append(f"{n['events']:,} profile events ({n['unjoined_events']:,} not attributed to an execution)")
     lines: list[Line] = [words((n["backend"] or "QNN", "bold"), counts, failed), ", ".join(known)]
     if n["graphs"]:
         rows = ((short(row["name"]), f"{row['executes']:,}", f"{row['ms']:,.1f}") for row in n["graphs"][:GRAPHS])
@@ -196,12 +195,12 @@ def npu(answer: Section) -> list[Line]:
 
 
 def npu_queues(answer: Section) -> list[Line]:
-    """What went to the NPU without QNN."""
+    """Work submitted to the NPU without QNN."""
     q = answer.get("npu_queues")
     if not q:
         return []
-    took = "" if q["npu_ms"] is None else f"; the NPU says that they took {number(q['npu_ms'])} ms"
-    unanswered = (f", {q['unanswered']:,} without an answer" if q["unanswered"] else "", "red")
+    took = "" if q["npu_ms"] is None else f"; {number(q['npu_ms'])} ms by the NPU's own profile"
+    unanswered = (f", {q['unanswered']:,} unanswered" if q["unanswered"] else "", "red")
     unknown = q["operators"] - q["joined"]
     steps = f" in {q['steps']:,} steps" if q["steps"] else ""
     lines: list[Line] = [
@@ -212,12 +211,12 @@ def npu_queues(answer: Section) -> list[Line]:
             took,
         ),
     ]
-    if q["in_flight"] < 0:  # the NPU's own profile, which does not tell what the host did
+    if q["in_flight"] < 0:  # the NPU's own profile, without times of the host
         return lines
     return [
         *lines,
-        f"{number(q['submit_ms'])} ms to send them, {number(q['wait_ms'])} ms waiting for answers, at most {q['in_flight']} in "
-        + (f"flight; {unknown:,} operators are of no known node" if unknown else "flight"),
+        f"{number(q['submit_ms'])} ms submitting, {number(q['wait_ms'])} ms waiting for answers, at most {q['in_flight']} in "
+        + (f"flight; {unknown:,} operators are not attributed to a node" if unknown else "flight"),
     ]
 
 
@@ -233,12 +232,12 @@ def scheduling(answer: Section) -> list[Line]:
 
 
 def clocks(answer: Section) -> list[Line]:
-    """What kept CPUs from running as fast as they can."""
+    """What limited the CPUs' frequencies."""
     c = answer["clocks"]
     if not c:
         return []
     cooling = ", ".join(f"{name} {share:.0%}" for name, share in c["cooling"].items())
-    lines = [*(cap["text"] for cap in c["caps"]), *([f"cooling at work, of decode: {cooling}"] if cooling else [])]
+    lines = [*(cap["text"] for cap in c["caps"]), *([f"cooling active, share of decode: {cooling}"] if cooling else [])]
     return [words(("clocks ", "bold"), (line, "yellow")) for line in lines]
 
 
@@ -250,11 +249,11 @@ def io(answer: Section) -> list[Line]:
     read = f"{i['major_faults']:,} major faults, {i['read_bytes'] / 2**20:,.1f} MiB read"
     device = f" ({i['device_read_bytes'] / 2**20:,.1f} from the device), {i['waited_ms']:,.1f} ms waited"
     shares = ", ".join(f"{share:.0%} within {name}" for name, share in i["shares"].items() if share)
-    return [words(("I/O", "bold"), f": {read}{device}"), *([f"of the waiting {shares}"] if shares else [])]
+    return [words(("I/O", "bold"), f": {read}{device}"), *([f"of the wait {shares}"] if shares else [])]
 
 
 def losses(answer: Section) -> list[Line]:
-    """What is missing, and what tracing cost."""
+    """Lost and incomplete records, and the cost of tracing."""
     r, c = answer["records"], answer["cost"]
     lost = sum(r["lost"].values())
     odd = {f"{kind} ends without begin": n for kind, n in r["ends_without_begin"].items()}
@@ -266,7 +265,7 @@ def losses(answer: Section) -> list[Line]:
     of_cpu = [f"{number(cpu, '.1%')} of CPU"] if cpu is not None or not of_tokens else []
     cost = f"probes took {', '.join([*of_tokens, *of_cpu])}"
     stops = f" in {c['held_stops']:,} stops" if c.get("held_stops") else ""
-    pause = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms{stops} for probes" if c.get("held_ns") else ""
+    pause = f"; the program was stopped {c['held_ns'] / 1e6:,.0f} ms{stops} to place probes" if c.get("held_ns") else ""
     dropped = r["dropped"]
     dropped_records = sum((dropped.get("records") or {}).values())
     fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
@@ -274,7 +273,7 @@ def losses(answer: Section) -> list[Line]:
     if c.get("advice"):
         lines.append(words((c["advice"], "yellow")))
     if s := r["sampling"]:
-        slowdown = f"tokens took {number(s['slowdown_while_on'], '.1%')} longer then; " if "slowdown_while_on" in s else ""
+        slowdown = f"tokens took {number(s['slowdown_while_on'], '.1%')} longer meanwhile; " if "slowdown_while_on" in s else ""
         on = f"costly levels were on for {number(s['share_on'], '.0%')} of the time"
-        lines.append(f"{on}: {slowdown}allowed {s['allowed']:.0%}")
+        lines.append(f"{on}: {slowdown}limit {s['allowed']:.0%}")
     return [*lines, ", ".join(f"{n} {name}" for name, n in odd.items())] if odd else lines

@@ -1,4 +1,4 @@
-"""What a user's continuous integration does not accept: limits such as slower:5%, and what breaks them."""
+"""Limits of a continuous integration, such as slower:5%, and what exceeds them."""
 
 import argparse
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ KINDS = {
     "operator": ("pace", "operator", "expert", "npu", "memory", "scheduling", "phase"),
     "structure": (),
     "unlike": (),
-    "cannot-tell": (),
+    "inconclusive": (),
     "nothing": (),
 }
 
@@ -47,9 +47,9 @@ def _broken_by(document: dict[str, Any], limit: Limit) -> list[str]:
         return [f"{c['what']} {'appeared' if c['appeared'] else 'vanished'} in {c['phase']}" for c in document["structure"]]
     if limit.kind == "unlike":
         return [f"{row['what']} differs: {row['base']} → {row['cand']}" for row in document["environment"] if row["unfair"]]
-    if limit.kind == "cannot-tell":
+    if limit.kind == "inconclusive":
         return [
-            f"{metric_name(m)}: cannot tell" for m in document["metrics"] if m["family"] == "speed" and m["verdict"] == UNKNOWN
+            f"{metric_name(m)}: inconclusive" for m in document["metrics"] if m["family"] == "speed" and m["verdict"] == UNKNOWN
         ]
     slower = [m for m in document["metrics"] if m["family"] in KINDS[limit.kind] and m["verdict"] == SLOWER]
     return [f"{metric_name(m)}: {percent(m['ratio'])}" for m in slower if cost(m) > limit.least]

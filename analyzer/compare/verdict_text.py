@@ -42,7 +42,7 @@ def percent(ratio: float | None) -> str:
 
 
 def direction(row: dict[str, Any]) -> str:
-    """The verdict in words that fit the metric: times are slower or faster, counts more or less, shares better or worse."""
+    """The verdict as a word that fits the metric: times are slower or faster, counts more or less, shares better or worse."""
     if row["verdict"] not in (SLOWER, FASTER):
         return str(row["verdict"])
     worse = row["verdict"] == SLOWER
@@ -99,7 +99,7 @@ def conclude(
     speed = judged[judged["family"] == "speed"].to_dict("records")
     out = [(LEVEL.get(row["verdict"], "info"), headline(row, practical)) for row in speed]
     if not speed:
-        out.append(("warn", "No run has tokens, so nothing is said about speed."))
+        out.append(("warn", "No run has tokens, so speed was not compared."))
     out.sort(key=lambda pair: ("bad", "good", "warn", "info").index(pair[0]))
     changed = {PHASE_OF.get(str(row["metric"]), "") for row in speed if row["verdict"] in (SLOWER, FASTER)}
     out += [sentence for fall in falls if fall.phase in changed for sentence in explained(fall, judged)]
@@ -109,7 +109,7 @@ def conclude(
     unfair = [difference for difference in unlike if difference.unfair]
     if unfair:
         text = "; ".join(f"{d.what}: {d.base} → {d.cand}" for d in unfair[:LISTED])
-        out.append(("warn", f"Not like for like: {text}."))
+        out.append(("warn", f"The sides were measured under different conditions: {text}."))
     return out
 
 
@@ -120,26 +120,26 @@ def verdict_sentence(judged: pd.DataFrame) -> str:
         names.setdefault(direction(row), []).append(str(row["metric"]))
     unknown = names.pop(UNKNOWN, [])
     parts = [f"{'the same' if word == SAME else word} in {', '.join(metrics)}" for word, metrics in names.items()]
-    told = [f"The candidate is {'; '.join(parts)}"] if parts else []
-    told += [f"{', '.join(unknown)} cannot be told"] if unknown else []
-    return f"{'; '.join(told)}." if told else "No run has tokens, so nothing is said about speed."
+    clauses = [f"The candidate is {'; '.join(parts)}"] if parts else []
+    clauses += [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} inconclusive"] if unknown else []
+    return f"{'; '.join(clauses)}." if clauses else "No run has tokens, so speed was not compared."
 
 
 def headline(row: dict[str, Any], practical: float) -> str:
     """One metric of speed in a sentence; `practical`: the least relative change that matters."""
-    words = {SLOWER: "is slower", FASTER: "is faster", UNKNOWN: "cannot be told"}.get(row["verdict"])
+    words = {SLOWER: "is slower", FASTER: "is faster", UNKNOWN: "is inconclusive"}.get(row["verdict"])
     more = f"; {needed(row)}" if row["verdict"] == UNKNOWN else ""
     words = words or (f"is the same within {100 * practical:.1f} %" if row["verdict"] == SAME else f"has {row['verdict']}")
     return f"{row['metric']} {words}: {with_figures(row).split(': ', 1)[1]}{more}."
 
 
 def needed(row: dict[str, Any]) -> str:
-    """How many more runs would tell."""
+    """How many more runs would decide."""
     if row["more_runs_known"]:
-        return f"about {row['more_runs']} more runs per side would tell"
+        return f"about {row['more_runs']} more runs per side would decide"
     if row["more_runs"] >= FEASIBLE:
         return f"more than {FEASIBLE} more runs per side would be needed"
-    return f"at least {row['more_runs']} more runs per side are needed, for so few do not show how they spread"
+    return f"at least {row['more_runs']} more runs per side are needed; so few do not show their spread"
 
 
 def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
@@ -165,13 +165,13 @@ def causes(judged: pd.DataFrame) -> Words:
 
 
 def in_turns(base: np.ndarray, cand: np.ndarray) -> Words:
-    """What it means that the sides did not take turns, from when their runs began (s)."""
+    """Warn where the sides were not recorded alternately, judged by when their runs began (s)."""
     if wander(base, cand) == 1:
         return []
     dated = np.isfinite(base).all() and np.isfinite(cand).all()
-    order = "One side was recorded after the other" if dated else "It is not known when every run was recorded"
-    consequence = "so a drift of the machine may look like a change: intervals are wider and only larger changes are called ones"
-    return [("warn", f"{order}, {consequence}. Record them by turns, as tracer compare does, to tell smaller ones.")]
+    order = "One side was recorded after the other" if dated else "The recording time of some runs is unknown"
+    consequence = "so a drift of the machine may look like a change: intervals are widened and only larger changes are reported"
+    return [("warn", f"{order}, {consequence}. Record them alternately, as tracer compare does, to detect smaller ones.")]
 
 
 def structural(changes: list[Change]) -> Words:
@@ -193,7 +193,7 @@ def drifted(drift: list[Drift]) -> Words:
         return []
     furthest = max(odd, key=lambda d: d.distance)
     most = f"most in layer {furthest.layer} (Jensen-Shannon distance {furthest.distance:.2f})"
-    return [("warn", f"Routing moved in {len(odd)} layers, {most}.")]
+    return [("warn", f"Expert routing changed in {len(odd)} layers, {most}.")]
 
 
 def line(text: object) -> str:
@@ -239,7 +239,7 @@ def cells(row: dict[str, Any], paced: bool) -> list[str]:
 def junit(document: dict[str, Any], failures: list[str]) -> str:
     """JUnit XML: a test per metric of speed and per changed metric, and one per broken limit that is about no such metric.
 
-    Those that break a limit fail; "cannot tell" is skipped.
+    Those that break a limit fail; "inconclusive" is skipped.
     """
     rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
     suite = ElementTree.Element("testsuite", name="moescope compare", errors="0")

@@ -1,4 +1,4 @@
-"""From statistics to a word per metric: slower, faster, same, or cannot tell and how many more runs would."""
+"""From statistics to a word per metric: slower, faster, same, or inconclusive, with the number of further runs needed."""
 
 from dataclasses import dataclass
 from math import comb
@@ -16,7 +16,7 @@ FEASIBLE = 100
 """More additional runs than that nobody makes."""
 POWERED = 1.96 / (1.96 + 0.84)
 """Half-width over effect at which a 95 % interval excludes no effect in 80 of 100 repetitions (normal approximation)."""
-SLOWER, FASTER, SAME, UNKNOWN, MINOR = "slower", "faster", "same", "cannot tell", "minor"
+SLOWER, FASTER, SAME, UNKNOWN, MINOR = "slower", "faster", "same", "inconclusive", "minor"
 VANISHED, APPEARED = "vanished", "appeared"
 
 
@@ -139,7 +139,7 @@ def verdicts(frame: pd.DataFrame, rules: Rules) -> np.ndarray:
 
 
 def more_runs(row: dict[str, Any], rules: Rules) -> tuple[int, bool]:
-    """(runs per side to add before "cannot tell" becomes a verdict, whether that is known); (0, True) for other verdicts.
+    """(runs per side to add before "inconclusive" becomes a verdict, whether that is known); (0, True) for other verdicts.
 
     The width wanted is that at which an effect as large as the one seen is told apart from none in 80 of 100 repetitions, or,
     where the effect is smaller than what is practical, at which the interval lies within that. The width seen shrinks as √n.

@@ -1,6 +1,7 @@
-"""Findings: what costs most and what mending it would save, in words, each with its evidence and a query that shows it.
+"""Findings: the main costs and the time that a remedy would save, each with its evidence and a query that shows it.
 
-A finding's prize is the time that its remedy would win, as a share of all steps' time. Prizes overlap: they do not add up.
+A finding's estimated saving is the time that its remedy would save, as a share of all steps' time.
+Savings overlap and do not add up.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,12 +30,12 @@ WORTH = 10
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs time. `prize_share` is of all steps' time, `prize_ms` of the whole recording."""
+    """One thing that costs time. `saving_share` is of all steps' time, `saving_ms` of the whole recording."""
 
     rule: str
     text: str
-    prize_ms: float
-    prize_share: float
+    saving_ms: float
+    saving_share: float
     evidence: dict[str, Any]
     query: str
 
@@ -74,10 +75,10 @@ class Facts:
         """All steps' time."""
         return float(self.rows["total"].sum())
 
-    def finding(self, rule: str, text: str, prize_ns: float, evidence: dict[str, Any], query: str) -> Finding:
-        """A finding whose text ends with the prize."""
-        share = prize_ns / self.total_ns if self.total_ns else 0.0
-        return Finding(rule, f"{text}: {share:.0%} of step time", prize_ns / 1e6, share, evidence, query)
+    def finding(self, rule: str, text: str, saving_ns: float, evidence: dict[str, Any], query: str) -> Finding:
+        """A finding whose text ends with the estimated saving."""
+        share = saving_ns / self.total_ns if self.total_ns else 0.0
+        return Finding(rule, f"{text}: {share:.0%} of step time", saving_ns / 1e6, share, evidence, query)
 
 
 def size(count: float) -> str:
@@ -95,10 +96,10 @@ def loads(facts: Facts) -> Iterator[Finding]:
         evidence = {"loads": len(rows), "first": len(first), "bytes": int(rows["bytes"].sum()), **asdict(better)}
         yield facts.finding("expert loads", _reloads(rows, again, better, facts), better.won_ns, evidence, query)
     waited = float((first["cost_ns"] - first["compile_ns"]).sum())
-    text = f"steps load {len(first)} experts for the first time, which no cache avoids; loading them before the first step would"
+    text = f"steps load {len(first)} experts for the first time, which no cache avoids; load them before the first step instead"
     yield facts.finding("first loads", text, waited, {"loads": len(first)}, query)
     made = rows[rows["compile_ns"] > 0]
-    text = f"steps compile the NPU graphs of {len(made)} experts; compiled ahead, they are only read"
+    text = f"steps compile the NPU graphs of {len(made)} experts; compile them ahead of time, so that they are only read"
     calls = "select call, count(*) calls, sum(duration_ns)/1e6 ms from qnn_calls group by all order by ms desc"
     yield facts.finding("compiling", text, float(made["compile_ns"].sum()), {"loads": len(made)}, calls)
 
@@ -106,7 +107,7 @@ def loads(facts: Facts) -> Iterator[Finding]:
 def _reloads(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.Avoidance, facts: Facts) -> str:
     """What is loaded again, and the cache that would keep it."""
     had = expert_loads.budget(facts.tables)
-    text = f"{len(again)} of {len(rows)} expert loads ({size(rows['bytes'].sum())}) bring back what was evicted; "
+    text = f"{len(again)} of {len(rows)} expert loads ({size(rows['bytes'].sum())}) reload evicted experts; "
     if not np.isfinite(better.budget_bytes) or had is None:
         return text + "a cache that holds everything would avoid them"
     return (
@@ -156,17 +157,17 @@ def displaced(facts: Facts) -> Iterator[Finding]:
     """Other programs that take CPUs from threads that steps need, and threads that take them from each other."""
     query = QUERIES["displaced"]
     for row in displacement.displacers(facts.tables, facts.displaced).head(MOST_DISPLACERS).to_dict("records"):
-        where = "ran last where a thread that steps need was ready and had no CPU"
-        text = f"{row['name']} (process {row['pid']}) {where}; at most, as only the last is recorded"
+        where = "ran last on a CPU that a ready thread of a step was waiting for"
+        text = f"{row['name']} (process {row['pid']}) {where}; an upper bound, as only the last program is recorded"
         yield facts.finding("displaced", text, row["won_ns"], row, query)
     crowd = facts.crowd
     if crowd:
-        text = f"{crowd.threads} threads compute on {crowd.cpus} CPU{'s' * (crowd.cpus > 1)} and keep each other from running; "
-        bound = "; at most, as they would wait for each other too" if crowd.cpus > 1 else ""
+        text = f"{crowd.threads} threads compute on {crowd.cpus} CPU{'s' * (crowd.cpus > 1)} and displace each other; "
+        bound = "; an upper bound, as they would wait for each other too" if crowd.cpus > 1 else ""
         yield facts.finding("crowded", f"{text}{crowd.cpus} would not{bound}", crowd.won_ns, asdict(crowd), query)
         return
     by, won = displacement.by_own_threads(facts.tables, facts.displaced)
-    text = f"the program's own threads ({', '.join(by)}) run where a thread that steps need is ready and has no CPU"
+    text = f"the program's own threads ({', '.join(by)}) run on CPUs that a ready thread of a step is waiting for"
     yield facts.finding("displaced: own", text, won, {"by": by}, query)
 
 
@@ -182,13 +183,13 @@ def imbalance(facts: Facts) -> Iterator[Finding]:
     each = operators["wait_ns"] / operators["n_threads"]
     lost = float((each - displaced_ns).clip(lower=0).sum())  # that the last thread had no CPU is `displaced`
     share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
-    text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly shared work would end sooner"
+    text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly divided work would finish sooner"
     query = QUERIES["imbalance"]
     yield facts.finding("imbalance", text, lost, {"wait_share": float(share)}, query)
 
 
 def below_roof(facts: Facts) -> Iterator[Finding]:
-    """Operators whose measured time is far above what the machine could do."""
+    """Operators that take much longer than the machine's ceilings allow."""
     if facts.ceilings is None or facts.tables["operators"]["flops"].notna().sum() == 0:
         return
     rows = roofline.roofline(facts.tables, facts.ceilings, "type")
@@ -229,18 +230,18 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
             text = f"from token {jump['token_id']} on, steps take {jump['after_ms']:.1f} instead of {jump['before_ms']:.1f} ms"
             yield facts.finding("change point", text, (jump["after_ms"] - jump["before_ms"]) * later * 1e6, jump, query)
     if trend["periodic"]:
-        text = f"every {trend['periodic']['period']:.1f} steps something slows a step down"
+        text = f"every {trend['periodic']['period']:.1f} steps, one step is slower than the others"
         yield facts.finding("periodic", text, lost * trend["periodic"]["share"], trend["periodic"], query)
     grown = trends.growth(facts.tables, steps)
     for row in grown[(grown["ns_per_token"] > 3 * grown["error_ns"]) & (grown["r2"] > 0.5)].head(1).to_dict("records"):
         reach = float((steps["context"] - steps["context"].min()).sum())
-        text = f"{row['type']} grows with the context by {row['ns_per_token'] / 1e3:.2f} µs a step for each token"
+        text = f"{row['type']} grows with the context by {row['ns_per_token'] / 1e3:.2f} µs per step and token"
         query = QUERIES["growth"].format(**row)
         yield facts.finding("growth", text, row["ns_per_token"] * reach, row, query)
 
 
 def capped(facts: Facts) -> Iterator[Finding]:
-    """Steps under which CPUs might not run as fast as they can, against those that had no such limit."""
+    """Steps with limited CPU frequency, compared with steps without the limit."""
     lost = clocks.cost(facts.tables)
     if lost:
         cap = max(clocks.caps(facts.tables), key=lambda cap: cap.share)
@@ -258,7 +259,7 @@ def fallback(facts: Facts) -> Iterator[Finding]:
     text = f"{types} fall back to the CPU in layers that the accelerator computes ({len(rows)} operators)"
     there = accelerated_ns(facts.tables, rows)
     if np.isnan(there).any():
-        text += "; at most, as the accelerator's time for them is not known"
+        text += "; an upper bound, as the accelerator's time for them is unknown"
     spent = float(facts.ledger["cpu_fallback"].sum())
     visits = rows["graph_id"].nunique()
     spent += visits * handing_over_ns(facts)
@@ -279,13 +280,13 @@ def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
 
 
 def small_batches(facts: Facts) -> Iterator[Finding]:
-    """Handing work to the accelerator costs time of its own, once for each submission."""
+    """The overhead of each submission to the accelerator."""
     given = ledger.submissions(facts.tables)
     if not len(given):
         return
     each = handing_over_ns(facts)
     per_step = len(given) / given["token_id"].nunique()
-    text = f"submissions to the accelerator, {per_step:,.0f} a step, cost {each / 1e3:,.0f} µs each to hand over and take back"
+    text = f"submissions to the accelerator, {per_step:,.0f} a step, cost {each / 1e3:,.0f} µs of overhead each"
     evidence = {"submissions": len(given), "us_each": each / 1e3}
     yield facts.finding("submissions", text, each * len(given), evidence, QUERIES["submissions"])
 
@@ -297,7 +298,7 @@ def handing_over_ns(facts: Facts) -> float:
 
 
 def starved(facts: Facts) -> Iterator[Finding]:
-    """The accelerator has nothing to do while the engine's own code runs in a step that uses it."""
+    """The accelerator is idle while the engine's own code runs in a step that uses it."""
     rows = facts.ledger[facts.ledger["token_id"].isin(ledger.submissions(facts.tables)["token_id"])]
     spent = float(rows["host_code"].sum())
     text = "the accelerator idles while the engine's own code runs in steps that use it"
@@ -305,9 +306,9 @@ def starved(facts: Facts) -> Iterator[Finding]:
 
 
 def spinning(facts: Facts) -> Iterator[Finding]:
-    """A thread that waits for the accelerator with a CPU."""
+    """A thread that busy-waits for the accelerator."""
     answer = ledger.faster(facts.tables, facts.ledger_pieces)
-    text = "the thread that waits for the accelerator keeps a CPU busy (sleeping would win power and a CPU, no latency)"
+    text = "the thread that waits for the accelerator keeps a CPU busy (sleeping would save power and a CPU, but no time)"
     if answer:
         yield facts.finding("spinning", text, answer["spun_ms"] * 1e6, answer, QUERIES["spinning"])
 
@@ -329,10 +330,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:
-    """The findings worth at least LEAST_SHARE, the greatest prize first. `rows` are phases.per_token, where they are at hand."""
+    """The findings worth at least LEAST_SHARE, the largest saving first. `rows` are phases.per_token, where they are at hand."""
     facts = Facts(tables, phases.per_token(tables) if rows is None else rows, ceilings)
     if facts.total_ns <= 0:
         return []
     every = [finding for rule in RULES for finding in rule(facts)]
-    worth = [finding for finding in every if finding.prize_share >= LEAST_SHARE]
-    return sorted(worth, key=lambda finding: -finding.prize_share)[:WORTH]
+    worth = [finding for finding in every if finding.saving_share >= LEAST_SHARE]
+    return sorted(worth, key=lambda finding: -finding.saving_share)[:WORTH]

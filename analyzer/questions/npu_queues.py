@@ -10,7 +10,7 @@ UNKNOWN_LAYOUT = 0
 def unknown_layouts(tables: Tables) -> list[str]:
     """What is said where batches could not be read."""
     count = int((tables["npu_batches"]["layout"] == UNKNOWN_LAYOUT).sum())
-    said = "batches for the NPU have a message layout that is not known: their operators were not read"
+    said = "batches for the NPU have an unknown message layout: their operators were not read"
     return [f"{count:,} {said}"] if count else []
 
 

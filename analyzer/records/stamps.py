@@ -29,6 +29,6 @@ def stamp_of(view: Path) -> str:
 
 
 def outdated(folder: Path, manifest: dict[str, Any]) -> list[str]:
-    """Names of the views in a recording's folder that were made from another recording, or from this one as it was before."""
+    """Views in a recording's folder that were made from another recording, or from an earlier version of this one."""
     views = sorted(path for path in folder.iterdir() if path.suffix in VIEWS and path.is_file())
     return [path.name for path in views if stamp_of(path) not in ("", stamp(manifest))]

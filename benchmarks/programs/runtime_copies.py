@@ -5,8 +5,8 @@ time, and with only the other kernels in between still a fifth less: the interpr
 So a copy of a kernel is a run of it within a copy of the whole step: the same calls in the same order on the same memory, through
 a second copy of the probes' extension (the same code, from a file of which the tracer knows nothing).
 
-A round is, for the steps that are seen and for those that are not, by turns first, one step that finds the caches as the others
-left them and then EXTRA that count. It prints ms of one run of each kind of kernel in unseen and (`seen KIND`) in seen ones as
+A round is, for recorded and for unrecorded steps, alternately first, one step that finds the caches as the others left them, and
+then EXTRA that count. It prints ms of one run of each kind of kernel in unseen and (`seen KIND`) in seen ones as
 JSON, by the runtime's own account: its clock right around each run. When its input ends, it prints phase and ns of all seen steps
 by the runtime's own clock.
 """

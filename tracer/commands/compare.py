@@ -74,7 +74,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record by turns, compare, stop when it is clear; the exit code of the last comparison."""
+    """Record alternately, compare, stop when it is clear; the exit code of the last comparison."""
     need_root()
     commands = split(args.command)
     if args.warmup < 0 or args.runs < 0:

@@ -40,7 +40,7 @@ def written_trace(run_dir: Path, manifest: dict[str, Any]) -> Path:
     """The trace, written where there is none or the recording has changed since."""
     trace, changed = run_dir / TRACE, TRACE in outdated(run_dir, manifest)
     if changed:
-        print(f"{TRACE} is of this recording as it was before: writing it again", file=sys.stderr)
+        print(f"{TRACE} was made from an earlier version of this recording: writing it again", file=sys.stderr)
     if changed or not trace.is_file():
         with progress("reading the recording") as step:
             make_trace(run_dir, None, step)

@@ -29,7 +29,7 @@ def queue_blocks(run: Run) -> list[Block]:
     if from_host:
         items += [("sending", f"{facts['submit_ms']:,.2f} ms"), ("waiting for answers", f"{facts['wait_ms']:,.2f} ms")]
     if facts["npu_ms"] is not None:
-        items.append(("the NPU says that they took", f"{facts['npu_ms']:,.2f} ms"))
+        items.append(("time by the NPU's own profile", f"{facts['npu_ms']:,.2f} ms"))
     columns = heads(
         "number operators, number batches, bar KiB, number sending µs, number waiting µs, number NPU µs, number deepest queue"
     )

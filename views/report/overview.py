@@ -1,13 +1,13 @@
-"""The report's first section: what was run, how fast it was, and what costs most."""
+"""The report's first section: what was run, how fast it was, and where the time goes."""
 
 from typing import Any
 
 from analyzer.questions.longest_span import Spans, longest_span
 from views.report.sections import Block, Run, Section, cards, note, pairs
 
-HIGH_PRIZE = 0.1
-PRIZES = (
-    "A prize is the time that its remedy would win, as a share of all steps' time; prizes overlap and do not add up. "
+HIGH_SAVING = 0.1
+SAVINGS = (
+    "The bar is the estimated saving: the time that the remedy would save, as a share of all steps' time; savings overlap. "
     'Run a query with: python -m analyzer query RUN "…". Links into the timeline need `python -m views open RUN` to be running.'
 )
 
@@ -52,7 +52,7 @@ def figures(summary: dict[str, Any]) -> Block:
 
 
 def cost_findings(run: Run) -> Block | None:
-    """The analyzer's findings with their prizes, queries and worst moments, and what failed."""
+    """The analyzer's findings with their estimated savings, queries and longest moments, and failed executions."""
     items: list[Block] = []
     summary, spans = run.summary, Spans(run.tables)
     failed = (summary.get("npu") or {}).get("failed")
@@ -60,12 +60,12 @@ def cost_findings(run: Run) -> Block | None:
         query = "select * from qnn_executes where complete and status <> 0"
         items.append({"level": "bad", "text": f"{failed:,} executions on the NPU failed.", "query": query})
     for finding in summary.get("findings") or []:
-        level = "warn" if finding["prize_share"] >= HIGH_PRIZE else "info"
-        text = f"{finding['text']} ({lasting(finding['prize_ms'])})"
+        level = "warn" if finding["saving_share"] >= HIGH_SAVING else "info"
+        text = f"{finding['text']} ({lasting(finding['saving_ms'])})"
         moments = run.moments(longest_span(spans, finding["rule"], finding["evidence"]))
-        item = {"level": level, "text": text, "prize": min(finding["prize_share"], 1.0), "query": finding["query"]}
+        item = {"level": level, "text": text, "saving": min(finding["saving_share"], 1.0), "query": finding["query"]}
         items.append(item | ({"at": moments[0]} if moments else {}))
-    return {"kind": "findings", "title": "What costs most", "items": items} if items else None
+    return {"kind": "findings", "title": "Main costs", "items": items} if items else None
 
 
 def overview_section(run: Run) -> Section:
@@ -77,5 +77,5 @@ def overview_section(run: Run) -> Section:
         ("engines", ", ".join(about.get("engines") or [])),
     ]
     findings = cost_findings(run)
-    blocks = [figures(run.summary), *([findings, note(PRIZES)] if findings else []), pairs(about_pairs)]
+    blocks = [figures(run.summary), *([findings, note(SAVINGS)] if findings else []), pairs(about_pairs)]
     return Section("summary", "Summary", blocks)

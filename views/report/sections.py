@@ -3,7 +3,7 @@
 A section is a title and a list of blocks. A block is one of
     note      text
     cards     label, value, note: the figures to read first
-    findings  level (good | warn | bad | info) and text, maybe with `prize` (share of step time), `query` and `at` (a moment)
+    findings  level (good | warn | bad | info) and text, maybe with `saving` (share of step time), `query` and `at` (a moment)
     pairs     label and value, maybe a moment
     table     columns (name, kind: text | number | bar | moment) and rows, sortable; a moment links to the timeline
     chart     Plotly traces; `slot` numbers the colour of the theme

@@ -31,9 +31,9 @@ function momentOf(at, text) {
 
 function findings(block) {
   const share = (item) => {
-    if (!item.prize) return null;
-    const bar = el("span", { class: "prize", title: "prize: share of step time" }, el("i"), `${(100 * item.prize).toFixed(0)} %`);
-    bar.firstChild.style.width = 100 * item.prize + "%";
+    if (!item.saving) return null;
+    const bar = el("span", { class: "saving", title: "estimated saving: share of step time" }, el("i"), `${(100 * item.saving).toFixed(0)} %`);
+    bar.firstChild.style.width = 100 * item.saving + "%";
     return bar;
   };
   const line = (item) => el("li", { class: item.level }, share(item), el("span", {}, item.text), ...momentOf(item.at, "the longest in the timeline ↗"), queryOf(item));

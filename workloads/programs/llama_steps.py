@@ -3,7 +3,7 @@
 It is that of LLAMA_LIBRARY, a file, otherwise that inside the package xllamacpp.
 
 BATCHES are the sizes of the first steps (20,1,7; the prompt's alone where it is one number), NEW_TOKENS steps of one follow.
-Several lists (20,1/7,12) are those of as many contexts of the model, which take their steps in turns.
+Several lists (20,1/7,12) are those of as many contexts of the model, which alternate steps.
 Environment variables: LLAMA_THREADS, otherwise 2; LLAMA_PART, how many tokens a graph takes at most, otherwise 512;
 LLAMA_CALL, the names of CALLS by which the first steps are taken, the last of them by all others, otherwise decode;
 LLAMA_THREADS_OF: contexts, each has a thread of its own, and these begin their steps together (as many in each); or steps, each

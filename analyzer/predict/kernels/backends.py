@@ -39,7 +39,7 @@ class Backend(Protocol):
     """How often the machine turned out faster than thought: times of another epoch cannot be compared."""
 
     def times(self, models: list[bytes]) -> list[float]:
-        """Time of each model, measured in turns."""
+        """Time of each model, measured alternately."""
 
     def nodes(self, model: bytes) -> set[str]:
         """Operators of the chain that are nodes of their own, by the backend's own account."""
@@ -71,8 +71,8 @@ class Cpu:
     """CPU time of the one thread that runs, less what a run costs whatever it computes.
 
     CPU time, not wall time: other programs take the core, but not from this clock. They do take caches, and of a core with two
-    threads a part of its units: hence bursts in turns, and of each model a low quantile, not the mean. Such a neighbour stays for
-    longer than a batch takes: a batch in which a reference is slower than usual is measured again, and what is left of the
+    threads a part of its units: hence alternating bursts, and a low quantile of each model, not the mean. Such a neighbour stays
+    for longer than a batch takes: a batch in which a reference is slower than usual is measured again, and what is left of the
     difference is taken out. Should the references become faster than ever, that is usual from then on: a new epoch.
     Before a burst a model runs until the caches hold what they can hold of it.
     """

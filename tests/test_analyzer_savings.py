@@ -1,4 +1,4 @@
-"""Prizes: what a remedy would win, by replaying it; first loads, compiling and evictions are told apart."""
+"""Estimated savings of remedies, by replaying them; first loads, compiling and evictions are distinguished."""
 
 import numpy as np
 import pandas as pd
@@ -111,8 +111,8 @@ def test_a_cache_wins_nothing_of_first_loads_nor_of_compiling():
     )
     found = {finding.rule: finding for finding in findings(tables)}
     assert "expert loads" not in found
-    assert found["compiling"].prize_ms == pytest.approx(30e-6)
-    assert found["first loads"].prize_ms == pytest.approx((6 * LOAD - 30) * 1e-6)
+    assert found["compiling"].saving_ms == pytest.approx(30e-6)
+    assert found["first loads"].saving_ms == pytest.approx((6 * LOAD - 30) * 1e-6)
 
 
 def test_a_cache_that_thrashes_is_told_the_size_that_keeps_everything_and_what_that_wins():
@@ -120,7 +120,7 @@ def test_a_cache_that_thrashes_is_told_the_size_that_keeps_everything_and_what_t
     found = {finding.rule: finding for finding in findings(tables)}["expert loads"]
     evidence = found.evidence
     assert evidence["budget_bytes"] == 4 * SIZE and evidence["first"] == 4
-    assert found.prize_ms == pytest.approx(evidence["loads"] * LOAD * 1e-6)
+    assert found.saving_ms == pytest.approx(evidence["loads"] * LOAD * 1e-6)
     assert "would avoid" in found.text
 
 
