@@ -132,6 +132,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_next": ("Qwen3Next", DELTA | {"mlp_only_layers": [0]}),
     "qwen3_5_moe_text": ("Qwen3_5Moe", DELTA),
+    "gemma4_text": (
+        "Gemma4",
+        {
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+            "enable_moe_block": True,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "sliding_window": 16,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
@@ -282,15 +301,31 @@ def test_gpt_oss_in_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> No
     assert tiny.generated(short, new=2)[1].tobytes() == tiny.generated(plain, new=2)[1].tobytes()
 
 
-def test_the_text_part_of_a_model_that_sees_is_read_like_a_text_model(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path / "text", "qwen3_5_moe_text")
+UNREAD = {
+    "qwen3_5_moe": ("model.visual.patch_embed.proj.weight", "mtp.fc.weight"),
+    "gemma4": ("model.vision_tower.patch_embedder.input_proj.weight", "model.embed_vision.embedding_projection.weight"),
+}
+
+
+@pytest.mark.parametrize("family", UNREAD)
+def test_the_text_part_of_a_model_that_sees_is_read_like_a_text_model(family: str, tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "text", family + "_text")
     tensors, config = load_file(tiny.folder / "model.safetensors"), json.loads((tiny.folder / "config.json").read_text())
     renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
-    renamed |= {"model.visual.patch_embed.proj.weight": np.ones(4, np.float32), "mtp.fc.weight": np.ones(4, np.float32)}
+    renamed |= {name: np.ones(4, np.float32) for name in UNREAD[family]}
     save_file(renamed, tiny.folder / "model.safetensors", {"format": "pt"})
-    (tiny.folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": config}))
+    (tiny.folder / "config.json").write_text(json.dumps({"model_type": family, "text_config": config}))
     package = convert(tiny.folder, tmp_path / "whole").folder
     assert tiny.generated(package)[0] == tiny.tokens
+
+
+def test_gemma_s_heads_of_layers_that_see_all_are_read_from_the_published_keys(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, "gemma4_text")
+    config = json.loads((tiny.folder / "config.json").read_text())
+    assert config.pop("per_layer_config").keys() == {"1", "2"}
+    config |= {"global_head_dim": 32, "num_global_key_value_heads": 1}
+    (tiny.folder / "config.json").write_text(json.dumps(config))
+    assert tiny.generated(convert(tiny.folder, tmp_path / "again").folder)[0] == tiny.tokens
 
 
 class FullLength(Tiny):

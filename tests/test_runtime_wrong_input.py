@@ -105,10 +105,14 @@ def test_a_package_that_cannot_be_written_is_refused_before_anything_is_measured
     assert done.stderr == f"moescope: {package} cannot be written: work on a copy of the package\n"
 
 
+GEMMA = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 8}
+GEMMA |= {"hidden_size_per_layer_input": 0, "num_hidden_layers": 2}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_that_no_family_builds_are_refused_by_all(family: str) -> None:
     config = {"model_type": family, "layer_types": ["full_attention", "no_such_attention"], "num_attention_heads": 4}
-    config |= {"moe_num_experts": 8, "moe_k": 2}  # as ERNIE names them
+    config |= {"moe_num_experts": 8, "moe_k": 2} | GEMMA  # as ERNIE and Gemma name them
     with pytest.raises(ModelError, match="'no_such_attention'"):
         read_family(config, Path("model"))
 
@@ -120,9 +124,10 @@ STRANGE = [None, True, 0, -1, 1, 3, 0.5, 1e308, float("nan"), float("inf"), 10**
 def test_a_value_of_another_kind_is_refused_by_its_key_and_never_with_a_traceback(family: str) -> None:
     transformers = pytest.importorskip("transformers")
     made = transformers.AutoConfig.for_model(family)
-    config = getattr(made, "text_config", made).to_dict() | {"model_type": family}
+    config = json.loads(getattr(made, "text_config", made).to_json_string(use_diff=False)) | {"model_type": family}
     config |= {"num_experts_per_tok": config.get("num_experts_per_tok") or 2, "head_dim": 128}
     config |= {"layer_types": ["conv"] * config["num_hidden_layers"]} if family == "lfm2_moe" else {}
+    config |= GEMMA | {"num_hidden_layers": config["num_hidden_layers"]} if family.startswith("gemma4") else {}
     read_family(config, Path("model"))
     drawn, refused = np.random.default_rng(0), 0
     for key, kind in KIND_OF.items():
@@ -138,6 +143,23 @@ def test_a_value_of_another_kind_is_refused_by_its_key_and_never_with_a_tracebac
                     refused += 1
                 assert "\n" not in str(error)
     assert refused > 2 * len(KIND_OF)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 2), ("enable_moe_block", False)],
+        *[("use_bidirectional_attention", "all"), ("hidden_activation", "silu"), ("per_layer_config", {"0": {"head_dim": 32}})],
+    ],
+)
+def test_what_is_not_built_of_gemma_4_is_refused_by_its_key(key: str, value: object) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model("gemma4").text_config.to_dict() | GEMMA
+    config |= {"num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
+    config["per_layer_config"] = {"5": {"head_dim": 512}}
+    assert read_family(config, Path("model")).at(5).head_dim == 512
+    with pytest.raises(ModelError, match=key):
+        read_family(config | {key: value}, Path("model"))
 
 
 @pytest.mark.parametrize("scaling", ["linear", "yarn", "longrope", "llama3"])

@@ -189,6 +189,23 @@ def qwen3_next(draw: Draw) -> dict[str, Any]:
     return delta_net(draw) | {"norm_topk_prob": draw([False, True]), "mlp_only_layers": draw([[], [0]])}
 
 
+def gemma4(draw: Draw) -> dict[str, Any]:
+    window, all_seen = "sliding_attention", "full_attention"
+    layers = draw([[window, all_seen], [all_seen, window, all_seen], [window, window, all_seen], [all_seen]])
+    heads = attention(draw)
+    changes = {"layer_types": layers, "num_hidden_layers": len(layers), "sliding_window": draw([16, 100])}
+    changes |= {"global_head_dim": draw([32, 48, 64]), "attention_k_eq_v": draw([False, True])}
+    changes |= {"num_global_key_value_heads": draw([None, 1, heads["num_key_value_heads"]])}
+    changes |= {"enable_moe_block": True, "top_k_experts": draw([1, 2, 3]), "num_experts_per_tok": None}
+    changes |= {"hidden_size_per_layer_input": 0, "final_logit_softcapping": draw([None, 5.0])}
+    changes |= {"attention_bias": draw([False, True]), "tie_word_embeddings": draw([False, True])}
+    near = rope(draw)["rope_parameters"]
+    far = {"rope_type": "proportional", "rope_theta": draw([1e4, 1e6]), "partial_rotary_factor": draw([0.25, 0.5, 1.0])}
+    far |= {"factor": draw([1.0, 4.0])}
+    turning = draw([None, {window: near, all_seen: far}, {window: near, all_seen: rope(draw)["rope_parameters"]}])
+    return heads | experts(draw) | changes | {"rope_parameters": turning}
+
+
 FAMILIES: dict[str, tuple[str, Draw]] = {
     "qwen2_moe": ("Qwen2Moe", qwen2_moe),
     "qwen3_moe": ("Qwen3Moe", qwen3_moe),
@@ -204,6 +221,7 @@ FAMILIES: dict[str, tuple[str, Draw]] = {
     "lfm2_moe": ("Lfm2Moe", lfm2_moe),
     "qwen3_next": ("Qwen3Next", qwen3_next),
     "qwen3_5_moe_text": ("Qwen3_5Moe", delta_net),
+    "gemma4_text": ("Gemma4", gemma4),
 }
 """model_type → the name of its classes in transformers, and how its settings are drawn."""
 

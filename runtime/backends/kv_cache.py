@@ -27,10 +27,10 @@ K_SCALE, V_SCALE = 12, 13
 
 @dataclass(frozen=True)
 class Scales:
-    """What 1 of int8 stands for: keys [layers, KV, 1, D], values [layers, KV, 1, D'] (D' 0 where values are a part of keys)."""
+    """What 1 of int8 stands for, by layer: keys [KV, 1, D], values [KV, 1, D'] (D' 0 where values are a part of keys)."""
 
-    keys: np.ndarray
-    values: np.ndarray
+    keys: list[np.ndarray]
+    values: list[np.ndarray]
 
     @classmethod
     def of_rows(cls, keys: list[np.ndarray], values: list[np.ndarray]) -> "Scales":
@@ -42,20 +42,23 @@ class Scales:
         """The package's scales; None where there are none of this conversion."""
         with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(package.folder / SCALES) as arrays:
             if str(arrays["package"]) == package.manifest["fingerprint"]:
-                return cls(arrays["keys"], arrays["values"])
+                layers = range(len(arrays.files) // 2)
+                return cls(*([arrays[f"{part}_{layer}"] for layer in layers] for part in ("keys", "values")))
         return None
 
     def save(self, package: Package) -> None:
         """Put them into the package, where it can be written."""
         partial = package.folder / f".{SCALES}.partial.npz"
         with suppress(OSError):
-            np.savez(partial, package=package.manifest["fingerprint"], keys=self.keys, values=self.values)
+            named = {"keys": self.keys, "values": self.values}.items()
+            arrays: dict[str, Any] = {f"{part}_{layer}": steps for part, layers in named for layer, steps in enumerate(layers)}
+            np.savez(partial, package=package.manifest["fingerprint"], **arrays)
             partial.replace(package.folder / SCALES)
 
 
-def _steps(layers: list[np.ndarray]) -> np.ndarray:
-    largest = np.stack([np.abs(rows).max(axis=1, keepdims=True, initial=0) for rows in layers])
-    return np.maximum(largest * HEADROOM, SMALLEST).astype(np.float32) / np.float32(127)
+def _steps(layers: list[np.ndarray]) -> list[np.ndarray]:
+    largest = [np.abs(rows).max(axis=1, keepdims=True, initial=0) for rows in layers]
+    return [np.maximum(most * HEADROOM, SMALLEST).astype(np.float32) / np.float32(127) for most in largest]
 
 
 def narrow(rows: np.ndarray, dtype: type, step: np.ndarray | None) -> np.ndarray:

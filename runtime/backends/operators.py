@@ -4,6 +4,7 @@ from functools import lru_cache
 from time import monotonic_ns
 from types import TracebackType
 
+from runtime.models import Family
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind, result_id, weight_id
@@ -34,6 +35,13 @@ class Operator:
             self.log.operators[self.kind] += 1
 
 
+def last_kind(family: Family, layer: int) -> Kind:
+    """The operator whose result is a layer's."""
+    if layer in family.dense:
+        return Kind.MLP
+    return Kind.NORM if family.FINISHED else Kind.COMBINE
+
+
 @lru_cache(maxsize=8192)
 def made_from(
     kind: Kind,
@@ -41,28 +49,32 @@ def made_from(
     expert: int = -1,
     layers: int = 0,
     used: tuple[int, ...] = (),
-    after_dense: bool = False,
+    before: Kind = Kind.COMBINE,
     shared: bool = False,
+    finished: bool = False,
 ) -> bytes:
     """Tensor identities that an operator's result is made from.
 
-    `used`: the experts that a combine sums up, `shared`: with or as the shared expert; `after_dense`: the layer before has none.
+    `used`: the experts that a combine sums up, `shared`: with or as the shared expert; `before`: the layer before ends with it;
+    `finished`: norms come between router and shared expert, and behind the sum of the experts.
     """
-    before = result_id(Kind.MLP if after_dense else Kind.COMBINE, (layers if kind == Kind.HEAD else layer) - 1)
+    earlier = result_id(before, (layers if kind == Kind.HEAD else layer) - 1)
+    attended, common = result_id(Kind.ATTENTION, layer), result_id(Kind.MLP, layer)
     producers = {
         Kind.EMBED: (),
-        Kind.ATTENTION: (before if layer > 0 else result_id(Kind.EMBED),),
-        Kind.ROUTER: (result_id(Kind.ATTENTION, layer),),
-        Kind.MLP: (result_id(Kind.ROUTER if shared else Kind.ATTENTION, layer),),
+        Kind.ATTENTION: (earlier if layer > 0 else result_id(Kind.EMBED),),
+        Kind.ROUTER: (attended,),
+        Kind.MLP: (result_id(Kind.ROUTER, layer) if shared and not finished else attended,),
         Kind.DISPATCH: (result_id(Kind.ROUTER, layer),),
         Kind.EXPERT: (result_id(Kind.DISPATCH, layer),),
         Kind.COMBINE: (
-            result_id(Kind.ATTENTION, layer),
+            *(() if finished else (attended,)),
             result_id(Kind.ROUTER, layer),
-            *((result_id(Kind.MLP, layer),) if shared else ()),
+            *((common,) if shared and not finished else ()),
             *(result_id(Kind.EXPERT, layer, e) for e in used),
         ),
-        Kind.HEAD: (before,),
+        Kind.NORM: (attended, common, result_id(Kind.COMBINE, layer)),
+        Kind.HEAD: (earlier,),
         Kind.SAMPLE: (result_id(Kind.HEAD),),
     }[kind]
     weights = () if kind in WEIGHTLESS else (weight_id(kind, layer, expert),)

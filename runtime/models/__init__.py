@@ -27,6 +27,8 @@ FAMILIES = {
     "qwen3_next": "qwen3_next",
     "qwen3_5_moe": "qwen3_next",
     "qwen3_5_moe_text": "qwen3_next",
+    "gemma4": "gemma4",
+    "gemma4_text": "gemma4",
 }
 
 

@@ -50,7 +50,8 @@ class Decoder:
 
     windows: rows of sliding-window attention per layer, 0 for all. dense: layers whose MLP has no experts, `dense_width` wide.
     shared_width: of the expert that every token passes, 0 for none. rotary_order: a head's dimensions in the order in which
-    halves are pairs; empty where the checkpoint has them so.
+    halves are pairs; empty where the checkpoint has them so. logits_cap: what logits approach and never pass, 0 for none.
+    FINISHED: a layer ends with `finish`, and its shared expert reads what the router reads, not the norm of it.
     """
 
     hidden: int
@@ -78,6 +79,7 @@ class Decoder:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    logits_cap: float = 0.0
     precisions: Precisions = field(default=Precisions(), repr=False)
 
     MOE = "mlp"
@@ -92,6 +94,7 @@ class Decoder:
     OUTPUT = "self_attn.o_proj"
     FUSED_ATTENTION = True
     PORTABLE = True
+    FINISHED = False
 
     @property
     def expert_parameters(self) -> int:
@@ -107,6 +110,10 @@ class Decoder:
     def value_dim(self) -> int:
         """Numbers that a value head keeps of one token; 0 where values are a part of the keys."""
         return self.head_dim
+
+    def at(self, layer: int) -> "Decoder":
+        """The family with the heads and rotary positions of this layer, where layers differ."""
+        return self
 
     def check_heads(self) -> None:
         """Refuse heads that cannot share keys, or that ONNX Runtime's fused attention cannot turn."""
@@ -134,7 +141,10 @@ class Decoder:
         name = "model.embed_tokens" if self.tied else "lm_head"
         weight = checkpoint.tensor(name + ".weight", (self.vocabulary, self.hidden)) / np.float32(self.logits_divisor)
         bias = checkpoint.optional("lm_head.bias", (self.vocabulary,))
-        g.linear(normed, "lm_head", weight, self.precisions.head, bias, "logits")
+        logits = g.linear(normed, "lm_head", weight, self.precisions.head, bias, "" if self.logits_cap else "logits")
+        if self.logits_cap:
+            share = g.node("Tanh", [g.node("Div", [logits, g.number(self.logits_cap)])])
+            g.node("Mul", [share, g.number(self.logits_cap)], "logits")
         g.output("logits", ("T", self.vocabulary))
         return g.model()
 
@@ -150,10 +160,14 @@ class Decoder:
         if self.router.kind in CORRECTED:
             g.weight("correction", self.correction(checkpoint, prefix))
         KINDS[self.router.kind](g, logits, self.router)
+        self.routed_outputs(g)
+        return g.model()
+
+    def routed_outputs(self, g: GraphBuilder) -> None:
+        """Declare what a router gives."""
         g.output("normed", ("T", self.hidden))
         g.output("experts", ("T", self.top_k), TensorProto.INT64)
         g.output("weights", ("T", self.top_k))
-        return g.model()
 
     def correction(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
         """What is added to the scores [E] where experts are chosen, and only there."""
@@ -180,6 +194,12 @@ class Decoder:
             g.node("Mul", [out, opened], "out")
         g.output("out", ("T", self.hidden))
         return g.model()
+
+    def finish(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
+        """What ends a layer of a FINISHED family. Inputs hidden, common, routed [T, H]: what the router read, what the shared
+        expert gave, what the experts gave together; outputs hidden_out [T, H].
+        """
+        raise NotImplementedError
 
     def mlp(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
         """Norm, MLP and residual of a layer without experts. Inputs hidden [T, H]; outputs hidden_out [T, H]."""
@@ -275,8 +295,12 @@ class Decoder:
         weight = checkpoint.tensor(name + ".weight", (self.hidden, width)) * factor
         bias = checkpoint.optional(name + ".bias", (self.hidden,))
         projected = g.linear(mixed, "o_proj", weight, self.precisions.attention, None if bias is None else bias * factor)
-        g.node("Add", ["hidden", projected], "hidden_out")
+        g.node("Add", ["hidden", self.added(g, checkpoint, layer, projected)], "hidden_out")
         g.output("hidden_out", ("T", self.hidden))
+
+    def added(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, projected: str) -> str:
+        """What attention adds to its input."""
+        return projected
 
     def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
         """Queries, keys and values [T, heads * D] of the normed input; `fused` allows one packed value and two blanks.
@@ -296,7 +320,7 @@ class Decoder:
         prefix = f"model.layers.{layer}."
         normed = self.norm(g, checkpoint, "hidden", prefix + self.ATTENTION_NORM, self.hidden, "attention_input")
         d, weights, biases = self.head_dim, [], []
-        for which, heads in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
+        for which, heads in self.projections():
             name = f"{prefix}self_attn.{which}_proj"
             weight, bias = self.projection(checkpoint, name, heads * d)
             weights.append(weight if which == "v" else self.paired(weight))
@@ -304,6 +328,10 @@ class Decoder:
         filled = [bias if bias is not None else np.zeros(len(w), np.float32) for bias, w in zip(biases, weights, strict=True)]
         bias = np.concatenate(filled) if any(b is not None for b in biases) else None
         return g.linear(normed, "qkv_proj", np.concatenate(weights), self.precisions.attention, bias)
+
+    def projections(self) -> list[tuple[str, int]]:
+        """What is projected out of the normed input, and for how many heads."""
+        return [("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)]
 
     def projection(self, checkpoint: Checkpoint, name: str, width: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Weight [width, H] and bias [width] of queries, keys or values."""
@@ -337,8 +365,11 @@ class Decoder:
 
     def head_norm(self, g: GraphBuilder, checkpoint: Checkpoint, value: str, name: str, heads: int) -> str:
         """RMS norm of every head; heads and rows share one axis (HTP's 3-D norm is wrong for heads of 32)."""
-        rows = g.node("Reshape", [value, g.ints(-1, self.head_dim)])
-        rows = self.rms(g, rows, name, self.paired(self.norm_weight(checkpoint, name, self.head_dim)))
+        return self.normed_heads(g, value, name, self.paired(self.norm_weight(checkpoint, name, self.head_dim)), heads)
+
+    def normed_heads(self, g: GraphBuilder, value: str, name: str, weight: np.ndarray, heads: int) -> str:
+        """The same with a weight [D] that is at hand."""
+        rows = self.rms(g, g.node("Reshape", [value, g.ints(-1, self.head_dim)]), name, weight)
         return g.node("Reshape", [rows, g.ints(-1, heads * self.head_dim)])
 
     def rms(self, g: GraphBuilder, value: str, name: str, weight: np.ndarray, output: str = "") -> str:

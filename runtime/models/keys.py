@@ -50,36 +50,39 @@ FRACTION = Kind("a number above 0, at most 1", lambda value: _number(value) and 
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 OBJECT = or_null(Kind("an object", lambda value: isinstance(value, dict)))
+OBJECTS = Kind("an object of objects", lambda v: isinstance(v, dict) and all(isinstance(part, dict) for part in v.values()))
 TOKEN = whole(0)
 TOKENS = Kind(f"{TOKEN.expected}, a list of them or null", lambda v: v is None or TOKEN.accepts(v) or list_of(TOKEN).accepts(v))
 
-PARTS = ("text_config", "rope_parameters", "rope_scaling")
+PARTS = ("text_config", "rope_parameters", "rope_scaling", "full_attention", "sliding_attention")
 """Keys of objects whose keys are read too."""
 KINDS = {
     "hidden_size num_hidden_layers num_attention_heads vocab_size max_position_embeddings num_experts_per_tok moe_k "
     "moe_intermediate_size qk_rope_head_dim qk_nope_head_dim v_head_dim kv_lora_rank conv_L_cache linear_conv_kernel_dim "
-    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim": whole(1),
+    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim top_k_experts": whole(1),
     "first_k_dense_replace num_dense_layers max_window_layers moe_layer_start_index": whole(0),
     "moe_layer_end_index": whole(-1),
     "num_experts num_local_experts n_routed_experts moe_num_experts intermediate_size shared_expert_intermediate_size head_dim "
     "num_key_value_heads q_lora_rank n_group topk_group n_shared_experts moe_num_shared_experts sliding_window "
-    "decoder_sparse_step full_attention_interval moe_layer_interval num_nextn_predict_layers": or_null(whole(0)),
+    "decoder_sparse_step full_attention_interval moe_layer_interval num_nextn_predict_layers "
+    "global_head_dim num_global_key_value_heads num_kv_shared_layers hidden_size_per_layer_input": or_null(whole(0)),
     "original_max_position_embeddings": or_null(whole(2)),
     "rope_theta": or_null(BASE),
     "rms_norm_eps norm_eps low_freq_factor high_freq_factor logits_scaling attention_multiplier": POSITIVE,
-    "factor beta_fast beta_slow swiglu_alpha swiglu_limit": or_null(POSITIVE),
+    "factor beta_fast beta_slow swiglu_alpha swiglu_limit final_logit_softcapping": or_null(POSITIVE),
     "partial_rotary_factor": or_null(FRACTION),
     "embedding_multiplier residual_multiplier routed_scaling_factor router_jitter_noise": NUMBER,
     "clip_qkv moe_norm_min attention_factor mscale mscale_all_dim short_mscale long_mscale": or_null(NUMBER),
     "tie_word_embeddings tie_embedding norm_topk_prob use_sliding_window rope_interleave use_qk_norm use_expert_bias "
-    "truncate": FLAG,
+    "truncate enable_moe_block attention_k_eq_v": FLAG,
     "layer_types": or_null(list_of(TEXT)),
     "mlp_only_layers": or_null(list_of(whole(0))),
     "short_factor long_factor": or_null(list_of(POSITIVE)),
     "eos_token_id": TOKENS,
-    "hidden_act": TEXT,
-    "rope_type type topk_method": or_null(TEXT),
+    "hidden_act hidden_activation": TEXT,
+    "rope_type type topk_method use_bidirectional_attention": or_null(TEXT),
     " ".join(PARTS): OBJECT,
+    "per_layer_config": or_null(OBJECTS),
 }
 """Keys → the kind of their values."""
 KIND_OF = {key: kind for keys, kind in KINDS.items() for key in keys.split()}
@@ -92,6 +95,8 @@ def checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
         if kind and not kind.accepts(value):
             refuse(file, key, value, kind.expected)
     given = {key: value for key, value in config.items() if value is not None}
+    if "per_layer_config" in given:
+        given["per_layer_config"] = {layer: checked(part, file) for layer, part in given["per_layer_config"].items()}
     return given | {part: checked(given[part], file) for part in PARTS if part in given}
 
 

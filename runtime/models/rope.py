@@ -1,4 +1,4 @@
-"""Rotary positions: angles per position, plain, YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753) or Llama 3's scaling."""
+"""Rotary positions: angles per position, plain, YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753), Llama 3's, Gemma 4's."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import numpy as np
 
 from runtime.errors import ModelError
 
-KINDS = ("default", "linear", "yarn", "longrope", "llama3")
+KINDS = ("default", "linear", "yarn", "longrope", "llama3", "proportional")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,10 @@ def read_rope(config: dict[str, Any], dims: int, default_theta: float = 10000.0,
     if kind not in KINDS:
         raise ModelError(f"rope_type {kind!r} is not supported: this runtime builds {', '.join(KINDS)}")
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
-    dims = int(dims * float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1))
+    part = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)
+    if kind == "proportional":
+        return _proportional(dims, part, theta, float(rope.get("factor") or 1))
+    dims = int(dims * part)
     plain = theta ** -(np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims))
     rates, scale = plain.astype(np.float32), 1.0
     if kind == "linear":
@@ -126,6 +129,13 @@ def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], i
         return Rope(tuple(float(rate) for rate in turned), float(scale), interleaved, **further)
 
     return scaled("short", original=original, long=scaled("long") if context > original else None)
+
+
+def _proportional(dims: int, part: float, theta: float, factor: float) -> Rope:
+    """The slow pairs of the head stand still; the others turn as they would in a head that turns as a whole."""
+    turning = int(part * dims // 2)
+    rates = theta ** -(np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)) / np.float32(factor)
+    return Rope(tuple(float(rate) if pair < turning else 0.0 for pair, rate in enumerate(rates.astype(np.float32))))
 
 
 def _llama3(rates: np.ndarray, rope: dict[str, Any]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The six kinds of router: from logits [T, E] to the chosen experts [T, k] (int64) and their weights [T, k]."""
+"""The seven kinds of router: from logits [T, E] to the chosen experts [T, k] (int64) and their weights [T, k]."""
 
 from dataclasses import dataclass
 
@@ -38,6 +38,14 @@ def softmax_topk(g: GraphBuilder, logits: str, router: Router) -> None:
         return
     top, _ = g.nodes_of("TopK", [scores, g.ints(router.top_k)], ["top", "experts"])
     g.node("Div", [top, g.node("ReduceSum", [top, g.ints(-1)], keepdims=1)], "weights")
+
+
+def softmax_scaled(g: GraphBuilder, logits: str, router: Router) -> None:
+    """Softmax over all experts, the k largest, renormalised, each times its factor (the weight `factors` [E], Gemma 4)."""
+    scores = g.node("Softmax", [logits], SCORES, axis=-1)
+    top, _ = g.nodes_of("TopK", [scores, g.ints(router.top_k)], ["top", "experts"])
+    shares = g.node("Div", [top, g.node("ReduceSum", [top, g.ints(-1)], keepdims=1)])
+    g.node("Mul", [shares, g.node("Gather", ["factors", "experts"])], "weights")
 
 
 def topk_softmax(g: GraphBuilder, logits: str, router: Router) -> None:
@@ -119,6 +127,7 @@ def _group_mask(g: GraphBuilder, scores: str, router: Router) -> str:
 
 KINDS = {
     "softmax_topk": softmax_topk,
+    "softmax_scaled": softmax_scaled,
     "topk_softmax": topk_softmax,
     "group_limited": group_limited,
     "sigmoid_groups": sigmoid_groups,

@@ -242,6 +242,8 @@ class Conversion:
                 self._graph(part, layer_name("router", layer), family.route(checkpoint, layer, file.store("router")), file)
             if family.shared_width and layer not in family.dense:
                 self._graph(part, layer_name("shared", layer), family.shared(checkpoint, layer, file.store("shared")), file)
+            if family.FINISHED:
+                self._graph(part, layer_name("norm", layer), family.finish(checkpoint, layer, file.store("norm")), file)
         part.files[file.path.name] = file.entry()
         self._step()
         if layer not in family.dense:

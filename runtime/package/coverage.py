@@ -10,8 +10,11 @@ from runtime.graphs.builder import ExternalData
 from runtime.graphs.checkpoint import Outline
 from runtime.models import Family
 
-IGNORABLE = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^(model\.)?mtp[._]|^(model\.)?visual\.")
-"""Buffers that follow from config.json, layers that predict further tokens, the part that sees images: text needs none."""
+IGNORABLE = re.compile(
+    r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^(model\.)?mtp[._]"
+    r"|^(model\.)?(visual|vision_tower|audio_tower|embed_vision|embed_audio)\."
+)
+"""Buffers that follow from config.json, layers that predict further tokens, parts that see or hear: text needs none."""
 
 
 def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> None:
@@ -47,6 +50,8 @@ def _read_all(outline: Outline, family: Family) -> None:
         family.route(outline, layer, _discard)
         if family.shared_width:
             family.shared(outline, layer, _discard)
+        if family.FINISHED:
+            family.finish(outline, layer, _discard)
         before = set(outline.used)
         family.expert_weights(outline, layer, 0)
         _repeat_for_experts(outline, family.experts, outline.used - before)

@@ -241,7 +241,7 @@ class Package:
 
 
 def layer_name(kind: str, layer: int) -> str:
-    """Name of a layer's subgraph: attention, router, shared, mlp."""
+    """Name of a layer's subgraph: attention, router, shared, mlp, norm."""
     return f"{kind}_{layer:02d}"
 
 

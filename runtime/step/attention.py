@@ -23,6 +23,23 @@ def past_tier(tokens: int) -> int:
     return max(SMALLEST_PAST, 1 << (tokens - 1).bit_length())
 
 
+class Angles:
+    """A rotary table for `capacity` positions: cosines and sines [capacity, R / 2]."""
+
+    def __init__(self, rope: Rope, capacity: int):
+        self.half_cos, self.half_sin = rope.table(capacity)
+
+    @cached_property
+    def cos(self) -> np.ndarray:
+        """Cosines [capacity, 1, R] for plain operators."""
+        return np.concatenate([self.half_cos] * 2, axis=1)[:, None, :]
+
+    @cached_property
+    def sin(self) -> np.ndarray:
+        """Sines [capacity, 1, R]; the first half carries the rotation's minus."""
+        return np.concatenate([-self.half_sin, self.half_sin], axis=1)[:, None, :]
+
+
 class Sequence:
     """Keys and values [KV, capacity, D] of every layer as they are kept (`dtype`; int8 with its `scales`), and the rotary tables.
 
@@ -33,15 +50,15 @@ class Sequence:
 
     def __init__(self, family: Family, tokens: int, dtype: type = np.float32, scales: Scales | None = None):
         self.capacity, self.family, self.dtype, self.scales = past_tier(tokens), family, dtype, scales
-        keys, values = ((family.kv_heads, self.capacity, dim) for dim in (family.key_dim, family.value_dim))
-        self.keys: list[np.ndarray] = [np.zeros(keys, dtype) for _ in range(family.layers)]
-        self.values: list[np.ndarray] = [np.zeros(values, dtype) for _ in range(family.layers)]
+        kinds = [family.at(layer) for layer in range(family.layers)]
+        self.keys: list[np.ndarray] = [np.zeros((kind.kv_heads, self.capacity, kind.key_dim), dtype) for kind in kinds]
+        self.values: list[np.ndarray] = [np.zeros((kind.kv_heads, self.capacity, kind.value_dim), dtype) for kind in kinds]
         self.states = [[np.zeros(shape, np.float32) for shape in family.states(layer)] for layer in range(family.layers)]
         self.length = 0
         self.end = 0
         self.ids: list[int] = []
         self.rope = family.rope
-        self.half_cos, self.half_sin = self.rope.table(self.capacity)
+        self._angles: dict[int, Angles] = {}
 
     @property
     def bytes(self) -> int:
@@ -78,10 +95,16 @@ class Sequence:
         if rope is self.rope:
             return False
         self.rope = rope
-        self.half_cos, self.half_sin = rope.table(self.capacity)
-        for derived in ("cos", "sin"):
-            self.__dict__.pop(derived, None)
+        self._angles.clear()
         return True
+
+    def angles(self, layer: int) -> Angles:
+        """The rotary table of this layer, for as long as the sequence does not turn to another."""
+        rope = self.family.at(layer).rope
+        rope = self.rope if rope is self.family.rope else rope
+        if id(rope) not in self._angles:
+            self._angles[id(rope)] = Angles(rope, self.capacity)
+        return self._angles[id(rope)]
 
     def past(self, layer: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """The first rows of keys and values [KV, rows, D] in float32: the kept memory itself where it is float32."""
@@ -97,16 +120,6 @@ class Sequence:
 
     def _steps(self, layer: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         return (self.scales.keys[layer], self.scales.values[layer]) if self.scales else (None, None)
-
-    @cached_property
-    def cos(self) -> np.ndarray:
-        """Cosines [capacity, 1, R] for plain operators."""
-        return np.concatenate([self.half_cos] * 2, axis=1)[:, None, :]
-
-    @cached_property
-    def sin(self) -> np.ndarray:
-        """Sines [capacity, 1, R]; the first half carries the rotation's minus."""
-        return np.concatenate([-self.half_sin, self.half_sin], axis=1)[:, None, :]
 
 
 class PortableAttention:
@@ -126,11 +139,11 @@ class PortableAttention:
 
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
         """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
-        n, rows, past, family = len(hidden), self.rows, sequence.capacity, self.family
+        n, rows, past, family, angles = len(hidden), self.rows, sequence.capacity, self.family, sequence.angles(layer)
         feeds = {
             "hidden": _padded(hidden, rows),
-            "cos": _padded(sequence.cos[position : position + n], rows),
-            "sin": _padded(sequence.sin[position : position + n], rows),
+            "cos": _padded(angles.cos[position : position + n], rows),
+            "sin": _padded(angles.sin[position : position + n], rows),
             "mask": mask(rows, past, position, family.window(layer)),
         }
         feeds["past_k"], past_values = sequence.past(layer, past)
@@ -158,7 +171,7 @@ class FusedAttention:
         ]
         self._lengths, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._shared = {"seqlens": shared(self._lengths), "total": shared(self._total)}
-        self._tables: dict[str, ort.OrtValue] = {}
+        self._tables: dict[int, dict[str, ort.OrtValue]] = {}
         self._bindings: list[Binding] = []
         self._bound_to: tuple[Sequence, Rope] | None = None
 
@@ -167,8 +180,7 @@ class FusedAttention:
         if self._bound_to == (sequence, sequence.rope):
             return
         self._bound_to = (sequence, sequence.rope)
-        dtype = np.float16 if sequence.dtype == np.float16 else np.float32
-        self._tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
+        self._tables = {}
         self._bindings = [self.bind(layer, sequence) for layer in range(self.family.layers)]
 
     def release(self, sequence: Sequence) -> None:
@@ -202,12 +214,21 @@ class FusedAttention:
             before, after = ({f"{name}_{i}": state for i, state in enumerate(memory)} for name in ("state", "next"))
             return Binding(self.graphs[layer].session, before, after)
         keys, values = shared(sequence.keys[layer][None]), shared(sequence.values[layer][None])
-        inputs = {**self._shared, **self._tables, "past_k": keys, "past_v": values}
+        inputs = {**self._shared, **self._turning(layer, sequence), "past_k": keys, "past_v": values}
         if sequence.scales:
             inputs["k_scale"], inputs["v_scale"] = (
                 shared(s[layer][None]) for s in (sequence.scales.keys, sequence.scales.values)
             )
         return Binding(self.graphs[layer].session, inputs, {"present_k": keys, "present_v": values})
+
+    def _turning(self, layer: int, sequence: Sequence) -> dict[str, ort.OrtValue]:
+        """The layer's rotary table as the operator reads it, one copy for all layers that share it."""
+        angles = sequence.angles(layer)
+        if id(angles) not in self._tables:
+            dtype = np.float16 if sequence.dtype == np.float16 else np.float32
+            halves = {"cos": angles.half_cos, "sin": angles.half_sin}
+            self._tables[id(angles)] = {name: shared(half.astype(dtype)) for name, half in halves.items()}
+        return self._tables[id(angles)]
 
 
 class LatentAttention:
@@ -250,10 +271,10 @@ class LatentAttention:
     def _run(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, sequence: Sequence, position: int, n: int) -> None:
         size = past_tier(max(sequence.end, position + n))
         past, _ = sequence.past(layer, size)
-        keys = shared(past[0])
+        keys, angles = shared(past[0]), sequence.angles(layer)
         feeds = {
-            "cos": sequence.cos[position : position + n],
-            "sin": sequence.sin[position : position + n],
+            "cos": angles.cos[position : position + n],
+            "sin": angles.sin[position : position + n],
             "mask": mask(n, size, position, self.family.window(layer), appended=False),
             "rows": np.arange(position, position + n, dtype=np.int64)[:, None],
         }

@@ -10,7 +10,7 @@ from runtime.backends.calls import combine
 from runtime.backends.cpu import CpuBackend
 from runtime.backends.graph import Backend, Graph
 from runtime.backends.kv_cache import TYPES, Scales
-from runtime.backends.operators import Operator, made_from
+from runtime.backends.operators import Operator, last_kind, made_from
 from runtime.cache_rules.batches import chunks
 from runtime.cache_rules.forms import CPU, HTP
 from runtime.errors import RequestError
@@ -77,7 +77,7 @@ class Engine:
         self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, predictor is not None, flush)
         self._table = package.embedding()
         self._head = self._graph("head", Kind.HEAD, -1)
-        self._mixers, self._shared = self._make_mixers()
+        self._mixers, self._shared, self._norms = self._make_mixers()
         self._tokens = self._token_path()
         self._prefetching: Prefetching | None = None
         if predictor:
@@ -170,7 +170,7 @@ class Engine:
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """Logits [n, V] of hidden rows [n, H]."""
         layers, n = self.family.layers, len(hidden)
-        origin = made_from(Kind.HEAD, -1, layers=layers, after_dense=layers - 1 in self.family.dense)
+        origin = made_from(Kind.HEAD, -1, layers=layers, before=last_kind(self.family, layers - 1))
         with Operator(self.log, Kind.HEAD, -1, n, origin):
             logits: np.ndarray = self._head.run({"hidden": hidden}, n)[0]
         return logits
@@ -192,7 +192,7 @@ class Engine:
             attended[part] = self._attend(layer, hidden, part, sequence, step)
             normed, chosen, weights[part] = self._route(layer, attended[part], step.seq)
             self.experts.dispatch(work, place.experts, part.start, normed, chosen)
-        common = self._share(work)
+        common = self._share(work, attended)
         self.experts.finish(work, place.experts)
         return self._combine(work, attended, weights, common)
 
@@ -211,17 +211,18 @@ class Engine:
             listener.layer_begins(layer, hidden)
 
     def _attend(self, layer: int, hidden: np.ndarray, part: slice, sequence: Sequence, step: Step) -> np.ndarray:
-        origin = made_from(Kind.ATTENTION, layer, after_dense=layer - 1 in self.family.dense)
+        origin = made_from(Kind.ATTENTION, layer, before=last_kind(self.family, layer - 1))
         with Operator(self.log, Kind.ATTENTION, layer, part.stop - part.start, origin):
             return self.placements[step.phase].attention.run(layer, hidden[part], sequence, step.position + part.start)
 
-    def _share(self, work: LayerWork) -> np.ndarray | None:
+    def _share(self, work: LayerWork, attended: np.ndarray) -> np.ndarray | None:
         """The shared expert's output [n, H] for all rows, while routed experts may still run elsewhere."""
+        finished = self.family.FINISHED
         graph, n = self._shared[work.layer], len(work.normed)
         if graph is None:
             return None
-        with Operator(self.log, Kind.MLP, work.layer, n, made_from(Kind.MLP, work.layer, shared=True)):
-            return graph.run({"rows": work.normed}, n)[0]
+        with Operator(self.log, Kind.MLP, work.layer, n, made_from(Kind.MLP, work.layer, shared=True, finished=finished)):
+            return graph.run({"rows": attended if finished else work.normed}, n)[0]
 
     def _route(self, layer: int, attended: np.ndarray, seq: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         n = len(attended)
@@ -236,9 +237,15 @@ class Engine:
 
     def _combine(self, work: LayerWork, attended: np.ndarray, weights: np.ndarray, common: np.ndarray | None) -> np.ndarray:
         """The layer's result: the same for every arrival order."""
-        origin = made_from(Kind.COMBINE, work.layer, used=tuple(sorted(work.used)), shared=common is not None)
-        with Operator(self.log, Kind.COMBINE, work.layer, len(attended), origin):
-            return combine(weights, work.outputs, common, self.family.residual_multiplier, attended)
+        layer, n, norms = work.layer, len(attended), self._norms[work.layer]
+        used = tuple(sorted(work.used))
+        origin = made_from(Kind.COMBINE, layer, used=used, shared=common is not None, finished=norms is not None)
+        with Operator(self.log, Kind.COMBINE, layer, n, origin):
+            if norms is None or common is None:
+                return combine(weights, work.outputs, common, self.family.residual_multiplier, attended)
+            routed = combine(weights, work.outputs, None, 1.0, np.zeros_like(attended))
+        with Operator(self.log, Kind.NORM, layer, n, made_from(Kind.NORM, layer)):
+            return norms.run({"hidden": attended, "common": common, "routed": routed}, n)[0]
 
     def _placement(self, names: dict[str, str], rows: int) -> Placement:
         attention, experts = (self.backends[HTP if names[kind] == "htp" else CPU] for kind in PLACED)
@@ -251,23 +258,24 @@ class Engine:
     def _graph(self, name: str, kind: Kind, layer: int) -> Graph:
         return Graph(self.backends[CPU].session(name, {}), self.log, kind, layer, -1, CPU, 0)
 
-    def _make_mixers(self) -> tuple[list[Graph], list[Graph | None]]:
-        """Per layer: the router's graph or the dense MLP's, and the shared expert's where there is one."""
-        family, mixers, shared = self.family, [], []
+    def _make_mixers(self) -> tuple[list[Graph], list[Graph | None], list[Graph | None]]:
+        """Per layer: the router's graph or the dense MLP's, the shared expert's and the layer's end where there is one."""
+        family, mixers, shared, norms = self.family, [], [], []
         for layer in range(family.layers):
             dense = layer in family.dense
             kind = Kind.MLP if dense else Kind.ROUTER
             mixers.append(self._graph(layer_name("mlp" if dense else "router", layer), kind, layer))
             has_shared = family.shared_width and not dense
             shared.append(self._graph(layer_name("shared", layer), Kind.MLP, layer) if has_shared else None)
-        return mixers, shared
+            norms.append(self._graph(layer_name("norm", layer), Kind.NORM, layer) if family.FINISHED else None)
+        return mixers, shared, norms
 
     def _token_path(self) -> TokenPath | None:
         """The quick way for one token, where all of it runs on the CPU."""
         place = self.placements[Phase.DECODE]
         if isinstance(place.attention, PortableAttention) or place.experts.id != CPU:
             return None
-        parts = self._mixers, self._shared, self.listeners
+        parts = self._mixers, self._shared, self._norms, self.listeners
         return TokenPath(self.family, self.log, self.experts, place.attention, *parts)
 
 

@@ -3,12 +3,14 @@
 A small graph costs as much to call as to run, so graphs that need nothing in between run in one go (runtime.backends.calls).
 """
 
+from typing import Any
+
 import numpy as np
 import onnxruntime as ort
 
 from runtime.backends.calls import Combine, Item, LogEntry, TokenRun, operator, prepare
 from runtime.backends.graph import Binding, Graph, shared
-from runtime.backends.operators import Operator, made_from
+from runtime.backends.operators import Operator, last_kind, made_from
 from runtime.cache_rules.forms import Cache
 from runtime.experts.routing import Listener
 from runtime.experts.run import Experts
@@ -21,7 +23,9 @@ from runtime.telemetry.probes import Kind, result_id
 
 
 class TokenPath:
-    """Buffers of one row and the graphs bound to them. `mixers`: router graphs, or the MLPs of dense layers."""
+    """Buffers of one row and the graphs bound to them. `mixers`: router graphs, or the MLPs of dense layers; `norms`: what ends
+    a layer, where it has an end of its own.
+    """
 
     def __init__(
         self,
@@ -31,19 +35,21 @@ class TokenPath:
         attention: FusedAttention | LatentAttention,
         mixers: list[Graph],
         shared_experts: list[Graph | None],
+        norms: list[Graph | None],
         listeners: list[Listener],
     ):
         self.family, self.log, self.experts, self.attention = family, log, experts, attention
-        self._mixers, self._shared, self._listeners = mixers, shared_experts, listeners
+        self._mixers, self._shared, self._norms, self._listeners = mixers, shared_experts, norms, listeners
         hidden, top_k, layers = family.hidden, family.top_k, family.layers
         self.hidden, self.hidden_value = _buffer((1, hidden))
         self._attended, self._attended_value = _buffer((1, hidden))
         self._normed, self._normed_value = _buffer((1, hidden))
         self._common, self._common_value = _buffer((1, hidden))
+        self._routed_sum, self._routed_value = _buffer((1, hidden))
         self._chosen, self._weights = np.zeros((layers, 1, top_k), np.int64), np.zeros((layers, 1, top_k), np.float32)
         self._rows = np.zeros((family.experts, hidden), np.float32)
         self._row_values = [shared(row[None]) for row in self._rows]
-        self._token = TokenRun(log, layers * (5 + top_k))
+        self._token = TokenRun(log, layers * (6 + top_k))
         self._bound_to: tuple[Sequence, Rope] | None = None
         self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
         self._attentions: list[Binding] = []
@@ -52,7 +58,7 @@ class TokenPath:
         self._prepare_shared()
         self._routed_layers = [layer for layer in range(layers) if layer not in family.dense]
         self._dispatches = [Operator(log, Kind.DISPATCH, layer, 1, made_from(Kind.DISPATCH, layer)) for layer in range(layers)]
-        self._combines = [self._combine_item(layer) for layer in range(layers)]
+        self._ends = [self._end_items(layer) for layer in range(layers)]
         stay = range(layers) if experts.cache.budget is None else ()
         self._staying = {layer: self._staying_items(layer) for layer in stay}
 
@@ -108,7 +114,8 @@ class TokenPath:
             # Before the shared expert runs: loads overlap it.
             forms = self.experts.send_for(layer, self._chosen[layer, 0].tolist())
         self.experts.run_token(self._token, self._shared[layer], forms, self._normed_value, self._row_values)
-        self._token.put(self._combines[layer])
+        for item in self._ends[layer]:
+            self._token.put(item)
 
     def _prepare(self, sequence: Sequence) -> None:
         """Bind attention to the sequence's memory, where it can be."""
@@ -125,7 +132,7 @@ class TokenPath:
             self._first.append([prepare(graph, binding, self._attention_from(layer)), item])
 
     def _attention_from(self, layer: int) -> bytes:
-        return made_from(Kind.ATTENTION, layer, after_dense=layer - 1 in self.family.dense)
+        return made_from(Kind.ATTENTION, layer, before=last_kind(self.family, layer - 1))
 
     def _bind_mixer(self, layer: int) -> Binding:
         session, inputs = self._mixers[layer].session, {"hidden": self._attended_value}
@@ -140,25 +147,37 @@ class TokenPath:
         return prepare(graph, binding, made_from(graph.kind, layer), *choice)
 
     def _prepare_shared(self) -> None:
+        finished = self.family.FINISHED
+        rows = self._attended_value if finished else self._normed_value
         for layer, graph in enumerate(self._shared):
             if graph:
-                binding = Binding(graph.session, {"rows": self._normed_value}, {"out": self._common_value})
+                binding = Binding(graph.session, {"rows": rows}, {"out": self._common_value})
                 self._bindings.append(binding)
-                graph.item = prepare(graph, binding, made_from(Kind.MLP, layer, shared=True))
+                graph.item = prepare(graph, binding, made_from(Kind.MLP, layer, shared=True, finished=finished))
 
     def _staying_items(self, layer: int) -> list[Item]:
         """What follows the router where every expert stays in memory: nothing has to wait for its choice."""
         dispatch, common = operator(Kind.DISPATCH, layer, made_from(Kind.DISPATCH, layer)), self._shared[layer]
         experts = self.experts.choices(layer, self._chosen[layer, 0], self._normed_value, self._row_values)
-        return [dispatch, *([common.item] if common else []), *experts, self._combines[layer]]
+        return [dispatch, *([common.item] if common else []), *experts, *self._ends[layer]]
 
-    def _combine_item(self, layer: int) -> Item:
-        common = self._common[0] if self._shared[layer] else None
-        sources = made_from(Kind.COMBINE, layer, shared=common is not None)
+    def _end_items(self, layer: int) -> list[Item]:
+        """The sum, and the norms behind it where the family has some."""
+        norms = self._norms[layer]
+        if norms is None:
+            common = self._common[0] if self._shared[layer] else None
+            return [self._combine_item(layer, common, self.family.residual_multiplier, self._attended[0], self.hidden[0])]
+        inputs = {"hidden": self._attended_value, "common": self._common_value, "routed": self._routed_value}
+        binding = Binding(norms.session, inputs, {"hidden_out": self.hidden_value})
+        self._bindings.append(binding)
+        summed = self._combine_item(layer, None, 1.0, np.zeros_like(self.hidden[0]), self._routed_sum[0])
+        return [summed, prepare(norms, binding, made_from(Kind.NORM, layer))]
+
+    def _combine_item(self, layer: int, common: np.ndarray | None, *further: Any) -> Item:
+        sources = made_from(Kind.COMBINE, layer, shared=common is not None, finished=self.family.FINISHED)
         results = probes.sources(*(result_id(Kind.EXPERT, layer, expert) for expert in range(self.family.experts)))
         choice = self._chosen[layer, 0], self._weights[layer, 0]
-        buffers = common, self.family.residual_multiplier, self._attended[0], self.hidden[0]
-        work = Combine(result_id(Kind.COMBINE, layer), sources, results, *choice, self._rows, *buffers)
+        work = Combine(result_id(Kind.COMBINE, layer), sources, results, *choice, self._rows, common, *further)
         return Item(work, LogEntry(Kind.COMBINE, layer, -1, None))
 
 

@@ -24,6 +24,7 @@ class Kind(IntEnum):
     HEAD = 6
     SAMPLE = 7
     MLP = 8
+    NORM = 9
 
 
 class Phase(IntEnum):
