@@ -53,7 +53,8 @@ class DeltaNet:
 class Attention:
     """Attention over cached tokens. MLA where `kv_rank` > 0: the cache then holds `kv_rank` + `rope` numbers per token.
 
-    gated: the output is multiplied by a gate as wide as the queries. indexer: attention is to chosen tokens only.
+    gated: the output is multiplied by a gate as wide as the queries. indexer: attention is to chosen tokens only. tied_values:
+    what is projected for keys serves as values, too.
     """
 
     heads: int
@@ -66,6 +67,7 @@ class Attention:
     value_dim: int = 0
     gated: bool = False
     indexer: Indexer | None = None
+    tied_values: bool = False
 
     @property
     def mla(self) -> bool:
@@ -102,7 +104,8 @@ class Storage:
 class Model:
     """A decoder. `windows`: how far each layer with attention looks back, None for everything; `routed[i]`: layer i has experts.
 
-    `delta`: what the other layers, `delta_at`, have in attention's place.
+    `delta`: what the other layers, `delta_at`, have in attention's place. `wide`: attention of the layers without a window, where
+    it is another.
     """
 
     name: str
@@ -117,6 +120,11 @@ class Model:
     storage: Storage
     delta: DeltaNet | None = None
     delta_at: frozenset[int] = frozenset()
+    wide: Attention | None = None
+
+    def attention_of(self, window: int | None) -> Attention:
+        """The attention of layers with this window."""
+        return self.wide if self.wide and window is None else self.attention
 
     @property
     def layers(self) -> int:
@@ -173,12 +181,13 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
     mixture = _mixture(fields)
     kinds = _layer_kinds(fields, layers)
     delta_at = frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
+    attention = _attention(fields)
     return Model(
         name=str(values.get("_name_or_path") or values.get("model_type") or file.stem),
         hidden=fields.number("hidden_size"),
         vocabulary=fields.number("vocab_size"),
         context=fields.number("max_position_embeddings", 0),
-        attention=_attention(fields),
+        attention=attention,
         dense_width=fields.number("dense_width", 0 if mixture else None),
         mixture=mixture,
         windows=_windows(fields, kinds),
@@ -186,6 +195,7 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
         storage=_storage(fields),
         delta=_delta(fields) if delta_at else None,
         delta_at=delta_at,
+        wide=_wide(fields, kinds),
     )
 
 
@@ -219,6 +229,22 @@ def _attention(fields: Fields) -> Attention:
     return Attention(heads, fields.number("num_key_value_heads", heads, least=1), head_dim, value_dim=head_dim, gated=gated)
 
 
+def _wide(fields: Fields, kinds: list[str]) -> Attention | None:
+    """Of layers that see all tokens beside layers with a window (Gemma 4), by keys for all of them or for each."""
+    values = fields.values
+    listed, tied = values.get("per_layer_config"), bool(values.get("attention_k_eq_v"))
+    heads = {"head_dim": values.get("global_head_dim"), "num_key_value_heads": tied and values.get("num_global_key_value_heads")}
+    if listed is not None:
+        heads = next(iter(listed.values()), {})
+        full = {layer for layer, kind in enumerate(kinds) if kind == "full_attention" and heads}
+        if {int(layer) for layer in listed} != full or any(part != heads for part in listed.values()):
+            raise PredictError(f"{fields.path}: per_layer_config is modelled where it changes all full_attention layers alike")
+    heads = {name: value for name, value in heads.items() if value}
+    if not heads and not tied:
+        return None
+    return replace(_attention(Fields(values | heads, fields.path)), tied_values=tied)
+
+
 def _indexer(fields: Fields) -> Indexer | None:
     if not fields.has("index_topk"):
         return None
@@ -234,6 +260,8 @@ def _mixture(fields: Fields) -> Mixture | None:
     if not fields.has("experts"):
         return None
     width, count = fields.number("expert_width"), fields.number("shared", 0)
+    if fields.has("enable_moe_block"):
+        return Mixture(fields.number("experts"), fields.number("top_k"), width, fields.number("dense_width"))
     shared = fields.number("shared_width", count * width)
     return Mixture(fields.number("experts"), fields.number("top_k"), width, shared)
 

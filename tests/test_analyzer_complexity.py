@@ -161,12 +161,15 @@ def subgraph_by_hand(kind: str, r: int, c: int, layer: int) -> tuple[float, floa
         return counted(gated, {"read": row, "written": row}, {2: r * width})
     if kind == "combine":
         return counted([], {"read": row * 3, "written": row}, {2: 2 * r * 32, 1: r * 32})
+    if kind == "norm":
+        # two norms of four; the sum of both, the residual, the factor
+        return counted([], {"read": row * 3, "written": row}, {4: 2 * r * 32, 1: 3 * r * 32})
     if kind == "head":
         return counted([(r, 32, 100, "head")], {"read": row, "written": [(r * 100, FLOAT)]}, {})
     return counted([], {"read": [(r * 100, FLOAT)], "written": [(r, INDEX)]}, {1: r * 100})
 
 
-KINDS = ("embed", "dispatch", "attention", "router", "expert", "mlp", "combine", "head", "sample")
+KINDS = ("embed", "dispatch", "attention", "router", "expert", "mlp", "combine", "norm", "head", "sample")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,6 +194,19 @@ def test_a_prompt_in_chunks_does_the_work_of_each_chunk_at_the_context_so_far():
     known.fill(columns, np.where(columns["token_id"] == 0, 139.0, 140.0), figures)
     by_hand = [subgraph_by_hand("attention", r, c, 0) for r, c in zip(rows[order], reached[order], strict=True)]
     assert pytest.approx(np.array(by_hand)) == np.array(list(figures.values())).T
+
+
+def test_layers_that_see_all_do_the_work_of_their_own_heads_and_project_no_values_that_are_keys():
+    heads = {"head_dim": 16, "num_key_value_heads": 1}
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    gemma = {"layer_types": kinds, "sliding_window": 512, "per_layer_config": {"1": heads, "2": heads}, "attention_k_eq_v": True}
+    given = Asked(np.array([5] * 3), np.array([9.0] * 3), np.arange(3))
+    mine, near, far = (
+        np.array(subgraphs({"model": {"config": CONFIG | changes, "package": {"precisions": PRECISIONS}}}).attention(given)).T
+        for changes in (gemma, {}, heads)
+    )
+    unread = 32 * 16 * STORED["attention"]
+    assert pytest.approx(np.array([near[0], *(far[1:] - [2 * 5 * 32 * 16, unread, 0])])) == mine
 
 
 DELTA = CONFIG | {

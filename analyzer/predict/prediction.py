@@ -108,8 +108,8 @@ def predict(model: Model, device: Device, setup: Setup) -> Prediction:
 def weight_bytes(model: Model, setup: Setup) -> float:
     """Weights that one device holds: embedding, head, its heads, its experts."""
     hidden, s = model.hidden, model.storage
-    shapes = roofline.product_shapes(model.attention, hidden, setup.tp, folded=False)
-    attention = len(model.windows) * sum(k * n for k, n in shapes.values()) * s.linear / 8
+    each = [roofline.product_shapes(model.attention_of(window), hidden, setup.tp, folded=False) for window in model.windows]
+    attention = sum(k * n for shapes in each for k, n in shapes.values()) * s.linear / 8
     if model.delta:
         per_layer = sum(k * n for k, n in roofline.delta_products(model.delta, hidden, setup.tp).values())
         attention += model.delta_layers * per_layer * s.linear / 8
@@ -123,11 +123,11 @@ def weight_bytes(model: Model, setup: Setup) -> float:
 
 def kv_bytes(model: Model, setup: Setup) -> float:
     """Cache of all sequences of a device at the step's context: keys and values, an indexer's keys, the delta rule's states."""
-    a = model.attention
-    shared = 1 if a.mla else min(setup.tp, a.kv_heads)
-    cached_tokens = sum(min(setup.context, window or setup.context) for window in model.windows)
-    each = cached_tokens * a.cached() * KV_BYTES[setup.kv] / shared
-    each += cached_tokens * roofline.index_key_bytes(a.indexer) if a.indexer else 0.0
+    each = 0.0
+    for window in model.windows:
+        a, cached_tokens = model.attention_of(window), min(setup.context, window or setup.context)
+        each += cached_tokens * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
+        each += cached_tokens * roofline.index_key_bytes(a.indexer) if a.indexer else 0.0
     each += model.delta_layers * model.delta.state_bytes() / setup.tp if model.delta else 0.0
     return setup.batch * each
 

@@ -8,6 +8,7 @@ chunks of C tokens, C·(6·k + 4·v) more (Yang et al. 2024, "Gated Delta Networ
 (MFU) comes from measured tables where the device has some, else from the device profile; each part says which.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from analyzer.errors import PredictError
@@ -119,9 +120,12 @@ def product(on: UnitPeak, name: str, stage: str, times: int, m: float, k: float,
 
 def attention_products(model: Model, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
     """The projections around attention; heads are shared by `tp` devices."""
-    shapes = product_shapes(model.attention, model.hidden, setup.tp, on_latent_cache(model.attention, setup))
-    times, bits = len(model.windows), model.storage.linear
-    return [product(on, name, "attention", times, rows, k, n, bits) for name, (k, n) in shapes.items()]
+    bits, made = model.storage.linear, []
+    for a, times in Counter(map(model.attention_of, model.windows)).items():
+        kind = ", all seen" if a is model.wide else ""
+        shapes = product_shapes(a, model.hidden, setup.tp, on_latent_cache(a, setup))
+        made += [product(on, name + kind, "attention", times, rows, k, n, bits) for name, (k, n) in shapes.items()]
+    return made
 
 
 def on_latent_cache(a: Attention, setup: Setup) -> bool:
@@ -142,7 +146,7 @@ def product_shapes(a: Attention, hidden: int, tp: int, folded: bool) -> dict[str
 def gqa_products(a: Attention, hidden: int, tp: int) -> dict[str, tuple[float, float]]:
     """Name → (k, n); q, k and v are one product, with the output's gate where there is one."""
     return {
-        "attention qkv": (hidden, (a.heads * (1 + a.gated) + 2 * a.kv_heads) * a.head_dim / tp),
+        "attention qkv": (hidden, (a.heads * (1 + a.gated) + (2 - a.tied_values) * a.kv_heads) * a.head_dim / tp),
         "attention out": (a.heads * a.head_dim / tp, hidden),
     }
 
@@ -258,7 +262,7 @@ def delta_rule_flops(delta: DeltaNet, chunked: bool) -> float:
 
 def core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
     """Attention of one query per sequence to its cache, or causal attention within each prompt."""
-    a, tables, length, decode = model.attention, on.device.tables, setup.context, setup.phase == "decode"
+    a, tables, length, decode = model.attention_of(window), on.device.tables, setup.context, setup.phase == "decode"
     heads, sequences, visible = a.heads / setup.tp, setup.batch / setup.turns, min(length, window or length)
     latent = 2 * a.kv_rank + a.rope if decode else a.nope + a.rope + a.value_dim
     per_pair = 2 * heads * latent if a.mla else 4 * heads * a.head_dim

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.errors import PredictError
-from analyzer.model import DeltaNet, Mixture, Model, model_of
+from analyzer.model import Attention, DeltaNet, Mixture, Model, model_of
 from analyzer.records.reading import section
 from analyzer.records.schema import Columns, equals_any
 
@@ -45,7 +45,7 @@ class Subgraphs:
     def __init__(self, model: Model, precisions: dict[str, Any]):
         self.model = model
         self.bytes = {part: stored_bytes(section(precisions, part)) for part in ("attention", "experts", "head")}
-        named = ("attention", "router", "expert", "mlp", "combine", "head", "sample")
+        named = ("attention", "router", "expert", "mlp", "combine", "norm", "head", "sample")
         self.formulas: dict[str, Callable[[Asked], Work]] = {"embed": self.moved, "dispatch": self.moved}
         self.formulas |= {kind: getattr(self, kind) for kind in named}
 
@@ -61,15 +61,16 @@ class Subgraphs:
         return 2.0 * rows * inner * outer, read, rows * outer * ACTIVATION_BYTES
 
     def attention(self, asked: Asked) -> Work:
-        """Of a layer with attention, or of one with a delta net in its place. Latent attention: not known."""
+        """Of a layer with attention of either kind, or of one with a delta net in its place. Latent attention: not known."""
         if self.model.attention.mla:
             return (np.full(len(asked.rows), np.nan),) * 3
-        if not self.model.delta:
-            return self.over_context(asked)
-        at = np.isin(asked.layer, list(self.model.delta_at))
-        delta, others = self.delta_net(asked, self.model.delta), self.over_context(asked)
-        flops, read, written = (np.where(at, mine, theirs) for mine, theirs in zip(delta, others, strict=True))
-        return flops, read, written
+        model, usual = self.model, self.over_context(asked, self.model.attention)
+        if model.delta:
+            return _where(np.isin(asked.layer, list(model.delta_at)), self.delta_net(asked, model.delta), usual)
+        if model.wide:
+            at = [layer for layer, window in enumerate(model.windows) if window is None]
+            return _where(np.isin(asked.layer, at), self.over_context(asked, model.wide), usual)
+        return usual
 
     def delta_net(self, asked: Asked, delta: DeltaNet) -> Work:
         """Norm, projections, convolution, the gated delta rule, norm and gate of what is read, projection back, residual.
@@ -85,11 +86,11 @@ class Subgraphs:
         read = weights * self.bytes["attention"] + (gates + kernel) * ACTIVATION_BYTES + kept
         return rows * each, read + size, size + kept
 
-    def over_context(self, asked: Asked) -> Work:
+    def over_context(self, asked: Asked, shape: Attention) -> Work:
         """Norm, projections, scores and values over the context, the output's gate if there is one, projection back, residual."""
-        shape, hidden, rows = self.model.attention, self.model.hidden, asked.rows
+        hidden, rows = self.model.hidden, asked.rows
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        weights = hidden * (queries * (1 + shape.gated) + 2 * keys) + queries * hidden
+        weights = hidden * (queries * (1 + shape.gated) + (2 - shape.tied_values) * keys) + queries * hidden
         scores = shape.heads * rows * asked.context * (4.0 * shape.head_dim + 5.0)
         flops = 2.0 * rows * weights + scores + rows * (5.0 * hidden + 2.0 * shape.gated * queries)
         cache = 2.0 * keys * ACTIVATION_BYTES
@@ -126,6 +127,11 @@ class Subgraphs:
         k, size = self.model.mixture.top_k if self.model.mixture else 0, asked.rows * self.model.hidden
         return (2.0 * k + 1.0) * size, (k + 1.0) * size * ACTIVATION_BYTES, 1.0 * size * ACTIVATION_BYTES
 
+    def norm(self, asked: Asked) -> Work:
+        """Behind experts: a norm of their sum, shared expert, a norm of both, residual, the layer's factor."""
+        size = 1.0 * asked.rows * self.model.hidden
+        return 11.0 * size, 3.0 * size * ACTIVATION_BYTES, size * ACTIVATION_BYTES
+
     def head(self, asked: Asked) -> Work:
         """A score for each word."""
         return self.product(asked, self.model.hidden, self.model.vocabulary, self.bytes["head"])
@@ -145,6 +151,11 @@ class Subgraphs:
                 asked = Asked(operators["n_tokens"][rows], context[rows] - later, operators["layer"][rows])
                 for name, values in zip(names, formula(asked), strict=True):
                     figures[name][rows] = values
+
+
+def _where(at: np.ndarray, one: Work, other: Work) -> Work:
+    flops, read, written = (np.where(at, mine, theirs) for mine, theirs in zip(one, other, strict=True))
+    return flops, read, written
 
 
 def later_rows(operators: Columns, rows: np.ndarray) -> np.ndarray:
