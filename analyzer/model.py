@@ -267,8 +267,10 @@ def _mixture(fields: Fields) -> Mixture | None:
 
 
 def _routed(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Which layers have experts: after the first dense ones, every `step`-th, but for the listed ones."""
+    """Which layers have experts: after the first dense ones, every `step`-th, but for the listed ones; or as named one by one."""
     values = fields.values
+    if named := values.get("mlp_layer_types"):
+        return tuple(kind == "sparse" for kind in named)
     first, every = fields.number("dense_first", 0), fields.number("moe_layer_freq", 1) if not _list(values) else 1
     step = fields.number("decoder_sparse_step", fields.number("interleave_moe_layer_step", 1)) or 1
     if _list(values):

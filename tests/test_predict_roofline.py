@@ -33,6 +33,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 1},
     "deepseek_v3": {**MLA, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2}
     | {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4},
+    "glm4_moe_lite": {**MLA, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    | {"mlp_layer_types": ["dense", "sparse", "dense"], "num_key_value_heads": 4},
     "qwen3_next": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 4}
     | {"shared_expert_intermediate_size": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
     | {"linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "full_attention_interval": 4},

@@ -20,6 +20,8 @@ from tests.quantized_weights import dequantize
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+from workloads import drawn_models  # noqa: E402  (needs both)
+
 # Steps beside transformers: the longer run for one family of each kind of attention.
 NEW = {"qwen3_moe": 64, "deepseek_v3": 64}
 FEW = 16
@@ -314,9 +316,30 @@ def test_the_text_part_of_a_model_that_sees_is_read_like_a_text_model(family: st
     renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
     renamed |= {name: np.ones(4, np.float32) for name in UNREAD[family]}
     save_file(renamed, tiny.folder / "model.safetensors", {"format": "pt"})
-    (tiny.folder / "config.json").write_text(json.dumps({"model_type": family, "text_config": config}))
+    whole = {"model_type": family, "text_config": config, "tie_word_embeddings": config["tie_word_embeddings"]}
+    (tiny.folder / "config.json").write_text(json.dumps(whole))
     package = convert(tiny.folder, tmp_path / "whole").folder
     assert tiny.generated(package)[0] == tiny.tokens
+
+
+def test_qwen3_vl_s_experts_are_read_as_published_and_as_transformers_writes_them(tmp_path: Path) -> None:
+    name, ids = "qwen3_vl_moe", list(range(20))
+    drawn = drawn_models.settings(name, 3)
+    reference = drawn_models.build(tmp_path, name, drawn, 3)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    experts = [key for key in tensors if ".experts." in key]
+    assert len(experts) == 2 * drawn["num_hidden_layers"]
+    written = convert(tmp_path, tmp_path / "a").folder
+    save_file(tensors | {key: np.ascontiguousarray(tensors[key].swapaxes(1, 2)) for key in experts}, path, {"format": "pt"})
+    logits = []
+    for package in (written, convert(tmp_path, tmp_path / "b").folder):
+        engine = MoE.load(package).engine
+        logits.append(engine.step(engine.begin_sequence(20), ids, Sampler(Sampling()))[1])
+        engine.close()
+    with torch.no_grad():
+        assert np.abs(logits[0] - reference(torch.tensor([ids])).logits[0, -1].numpy()).max() < 1e-3
+    assert logits[0].tobytes() == logits[1].tobytes()
 
 
 def test_gemma_s_heads_of_layers_that_see_all_are_read_from_the_published_keys(tmp_path: Path) -> None:

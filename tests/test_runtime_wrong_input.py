@@ -127,6 +127,7 @@ def test_a_value_of_another_kind_is_refused_by_its_key_and_never_with_a_tracebac
     config = json.loads(getattr(made, "text_config", made).to_json_string(use_diff=False)) | {"model_type": family}
     config |= {"num_experts_per_tok": config.get("num_experts_per_tok") or 2, "head_dim": 128}
     config |= {"layer_types": ["conv"] * config["num_hidden_layers"]} if family == "lfm2_moe" else {}
+    config |= {"n_routed_experts": 8} if family == "dots1" else {}
     config |= GEMMA | {"num_hidden_layers": config["num_hidden_layers"]} if family.startswith("gemma4") else {}
     read_family(config, Path("model"))
     drawn, refused = np.random.default_rng(0), 0

@@ -23,6 +23,8 @@ from runtime.step.sampling import Sampler, Sampling
 
 PROMPTS = (1, 15, 16, 17, 64, 65, 200)
 VOCABULARY, CONTEXT = 512, 512
+SEEING: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+"""The part that sees, of families that have no text model alone: it takes no part."""
 TOLERANCE = 1e-3
 """Of the largest logit's magnitude, 1 at least."""
 Draw = Callable[..., Any]
@@ -92,6 +94,11 @@ def qwen3_moe(draw: Draw) -> dict[str, Any]:
     return attention(draw) | rope(draw) | experts(draw) | changes
 
 
+def qwen3_vl_moe(draw: Draw) -> dict[str, Any]:
+    changes = {"attention_bias": draw([False, True]), "mlp_only_layers": draw([[], [0]])}
+    return attention(draw) | rope(draw) | experts(draw) | changes
+
+
 def qwen2_moe(draw: Draw) -> dict[str, Any]:
     changes = {"shared_expert_intermediate_size": draw([24, 40]), "norm_topk_prob": draw([False, True])}
     return plain_heads(draw) | rope(draw) | experts(draw) | changes
@@ -110,6 +117,10 @@ def granitemoe(draw: Draw) -> dict[str, Any]:
     changes = {"embedding_multiplier": draw([1.0, 3.0]), "residual_multiplier": draw([1.0, 0.5])}
     changes |= {"attention_multiplier": draw([0.2, 1.0]), "logits_scaling": draw([1.0, 4.0])}
     return plain_heads(draw) | rope(draw) | {"num_local_experts": draw([4, 6])} | changes
+
+
+def granitemoeshared(draw: Draw) -> dict[str, Any]:
+    return granitemoe(draw) | {"shared_intermediate_size": draw([0, 24, 40])}
 
 
 def gpt_oss(draw: Draw) -> dict[str, Any]:
@@ -147,6 +158,20 @@ def deepseek_v2(draw: Draw) -> dict[str, Any]:
 
 def deepseek_v3(draw: Draw) -> dict[str, Any]:
     return latent(draw) | {"norm_topk_prob": draw([False, True])}
+
+
+def glm4_moe_lite(draw: Draw) -> dict[str, Any]:
+    changes = deepseek_v3(draw) | {"num_hidden_layers": 3, "attention_bias": draw([False, True])}
+    del changes["first_k_dense_replace"]
+    return changes | {"mlp_layer_types": draw([None, ["sparse"] * 3, ["dense", "sparse", "dense"]])}
+
+
+def dots1(draw: Draw) -> dict[str, Any]:
+    changes = {"n_routed_experts": 8, "moe_intermediate_size": draw([24, 48]), "n_shared_experts": draw([1, 2])}
+    changes |= {"first_k_dense_replace": draw([0, 1]), "attention_bias": draw([False, True]), "sliding_window": draw([16, 100])}
+    changes |= dict(draw([{"n_group": 1, "topk_group": 1}, {"n_group": 4, "topk_group": 2}]))
+    changes |= {"max_window_layers": draw([1, 62]), "routed_scaling_factor": draw([1.0, 1.5])}
+    return attention(draw) | rope(draw) | changes | {"norm_topk_prob": draw([False, True])}
 
 
 def glm4_moe(draw: Draw) -> dict[str, Any]:
@@ -222,6 +247,10 @@ FAMILIES: dict[str, tuple[str, Draw]] = {
     "qwen3_next": ("Qwen3Next", qwen3_next),
     "qwen3_5_moe_text": ("Qwen3_5Moe", delta_net),
     "gemma4_text": ("Gemma4", gemma4),
+    "qwen3_vl_moe": ("Qwen3VLMoe", qwen3_vl_moe),
+    "granitemoeshared": ("GraniteMoeShared", granitemoeshared),
+    "glm4_moe_lite": ("Glm4MoeLite", glm4_moe_lite),
+    "dots1": ("Dots1", dots1),
 }
 """model_type → the name of its classes in transformers, and how its settings are drawn."""
 
@@ -240,9 +269,14 @@ def settings(name: str, seed: int) -> dict[str, Any]:
 def build(folder: Path, name: str, drawn: dict[str, Any], seed: int) -> Any:
     """The random model in transformers, saved to `folder` with a tokenizer."""
     family = FAMILIES[name][0]
-    kind = "TextConfig" if name.endswith("_text") else "Config"
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, family + kind)(**drawn)).eval()
+    if hasattr(transformers, f"{family}ForCausalLM"):
+        kind = "TextConfig" if name.endswith("_text") else "Config"
+        model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, family + kind)(**drawn))
+    else:
+        whole = getattr(transformers, family + "Config")(text_config=drawn, vision_config=SEEING)
+        model = getattr(transformers, f"{family}ForConditionalGeneration")(whole)
+    model.eval()
     with torch.no_grad():
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if (tensor.dim() == 1 or "correction_bias" in key) and "inv_freq" not in key:

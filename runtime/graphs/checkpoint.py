@@ -121,6 +121,10 @@ class Checkpoint:
         whole_model = name.replace("model.", TEXT_PART, 1)
         return reader.get_slice(whole_model if whole_model in reader.keys() else name)  # noqa: SIM118
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, where families take it in more than one."""
+        return tuple(self._stored(name).get_shape())
+
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """The tensor, or None where the checkpoint has none of this name."""
         return self.tensor(name, shape) if name in self else None

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: latent attention (MLA), group-limited routing, ungated shared experts, dense first layers.
+"""DeepSeek-V2 and V3, GLM-4.7-Flash: latent attention (MLA), group-limited routing, ungated shared experts, dense first layers.
 
 Attention runs in the latent space (arXiv 2405.04434, 2.1.2): the key projection is folded into the queries, the value projection
 into the output, so a token keeps one latent and one rotated key, [rank + rope dims], for all heads.
@@ -129,7 +129,7 @@ class Deepseek(Decoder):
 def read(config: dict[str, Any]) -> Deepseek:
     """Sizes from config.json."""
     sizes = common_sizes(config)
-    third = config["model_type"] == "deepseek_v3"
+    third = config["model_type"] != "deepseek_v2"
     rope_dim, nope_dim = int(config["qk_rope_head_dim"]), int(config["qk_nope_head_dim"])
     sizes |= {"kv_heads": 1, "head_dim": int(config["kv_lora_rank"]) + rope_dim, "scale": _scale(config, nope_dim + rope_dim)}
     width = int(config["moe_intermediate_size"])
@@ -138,7 +138,7 @@ def read(config: dict[str, Any]) -> Deepseek:
         intermediate=width,
         rope=read_rope(config, rope_dim, interleaved=bool(config.get("rope_interleave", True)) if third else True),
         router=_router(config, sizes["experts"], third),
-        dense=frozenset(range(min(int(config.get("first_k_dense_replace") or 0), sizes["layers"]))),
+        dense=_dense_layers(config, sizes["layers"]),
         dense_width=int(config["intermediate_size"]),
         shared_width=width * int(config.get("n_shared_experts") or 0),
         q_rank=int(config.get("q_lora_rank") or 0),
@@ -146,6 +146,14 @@ def read(config: dict[str, Any]) -> Deepseek:
         nope_dim=nope_dim,
         v_dim=int(config["v_head_dim"]),
     )
+
+
+def _dense_layers(config: dict[str, Any], layers: int) -> frozenset[int]:
+    """Layers without experts: the first ones, of GLM those that it names, or the first."""
+    if config["model_type"] != "glm4_moe_lite":
+        return frozenset(range(min(int(config.get("first_k_dense_replace") or 0), layers)))
+    kinds = config.get("mlp_layer_types") or ["dense"]
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
 def _router(config: dict[str, Any], experts: int, third: bool) -> Router:

@@ -145,7 +145,10 @@ class Gemma4(Decoder):
 def read(config: dict[str, Any]) -> Gemma4:
     """Sizes from config.json; of the text part, where there are others."""
     text = config.get("text_config", config)
-    config = {"eos_token_id": config.get("eos_token_id"), "tie_word_embeddings": config.get("tie_word_embeddings", True)} | text
+    # The head is the whole model's.
+    config = (
+        {"eos_token_id": config.get("eos_token_id")} | text | {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
+    )
     _refuse(config)
     layers = range(int(config["num_hidden_layers"]))
     kinds = config.get("layer_types") or [SLIDING if (layer + 1) % EVERY else FULL for layer in layers]

@@ -12,7 +12,7 @@ class Glm4Moe(Decoder):
     SHARED = "shared_experts"
 
 
-def read(config: dict[str, Any]) -> Glm4Moe:
+def read(config: dict[str, Any], windows: tuple[int, ...] = ()) -> Glm4Moe:
     """Sizes from config.json."""
     sizes = common({"partial_rotary_factor": 0.5} | config)
     rope, order = sizes.pop("rope").filling(sizes["head_dim"])
@@ -30,6 +30,7 @@ def read(config: dict[str, Any]) -> Glm4Moe:
         **sizes,
         rope=rope,
         rotary_order=order,
+        windows=windows,
         intermediate=width,
         router=router,
         dense=frozenset(range(min(int(config.get("first_k_dense_replace", 1)), sizes["layers"]))),

@@ -1,4 +1,4 @@
-"""GraniteMoE: multipliers on embedding, attention, residual and logits; softmax over the chosen; fused expert tensors."""
+"""GraniteMoE: multipliers on embedding, attention, residual and logits; softmax over the chosen; fused tensors; shared MLP."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ class GraniteMoe(Decoder):
 
     MOE = "block_sparse_moe"
     GATE = "router.layer"
+    SHARED = "shared_mlp"
 
     def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
         """One slice of input_linear and output_linear."""
@@ -19,6 +20,14 @@ class GraniteMoe(Decoder):
         both = checkpoint.tensor(prefix + "input_linear.weight", (self.experts, 2 * width, self.hidden), expert)
         down = checkpoint.tensor(prefix + "output_linear.weight", (self.experts, self.hidden, width), expert)
         return ExpertWeights(both[:width], both[width:], down)
+
+    def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
+        """Of the shared MLP, which lies beside the block of experts."""
+        prefix = prefix.replace(self.MOE + ".", "")
+        both = checkpoint.tensor(prefix + ".input_linear.weight", (2 * width, self.hidden))
+        return ExpertWeights(
+            both[:width], both[width:], checkpoint.tensor(prefix + ".output_linear.weight", (self.hidden, width))
+        )
 
 
 def read(config: dict[str, Any]) -> GraniteMoe:
@@ -29,6 +38,7 @@ def read(config: dict[str, Any]) -> GraniteMoe:
         **sizes,
         intermediate=int(config["intermediate_size"]),
         router=Router("topk_softmax", sizes["top_k"], sizes["experts"]),
+        shared_width=int(config.get("shared_intermediate_size") or 0),
         embedding_multiplier=float(config.get("embedding_multiplier", 1.0)),
         residual_multiplier=float(config.get("residual_multiplier", 1.0)),
         logits_divisor=float(config.get("logits_scaling", 1.0)),

@@ -65,7 +65,8 @@ KINDS = {
     "num_experts num_local_experts n_routed_experts moe_num_experts intermediate_size shared_expert_intermediate_size head_dim "
     "num_key_value_heads q_lora_rank n_group topk_group n_shared_experts moe_num_shared_experts sliding_window "
     "decoder_sparse_step full_attention_interval moe_layer_interval num_nextn_predict_layers "
-    "global_head_dim num_global_key_value_heads num_kv_shared_layers hidden_size_per_layer_input": or_null(whole(0)),
+    "shared_intermediate_size global_head_dim num_global_key_value_heads num_kv_shared_layers "
+    "hidden_size_per_layer_input": or_null(whole(0)),
     "original_max_position_embeddings": or_null(whole(2)),
     "rope_theta": or_null(BASE),
     "rms_norm_eps norm_eps low_freq_factor high_freq_factor logits_scaling attention_multiplier": POSITIVE,
@@ -75,7 +76,7 @@ KINDS = {
     "clip_qkv moe_norm_min attention_factor mscale mscale_all_dim short_mscale long_mscale": or_null(NUMBER),
     "tie_word_embeddings tie_embedding norm_topk_prob use_sliding_window rope_interleave use_qk_norm use_expert_bias "
     "truncate enable_moe_block attention_k_eq_v": FLAG,
-    "layer_types": or_null(list_of(TEXT)),
+    "layer_types mlp_layer_types": or_null(list_of(TEXT)),
     "mlp_only_layers": or_null(list_of(whole(0))),
     "short_factor long_factor": or_null(list_of(POSITIVE)),
     "eos_token_id": TOKENS,

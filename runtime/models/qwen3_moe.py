@@ -10,11 +10,11 @@ class Qwen3Moe(Decoder):
     """All of it is the common decoder."""
 
 
-def read(config: dict[str, Any]) -> Qwen3Moe:
+def read(config: dict[str, Any], family: type[Qwen3Moe] = Qwen3Moe, theta: float = 10000.0) -> Qwen3Moe:
     """Sizes from config.json."""
-    sizes = common(config)
+    sizes = common(config, theta)
     window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
-    return Qwen3Moe(
+    return family(
         **sizes,
         intermediate=int(config["moe_intermediate_size"]),
         router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", False))),

@@ -1,0 +1,32 @@
+"""The text part of Qwen3-VL-MoE: Qwen3-MoE with weights renormalised and experts that lie transposed in two tensors."""
+
+from typing import Any
+
+from runtime.graphs.checkpoint import Checkpoint
+from runtime.models import qwen3_moe
+from runtime.models.decoder import ExpertWeights
+
+
+class Qwen3VlMoe(qwen3_moe.Qwen3Moe):
+    """Rotary positions of text are the same in all three parts of a head, and so are plain ones."""
+
+    def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
+        """Slices of [E, H, 2 I] and [E, I, H], as published; or as transformers writes them."""
+        prefix, width = f"model.layers.{layer}.mlp.experts.", self.intermediate
+        if checkpoint.shape(prefix + "down_proj") == (self.experts, self.hidden, width):
+            return super().expert_weights(checkpoint, layer, expert)
+        both = checkpoint.tensor(prefix + "gate_up_proj", (self.experts, self.hidden, 2 * width), expert).T
+        down = checkpoint.tensor(prefix + "down_proj", (self.experts, width, self.hidden), expert).T
+        return ExpertWeights(both[:width], both[width:], down)
+
+
+def read(config: dict[str, Any]) -> qwen3_moe.Qwen3Moe:
+    """Sizes of the text part from config.json."""
+    whole = "text_config" in config
+    # The head is the whole model's.
+    used = {
+        "norm_topk_prob": True,
+        "use_sliding_window": False,
+        "tie_word_embeddings": config.get("tie_word_embeddings", not whole),
+    }
+    return qwen3_moe.read(config.get("text_config", config) | used, Qwen3VlMoe, 500000.0)
