@@ -122,6 +122,19 @@ def test_a_slow_wake_up_behind_an_execution_is_its_completion_and_a_displaced_th
     assert causes(token(qnn_executes=execution(), thread_states=displaced))["run_queue"] == 190
 
 
+def test_a_batch_that_is_done_before_its_answer_is_asked_for_leaves_the_rest_of_the_wait_to_others():
+    late = states(("running", 0, 500), ("sleeping", 500, 620), ("runnable", 620, 690), ("running", 690, 1000))
+    batch = {"queue": 1, "submit_ns": 20, **spans((300, 700))}
+    told = frame("npu_batches", batch_id=[0], wait_ns=[220], npu_us=[0.25], layout=3, **batch)
+    answer = causes(token(npu_batches=told, thread_states=late))
+    assert answer == {"host_code": 760, "submission": 20, "accelerator": 90, "rpc": 60, "completion": 70}
+    first = frame(
+        "npu_batches", batch_id=[0, 1], wait_ns=[-1, 220], npu_us=[0.2, 0.25], layout=3, **batch | spans((200, 700), (300, 700))
+    )
+    behind = causes(token(npu_batches=first, thread_states=late))
+    assert behind["accelerator"] == 190  # from 420, when the NPU is done with the batch before it
+
+
 def test_an_execution_of_another_thread_counts_while_the_steps_own_sleeps():
     own = states(("running", 0, 400), ("sleeping", 400, 1000))
     tables = token(qnn_executes=execution(WORKER, accel_us=0.4), thread_states=own)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main
+from analyzer.questions import ledger
 from analyzer.tables import store
 from analyzer.tables.hexagon_nodes import FUSIONS, Given, Node, join
 from tests.conftest import ROOT, trace
@@ -89,6 +90,37 @@ def test_waits_that_were_planted_are_in_their_columns(tmp_path: Path) -> None:
     assert (batches["in_flight"] == 1).all()
 
 
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize("layout", [1, 3])  # the first tells of operators only how long they took
+def test_causes_planted_in_front_of_behind_and_between_batches_are_in_their_rows_of_the_ledger(
+    tmp_path: Path, layout: int
+) -> None:
+    waits = {"STANDIN_QUEUE_US": "5000", "STANDIN_WAKE_US": "3000", "STANDIN_HOG_US": "4000", "STANDIN_OP_US": "200"}
+    tables = traced(tmp_path, backend.outline(tmp_path, layout), STEPS, LAYERS, 1280, 3000, **waits)
+    lines = [line.split() for line in (tmp_path / "output.txt").read_text().splitlines()]
+    on_cpu = np.array([[int(word) for word in words[1:]] for words in lines if words[0] == "cpu"])
+    sent = [words for words in lines if words[0] != "cpu"]
+    named = rows(tables["npu_operators"], "token_id", "position", "opcode", "type", "name")
+    assert [list(map(str, row)) for row in named] == sent and len(on_cpu) == STEPS * LAYERS
+    step = tables["npu_batches"]["token_id"].to_numpy()
+    (_, begun, ended, answered), (asked, returned) = (
+        np.array(logged(tmp_path, what))[:, first:].T for what, first in (("batch", 2), ("read", 1))
+    )
+    planted = {
+        "accelerator": (step, ended - begun),
+        "rpc": (step, answered - asked - (ended - begun)),  # nobody tells a queue in front from an answer that comes late
+        "completion": (step, returned - answered),
+        "cpu_fallback": on_cpu.T,
+    }
+    found = ledger.ledger(tables)
+    assert (found["residual"] < 0.01 * found["total"]).all()
+    for cause, (of, spent) in planted.items():
+        truth = np.bincount(of, spent, STEPS)
+        off = np.abs(found[cause].to_numpy() - truth)
+        assert (truth > 1e6).all()
+        assert np.sum(off > np.maximum(0.05 * truth, 20_000)) <= 1, (cause, off, truth)  # a neighbour may displace one step
+
+
 PROFILED = re.compile(r"profile-op ([^|]+)\|([^|]*)\|.*usec (\d+) cycles (\d+) start (\d+)")
 GGML = {"SWIGLU": "GLU", "SILU": "UNARY"}
 """The backend's log names what an operator does, ggml's graph the kind of operator."""
@@ -107,26 +139,44 @@ def real_backend() -> Path:
     return path
 
 
-@pytest.mark.needs("probes")
-def test_the_real_backend_agrees_with_its_own_profile(tmp_path: Path, real_backend: Path) -> None:
-    write(tmp_path / "model.gguf", SHAPES["tiny-moe"], quantized=True)
-    steps = (sys.executable, "-m", "workloads.hexagon.steps", libraries(), real_backend, tmp_path / "model.gguf", 5, 6)
-    env = {"GGML_HEXAGON_PROFILE": "1", "GGML_HEXAGON_VMEM": "3000", "LD_LIBRARY_PATH": str(real_backend.parent)}
-    operators = traced(tmp_path, *steps, **env)["npu_operators"]
-    log = (tmp_path / "output.txt").read_text(errors="replace")
+def of_the_real_backend(folder: Path, library: Path, **env: str) -> Tables:
+    """The tables of llama.cpp on its own backend, whose operators are those of the profile in its log."""
+    write(folder / "model.gguf", SHAPES["tiny-moe"], quantized=True)
+    steps = (sys.executable, "-m", "workloads.hexagon.steps", libraries(), library, folder / "model.gguf", 5, 6)
+    env |= {"GGML_HEXAGON_PROFILE": "1", "GGML_HEXAGON_VMEM": "3000", "LD_LIBRARY_PATH": str(library.parent)}
+    tables = traced(folder, *steps, **env)
+    operators, log = tables["npu_operators"], (folder / "output.txt").read_text(errors="replace")
     profile = [match.groups() for match in PROFILED.finditer(log) if match[1] != "OPBATCH"]
-    assert len(operators) == len(profile) == 931
+    assert len(operators) == len(profile)
     for operator, (name, tensors, *measured) in zip(operators.itertuples(), profile, strict=True):
         repeated = [name.removesuffix("_NX")] * operator.n_nodes if name.endswith("_NX") else name.split("+")
         assert operator.type == "+".join(GGML.get(each, each) for each in repeated)
         assert operator.name == tensors.split(" -> ")[-1]
         assert [operator.us, operator.cycles, operator.start_cycles] == list(map(int, measured))
     assert operators["token_id"].max() == 6 and (operators["n_nodes"] > 0).all()
+    return tables
+
+
+@pytest.mark.needs("probes")
+def test_the_real_backend_agrees_with_its_own_profile(tmp_path: Path, real_backend: Path) -> None:
+    operators = of_the_real_backend(tmp_path, real_backend)["npu_operators"]
+    assert len(operators) == 931
     assert main(["import-profile", str(tmp_path / "output.txt"), "--out", str(tmp_path / "imported")]) == 0
     told = store.load(tmp_path / "imported")["npu_operators"]
     columns = ["batch_id", "position", "type", "name", "layer", "n_nodes", "us", "start_cycles", "cycles"]
     pd.testing.assert_frame_equal(told[columns], operators[columns])
     assert (told["shape"] == operators["shape"].where(told["shape"] != "", "")).all() and (told["shape"] == "").sum() == 84
+
+
+@pytest.mark.needs("probes")
+def test_operators_that_the_real_backend_leaves_to_the_cpu_are_fallback_and_the_others_keep_their_nodes(
+    tmp_path: Path, real_backend: Path
+) -> None:
+    tables = of_the_real_backend(tmp_path, real_backend, GGML_HEXAGON_OPFILTER="SOFT_MAX|ROPE")
+    left = tables["operators"][ledger.fallen_back(ledger.Spans(tables))]
+    assert len(tables["npu_operators"]) == 847 and set(left["type"]) == {"SOFT_MAX", "ROPE"} and len(left) == 84
+    found = ledger.ledger(tables)
+    assert (found["cpu_fallback"] > 0).all() and (found["residual"] < 0.01 * found["total"]).all()
 
 
 SINGLE = [("ADD",), ("MUL",), ("MUL_MAT",), ("ROPE",), ("RMS_NORM",), ("UNARY",)]
@@ -148,6 +198,18 @@ def test_nodes_that_were_fused_are_found_again_wherever_addresses_tell_them_apar
     assert [node for group in joined for node in group] == list(nodes)  # each once, in order
     for group, cut, address in zip(joined, cuts, made.tolist(), strict=True):
         assert any(node.data == address for node in group) and set(group) & set(cut)
+
+
+def test_what_one_graph_leaves_open_another_tells_and_none_takes_what_was_sent_for_the_next() -> None:
+    kinds = {7: ("MUL_MAT", "MUL_MAT"), 1: ("ADD",), 4: ("MUL_MAT",)}
+    clear = tuple(Node(kind, f"c{i}", i, 64 * i) for i, kind in enumerate(("MUL_MAT", "MUL_MAT", "ADD", "MUL_MAT"), 1))
+    open_ = tuple(Node(kind, f"o{i}", 10 + i, 640) for i, kind in enumerate(("MUL_MAT", "MUL_MAT", "ADD")))  # or 1 and 2
+    opcodes, made = np.array([7, 1, 7, 1, 4]), np.array([640, 640, 128, 192, 256])
+    joined = join(np.arange(5) + 10, opcodes, made, np.array([0, 2]), [Given(5, open_), Given(11, clear)])
+    assert [tuple(node.type for node in group) for group in joined] == [kinds[opcode] for opcode in opcodes.tolist()]
+    add = (Node("MUL_MAT", "m", 1, 64), Node("ADD", "a", 2, 64))
+    joined = join(np.arange(2) + 10, np.array([8, 1]), np.array([64, 64]), np.array([0, 1]), [Given(5, add), Given(11, add[1:])])
+    assert joined == [add, add[1:]]  # not MUL_MAT, and the next graph's ADD
 
 
 def test_operators_of_another_graph_stay_without_nodes() -> None:

@@ -20,10 +20,12 @@ from analyzer.records.spans import NONE, codes, following, successors
 RESIDUAL = "residual"
 ABOUT = ("token_id", "phase", "position", "complete")
 CAUSES = tuple(name for name in (c.name for c in MADE["ledger"]) if name not in (*ABOUT, RESIDUAL, "total"))
+QUEUED = "hexagon"
+"""The backend whose graphs go to the NPU through a queue, batch by batch, in `npu_batches`."""
 HANDING_OVER = ("submission", "queue", "rpc", "completion")
 """Causes that come with every submission to an accelerator, however little it has to do."""
 ASLEEP = ("sleeping", "waiting")
-EXECUTION = ["token_id", "tid", "begin_ns", "end_ns", "queue_us", "accel_us", "asynchronous"]
+EXECUTION = ["token_id", "tid", "begin_ns", "end_ns", "worked_ns", "queue_us", "accel_us", "asynchronous"]
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "faults", "reads"),
     *("npu_batches", "npu_operators", "driver_events"),
@@ -85,6 +87,12 @@ class Spans:
         """When tokens' threads copied between backends, or waited for one."""
         return self.table("graphs", (self.tables["graphs"]["kind"] == kind).to_numpy())
 
+    def waits(self, answered: bool) -> Intervals:
+        """When tokens' threads waited for a backend of which each answer is recorded, or for another."""
+        graphs = self.tables["graphs"]
+        told = (graphs["backend"] == QUEUED) & bool(len(self.tables["npu_batches"]))
+        return self.table("graphs", ((graphs["kind"] == "wait") & (told == answered)).to_numpy())
+
     def windows(self) -> Intervals:
         """Tokens, each with the waits behind it for what it gave to an accelerator, until its thread begins the next."""
         tokens, waits = Intervals.of_table(self.tables["tokens"]), merged(self.beside("wait"))
@@ -105,15 +113,16 @@ class Spans:
         """Executions on the NPU of which the call waits for the end, or those of which it does not."""
         executes = self.tables["qnn_executes"]
         executes = executes[(executes["token_id"] >= 0) & (executes["asynchronous"] != waited)]
+        executes = executes.assign(worked_ns=executes["begin_ns"])
         return pd.concat([executes[EXECUTION], self.answers], ignore_index=True) if waited and len(self.answers) else executes
 
     @cached_property
     def answers(self) -> pd.DataFrame:
-        """Waits for batches of a queue of the NPU, as executions."""
+        """Waits for batches of a queue of the NPU, as executions. `worked_ns`: the earliest that the NPU can have begun."""
         batches = self.tables["npu_batches"]
+        batches = batches.assign(worked_ns=earliest(batches), begin_ns=batches["end_ns"] - batches["wait_ns"])
         batches = batches[(batches["token_id"] >= 0) & (batches["wait_ns"] >= 0)]
-        begin = batches["end_ns"] - batches["wait_ns"]
-        return batches.assign(begin_ns=begin, queue_us=np.nan, accel_us=batches["npu_us"], asynchronous=False)[EXECUTION]
+        return batches.assign(queue_us=np.nan, accel_us=batches["npu_us"], asynchronous=False)[EXECUTION]
 
     @cached_property
     def messages(self) -> pd.DataFrame:
@@ -192,12 +201,23 @@ def parts(executes: pd.DataFrame, key: str, cutting: Callable[[pd.DataFrame], di
     return [(cause, Intervals(executes[key].to_numpy(), *piece)) for cause, piece in cutting(executes).items()]
 
 
+def earliest(batches: pd.DataFrame) -> np.ndarray:
+    """When the NPU can first have begun each batch: sent, and the ones before it in its queue done."""
+    begun = (batches["begin_ns"] + batches["submit_ns"].clip(lower=0)).to_numpy(np.int64, copy=True)
+    took = np.nan_to_num(batches["npu_us"].to_numpy() * 1e3).astype(np.int64)
+    for rows in batches.groupby(["pid", "queue"]).indices.values():
+        before = np.cumsum(took[rows]) - took[rows]
+        begun[rows] = before + np.maximum.accumulate(begun[rows] - before)
+    return begun
+
+
 def profiled_parts(executes: pd.DataFrame) -> dict[str, Ends]:
-    """What each execution's profile tells: how long it queued and worked; not when, so both are put at its begin."""
+    """What each execution's profile tells: how long it queued and worked; not when, so both are put as early as can be."""
     begin, end = ends(executes)
     queue, busy = (np.nan_to_num(executes[name].to_numpy() * 1e3).astype(np.int64) for name in ("queue_us", "accel_us"))
-    queued = np.minimum(begin + queue, end)
-    return {"queue": (begin, queued), "accelerator": (queued, np.minimum(queued + busy, end))}
+    given = executes["worked_ns"].to_numpy()
+    cuts = [np.clip(at, begin, end) for at in (given, given + queue, given + queue + busy)]
+    return {"queue": (cuts[0], cuts[1]), "accelerator": (cuts[1], cuts[2])}
 
 
 def other_parts(executes: pd.DataFrame) -> dict[str, Ends]:
@@ -257,7 +277,8 @@ def candidates(tables: Tables) -> list[tuple[str, Intervals]]:
         *npu.rest,
         ("accelerator", spans.message("sent_ns", "answered_ns")),
         ("submission", spans.batches_sent()),
-        ("accelerator", spans.beside("wait")),
+        ("completion", spans.waits(answered=True)),
+        ("accelerator", spans.waits(answered=False)),
         ("copies", spans.beside("copy")),
         *handing_over(spans),
         ("cpu_fallback", fell),
@@ -325,7 +346,7 @@ def means(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
 def submissions(tables: Tables) -> pd.DataFrame:
     """What was given to an accelerator within tokens, and when the host knew that it was done."""
     executes, graphs, batches = tables["qnn_executes"], given_away(tables), answered(tables)
-    graphs = graphs[(graphs["backend"] != "hexagon").to_numpy() | (len(batches) == 0)]
+    graphs = graphs[(graphs["backend"] != QUEUED).to_numpy() | (len(batches) == 0)]
     waited = first_waits(tables, graphs)[["wait_ns", "done_ns"]]
     late = executes["asynchronous"].to_numpy()
     done = {"submitted_ns": np.where(late, executes["returned_ns"], executes["begin_ns"]), "done_ns": executes["end_ns"]}
@@ -347,7 +368,7 @@ def answered(tables: Tables) -> pd.DataFrame:
     known = batches["wait_ns"].ge(0)
     return batches.assign(
         graph_id=NONE,
-        backend="hexagon",
+        backend=QUEUED,
         submitted_ns=batches["begin_ns"] + batches["submit_ns"].clip(lower=0),
         wait_ns=(batches["end_ns"] - batches["wait_ns"]).where(known, NONE),
         done_ns=batches["end_ns"].where(known, NONE),

@@ -44,7 +44,8 @@ def batch_table(source: Source, tokens: Steps) -> pd.DataFrame:
     frame["end_ns"] = frame.end_ns.fillna(frame.sent_ns).fillna(frame.begin_ns)
     frame["duration_ns"] = frame.end_ns - frame.begin_ns
     frame["submit_ns"] = (frame.sent_ns - frame.begin_ns).fillna(-1)
-    frame["npu_us"] = frame.usecs.where(frame.usecs > 0)
+    frame = frame.merge(profiles(source).groupby(IDENTITY, as_index=False)["us"].sum(), "left", IDENTITY)
+    frame["npu_us"] = frame.usecs.where(frame.usecs > 0).fillna(frame.us)
     frame["status"] = frame.status.fillna(-1)
     frame["in_flight"] = _in_flight(frame)
     return frame

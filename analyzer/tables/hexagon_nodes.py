@@ -43,6 +43,10 @@ class Node:
 
 Group = tuple[Node, ...]
 """The nodes of one operator, in order; none where they are not known."""
+Meaning = tuple[frozenset[str], bool]
+"""What a number may mean: which types of nodes, and whether several at once."""
+Meanings = dict[int, set[Meaning]]
+"""What each number means where one cut alone fits."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +84,24 @@ def join(ts: np.ndarray, opcodes: np.ndarray, data: np.ndarray, begins: np.ndarr
     A graph's operators follow each other, over the ends of batches, behind the begin of the graph. A graph whose nodes do not
     fit them, in this batch or the next ones, is passed over: another queue's, or not fully recorded.
     """
+    sent, meant = np.stack((opcodes, data), axis=1), Meanings()
+    _joined(ts, sent, begins, given, meant)  # for `meant`: what one graph leaves open, another tells
+    return _joined(ts, sent, begins, given, meant)
+
+
+def _joined(ts: np.ndarray, sent: np.ndarray, begins: np.ndarray, given: Sequence[Given], meant: Meanings) -> list[Group]:
     answer: list[Group] = [()] * len(ts)
-    sent = np.stack((opcodes, data), axis=1)
     at = 0
     last: dict[Group, tuple[np.ndarray, list[Group]]] = {}
-    for graph in given:
+    ends = np.searchsorted(ts, [graph.ts for graph in given[1:]])
+    for graph, end in zip(given, [*ends.tolist(), len(ts)], strict=False):
         at = max(at, int(np.searchsorted(ts, graph.ts)))
         later = begins[np.searchsorted(begins, at, "right") :][:BATCHES_TRIED]
         for start in (at, *later.tolist()):
             before, groups = last.get(graph.nodes, (sent[:0], []))
             if not groups or not np.array_equal(sent[start : start + len(groups)], before):
-                groups = cut(graph.nodes, sent[start : start + len(graph.nodes)].tolist())
+                operators = sent[start : start + len(graph.nodes)].tolist()
+                groups = cut(graph.nodes, operators, end - start, meant)
             if groups:
                 at = start + len(groups)
                 last[graph.nodes] = sent[start:at], groups
@@ -103,21 +114,36 @@ Cuts = list[dict[int, list[int]]]
 """For each operator: the nodes that it may end before, and for each of these the nodes that it may begin with."""
 
 
-def cut(nodes: Group, operators: Sequence[Sequence[int]]) -> list[Group]:
+def cut(nodes: Group, operators: Sequence[Sequence[int]], sent: int, meant: Meanings) -> list[Group]:
     """The nodes cut into what the first operators (number, address) compute; empty where they do not fit together.
 
-    Where several cuts fit, that in which a number means the same wherever it stands, and of these the finest.
+    Where several cuts fit, one of as many operators as were sent until the next graph began (the backend keeps none back), of
+    these that in which a number means the same wherever it stands, and of these the finest. Adds to `meant`.
     """
-    ways = [_consistent(nodes, operators, cuts) for cuts in _possible(nodes, [address for _, address in operators])]
-    return min(ways, key=lambda way: (way[0], -len(way[1])))[1] if ways else []
+    ways = []
+    for cuts in _possible(nodes, [address for _, address in operators]):
+        sure = _sure(nodes, operators, cuts)
+        known = {opcode: meant.get(opcode, set()) | sure.get(opcode, set()) for opcode in (*meant, *sure)}
+        ways.append((*_consistent(nodes, operators, cuts, known), sure))
+    if not ways:
+        return []
+    _, groups, sure = min(ways, key=lambda way: (len(way[1]) != sent, way[0], -len(way[1])))
+    for opcode, meanings in sure.items():
+        meant.setdefault(opcode, set()).update(meanings)
+    return groups
 
 
-def _consistent(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) -> tuple[int, list[Group]]:
-    """The cut with the fewest numbers that mean something else than where one cut alone fits, and how many these are."""
-    meant: dict[int, set[Meaning]] = {}
+def _sure(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) -> Meanings:
+    """What numbers mean where nothing but one group of nodes fits."""
+    sure: Meanings = {}
     for (opcode, _), ends in zip(operators, cuts, strict=False):
         if len(ends) == 1 and len(starts := next(iter(ends.values()))) == 1:
-            meant.setdefault(opcode, set()).add(_meaning(nodes[starts[0] : next(iter(ends))]))
+            sure.setdefault(opcode, set()).add(_meaning(nodes[starts[0] : next(iter(ends))]))
+    return sure
+
+
+def _consistent(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts, meant: Meanings) -> tuple[int, list[Group]]:
+    """The cut with the fewest numbers that mean something else than what is known of them, and how many these are."""
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for (opcode, _), ends in zip(operators, cuts, strict=False):
         known = meant.get(opcode)
@@ -130,11 +156,7 @@ def _consistent(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) ->
     return best[-1][len(nodes)][0], _backwards(nodes, best)
 
 
-Meaning = tuple[frozenset[str], bool]
-
-
 def _meaning(group: Group) -> Meaning:
-    """What a number may mean: which types of nodes, and whether several at once."""
     return frozenset(node.type for node in group), len(group) > 1
 
 

@@ -3,13 +3,16 @@
  * operator takes STANDIN_OP_US microseconds (10) and computes nothing, so that a model's answers mean nothing. What it did stands in
  * STANDIN_LOG, a line each, times of CLOCK_MONOTONIC in ns:
  *   batch SEQ N_OPS TAKEN BEGUN ENDED ANSWERED
+ *   read SEQ ASKED RETURNED
  *   op SEQ INDEX OPCODE ADDRESS USECS CYCLES
  *   call METHOD BEGUN ENDED
- * STANDIN_QUEUE_US lets every batch wait before it is taken, STANDIN_WAKE_US every answer before it is told.
+ * STANDIN_QUEUE_US lets every batch wait before it is taken, STANDIN_WAKE_US every answer before it is told, and STANDIN_HOG_US keeps
+ * the CPU of the thread that waits for an answer from the moment it is told, by a thread of higher priority (needs root).
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -43,6 +46,7 @@ struct dspqueue {
 	pthread_cond_t changed;
 	pthread_t processor;
 	bool closing;
+	int reader_cpu; /* of the thread that waits for an answer, with STANDIN_HOG_US */
 };
 
 static struct {
@@ -277,6 +281,55 @@ static void run_batch(struct packet *packet, struct packet *answer)
 	memcpy(answer->message, &response, sizeof(response));
 }
 
+static void stay_on(int cpu)
+{
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(cpu, &one);
+	sched_setaffinity(0, sizeof(one), &one);
+}
+
+/* Lets nobody else run on that CPU. */
+static void take(int cpu)
+{
+	struct sched_param urgent = {.sched_priority = 1};
+
+	stay_on(cpu);
+	sched_setscheduler(0, SCHED_FIFO, &urgent);
+}
+
+static void give_back(const cpu_set_t *before)
+{
+	struct sched_param ordinary = {.sched_priority = 0};
+
+	sched_setscheduler(0, SCHED_OTHER, &ordinary);
+	sched_setaffinity(0, sizeof(*before), before);
+}
+
+/* Tells that an answer is there, and when. */
+static uint64_t tell(struct dspqueue *queue, const struct packet *answer)
+{
+	long hog_us = setting("STANDIN_HOG_US", 0);
+	uint64_t told;
+	cpu_set_t before;
+
+	sched_getaffinity(0, sizeof(before), &before);
+	if (hog_us)
+		take(queue->reader_cpu);
+	pthread_mutex_lock(&queue->lock);
+	queue->requests.read++;
+	queue->responses.packets[queue->responses.written++ % DEPTH] = *answer;
+	told = now();
+	pthread_cond_broadcast(&queue->changed);
+	pthread_mutex_unlock(&queue->lock);
+	while (hog_us && now() < told + 1000 * hog_us)
+		;
+	if (hog_us)
+		give_back(&before);
+	return told;
+}
+
 static void *process(void *context)
 {
 	struct dspqueue *queue = context;
@@ -301,13 +354,8 @@ static void *process(void *context)
 		run_batch(&request, &answer);
 		ended = now();
 		rest(setting("STANDIN_WAKE_US", 0));
-		pthread_mutex_lock(&queue->lock);
-		queue->requests.read++;
-		queue->responses.packets[queue->responses.written++ % DEPTH] = answer;
 		note("batch %lu %u %lu %lu %lu %lu\n", (unsigned long)((struct request *)request.message)->seq,
-		     ((struct request *)request.message)->n_ops, taken, begun, ended, now());
-		pthread_cond_broadcast(&queue->changed);
-		pthread_mutex_unlock(&queue->lock);
+		     ((struct request *)request.message)->n_ops, taken, begun, ended, tell(queue, &answer));
 	}
 }
 
@@ -365,8 +413,10 @@ AEEResult dspqueue_write(dspqueue_t queue, uint32_t flags, uint32_t n_buffers, s
 AEEResult dspqueue_read(dspqueue_t queue, uint32_t *flags, uint32_t max_buffers, uint32_t *n_buffers, struct dspqueue_buffer *buffers,
 			uint32_t max_length, uint32_t *length, uint8_t *message, uint32_t timeout_us)
 {
+	uint64_t asked = now();
 	struct timespec until;
 	struct packet *packet;
+	cpu_set_t before;
 	int expired = 0;
 
 	clock_gettime(CLOCK_MONOTONIC, &until);
@@ -374,8 +424,13 @@ AEEResult dspqueue_read(dspqueue_t queue, uint32_t *flags, uint32_t max_buffers,
 	until.tv_sec += timeout_us / 1000000 + until.tv_nsec / 1000000000;
 	until.tv_nsec %= 1000000000;
 	pthread_mutex_lock(&queue->lock);
+	sched_getaffinity(0, sizeof(before), &before);
+	queue->reader_cpu = sched_getcpu();
+	if (setting("STANDIN_HOG_US", 0))
+		stay_on(queue->reader_cpu);
 	while (queue->responses.read == queue->responses.written && timeout_us && expired != ETIMEDOUT)
 		expired = pthread_cond_timedwait(&queue->changed, &queue->lock, &until);
+	sched_setaffinity(0, sizeof(before), &before);
 	if (queue->responses.read == queue->responses.written) {
 		pthread_mutex_unlock(&queue->lock);
 		return timeout_us ? AEE_EEXPIRED : AEE_EWOULDBLOCK;
@@ -387,6 +442,7 @@ AEEResult dspqueue_read(dspqueue_t queue, uint32_t *flags, uint32_t max_buffers,
 	*length = packet->length;
 	memcpy(message, packet->message, packet->length);
 	pthread_mutex_unlock(&queue->lock);
+	note("read %lu %lu %lu\n", (unsigned long)((struct response *)message)->seq, asked, now());
 	return AEE_SUCCESS;
 }
 

@@ -1,11 +1,13 @@
 /*
  * The outline of llama.cpp with its Hexagon backend: graphs of nodes in ggml's layout, sent to the queue in messages of LAYOUT as the
- * backend sends them, fused likewise, and nothing computed. fake_backend STEPS LAYERS [BATCH_OPS]. Prints each operator that it
- * sent: step, position in its batch, opcode, types of its nodes, name of the last one.
+ * backend sends them, fused likewise, and nothing computed. fake_backend STEPS LAYERS [BATCH_OPS [FALLBACK_US]]. Prints each operator
+ * that it sent: step, position in its batch, opcode, types of its nodes, name of the last one. With FALLBACK_US the CPU computes an
+ * operator amid each layer, between two batches, for so much CPU time: "cpu", step, ns of CPU time.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "fastrpc.h"
 #include "messages.h"
@@ -39,15 +41,16 @@ struct backend {
 };
 
 static const unsigned char hexagon_guid[16] = {0x7b, 0x57, 0xdc, 0xaf, 0xde, 0x12, 0x1d, 0x49, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11};
-enum { NONE, DUP, ADD, MUL, RMS_NORM, MUL_MAT, VIEW, ROPE };
-const char *const GGML_OP_NAME[] = {"NONE", "DUP", "ADD", "MUL", "RMS_NORM", "MUL_MAT", "VIEW", "ROPE"};
+static const unsigned char cpu_guid[16] = {0xaa, 0x67, 0xc7, 0x43, 0x96, 0xe6, 0xa3, 0x8a, 0xe3, 0xaf, 0xea, 0x92, 0x36, 0xbc, 0xfc, 0x89};
+enum { NONE, DUP, ADD, MUL, RMS_NORM, MUL_MAT, VIEW, ROPE, SOFT_MAX };
+const char *const GGML_OP_NAME[] = {"NONE", "DUP", "ADD", "MUL", "RMS_NORM", "MUL_MAT", "VIEW", "ROPE", "SOFT_MAX"};
 enum { OP_ADD = 1, OP_MUL_MAT = 4, OP_MUL_MAT_NX = 6, OP_RMS_NORM_MUL = 10, OP_ROPE = 28 };
 
 static struct tensor weights = {.name = "token_embd.weight"}, tensors[MOST], *nodes[MOST];
 static dspqueue_t queue;
 static uint8_t *memory, *message;
 static uint64_t sent;
-static int most_ops = 1280, step;
+static int most_ops = 1280, fallback_us, step;
 
 static struct batch {
 	struct op_desc ops[1280];
@@ -121,34 +124,85 @@ static void layer(struct graph *graph, int i)
 	node(graph, ADD, 2, "Qcur", i);
 	node(graph, VIEW, 2, "Qcur (view)", i);
 	node(graph, ROPE, 5, "Qcur", i);
+	if (fallback_us)
+		node(graph, SOFT_MAX, 6, "kq_soft_max", i);
 	node(graph, MUL_MAT, 1, "attn_out", i);
 	node(graph, ADD, 1, "l_out", i);
+}
+
+static uint64_t cpu_time(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return t.tv_sec * 1000000000ULL + t.tv_nsec;
+}
+
+/* Puts the operator of the first of these nodes into the batch; answers how many of them it computes. */
+static int push_at(struct tensor **of)
+{
+	switch (of[0]->op) {
+	case RMS_NORM:
+		push(OP_RMS_NORM_MUL, "RMS_NORM+MUL", of[0], of[1]);
+		return 2;
+	case MUL_MAT:
+		if (of[1]->op == MUL_MAT) {
+			push(OP_MUL_MAT_NX, "MUL_MAT+MUL_MAT+MUL_MAT", of[0], of[2]);
+			return 3;
+		}
+		push(OP_MUL_MAT, "MUL_MAT", of[0], of[0]);
+		return 1;
+	case ADD:
+		push(OP_ADD, "ADD", of[0], of[0]);
+		return 1;
+	case ROPE:
+		push(OP_ROPE, "ROPE", of[0], of[0]);
+		return 1;
+	}
+	return 1; /* a view */
+}
+
+/* void ggml_compute_forward(struct ggml_compute_params *, struct ggml_tensor *) */
+OUTLINE void ggml_compute_forward(void *params, struct tensor *tensor)
+{
+	uint64_t begun = cpu_time(), spent;
+
+	KEEP(params);
+	KEEP(tensor);
+	while ((spent = cpu_time() - begun) < 1000ULL * fallback_us)
+		;
+	printf("cpu %d %lu\n", step, spent);
 }
 
 /* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *) */
 OUTLINE int ggml_backend_graph_compute_async(struct backend *backend, struct graph *graph)
 {
-	KEEP(backend);
-	for (int i = 0; i < graph->n_nodes; i += 10) {
-		struct tensor **of = graph->nodes + i;
-
-		push(OP_RMS_NORM_MUL, "RMS_NORM+MUL", of[0], of[1]);
-		push(OP_MUL_MAT_NX, "MUL_MAT+MUL_MAT+MUL_MAT", of[2], of[4]);
-		push(OP_ADD, "ADD", of[5], of[5]);
-		push(OP_ROPE, "ROPE", of[7], of[7]);
-		push(OP_MUL_MAT, "MUL_MAT", of[8], of[8]);
-		push(OP_ADD, "ADD", of[9], of[9]);
-	}
+	if (backend->guid == cpu_guid)
+		for (int i = 0; i < graph->n_nodes; i++)
+			ggml_compute_forward(graph, graph->nodes[i]);
+	else
+		for (int i = 0; i < graph->n_nodes; i += push_at(graph->nodes + i))
+			;
 	return 0;
 }
 
+/* The parts of a graph as a scheduler cuts it: what the CPU computes stands alone, and waits for what is before it. */
 OUTLINE int llama_decode(void *context, struct graph *graph)
 {
-	struct backend backend = {hexagon_guid};
+	static struct graph parts[MOST];
+	struct backend hexagon = {hexagon_guid}, cpu = {cpu_guid};
+	int n = 0;
 
 	KEEP(context);
-	ggml_backend_graph_compute_async(&backend, graph);
-	flush();
+	for (int first = 0, end; first < graph->n_nodes; first = end) {
+		int on_cpu = graph->nodes[first]->op == SOFT_MAX;
+
+		for (end = first + 1; end < graph->n_nodes && !on_cpu && graph->nodes[end]->op != SOFT_MAX; end++)
+			;
+		parts[n] = (struct graph){.nodes = graph->nodes + first, .n_nodes = end - first};
+		ggml_backend_graph_compute_async(on_cpu ? &cpu : &hexagon, &parts[n++]);
+		flush();
+	}
 	return 0;
 }
 
@@ -159,9 +213,11 @@ int main(int argc, char **argv)
 	remote_arg profiler = {.buf = {&mode, sizeof(mode)}};
 
 	KEEP(GGML_OP_NAME);
-	KEEP((long)*(volatile const char *)hexagon_guid); /* ggml compares them when it starts */
+	KEEP((long)(*(volatile const char *)hexagon_guid + *(volatile const char *)cpu_guid)); /* ggml compares them when it starts */
 	if (argc > 3)
 		most_ops = atoi(argv[3]);
+	if (argc > 4)
+		fallback_us = atoi(argv[4]);
 	memory = rpcmem_alloc2(RPCMEM_HEAP_ID_SYSTEM, RPCMEM_DEFAULT_FLAGS, 1 << 20);
 	message = rpcmem_alloc2(RPCMEM_HEAP_ID_SYSTEM, RPCMEM_DEFAULT_FLAGS, 1 << 20);
 	fastrpc_mmap(CDSP_DOMAIN_ID, rpcmem_to_fd(memory), memory, 0, 1 << 20, FASTRPC_MAP_FD);
