@@ -54,7 +54,7 @@ lint: setup
 reference: build/.pip build
 	$(PY) -m scripts.render_reference
 
-# docs/results.md from what benchmarks kept in benchmarks/results.
+# docs/results.md and docs/results/ from what benchmarks kept in benchmarks/results.
 results: setup
 	$(PY) -m benchmarks.render
 

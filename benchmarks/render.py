@@ -1,32 +1,35 @@
-"""Renders results as Markdown: those that are kept to docs/results.md, or the given ones to standard output.
+"""Renders results as Markdown: those that are kept to docs/results.md and docs/results/, or the given ones to standard output.
 
-python -m benchmarks.render [--check]      --check: writes nothing; exit code 1 where the document is not what would be written
+python -m benchmarks.render [--check]      --check: writes nothing; exit code 1 where a page is not what would be written
 python -m benchmarks.render FILE...
 """
 
 import argparse
 import ast
 import sys
+import textwrap
 from itertools import groupby
 from pathlib import Path
 
+from benchmarks.lib.headlines import WIDTH, claims, full_name, machine_name, marked, split, table
 from benchmarks.lib.report import number
-from benchmarks.lib.results import Figure, Machine, Result, ResultError, kept, read
+from benchmarks.lib.results import Figure, Result, ResultError, kept, read
 from workloads import ROOT
 
-DOCUMENT = ROOT / "docs" / "results.md"
+DOCUMENT, FOLDER = ROOT / "docs" / "results.md", ROOT / "docs" / "results"
 HEAD = """# Results
 
-What the benchmarks measured. `make results` writes this page from `benchmarks/results/*.json`; `python -m benchmarks.NAME
---json benchmarks/results/NAME-DATE-COMMIT.json` adds a result. A commit is what was measured; a plus means that files differed
-from it, an asterisk that the figure was kept in a document before, and that this is the commit which added it there. n: of how
-many values or draws. *emulator*: on Qualcomm's HTP emulator, whose times are those of the host.
-
-Earlier series, and figures that do not fit into a table, stand in [earlier.md](../benchmarks/results/earlier.md).
+What the claims of this project rest on: for each machine the newest measurement, median and (interval). A title
+leads to every figure of its benchmark, and from there to older measurements. *emulator*: on Qualcomm's HTP emulator,
+whose times are those of the host; *stand-in*: on a program that imitates the device. n: of how many values or draws. A
+plus behind a commit: files differed from it. `make results` writes these pages from `benchmarks/results/*.json`, to
+which `python -m benchmarks.NAME --json benchmarks/results/NAME-DATE-COMMIT.json` adds;
+`benchmarks/headlines.toml` declares the tables below.
 """
-COLUMNS = ("figure", "median", "interval", "n", "commit", "date")
-SHOWN = ("avx512_vnni", "avx_vnni", "avx2", "i8mm", "asimddp")
-"""Instruction sets that decide how fast a kernel is, the best first; the first that a machine has is shown."""
+MORE = "Figures that do not fit into a table stand in [earlier.md](../benchmarks/results/earlier.md)."
+MEANING = """Figures that no later day measured again on the same machine. A plus behind a commit: files differed from it; an \
+asterisk: the figure was kept in a document before, and that commit added it there. n: of how many values or draws."""
+COLUMNS = ("figure", "median", "interval", "n")
 
 
 def purpose(benchmark: str) -> str:
@@ -36,44 +39,74 @@ def purpose(benchmark: str) -> str:
     return (text or "").partition("\n")[0]
 
 
-def machine_name(machine: Machine) -> str:
-    """What to know of a machine, in a line."""
-    best = [name for name in SHOWN if name in machine.features][:1]
-    return ", ".join([machine.cpu_model, f"{machine.cpus} CPUs", *best, f"Linux {machine.kernel}"])
-
-
-def row(result: Result, figure: Figure) -> str:
+def row(figure: Figure) -> str:
     """A figure as a line of the table."""
-    name = f"{figure.name} (against {figure.against})" if figure.against else figure.name
-    labels = "".join(f" *{label}*" for label in figure.labels)
     bounds = f"{number(figure.low)} to {number(figure.high)}, {figure.interval}" if figure.low is not None else ""
-    where = (result.commit + "\\*" * bool(result.source), result.date)
     median = f"{number(figure.median)} {figure.unit}".strip() if figure.median is not None else ""
     n = "" if figure.n is None else f"{figure.n:,}"
-    return "| " + " | ".join([name + labels, median, bounds, n, *where]) + " |"
+    return "| " + " | ".join([full_name(figure) + marked(figure.labels), median, bounds, n]) + " |"
 
 
-def section(benchmark: str, results: list[Result]) -> str:
-    """A benchmark's tables, one for each machine, and the notes of its results."""
-    machines = dict.fromkeys(machine_name(result.machine) for result in results)
-    tables = [table(name, [result for result in results if machine_name(result.machine) == name]) for name in machines]
-    notes = [f"- {result.commit}: {line}" for result in results for line in result.notes.splitlines()]
-    parts = [f"## {benchmark}", purpose(benchmark), *tables, "\n".join(dict.fromkeys(notes))]
-    return "\n\n".join(part for part in parts if part)
+def part(result: Result, figures: list[Figure]) -> str:
+    """A result: when and on what it was measured, its figures, its notes."""
+    commit = result.commit + "\\*" * bool(result.source)
+    head = f"## {result.date}, {commit}: {machine_name(result.machine)}"
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---|--:|---|--:|", *map(row, figures)]
+    notes = [f"- {line}" for line in dict.fromkeys(result.notes.splitlines())]
+    return "\n\n".join(filter(None, [head, "\n".join(lines), "\n".join(notes)]))
 
 
-def table(machine: str, results: list[Result]) -> str:
-    """The figures of one machine."""
-    rows = [(figure.name, row(result, figure)) for result in results for figure in result.figures]
-    order = {name: place for place, name in enumerate(dict.fromkeys(name for name, _ in rows))}
-    lines = [line for _, line in sorted(rows, key=lambda each: order[each[0]])]
-    return "\n".join([f"{machine}:", "", f"| {' | '.join(COLUMNS)} |", "|---|--:|---|--:|---|---|", *lines])
-
-
-def rendered(results: list[Result]) -> str:
-    """Sections of all benchmarks."""
+def pages(results: list[Result]) -> dict[Path, str]:
+    """Every page and its text."""
     by_benchmark = groupby(sorted(results, key=lambda result: result.benchmark), key=lambda result: result.benchmark)
-    return "\n\n".join(section(name, list(group)) for name, group in by_benchmark) + "\n"
+    found = {}
+    for benchmark, group in by_benchmark:
+        parts = list(split(list(group)))[::-1]
+        newest = [part(result, new) for result, new, _ in parts if new]
+        earlier = [part(result, old) for result, _, old in parts if old]
+        found[FOLDER / f"{benchmark}.md"] = benchmark_page(benchmark, newest, bool(earlier))
+        if earlier:
+            text = f"What [later days measured again]({benchmark}.md)."
+            found[FOLDER / f"{benchmark}-earlier.md"] = joined([f"# {benchmark}: earlier measurements", text, *earlier])
+    return {DOCUMENT: front(results), **found}
+
+
+def benchmark_page(benchmark: str, newest: list[str], older: bool) -> str:
+    """A benchmark's newest figures on each machine."""
+    links = "[Headlines](../results.md)" + (f", [earlier measurements]({benchmark}-earlier.md)." if older else ".")
+    return joined([f"# {benchmark}", *(textwrap.fill(text, WIDTH) for text in (purpose(benchmark), MEANING, links)), *newest])
+
+
+def front(results: list[Result]) -> str:
+    """The page of the claims."""
+    tables = [text for claim in claims() if (text := table(claim, results))]
+    shown = {claim.benchmark for claim in claims()}
+    others = sorted({result.benchmark for result in results} - shown)
+    more = "Also measured: " + ", ".join(f"[{name}](results/{name}.md)" for name in others) + f". {MORE}"
+    machines = sorted({machine_name(result.machine) for result in results})
+    used = "Machines: " + "; ".join(machines) + "."
+    return joined([HEAD.rstrip(), textwrap.fill(used, WIDTH), *tables, "## More", textwrap.fill(more, WIDTH)])
+
+
+def joined(parts: list[str]) -> str:
+    """Paragraphs as a page."""
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def differing(wanted: dict[Path, str]) -> list[Path]:
+    """Pages that are not as they should be, or should not be."""
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    return stale + [path for path in FOLDER.glob("*.md") if path not in wanted]
+
+
+def write(wanted: dict[Path, str]) -> None:
+    """Write all pages and remove those of results that are gone."""
+    FOLDER.mkdir(exist_ok=True)
+    for path in differing(wanted):
+        if path in wanted:
+            path.write_text(wanted[path], encoding="utf-8")
+        else:
+            path.unlink()
 
 
 def main() -> int:
@@ -82,16 +115,18 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     try:
-        page = rendered([read(path) for path in args.files] or kept())
+        results = [read(path) for path in args.files] or kept()
     except ResultError as error:
         print(error, file=sys.stderr)
         return 2
     if args.files:
-        print(page, end="")
-    elif not args.check:
-        DOCUMENT.write_text(f"{HEAD}\n{page}", encoding="utf-8")
-    elif not DOCUMENT.exists() or DOCUMENT.read_text(encoding="utf-8") != f"{HEAD}\n{page}":
-        print("docs/results.md is not what benchmarks/results gives: run make results", file=sys.stderr)
+        print(joined([part(result, result.figures) for result in results]), end="")
+        return 0
+    wanted = pages(results)
+    if not args.check:
+        write(wanted)
+    elif stale := differing(wanted):
+        print(f"{stale[0].relative_to(ROOT)} is not what benchmarks/results gives: run make results", file=sys.stderr)
         return 1
     return 0
 

@@ -4,13 +4,17 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.lib.headlines import claims, rows
+from benchmarks.lib.results import Figure, Machine, Result, read
+from benchmarks.render import DOCUMENT, pages
 from workloads import ROOT
 
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 
 
 def run(module: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -18,13 +22,52 @@ def run(module: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_the_document_of_results_is_what_the_kept_results_give() -> None:
+def table_rows(page: Path) -> list[str]:
+    return [line for line in page.read_text().splitlines() if line.startswith("| ") and not line.startswith("| figure |")]
+
+
+def test_every_kept_figure_stands_once_on_the_pages_of_results() -> None:
     done = run("render", "--check")
     assert done.returncode == 0, done.stderr
-    page, kept = (ROOT / "docs" / "results.md").read_text(), [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
+    kept = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
     assert len(kept) > 10
-    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| figure |")]
-    assert len(rows) == sum(len(result["figures"]) for result in kept)
+    for benchmark in {result["benchmark"] for result in kept}:
+        pages = [page for page in (PAGES / f"{benchmark}.md", PAGES / f"{benchmark}-earlier.md") if page.exists()]
+        figures = sum(len(result["figures"]) for result in kept if result["benchmark"] == benchmark)
+        assert sum(len(table_rows(page)) for page in pages) == figures, benchmark
+
+
+def measured(date: str, commit: str, median: float, **machine: object) -> Result:
+    on = Machine("Some CPU", 2, "x86_64", ["avx2"], "6.18.44", "Debian", None)
+    figure = Figure(
+        "avx2, decode: speed", "ratio", median, median - 0.1, median + 0.1, "95 % bootstrap", 5, "llama.cpp of the same set"
+    )
+    other = Figure("avx2, decode: ours", "ms/token", 20.0)
+    return Result("runtime", date, commit, replace(on, **machine), "", 5, [figure, other] if median < 1 else [figure])
+
+
+def test_the_front_page_has_the_newest_figure_of_each_machine_and_the_rest_is_kept() -> None:
+    old, new = measured("2026-01-01", "aaaaaaa", 0.5), measured("2026-01-02", "bbbbbbb", 1.25)
+    elsewhere = measured("2026-01-01", "ccccccc", 2.0, cpu_model="Another CPU")
+    texts = {path.name: text for path, text in pages([old, elsewhere, new]).items()}
+    rows = [line for line in texts["results.md"].splitlines() if line.startswith("| avx2 ")]
+    assert [("1.25 (1.15 to 1.35)" in row, "2 (1.9 to 2.1)" in row) for row in rows] == [(False, True), (True, False)]
+    assert "aaaaaaa" not in texts["results.md"]
+    assert "| avx2, decode: ours | 20 ms/token |" in texts["runtime.md"], "measured once only, so it is the newest"
+    assert "0.5 ratio" in texts["runtime-earlier.md"] and "0.5 ratio" not in texts["runtime.md"]
+
+
+def test_a_later_build_of_the_same_kernel_is_the_same_machine() -> None:
+    results = [measured("2026-01-01", "aaaaaaa", 0.5, kernel="6.18.1"), measured("2026-01-02", "bbbbbbb", 1.25, kernel="6.18.2")]
+    assert pages(results)[DOCUMENT].count("| avx2 ") == 1
+
+
+def test_every_claim_has_a_figure_in_each_of_its_columns() -> None:
+    kept = [read(path) for path in sorted(RESULTS.glob("*.json"))]
+    for claim in claims():
+        shown = list(rows(claim, kept))
+        assert shown, claim.title
+        assert all(any(cells[1 + n] for cells in shown) for n in range(len(claim.columns))), claim.title
 
 
 def test_figures_of_the_emulator_are_labelled_in_the_document(tmp_path: Path) -> None:

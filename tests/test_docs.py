@@ -15,8 +15,8 @@ from moescope.command_line import parser_of
 from scripts.render_reference import FOLDER, SUBJECTS, pages
 from workloads import ROOT
 
-GENERATED = {"results.md"}
-PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.name not in GENERATED)
+FIGURES = sorted([ROOT / "docs" / "results.md", *ROOT.glob("docs/results/*.md")])
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")} - set(FIGURES))
 WIDTH, LENGTH = 120, 150
 COMMAND = re.compile(r"(?:sudo )?(?:(?:\.venv/bin/)?python -m ((?:tracer|analyzer|views|runtime) .*)|(moescope [a-z-]+ .+))")
 MODULE = re.compile(r"python -m ((?:workloads|benchmarks|tests|scripts)\.[\w.]*\w)")
@@ -54,7 +54,13 @@ def test_a_page_is_short_and_its_lines_fit(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= LENGTH or page.name == "CHANGELOG.md"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("page", FIGURES, ids=lambda path: path.stem)
+def test_no_page_of_figures_is_endless(page: Path) -> None:
+    assert [(n, len(line)) for n, line in prose(page) if len(line) > WIDTH and not line.startswith("- ")] == []
+    assert len(page.read_text().splitlines()) <= (200 if page.name == "results.md" else 300)
+
+
+@pytest.mark.parametrize("page", PAGES + FIGURES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in LINK.findall(page.read_text()):
         if link.startswith("http"):
