@@ -2,6 +2,7 @@
 
 python -m benchmarks.render [--check]      --check: writes nothing; exit code 1 where a page is not what would be written
 python -m benchmarks.render FILE...
+python -m benchmarks.render --from FOLDER --to FOLDER      other results, other pages
 """
 
 import argparse
@@ -13,10 +14,12 @@ from pathlib import Path
 
 from benchmarks.lib.headlines import WIDTH, claims, full_name, machine_name, marked, split, table
 from benchmarks.lib.report import number
+from benchmarks.lib.results import FOLDER as KEPT
 from benchmarks.lib.results import Figure, Result, ResultError, kept, read
 from workloads import ROOT
 
-DOCUMENT, FOLDER = ROOT / "docs" / "results.md", ROOT / "docs" / "results"
+DOCS = ROOT / "docs"
+FRONT, FOLDER = "results.md", "results"
 HEAD = """# Results
 
 What the claims of this project rest on: for each machine the newest measurement, median and (interval). A title
@@ -56,7 +59,7 @@ def part(result: Result, figures: list[Figure]) -> str:
     return "\n\n".join(filter(None, [head, "\n".join(lines), "\n".join(notes)]))
 
 
-def pages(results: list[Result]) -> dict[Path, str]:
+def pages(results: list[Result], docs: Path) -> dict[Path, str]:
     """Every page and its text."""
     by_benchmark = groupby(sorted(results, key=lambda result: result.benchmark), key=lambda result: result.benchmark)
     found = {}
@@ -64,11 +67,11 @@ def pages(results: list[Result]) -> dict[Path, str]:
         parts = list(split(list(group)))[::-1]
         newest = [part(result, new) for result, new, _ in parts if new]
         earlier = [part(result, old) for result, _, old in parts if old]
-        found[FOLDER / f"{benchmark}.md"] = benchmark_page(benchmark, newest, bool(earlier))
+        found[docs / FOLDER / f"{benchmark}.md"] = benchmark_page(benchmark, newest, bool(earlier))
         if earlier:
             text = f"What [later days measured again]({benchmark}.md)."
-            found[FOLDER / f"{benchmark}-earlier.md"] = joined([f"# {benchmark}: earlier measurements", text, *earlier])
-    return {DOCUMENT: front(results), **found}
+            found[docs / FOLDER / f"{benchmark}-earlier.md"] = joined([f"# {benchmark}: earlier measurements", text, *earlier])
+    return {docs / FRONT: front(results), **found}
 
 
 def benchmark_page(benchmark: str, newest: list[str], older: bool) -> str:
@@ -93,16 +96,16 @@ def joined(parts: list[str]) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def differing(wanted: dict[Path, str]) -> list[Path]:
+def differing(wanted: dict[Path, str], docs: Path) -> list[Path]:
     """Pages that are not as they should be, or should not be."""
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    return stale + [path for path in FOLDER.glob("*.md") if path not in wanted]
+    return stale + [path for path in (docs / FOLDER).glob("*.md") if path not in wanted]
 
 
-def write(wanted: dict[Path, str]) -> None:
+def write(wanted: dict[Path, str], docs: Path) -> None:
     """Write all pages and remove those of results that are gone."""
-    FOLDER.mkdir(exist_ok=True)
-    for path in differing(wanted):
+    (docs / FOLDER).mkdir(exist_ok=True)
+    for path in differing(wanted, docs):
         if path in wanted:
             path.write_text(wanted[path], encoding="utf-8")
         else:
@@ -113,20 +116,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--from", type=Path, default=KEPT, dest="source", metavar="FOLDER")
+    parser.add_argument("--to", type=Path, default=DOCS, metavar="FOLDER")
     args = parser.parse_args()
     try:
-        results = [read(path) for path in args.files] or kept()
+        results = [read(path) for path in args.files] or kept(args.source)
     except ResultError as error:
         print(error, file=sys.stderr)
         return 2
     if args.files:
         print(joined([part(result, result.figures) for result in results]), end="")
         return 0
-    wanted = pages(results)
+    wanted = pages(results, args.to)
     if not args.check:
-        write(wanted)
-    elif stale := differing(wanted):
-        print(f"{stale[0].relative_to(ROOT)} is not what benchmarks/results gives: run make results", file=sys.stderr)
+        write(wanted, args.to)
+    elif stale := differing(wanted, args.to):
+        print(f"{stale[0]} is not what {args.source} gives: run make results", file=sys.stderr)
         return 1
     return 0
 

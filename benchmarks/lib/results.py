@@ -81,9 +81,9 @@ def write(result: Result, path: Path) -> None:
     path.write_text(json.dumps(RESULT.dump_python(result), indent=1) + "\n", encoding="utf-8")
 
 
-def kept() -> list[Result]:
-    """All results that are kept, by benchmark and date."""
-    return [read(path) for path in sorted(FOLDER.glob("*.json"))]
+def kept(folder: Path = FOLDER) -> list[Result]:
+    """All results that are kept in a folder, by benchmark and date."""
+    return [read(path) for path in sorted(folder.glob("*.json"))]
 
 
 def figure(name: str, unit: str, spread: Spread, against: str = "", labels: tuple[str, ...] = ()) -> Figure:
