@@ -12,7 +12,7 @@ import pytest
 
 from analyzer.__main__ import main
 from analyzer.commands._show import answers
-from analyzer.tables.places import Place, make_tables, places
+from analyzer.tables.recording_folders import RecordingFolder, make_tables, recording_folders
 from workloads.recordings import runtime
 
 pytest.importorskip("distributed")
@@ -96,13 +96,13 @@ def test_recordings_are_made_tables_and_asked_as_one(store: Store) -> None:
 
 def kept(store: Store) -> dict[str, Any]:
     """When each recording's tables were written."""
-    found = places(store.root)
+    found = recording_folders(store.root)
     found[0].filesystem.invalidate_cache()
     indices = {str(place): f"{place.path}/tables/index.json" for place in found}
     return {name: found[0].filesystem.modified(index) for name, index in indices.items() if found[0].filesystem.exists(index)}
 
 
-def lost_once(place: Place) -> str:
+def lost_once(place: RecordingFolder) -> str:
     """Make tables; the worker that reads run-1 of a build is lost the first time."""
     mark = Path(place.path) / "was-read"
     if place.name == "run-1" and not mark.exists():
@@ -111,7 +111,7 @@ def lost_once(place: Place) -> str:
     return make_tables(place).name
 
 
-def deadly(place: Place) -> str:
+def deadly(place: RecordingFolder) -> str:
     """Ends every worker that reads run-1."""
     if place.name == "run-1":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -120,14 +120,14 @@ def deadly(place: Place) -> str:
 
 def test_a_lost_worker_costs_no_recording(tmp_path: Path) -> None:
     recorded(tmp_path)
-    made, failures = answers(lost_once, places(f"{tmp_path}/device=board*/**"), "2")
+    made, failures = answers(lost_once, recording_folders(f"{tmp_path}/device=board*/**"), "2")
     assert made == 2 * ["run-0", "run-1", "run-2"] and failures == []
     assert len(list(tmp_path.rglob("was-read"))) == 2 and len(list(tmp_path.rglob("index.json"))) == 6
 
 
 def test_a_recording_that_ends_every_worker_is_named_and_the_others_go_on(tmp_path: Path, capsys) -> None:
     recorded(tmp_path)
-    made, failures = answers(deadly, places(f"{tmp_path}/device=board*/build=v1/*"), "2")
+    made, failures = answers(deadly, recording_folders(f"{tmp_path}/device=board*/build=v1/*"), "2")
     assert made == ["run-0", "run-2"] and [failure.place.name for failure in failures] == ["run-1"]
     assert f"{failures[0].place}: every worker that read it was lost" in capsys.readouterr().err
 

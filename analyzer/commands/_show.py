@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analyzer.jsonable import as_json, plain
-from analyzer.tables.places import Failure, Place, each
+from analyzer.tables.recording_folders import Failure, RecordingFolder, each
 from moescope.plain import one_line
 from moescope.terminal import console, grid, progress
 
@@ -52,9 +52,11 @@ def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
         screen.print(f"{len(rows) - limit} more rows: --json has all")
 
 
-def answers(task: Callable[[Place], Any], some: list[Place], dask: str = "") -> tuple[list[Any], list[Failure]]:
+def answers(
+    task: Callable[[RecordingFolder], Any], some: list[RecordingFolder], dask: str = ""
+) -> tuple[list[Any], list[Failure]]:
     """The answers in the order of the recordings, and the failures, each of which is said on standard error."""
-    found: dict[Place, Any] = {}
+    found: dict[RecordingFolder, Any] = {}
     with progress("reading") as step:
         for place, answer in each(task, some, dask):
             found[place] = answer

@@ -21,7 +21,7 @@ import pandas as pd
 from analyzer.commands._show import answers
 from analyzer.compare.history import add, changes, medians, of_results, read, unjudged
 from analyzer.compare.results import of_place, read_all
-from analyzer.tables.places import Failure, places
+from analyzer.tables.recording_folders import Failure, recording_folders
 from moescope.arguments import add_json
 from moescope.plain import print_plain
 from moescope.terminal import console, grid, words
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def rows(args: argparse.Namespace) -> tuple[pd.DataFrame, list[Failure]]:
     """The runs of a dataset, or of recordings; and those that cannot be read."""
-    some = places(args.dataset, must=False)
+    some = recording_folders(args.dataset, must=False)
     if not some:
         return read(args.dataset, args.family, args.device), []
     results, failures = answers(of_place, some)

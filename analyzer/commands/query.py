@@ -27,7 +27,7 @@ from analyzer.errors import AnalysisError
 from analyzer.questions.derived import DERIVED
 from analyzer.questions.sql import Database, ManyDatabase, named_in
 from analyzer.records.schema import TABLES
-from analyzer.tables.places import Failure, is_many, make_tables, places
+from analyzer.tables.recording_folders import Failure, is_many, make_tables, recording_folders
 from analyzer.tables.store import Tables, load
 from moescope.arguments import add_json
 from moescope.terminal import console, grid
@@ -53,7 +53,7 @@ def execute(run: str | Path, sql: str) -> Answer:
 def execute_on_many(address: str, sql: str) -> tuple[Answer, list[Failure]]:
     """The answer of the tables of all recordings there; and those that cannot be read."""
     names = [name for name in named_in(sql) if name in TABLES]
-    ready, failures = answers(partial(make_tables, names=names), places(address))
+    ready, failures = answers(partial(make_tables, names=names), recording_folders(address))
     if not ready:
         raise AnalysisError(f"none of the recordings of {address} can be read")
     return ManyDatabase(ready).rows(sql), failures

@@ -18,7 +18,7 @@ from analyzer.commands._show import answers
 from analyzer.compare.results import of_place
 from analyzer.errors import AnalysisError
 from analyzer.questions.derived import DERIVED
-from analyzer.tables.places import is_many, places
+from analyzer.tables.recording_folders import is_many, recording_folders
 from analyzer.tables.store import load, row_counts, write
 from moescope.arguments import add_json, add_out
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         return one(args)
     if args.out:
         raise AnalysisError("--out takes the tables of one recording; those of many are kept beside each")
-    some = [place for address in args.runs for place in places(address)]
+    some = [place for address in args.runs for place in recording_folders(address)]
     done, failures = answers(of_place, some, args.dask)
     if args.json:
         print(json.dumps({"recordings": len(done), "failed": {str(each.place): each.reason for each in failures}}))

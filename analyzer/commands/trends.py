@@ -28,9 +28,9 @@ def run(args: argparse.Namespace) -> int:
     if "model" not in facts:
         print("too few decode steps to tell a trend")
         return 0
-    found = [f"{label}: {text}" for label, text, _ in trends.sentences(facts)]
+    lines = [f"{label}: {text}" for label, text, _ in trends.sentences(facts)]
     nothing = f"{facts['step_ms']['n']} decode steps show no slow first one, no change of level, no drift, no period, no burst"
-    print("\n".join(found or [nothing]))
+    print("\n".join(lines or [nothing]))
     if facts["model"]:
         m = facts["model"]
         sign = "-" if m["us_per_token"] < 0 else "+"

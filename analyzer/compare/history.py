@@ -23,7 +23,7 @@ from analyzer.compare.results import CompareError, Result, matrices
 from analyzer.compare.statistics import SUCCESSIVE, runs_for_p, smallest_p
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
 from analyzer.questions.changepoints import LEAST_SERIES, shifts
-from analyzer.tables.places import opened
+from analyzer.tables.recording_folders import opened
 
 RUN = {"key": "string", "run": "string", "recorded": "float64"}
 PARTITION = ("build", "device")

@@ -22,7 +22,7 @@ from analyzer.compare.environment import began, environment
 from analyzer.compare.graph import Skeleton, skeleton, unpacked
 from analyzer.compare.metrics import DIMS, METRICS, Facts, extract, keys, routing
 from analyzer.errors import AnalysisError
-from analyzer.tables.places import Place, is_pattern, places
+from analyzer.tables.recording_folders import RecordingFolder, is_pattern, recording_folders
 from analyzer.tables.store import TABLES_VERSION, fingerprint, load
 from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
@@ -55,7 +55,7 @@ class Result:
     device: str = ""
 
 
-def of_place(place: Place) -> Result:
+def of_place(place: RecordingFolder) -> Result:
     """The result of a recording wherever it lies, kept there."""
     result = None if place.is_local else _kept(place)
     if result is None:
@@ -64,7 +64,7 @@ def of_place(place: Place) -> Result:
     return replace(result, build=place.said("build"), device=place.said("device"))
 
 
-def _kept(place: Place) -> Result | None:
+def _kept(place: RecordingFolder) -> Result | None:
     """The result that an object store has beside a recording, if it is this recording's."""
     with contextlib.suppress(CompareError, OSError):
         result, about = _read(place, place.filesystem.cat_file(f"{place.path}/{RESULT}"))
@@ -115,7 +115,7 @@ def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> Non
     fresh.replace(path)
 
 
-def _read(path: Path | Place, content: bytes) -> tuple[Result, dict[str, Any]]:
+def _read(path: Path | RecordingFolder, content: bytes) -> tuple[Result, dict[str, Any]]:
     try:
         table = parquet.read_table(pyarrow.BufferReader(content), page_checksum_verification=True)
         about = json.loads((table.schema.metadata or {})[ABOUT])
@@ -138,7 +138,7 @@ def read(address: str | Path) -> list[Result]:
     """Every run that is named: by a recording, a stored result or a folder of either, in order of name; by a pattern."""
     path = Path(address)
     if not path.exists() and is_pattern(str(address)):
-        return [of_place(place) for place in places(str(address))]
+        return [of_place(place) for place in recording_folders(str(address))]
     if path.is_file():
         return [_read(path, path.read_bytes())[0]]
     if (path / "manifest.json").exists():

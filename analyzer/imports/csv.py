@@ -65,8 +65,12 @@ def cells_of(line: str) -> list[str]:
 def in_columns(cells: list[str], header: list[str]) -> list[str]:
     """The cells of a line whose time, a list of resources, holds commas of its own."""
     more = len(cells) - len(header)
-    at = header.index("Time")
-    return cells if more <= 0 else [*cells[:at], ",".join(cells[at : at + more + 1]), *cells[at + more + 1 :]]
+    time_column = header.index("Time")
+    return (
+        cells
+        if more <= 0
+        else [*cells[:time_column], ",".join(cells[time_column : time_column + more + 1]), *cells[time_column + more + 1 :]]
+    )
 
 
 def value_of(text: str, name: str) -> int:

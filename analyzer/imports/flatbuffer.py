@@ -25,36 +25,36 @@ class Flat:
     def slot(self, table: int, index: int) -> int:
         """Where a table's field stands; 0 where it is left out."""
         layout = table - self.number("<i", table)
-        within = 4 + 2 * index
-        known = within + 2 <= self.number("<H", layout)
-        offset = self.number("<H", layout + within) if known else 0
+        entry = 4 + 2 * index
+        known = entry + 2 <= self.number("<H", layout)
+        offset = self.number("<H", layout + entry) if known else 0
         return table + offset if offset else 0
 
     def scalar(self, table: int, index: int, form: str, absent: int) -> int:
         """A field that is a number."""
-        at = self.slot(table, index)
-        return int(self.number(form, at)) if at else absent
+        field = self.slot(table, index)
+        return int(self.number(form, field)) if field else absent
 
     def child(self, table: int, index: int) -> int:
         """Where the table, text or list that a field refers to begins; 0 where it is left out."""
-        at = self.slot(table, index)
-        return at + int(self.number("<I", at)) if at else 0
+        field = self.slot(table, index)
+        return field + int(self.number("<I", field)) if field else 0
 
     def text(self, table: int, index: int) -> str | None:
         """A field that is text; None where it is left out."""
-        at = self.child(table, index)
-        if not at:
+        start = self.child(table, index)
+        if not start:
             return None
-        end = at + 4 + int(self.number("<I", at))
+        end = start + 4 + int(self.number("<I", start))
         if end > len(self.raw):
             raise Damaged
-        return self.raw[at + 4 : end].decode("utf-8", errors="replace")
+        return self.raw[start + 4 : end].decode("utf-8", errors="replace")
 
     def tables(self, table: int, index: int) -> Iterator[int]:
         """The tables in a field's list."""
-        at = self.child(table, index)
-        count = int(self.number("<I", at)) if at else 0
-        if at + 4 * count > len(self.raw):
+        start = self.child(table, index)
+        count = int(self.number("<I", start)) if start else 0
+        if start + 4 * count > len(self.raw):
             raise Damaged
-        for entry in range(at + 4, at + 4 + 4 * count, 4):
+        for entry in range(start + 4, start + 4 + 4 * count, 4):
             yield entry + int(self.number("<I", entry))

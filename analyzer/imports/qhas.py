@@ -51,8 +51,8 @@ def read_qhas(path: Path, document: dict[str, Any]) -> tuple[Imported, dict[str,
 def rows(holder: Any, key: str) -> list[dict[str, Any]]:
     """The objects of a list that stands under `key` as {"data": [...]}."""
     table = holder.get(key)
-    found = table.get("data") if isinstance(table, dict) else table
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    data = table.get("data") if isinstance(table, dict) else table
+    return [row for row in data if isinstance(row, dict)] if isinstance(data, list) else []
 
 
 def numbers(row: dict[str, Any]) -> dict[str, int]:

@@ -85,5 +85,8 @@ def layer_time(attention: float, experts: float, sent: float, received: float, s
         moving = setup.turns * (sent + received)
         return max(computing, moving), "max(computing, communicating) of all micro-batches"
     a, e = attention / share, experts / share
-    slots = max(a, sent) + max(a, received) + max(e, sent) + max(e, received)
-    return slots * setup.turns / 2, f"four slots, each the longer of computing (on {share:.0%} of the unit) and communicating"
+    four_slots = max(a, sent) + max(a, received) + max(e, sent) + max(e, received)
+    return (
+        four_slots * setup.turns / 2,
+        f"four slots, each the longer of computing (on {share:.0%} of the unit) and communicating",
+    )

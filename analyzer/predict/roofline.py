@@ -256,8 +256,8 @@ def delta_products(delta: DeltaNet, hidden: int, tp: int) -> dict[str, tuple[flo
 def delta_rule_flops(delta: DeltaNet, chunked: bool) -> float:
     """Of one token, all heads."""
     k, v = delta.key_dim, delta.value_dim
-    within = DELTA_CHUNK * (6.0 * k + 4.0 * v) if chunked else 0.0
-    return delta.value_heads * (6.0 * k * v + within)
+    in_chunk = DELTA_CHUNK * (6.0 * k + 4.0 * v) if chunked else 0.0
+    return delta.value_heads * (6.0 * k * v + in_chunk)
 
 
 def core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:

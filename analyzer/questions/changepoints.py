@@ -261,9 +261,9 @@ def levels(segments: list[Segment], ends: list[tuple[float, float]]) -> np.ndarr
 
 def jumps(segments: list[Segment], ends: list[tuple[float, float]], scale: float, skipped: int) -> list[Shift]:
     """Where two segments meet at different levels; a line's end is known half as well as a mean."""
-    found = []
+    shifts = []
     for (a, (_, before)), (b, (after, _)) in pairwise(zip(segments, ends, strict=True)):
         error = np.sqrt(sum(scale * (4 if s.sloping else 1) / (s.end - s.begin) for s in (a, b)))
         if abs(after - before) > SHIFT_SIGMAS * error:
-            found.append(Shift(b.begin + skipped, before, after))
-    return found
+            shifts.append(Shift(b.begin + skipped, before, after))
+    return shifts

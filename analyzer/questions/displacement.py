@@ -27,11 +27,11 @@ def needed(tables: Tables) -> pd.DataFrame:
     shares, tokens = tables["op_threads"], tables["tokens"].set_index("token_id")
     token = tables["operators"]["token_id"].to_numpy()[shares["op_id"].to_numpy()]
     last = shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")
-    within = shares[["op_id", "tid", "begin_ns"]].assign(token_id=token, end_ns=shares["wait_ns"], last=last)
-    left = uncovered(Intervals.of_table(tables["tokens"], "token_id"), Intervals.of_table(within, "token_id"))
+    in_operators = shares[["op_id", "tid", "begin_ns"]].assign(token_id=token, end_ns=shares["wait_ns"], last=last)
+    left = uncovered(Intervals.of_table(tables["tokens"], "token_id"), Intervals.of_table(in_operators, "token_id"))
     own = tokens["tid"].reindex(left.key).to_numpy()
     columns = {"op_id": NONE, "token_id": left.key, "tid": own, "begin_ns": left.begin, "end_ns": left.end, "last": True}
-    return pd.concat([within, pd.DataFrame(columns)], ignore_index=True)
+    return pd.concat([in_operators, pd.DataFrame(columns)], ignore_index=True)
 
 
 def displacements(tables: Tables) -> pd.DataFrame:
@@ -84,10 +84,10 @@ def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFra
 def won_ns(tables: Tables, rows: pd.DataFrame, lost_ns: pd.Series) -> float:
     """What steps would take less had these `displacements` not lost so much each: operators end with their last thread."""
     rows = rows.assign(lost=lost_ns)[rows["token_id"] >= 0]
-    within = rows[rows["op_id"] >= 0].groupby(["op_id", "tid"])["lost"].sum()
+    in_operators = rows[rows["op_id"] >= 0].groupby(["op_id", "tid"])["lost"].sum()
     shares = tables["op_threads"]
-    shares = shares[shares["op_id"].isin(within.index.get_level_values("op_id"))].set_index(["op_id", "tid"])["wait_ns"]
-    sooner = shares - within.groupby(level=[0, 1]).sum().reindex(shares.index, fill_value=0)
+    shares = shares[shares["op_id"].isin(in_operators.index.get_level_values("op_id"))].set_index(["op_id", "tid"])["wait_ns"]
+    sooner = shares - in_operators.groupby(level=[0, 1]).sum().reindex(shares.index, fill_value=0)
     ended = shares.groupby("op_id").max() - sooner.groupby("op_id").max()
     return float(ended.sum() + rows.loc[rows["op_id"] < 0, "lost"].sum())
 
@@ -99,7 +99,7 @@ def displacers(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
     foreign = (rows["by_tid"] > 0).to_numpy() & ~who["target"].eq(True).to_numpy()
     pid = who["pid"].where(who["pid"] > 0).to_numpy(np.float64)
     rows = rows.assign(pid=np.where(np.isnan(pid), rows["by_tid"], pid).astype(np.int64), name=who["name"].to_numpy())[foreign]
-    found = [
+    processes = [
         (
             pid,
             str(mine["name"].mode().iat[0]) if mine["name"].any() else "?",
@@ -107,7 +107,7 @@ def displacers(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
         )
         for pid, mine in rows.groupby("pid")
     ]
-    answer = pd.DataFrame(found, columns=["pid", "name", "won_ns"])
+    answer = pd.DataFrame(processes, columns=["pid", "name", "won_ns"])
     return answer.sort_values("won_ns", ascending=False, ignore_index=True)
 
 

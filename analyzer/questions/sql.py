@@ -11,7 +11,7 @@ from pyarrow import dataset, fs
 from analyzer.errors import AnalysisError
 from analyzer.questions.derived import DERIVED
 from analyzer.records.schema import TABLES, arrow_schema
-from analyzer.tables.places import Place
+from analyzer.tables.recording_folders import RecordingFolder
 from analyzer.tables.store import Tables
 
 RECORDING = pyarrow.field("recording", pyarrow.int64())
@@ -78,7 +78,7 @@ class ManyDatabase(Database):
     A column `recording` numbers the rows of the table `recordings` (recording, device, build, run, path).
     """
 
-    def __init__(self, some: list[Place]):
+    def __init__(self, some: list[RecordingFolder]):
         super().__init__(Tables.of({}))
         self.places = some
         about = {name: [place.said(name) for place in some] for name in ("device", "build")}
@@ -93,7 +93,7 @@ class ManyDatabase(Database):
             self.shown.add(name)
 
 
-def united(name: str, some: list[Place]) -> dataset.Dataset:
+def united(name: str, some: list[RecordingFolder]) -> dataset.Dataset:
     """A table of many recordings as one, read when and as far as somebody asks."""
     form, schema = dataset.ParquetFileFormat(), arrow_schema(name).append(RECORDING)
     store = fs.LocalFileSystem() if some[0].is_local else fs.PyFileSystem(fs.FSSpecHandler(some[0].filesystem))

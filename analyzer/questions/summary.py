@@ -105,9 +105,9 @@ def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
     declared = section(manifest, "engines")
     stepped = [name for name in declared if (tables["tokens"]["engine"] == name).any()]
     loaded = [name for name, engine in declared.items() if engine.get("libraries")]
-    told = list(declared) if manifest.get("loader") == UNRECORDED else []
+    imported = list(declared) if manifest.get("loader") == UNRECORDED else []
     ended = section(manifest, "target").get("exit_code")
-    return {**{key: manifest.get(key) for key in keys}, "engines": stepped or loaded or told, "exit_code": ended}
+    return {**{key: manifest.get(key) for key in keys}, "engines": stepped or loaded or imported, "exit_code": ended}
 
 
 def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:

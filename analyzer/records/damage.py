@@ -33,11 +33,11 @@ def _of_stream(contents: Contents, stream: str) -> Iterator[str]:
 
 def _cost(contents: Contents, stream: str, begin: int, end: int) -> str:
     width = STREAMS[stream]
-    found = contents.by_kind(stream, begin // width, max(begin, end) // width)
-    kinds = sorted(found.rows, key=lambda kind: -len(found.rows[kind]))
+    touched = contents.by_kind(stream, begin // width, max(begin, end) // width)
+    kinds = sorted(touched.rows, key=lambda kind: -len(touched.rows[kind]))
     names = ", ".join(contents.names.get(kind, f"kind {kind}") for kind in kinds[:3])
-    since, until = ((at - contents.first_ns) / 1e9 for at in (found.first_ns, found.last_ns))
-    count = sum(map(len, found.rows.values()))
+    since, until = ((at - contents.first_ns) / 1e9 for at in (touched.first_ns, touched.last_ns))
+    count = sum(map(len, touched.rows.values()))
     return (
         f"{count:,} records ({names}) from {since:.3f} s to {until:.3f} s may be wrong" if count else "no record is left of them"
     )

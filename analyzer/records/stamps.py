@@ -23,8 +23,8 @@ def stamp(manifest: dict[str, Any]) -> str:
 def stamp_of(view: Path) -> str:
     """The stamp that a view carries; "" where it has none or cannot be read."""
     with contextlib.suppress(OSError, EOFError, zlib.error), (gzip.open if view.suffix == ".gz" else open)(view, "rb") as file:
-        found = MARKED.search(file.read(HEAD_BYTES))
-        return found[0].decode() if found else ""
+        stamp = MARKED.search(file.read(HEAD_BYTES))
+        return stamp[0].decode() if stamp else ""
     return ""
 
 

@@ -48,10 +48,10 @@ class Steps:
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
         rows, spans = np.arange(low, high), self.spans
         spans = Spans(*(column[rows] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
-        found = Steps(self.begin.where(rows), self.end, spans, self.until[rows], self.n_tokens[rows], low)
-        if np.any(found.n_tokens == 0):
-            found.n_tokens = np.where(found.n_tokens > 0, found.n_tokens, found.tokens_of_graphs(piece.rows("graph_begin")))
-        return found
+        steps = Steps(self.begin.where(rows), self.end, spans, self.until[rows], self.n_tokens[rows], low)
+        if np.any(steps.n_tokens == 0):
+            steps.n_tokens = np.where(steps.n_tokens > 0, steps.n_tokens, steps.tokens_of_graphs(piece.rows("graph_begin")))
+        return steps
 
     def tokens_of_graphs(self, graphs: Rows) -> np.ndarray:
         """Tokens that each step's graphs were fed: the first that was fed any, and the others of its handle.

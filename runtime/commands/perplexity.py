@@ -43,13 +43,13 @@ def run(args: argparse.Namespace) -> int:
         if len(ids) < 2:
             raise RequestError(f"{args.text} holds fewer than 2 tokens: give more text")
         with show_progress("reading") as progress:
-            found = Perplexity.of(losses(model.engine, ids, args.window, stride, progress))
+            result = Perplexity.of(losses(model.engine, ids, args.window, stride, progress))
     finally:
         model.close()
     engine = model.describe()
     if args.json:
-        print(json.dumps(vars(found) | {"window": args.window, "stride": stride, "engine": engine}))
+        print(json.dumps(vars(result) | {"window": args.window, "stride": stride, "engine": engine}))
     else:
-        print_plain(f"{args.model}: perplexity {found.perplexity:.4f} ± {found.error:.4f} (standard error)")
-        print(f"{found.tokens} tokens in windows of {args.window}, {stride} apart, on {engine['backends']['prefill']}")
+        print_plain(f"{args.model}: perplexity {result.perplexity:.4f} ± {result.error:.4f} (standard error)")
+        print(f"{result.tokens} tokens in windows of {args.window}, {stride} apart, on {engine['backends']['prefill']}")
     return 0

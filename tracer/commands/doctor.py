@@ -109,8 +109,8 @@ def checks_of(target: str) -> list[Check]:
         root, features = device.way.root or "the shell itself", device.features
     seen = [Check("root", "everything", True, True, root, "")]
     seen += [Check(key, "everything", True, True, features[key], "") for key in ("arch", "kernel")]
-    told = {True: "there", False: "none"}
-    return seen + [Check(key, use, needed, features[key], told[features[key]], how) for key, use, needed, how in OFFERED]
+    words = {True: "there", False: "none"}
+    return seen + [Check(key, use, needed, features[key], words[features[key]], how) for key, use, needed, how in OFFERED]
 
 
 def _attempt(action: Callable[[], str]) -> tuple[bool, str]:
@@ -303,10 +303,10 @@ DRIVER_FOLDERS = ("vendor/lib64", "system/lib64", "usr/lib", "usr/lib64", "usr/l
 
 def hexagon(root: Path = Path("/")) -> Check:
     """The library through which llama.cpp's Hexagon backend reaches the NPU; it is looked up, never opened."""
-    found = [path for folder in DRIVER_FOLDERS for path in sorted((root / folder).glob("libcdsprpc.so*"))]
+    paths = [path for folder in DRIVER_FOLDERS for path in sorted((root / folder).glob("libcdsprpc.so*"))]
     purpose = "llama.cpp's Hexagon backend (level graph); no device has confirmed it"
-    seen = str(found[0]) if found else "not found"
-    return Check("libcdsprpc.so", purpose, False, bool(found), seen, "the device's Qualcomm drivers bring it")
+    seen = str(paths[0]) if paths else "not found"
+    return Check("libcdsprpc.so", purpose, False, bool(paths), seen, "the device's Qualcomm drivers bring it")
 
 
 def engines_on_npus() -> Check:

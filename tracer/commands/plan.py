@@ -13,7 +13,7 @@ from moescope.plain import print_plain
 from tracer.commands.options import add_probe_files, chosen_levels, names_in
 from tracer.engines import choose, with_needed
 from tracer.errors import TracerError
-from tracer.kernel.plan_file import ARCHITECTURES, Place, compose, write
+from tracer.kernel.plan_file import ARCHITECTURES, FileRoot, compose, write
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import read_probe_files
 from tracer.probes.learning import of_recording
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
     folders = args.libraries or ([args.sysroot] if args.sysroot else beside(words))
     loops = [loop for folder in args.learn for loop in of_recording(folder)]
-    place = Place(sysroot, features["arch"])
+    place = FileRoot(sysroot, features["arch"])
     plan = compose(planner, place, programs(words, sysroot), [folder.resolve() for folder in folders], loops)
     with invoking_user().acting():
         write(args.output, plan)
@@ -85,8 +85,8 @@ def read_features(path: Path | None) -> dict[str, Any]:
 
 def programs(words: list[str], sysroot: str) -> list[str]:
     """The executables that a command's words name, where they lie here."""
-    found = [f"{sysroot}/{word}" if sysroot else shutil.which(word) for word in words]
-    return [path for path in found if path and os.path.isfile(path)]
+    paths = [f"{sysroot}/{word}" if sysroot else shutil.which(word) for word in words]
+    return [path for path in paths if path and os.path.isfile(path)]
 
 
 def beside(words: list[str]) -> list[Path]:

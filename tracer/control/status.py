@@ -48,13 +48,13 @@ class Status:
 
     def show(self, now: Reading) -> None:
         """Take a reading; the line appears when it is time."""
-        at = time.monotonic()
+        moment = time.monotonic()
         if self._last is None:
-            self._last, self._at, self._due = now, at, at + self._every
-        if at < self._due:
+            self._last, self._at, self._due = now, moment, moment + self._every
+        if moment < self._due:
             return
-        line = describe(self._last, now, at - self._at)
-        self._last, self._at, self._due = now, at, at + self._every
+        line = describe(self._last, now, moment - self._at)
+        self._last, self._at, self._due = now, moment, moment + self._every
         if self.live:
             from rich.text import Text
 

@@ -248,8 +248,8 @@ class BpfObject:
 @cache
 def symbols(path: Path) -> dict[str, int]:
     """Name → where in its section it stands, of each symbol of an object file."""
-    found = {}
+    offsets = {}
     for entries, strings in read_binary(str(path)).tables:
         for name, value in zip(entries["name"].tolist(), entries["value"].tolist(), strict=True):
-            found[strings[name : strings.index(b"\0", name)].decode()] = value
-    return found
+            offsets[strings[name : strings.index(b"\0", name)].decode()] = value
+    return offsets

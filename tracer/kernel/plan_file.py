@@ -28,7 +28,7 @@ UNKNOWN_OPERATOR = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
-class Place:
+class FileRoot:
     """Where files are looked for: below `sysroot`, which a device's paths begin under; "" is this machine."""
 
     sysroot: str
@@ -66,11 +66,13 @@ def libraries(planner: Planner, folders: list[Path]) -> Iterator[str]:
                 yield str(path)
 
 
-def compose(planner: Planner, place: Place, programs: list[str], folders: list[Path], loops: list[LearntLoop]) -> dict[str, Any]:
+def compose(
+    planner: Planner, place: FileRoot, programs: list[str], folders: list[Path], loops: list[LearntLoop]
+) -> dict[str, Any]:
     """The whole plan, for programs (executables) and the libraries in folders. Raises TracerError where no probe would stand."""
     seen: dict[str, dict[str, Any]] = {}
-    found = [*((path, True) for path in programs), *((path, False) for path in libraries(planner, folders))]
-    for path, is_executable in found:
+    candidates = [*((path, True) for path in programs), *((path, False) for path in libraries(planner, folders))]
+    for path, is_executable in candidates:
         if place.is_of(path) and (real := reach.real(path)) not in seen:
             plan = planner.file(path, is_executable)
             planner.rows += plan.rows
@@ -91,7 +93,7 @@ def leave_unneeded(planner: Planner, files: list[dict[str, Any]]) -> None:
         file["rows"] = [row for row in file["rows"] if row["program"] not in late]
 
 
-def described(planner: Planner, place: Place, plan: FilePlan, loops: list[LearntLoop]) -> dict[str, Any]:
+def described(planner: Planner, place: FileRoot, plan: FilePlan, loops: list[LearntLoop]) -> dict[str, Any]:
     """One file of the plan."""
     build = plan.build_id or read_binary(plan.path).build_id
     one = {"path": place.shown(plan.path), "id": identity(plan.path, build), "build_id": build, "engines": plan.engines}
@@ -119,7 +121,7 @@ def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[
     return {"learn": LEARN_NOTHING, "node_at": loop.node_at, "node_more": loop.node_more, "graph_at": loop.graph_at}
 
 
-def about(planner: Planner, place: Place, files: list[dict[str, Any]]) -> dict[str, Any]:
+def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]]) -> dict[str, Any]:
     """What the plan says beside its files; programs are those that can stand in these, and the kernel's."""
     levels, numbers = planner.levels, program_numbers()
     kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, *ALWAYS)]

@@ -105,9 +105,9 @@ class Attachments:
         for number, layout in driver_layouts([name for name, _, _ in offered]).items():
             self.loader.update("driver_layouts", struct.pack("<I", number), layout)
         for name, level, category in offered:
-            at = SOFTWARE if category == SOFTWARE else "tracepoint"
+            instruction = SOFTWARE if category == SOFTWARE else "tracepoint"
             with self.planner.reported():
-                self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, at, "", "tracepoint", ""))
+                self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, instruction, "", "tracepoint", ""))
         if not any(level == "process" for _, level, _ in offered):
             why = why_absent()[0] or f"it lacks those that {tracefs()} should hold"
             raise RequirementError(f"none of the kernel's tracepoints can be read: tracefs: {why}; see `python -m tracer doctor`")

@@ -256,12 +256,12 @@ class Headers:
 
 def notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
     """(whose, type, description) of each note in a section."""
-    at = 0
-    while at + NOTE.size <= len(data):
-        name_bytes, size, kind = NOTE.unpack_from(data, at)
-        name, at = data[at + NOTE.size :][:name_bytes], at + NOTE.size + (name_bytes + 3 & ~3)
-        yield name.rstrip(b"\0"), kind, data[at : at + size]
-        at += size + 3 & ~3
+    offset = 0
+    while offset + NOTE.size <= len(data):
+        name_bytes, size, kind = NOTE.unpack_from(data, offset)
+        name, offset = data[offset + NOTE.size :][:name_bytes], offset + NOTE.size + (name_bytes + 3 & ~3)
+        yield name.rstrip(b"\0"), kind, data[offset : offset + size]
+        offset += size + 3 & ~3
 
 
 def _usdt(headers: Headers, data: bytes, binary: Binary) -> None:
@@ -325,7 +325,7 @@ def places(file: BinaryIO, text: bytes, begin: int, end: int) -> Iterator[int]:
     for offset in range(begin, end, PIECE):
         file.seek(offset)
         piece = file.read(min(PIECE + len(text) - 1, end - offset))
-        at = piece.find(text)
-        while at >= 0:
-            yield offset + at
-            at = piece.find(text, at + 1)
+        index = piece.find(text)
+        while index >= 0:
+            yield offset + index
+            index = piece.find(text, index + 1)

@@ -56,7 +56,7 @@ CALL_BYTES = 5  # a direct call: 5 bytes on x86-64, 4 on arm64
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """A chosen instruction: bytes from the function's start, its text, its cost class, and the reason."""
 
     delta: int
@@ -158,7 +158,7 @@ def _written(instruction: capstone.CsInsn, machine: str) -> set[str]:
 
 
 @lru_cache(maxsize=1024)
-def place_entry(code: bytes, machine: str, fast_nop: bool) -> Place:
+def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
     """The cheapest instruction on the straight line from the entry at which arguments, stack and return address are intact.
 
     `fast_nop` tells whether this kernel executes a probed nop without a step. Raises ProbeError where there is none to probe.
@@ -174,7 +174,7 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Place:
         if _is_branch(instruction) or _written(instruction, machine) & ARGUMENT_REGISTERS[machine]:
             break
     if not is_decoded:
-        return Place(0, "", "stepped", "code of this machine is not decoded: probe at the symbol")
+        return Placement(0, "", "stepped", "code of this machine is not decoded: probe at the symbol")
     if candidates and min(candidates)[1] > 0:  # the first instruction is in no loop: most functions need not be searched for one
         loop = _loop_begins(code, machine)
         candidates = [candidate for candidate in candidates if candidate[1] < loop]
@@ -184,44 +184,44 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Place:
     why = (
         "first instruction" if delta == 0 else f"cheaper than the first instruction; at +{delta} the arguments are still in place"
     )
-    return Place(delta, text, cost, why + ("; nothing cheaper before they change" if cost == "stepped" else ""))
+    return Placement(delta, text, cost, why + ("; nothing cheaper before they change" if cost == "stepped" else ""))
 
 
-def place_tail(code: bytes, machine: str, fast_nop: bool) -> Place:
+def place_tail(code: bytes, machine: str, fast_nop: bool) -> Placement:
     """The jump by which a short function hands over to another; the entry where there is none."""
     for instruction in _decoded(code, machine):
         target = _target(instruction)
         leaves = target is not None and not 0 <= target < len(code)
         if instruction.mnemonic in ("jmp", "b") and leaves and cost_class(instruction, machine) == "emulated":
             text = f"{instruction.mnemonic} {instruction.op_str}".strip()
-            return Place(instruction.address, text, "emulated", "tail jump: emulated, and passed by every thread that waits")
+            return Placement(instruction.address, text, "emulated", "tail jump: emulated, and passed by every thread that waits")
         if instruction.mnemonic in ("ret", "call", "bl"):
             break
     return place_entry(code, machine, fast_nop)
 
 
-def place_call(before: bytes, machine: str, why: str) -> Place | None:
+def place_call(before: bytes, machine: str, why: str) -> Placement | None:
     """The direct call that the `CALL_BYTES` bytes in front of a return address end with; None where it is not such a call."""
     decoder, size = _decoder(machine), 4 if machine == "AArch64" else CALL_BYTES
     instructions = list(decoder.disasm(before[-size:], 0)) if decoder else []
     call = instructions[0] if len(instructions) == 1 else None
     if call is None or call.mnemonic not in ("call", "bl") or cost_class(call, machine) != "emulated":
         return None
-    return Place(-size, call.mnemonic, "emulated", why)
+    return Placement(-size, call.mnemonic, "emulated", why)
 
 
-def place_usdt(before: bytes, is_entry: bool, fast_nop: bool, machine: str = "x64") -> Place:
+def place_usdt(before: bytes, is_entry: bool, fast_nop: bool, machine: str = "x64") -> Placement:
     """A USDT site, or the 5-byte nop in front of it where that is cheaper here and is the function's entry, so surely run.
 
     `before` holds the five bytes in front of the site, `is_entry` tells whether a function begins with them.
     """
     if before == NOP5 and is_entry and rank("nop5", fast_nop) == 0:
-        return Place(
+        return Placement(
             -len(NOP5), "nop5", "nop5", "in front of the USDT site: this kernel makes it a system call, cheaper than a trap"
         )
-    return Place(0, "nop", "nop5" if machine == "AArch64" else "emulated", "USDT site")
+    return Placement(0, "nop", "nop5" if machine == "AArch64" else "emulated", "USDT site")
 
 
-def place_fixed(instruction: str, cost: str, why: str) -> Place:
+def place_fixed(instruction: str, cost: str, why: str) -> Placement:
     """A site that must not or need not be inspected."""
-    return Place(0, instruction, cost, why)
+    return Placement(0, instruction, cost, why)

@@ -15,7 +15,7 @@ from tracer.probes.elf import STUB, Binary, Symbol, contains, read_binary
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions
-from tracer.probes.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
+from tracer.probes.placement import CALL_BYTES, NOP5, Placement, place_call, place_entry, place_fixed, place_tail, place_usdt
 from tracer.probes.plan import FilePlan, Row
 
 TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
@@ -23,7 +23,7 @@ SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licen
 Places = dict[int, tuple[str, int]]
 """Slot of a table of functions → (file, offset)."""
 
-Site = tuple[int, str, Place]
+Site = tuple[int, str, Placement]
 """File offset of a function, its name, the place in it."""
 
 
@@ -89,8 +89,8 @@ class Planner:
     def programs(self, late: bool = False) -> set[str]:
         """Names of the BPF programs that may stand in the target's files: those that are late, or all others."""
         wanted = [(engine, probe) for engine in self.engines for probe in engine.probes if probe.wanted(self.levels)]
-        found = {probe.program for engine, probe in wanted if (engine.late or probe.late) == late}
-        return found if late else found | self.named.programs()
+        names = {probe.program for engine, probe in wanted if (engine.late or probe.late) == late}
+        return names if late else names | self.named.programs()
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
@@ -200,7 +200,7 @@ class Planner:
         choose = place_tail if probe.at == "tail" else place_entry
         return symbol.offset, symbol.name, self._entry(binary, symbol.offset, symbol.name, choose)
 
-    def _entry(self, binary: Binary, offset: int, name: str, choose: Callable[..., Place] = place_entry) -> Place:
+    def _entry(self, binary: Binary, offset: int, name: str, choose: Callable[..., Placement] = place_entry) -> Placement:
         """Where a probe stands in a function."""
         try:
             return choose(binary.bytes_at(offset), binary.machine, self.fast_nop())
@@ -248,7 +248,7 @@ class Planner:
         symbol = "table[{}] of backend {}"
         return [(p, row(engine, p, *slots[p.slot], symbol.format(p.slot, backend), TABLE_SITE)) for p in known]
 
-    def _slot_place(self, engine: Engine, path: str, offset: int) -> Place:
+    def _slot_place(self, engine: Engine, path: str, offset: int) -> Placement:
         if not engine.inspects(path):
             return TABLE_SITE
         return self._entry(read_binary(path), offset, f"{offset:#x}")
@@ -260,11 +260,11 @@ class Planner:
         probes = [probe for probe in engine.probes if probe.learnt in sites and probe.wanted(self.levels)]
         offsets = [sites[probe.learnt][1] for probe in probes]
         places = [place_call(binary.bytes_at(offset - CALL_BYTES, CALL_BYTES), binary.machine, why) for offset in offsets]
-        found = [place for place in places if place is not None]
-        if len(found) < len(probes):
+        placed = [place for place in places if place is not None]
+        if len(placed) < len(probes):
             return []
-        at = zip(probes, offsets, found, strict=True)
-        return [row(engine, p, path, offset, f"{binary.function_at(offset)} call", place) for p, offset, place in at]
+        chosen = zip(probes, offsets, placed, strict=True)
+        return [row(engine, p, path, offset, f"{binary.function_at(offset)} call", place) for p, offset, place in chosen]
 
     def elsewhere(self, engine: Engine, probe: Probe, path: str) -> Row | None:
         """Where else in a file a probe could stand than where it stood."""
@@ -273,7 +273,7 @@ class Planner:
         return row(engine, probe, path, *site) if site else None
 
 
-def row(engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place, cookie: int = 0) -> Row:
+def row(engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Placement, cookie: int = 0) -> Row:
     """The row of a probe at a place."""
     at, instruction = "return" if probe.at == "return" else "entry", place.instruction
     where = path, symbol, offset + place.delta

@@ -36,8 +36,8 @@ class Gauge:
 def numbered(prefix: str, root: Path) -> list[tuple[int, Path]]:
     """(number, folder) of everything below sysfs that is called so, in order."""
     parent, name = (root / prefix).parent, (root / prefix).name
-    found = [(re.fullmatch(rf"{name}(\d+)", folder.name), folder) for folder in parent.glob(f"{name}*")]
-    return sorted((int(match[1]), folder) for match, folder in found if match)
+    matches = [(re.fullmatch(rf"{name}(\d+)", folder.name), folder) for folder in parent.glob(f"{name}*")]
+    return sorted((int(match[1]), folder) for match, folder in matches if match)
 
 
 def text(path: Path) -> str:

@@ -31,8 +31,8 @@ def is_any(kinds: np.ndarray, wanted: tuple[int, ...]) -> np.ndarray:
 
 def column(slots: np.ndarray, offset: int, width: int) -> np.ndarray:
     """An unsigned field of the records in `slots`, by its offset and width in bytes, as int64."""
-    at = RING_HEADER_BYTES + offset
-    return slots[:, at : at + width].view(f"<u{width}")[:, 0].astype(np.int64)
+    start = RING_HEADER_BYTES + offset
+    return slots[:, start : start + width].view(f"<u{width}")[:, 0].astype(np.int64)
 
 
 def records(slots: np.ndarray, dtype: np.dtype) -> np.ndarray:

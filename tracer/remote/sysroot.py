@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Any
 
 from moescope.scratch import scratch
-from tracer.kernel.plan_file import Place, compose
+from tracer.kernel.plan_file import FileRoot, compose
 from tracer.probes.learning import LearntLoop, of_recording
 from tracer.probes.planner import Planner
 from tracer.remote.device import Device
@@ -47,7 +47,7 @@ class Sysroot:
         inside = [str(root / path.lstrip("/")) for path in programs]
         loops = [LearntLoop(**json.loads(path.read_text())) for path in self.kept.glob("*.loop")]
         with planning:
-            return compose(planner, Place(str(root), device.features["arch"]), inside, [root], loops)
+            return compose(planner, FileRoot(str(root), device.features["arch"]), inside, [root], loops)
 
     def learn(self, recording: Path) -> None:
         """Keep what a recording teaches of graph loops, for the next plan of the same builds."""
@@ -92,6 +92,6 @@ def prefixes(planner: Planner) -> list[str]:
 def folders_beside(programs: Iterable[str], words: Iterable[str]) -> list[str]:
     """Where programs' libraries mostly lie: with them, and in folders that a word `LD_LIBRARY_PATH=` names."""
     own = [PurePosixPath(path).parent for path in programs]
-    found = [str(each) for each in own if each.name != "bin"] + [f"{each.parent}/lib" for each in own]
+    beside = [str(each) for each in own if each.name != "bin"] + [f"{each.parent}/lib" for each in own]
     named = [word.partition("=")[2] for word in words if word.startswith("LD_LIBRARY_PATH=")]
-    return list(dict.fromkeys(found + [each for path in named for each in path.split(":") if each]))
+    return list(dict.fromkeys(beside + [each for path in named for each in path.split(":") if each]))

@@ -67,8 +67,8 @@ def find(pid: int, libraries: set[str], major: int) -> set[Provider]:
     far = [area for area in mapped if not area.path and area.end - area.start <= LARGEST]
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            within = ({one for one in _providers(memory, group, code) if one.api[0] == major} for group in (near, far))
-            return next(filter(None, within), set())
+            matching = ({one for one in _providers(memory, group, code) if one.api[0] == major} for group in (near, far))
+            return next(filter(None, matching), set())
     except OSError:
         return set()
 

@@ -39,10 +39,10 @@ def nesting(executes: pd.DataFrame) -> Iterator[Check]:
     done = executes[executes["complete"] & (executes["status"] == 0)]
     host = done["duration_ns"].to_numpy() / 1e3
     for inner, outer in WITHIN:
-        found = done[inner].to_numpy(float)
+        measured = done[inner].to_numpy(float)
         most = host if outer == "host execute" else done[outer].to_numpy(float)
-        broken = found > most + (MICROSECOND if outer == "host execute" else 0.0)
-        yield Check(f"{inner} within {outer}", "us", done["execute_id"].to_numpy(), found, most, broken)
+        broken = measured > most + (MICROSECOND if outer == "host execute" else 0.0)
+        yield Check(f"{inner} within {outer}", "us", done["execute_id"].to_numpy(), measured, most, broken)
 
 
 def children(events: pd.DataFrame) -> Iterator[Check]:

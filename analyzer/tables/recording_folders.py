@@ -32,7 +32,7 @@ LOCAL = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
 
 
 @dataclass(frozen=True)
-class Place:
+class RecordingFolder:
     """A recording's folder: the fsspec file system that holds it, and its path there."""
 
     filesystem: Any
@@ -125,7 +125,7 @@ def is_many(address: str) -> bool:
     return is_pattern(address) or (Path(address).is_dir() and not (Path(address) / "manifest.json").exists())
 
 
-def places(address: str, must: bool = True) -> list[Place]:
+def recording_folders(address: str, must: bool = True) -> list[RecordingFolder]:
     """Every recording that a pattern, a folder or an address names, by path. Raises AnalysisError where none `must` be."""
     filesystem, path = opened(address)
     try:
@@ -135,10 +135,10 @@ def places(address: str, must: bool = True) -> list[Place]:
     folders = sorted({posixpath.dirname(file) for file in files if posixpath.basename(file) in MARKS})
     if not folders and must:
         raise AnalysisError(f"{address} holds no recording")
-    return [Place(filesystem, folder) for folder in folders]
+    return [RecordingFolder(filesystem, folder) for folder in folders]
 
 
-def make_tables(place: Place, names: Iterable[str] | None = None) -> Place:
+def make_tables(place: RecordingFolder, names: Iterable[str] | None = None) -> RecordingFolder:
     """Make a recording's tables where it has none. Raises RecordingError where they cannot be made or kept."""
     if not place.is_local and place.has_tables():
         return place
@@ -153,11 +153,13 @@ def make_tables(place: Place, names: Iterable[str] | None = None) -> Place:
 class Failure:
     """A recording that could not be read, and why, in one line."""
 
-    place: Place
+    place: RecordingFolder
     reason: str
 
 
-def each(task: Callable[[Place], Any], some: Iterable[Place], dask: str = "") -> Iterator[tuple[Place, Any]]:
+def each(
+    task: Callable[[RecordingFolder], Any], some: Iterable[RecordingFolder], dask: str = ""
+) -> Iterator[tuple[RecordingFolder, Any]]:
     """A task's answer for each recording, as they come, or its Failure, which no other one suffers from.
 
     One after another; with `dask` on that many processes here, or on the workers of the scheduler at that address.
@@ -178,7 +180,7 @@ def each(task: Callable[[Place], Any], some: Iterable[Place], dask: str = "") ->
             future.release()
 
 
-def outcome(task: Callable[[Place], Any], place: Place) -> Any:
+def outcome(task: Callable[[RecordingFolder], Any], place: RecordingFolder) -> Any:
     """A task's answer for a recording, or its Failure."""
     try:
         return task(place)
