@@ -143,8 +143,9 @@ def test_views_say_what_they_were_made_from_and_that_the_recording_changed_since
     changed = Recording(folder).manifest
     assert outdated(folder, changed) == names
     assert views_main(["summary", str(folder)]) == 0
-    assert "profdag.html, report.html, trace.pftrace, trace.pftrace.gz: of this recording as it was" in " ".join(
-        capsys.readouterr().out.split()
+    assert (
+        "profdag.html, report.html, trace.pftrace, trace.pftrace.gz: made from an earlier version of this recording"
+        in " ".join(capsys.readouterr().out.split())
     )
     capsys.readouterr()
     assert stamp_of(written_trace(folder, changed)) == stamp(changed) and "writing it again" in capsys.readouterr().err
