@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from analyzer.__main__ import main as analyze
 from analyzer.questions.summary import summarize
 from analyzer.records.schema import TABLES
 from analyzer.tables.store import build, load
 from tracer.recording.format import Recording, RecordingError
+from views.__main__ import main as view
 from workloads.recordings import MAIN, PID, WORKER, Writer, manifest, runtime
 
 NO_SEQ, NO_POSITION = 2**64 - 1, 2**32 - 1
@@ -376,3 +378,24 @@ def test_a_record_of_an_impossible_time_is_left_out_and_counted(tmp_path):
     tables = load(folder)
     assert len(tables["tokens"]) == 1
     assert summarize(Recording(folder), tables)["records"]["damaged"] == 1
+
+
+def test_a_record_far_from_all_others_is_left_out_and_counted(tmp_path):
+    """A time of 146 years is one that a clock could show; sums over threads would leave 64 bits."""
+    sound = runtime(3).write(tmp_path / "sound")
+    folder = runtime(3).add("token_begin", ts=2**62 - 5, seq=9).add("token_end", ts=2**62 - 2, seq=9).write(tmp_path / "damaged")
+    tables = load(folder)
+    assert len(tables["tokens"]) == 3
+    answer = summarize(Recording(folder), tables)
+    assert answer["records"]["damaged"] == 2
+    assert answer["tokens"] == summarize(Recording(sound), load(sound))["tokens"]
+
+
+@pytest.mark.parametrize("command", [5, "run me", {"a": 1}, [{"a": 1}, 2], None])
+def test_a_command_of_a_foreign_manifest_is_shown_as_text(tmp_path, command, capsys):
+    runtime(3).write(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"command": command}))
+    for room, verb in ((analyze, "summary"), (view, "report"), (view, "dag"), (view, "trace")):
+        assert room([verb, str(tmp_path)]) == 0
+    assert "damaged, or from elsewhere" not in capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import Any
 from analyzer.commands._show import number, short
 from analyzer.questions.cached import summary
 from analyzer.questions.ledger import shares
+from analyzer.records.reading import command_of
 from analyzer.records.stamps import outdated
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
@@ -62,9 +63,8 @@ def run(args: argparse.Namespace) -> int:
 def heading(answer: Section) -> list[Line]:
     """What was recorded, where."""
     about, machine = answer["recording"], answer["machine"]
-    command = " ".join(about["command"]) if isinstance(about["command"], list) else str(about["command"])
     where = f"{machine.get('cpu_model', '?')}, {machine.get('cpus', '?')} CPUs, Linux {machine.get('kernel', '?')}"
-    lines: list[Line] = [words((", ".join(about["engines"]) or "no engine", "bold"), f": {command}"), where]
+    lines: list[Line] = [words((", ".join(about["engines"]) or "no engine", "bold"), f": {' '.join(command_of(about))}"), where]
     if machine["npu"]:
         lines.append(
             f"NPU: {machine['npu']}" + (" (exact results; times of the host, not of a device)" if machine["emulated"] else "")

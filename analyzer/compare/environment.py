@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from analyzer.records.reading import section
+from analyzer.records.reading import command_of, section
 
 MACHINE = ("arch", "cpu_model", "cpus", "memory_bytes", "kernel", "os", "governor")
 MUST_MATCH = {"arch", "cpu_model", "cpus", "kernel", "governor", "memory_bytes", "NPU", "model"}
@@ -42,8 +42,7 @@ def environment(manifest: dict[str, Any]) -> dict[str, str]:
         facts["NPU"] = "HTP emulator" if qnn.get("emulator") else f"QNN backend {qnn.get('backend')}"
         facts["QNN API"] = str(qnn.get("api", ""))
     facts |= model(manifest)
-    command = manifest.get("command")
-    facts["command"] = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
+    facts["command"] = " ".join(command_of(manifest))
     return facts
 
 

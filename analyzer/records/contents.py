@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from analyzer.records.slot_columns import Sorted, by_kind, columns_of, firsts
+from analyzer.records.slot_columns import Sorted, by_kind, columns_of, firsts, possible_times, within
 from analyzer.records.spans import numbered
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
 
@@ -18,7 +18,6 @@ STREAMED: tuple[str, ...] = (
     *("graph_begin", "graph_end", "op_begin", "op_wait", "op_end", "op_shares", "expert_begin", "expert_end", "route", "pmc"),
     *("sched_switch", "sched_waking", "sched_wakeup"),
 )
-IMPOSSIBLE_NS = 1 << 62
 EVER = np.iinfo(np.int64).max
 BLOCK = 1 << 16
 """Slots that are looked at in one go."""
@@ -63,6 +62,8 @@ class Contents:
         """Identities of the distinct results of op_begin."""
         self.nodes = np.empty((0, 2), np.uint64)
         """Distinct nodes of op_shares: the graph's identity and the node's place."""
+        self.possible = possible_times([self.mapped(name, 0, recording.slot_count(name)) for name in STREAMS])
+        """First and last time that a record can have; others are damaged."""
         self.streams = {name: self._scan(name) for name in STREAMS}
         extents = [(s.first.min(), s.last.max()) for s in self.streams.values() if len(s.first) and s.last.max() >= 0]
         self.first_ns = int(min((first for first, _ in extents), default=0))
@@ -83,11 +84,12 @@ class Contents:
 
     def by_kind(self, stream: str, begin: int, end: int) -> Sorted:
         """Which kinds slots begin to end of a stream hold, and of when they are."""
-        return by_kind(self.mapped(stream, begin, end))
+        slots = self.mapped(stream, begin, end)
+        return within(by_kind(slots), slots, self.possible)
 
     def _block(self, slots: np.ndarray, start: int) -> tuple[int, int]:
         """Take note of one block; its first and last time."""
-        kinds = by_kind(slots)
+        kinds = within(by_kind(slots), slots, self.possible)
         self.discarded += kinds.discarded
         self.damaged += kinds.damaged
         for number, rows in kinds.rows.items():
@@ -145,7 +147,8 @@ class Contents:
             return np.empty(0, f"V{STREAMS[stream]}"), {}, 0
         start, stop = int(blocks[0]) * self.block, min(int(blocks[-1] + 1) * self.block, index.slots)
         slots = self.mapped(stream, start, stop)
-        return slots, by_kind(slots, max(begin_ns, 0), min(end_ns, IMPOSSIBLE_NS)).rows, start
+        earliest, latest = self.possible
+        return slots, by_kind(slots, max(begin_ns, earliest), min(end_ns, latest + 1)).rows, start
 
     def stretches(self, cuts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         """Stretches of time that tile everything, cut at some of `cuts` (sorted): each holds about `most` records, if it can."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 
-from analyzer.records.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
+from analyzer.records.contents import BLOCK, EVER, STREAMED, Contents, Few
 from analyzer.records.damage import damage
 from analyzer.records.observed import LEVELS, Gaps, clipped, level_gaps, token_gaps
 from analyzer.records.rows import Rows, Spans, combined
@@ -24,6 +24,12 @@ REASON = np.array(["startup", "demand", "prefetch"], object)
 BACKEND_NAMES = " cpu htp cuda vulkan opencl blas metal sycl cann hexagon rpc webgpu meta"
 BACKEND = np.array(BACKEND_NAMES.split(" "), object)
 """Names by enum backend_id of bpf/records.h."""
+
+
+def command_of(manifest: Mapping[str, Any]) -> list[str]:
+    """The words of the command that was recorded; none where the manifest has none."""
+    command = manifest.get("command") or []
+    return [str(word) for word in (command if isinstance(command, list) else [command])]
 
 
 def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -47,7 +53,7 @@ class Source:
         self.contents = Contents(recording, block)
         self.unpaired: dict[str, list[dict[str, np.ndarray]]] = {}
         self.damaged = self.contents.damaged
-        """Records left out: no clock can show their time."""
+        """Records left out: their time is impossible."""
         self.first_ns, self.last_ns = self.contents.first_ns, self.contents.last_ns
         self._few: dict[str, Rows] = {}
         self._stretch(-1, EVER, np.empty(0, np.int64))
@@ -98,7 +104,8 @@ class Source:
                 np.concatenate([np.empty(0, raw), *few.slots]), dtype, np.concatenate([np.empty(0, np.int64), *few.position])
             )
             if self.damaged:
-                rows = rows.where(rows.raw("ts") < IMPOSSIBLE_NS)
+                earliest, latest = self.contents.possible
+                rows = rows.where((rows.raw("ts") >= earliest) & (rows.raw("ts") <= latest))
         if self.untold and kind in OF_OPERATORS:
             rows = rows.where(~np.isin(rows["engine"], self.untold))
         if not in_time(rows["ts"]):

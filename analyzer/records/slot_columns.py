@@ -8,7 +8,16 @@ import numpy as np
 
 from analyzer.records.loops import loops
 from analyzer.records.spans import flat, numbered
-from tracer.recording.format import RING_HEADER_BYTES
+from tracer.recording.format import BUSY, DISCARD, RING_HEADER_BYTES
+
+HEAD = {"names": ["length", "ts", "kind"], "formats": ["<u4", "<u8", "<u2"], "offsets": [0, 8, 24]}
+"""What every slot begins with."""
+IMPOSSIBLE_NS = 1 << 62
+"""No clock shows a time from here on."""
+LONGEST_NS = 1 << 51
+"""No recording reaches further (26 days) to either side of its middle."""
+SAMPLED = 256
+"""Slots of a file whose times tell where its middle lies."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +28,7 @@ class Sorted:
     first_ns: int
     last_ns: int
     damaged: int
-    """Records with a time that no clock can show; they count, but for first_ns and last_ns (0 where there is none)."""
+    """Records with an impossible time; they count, but for first_ns and last_ns (0 where there is none)."""
     discarded: int
     """Slots that the kernel side gave up or never finished."""
 
@@ -34,6 +43,34 @@ def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> So
     begins = np.append(0, ends[:-1])
     rows = {each: order[begins[each] : ends[each]] for each in np.flatnonzero(ends > begins).tolist()}
     return Sorted(rows, first if first <= last else 0, last, damaged, discarded)
+
+
+def possible_times(streams: Sequence[np.ndarray]) -> tuple[int, int]:
+    """First and last time that a record of these files can have: a clock can show it, and most records lie near it."""
+    samples = (_heads(slots, np.linspace(0, len(slots) - 1, min(SAMPLED, len(slots))).astype(np.int64)) for slots in streams)
+    heads = np.concatenate(list(samples))
+    written = (heads["length"] & (BUSY | DISCARD) == 0) & (heads["kind"] > 0)
+    times = heads["ts"][written & (heads["ts"] < IMPOSSIBLE_NS)]
+    if not len(times):
+        return 0, IMPOSSIBLE_NS - 1
+    middle = int(np.median(times))
+    return max(middle - LONGEST_NS, 0), min(middle + LONGEST_NS, IMPOSSIBLE_NS - 1)
+
+
+def within(kinds: Sorted, slots: np.ndarray, possible: tuple[int, int]) -> Sorted:
+    """Kinds of slots, every record outside the possible times counted as damaged."""
+    first, last = possible
+    if not kinds.rows or (first <= kinds.first_ns and kinds.last_ns <= last):
+        return kinds
+    times = _heads(slots, np.concatenate(list(kinds.rows.values())))["ts"]
+    fine = times[(times >= first) & (times <= last)]
+    ends = (int(fine.min()), int(fine.max())) if len(fine) else (0, 0)
+    return Sorted(kinds.rows, *ends, len(times) - len(fine), kinds.discarded)
+
+
+def _heads(slots: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    head = np.dtype(HEAD | {"itemsize": slots.dtype.itemsize})
+    return slots[rows].view(head).astype(np.dtype({**HEAD, "offsets": [0, 8, 16]}))
 
 
 def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> dict[str, np.ndarray]:

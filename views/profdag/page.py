@@ -9,6 +9,7 @@ import pandas as pd
 
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.node_costs import add_costs
+from analyzer.records.reading import command_of
 from analyzer.records.stamps import stamp
 from views.profdag.layout import document, drawn, lay_out
 from views.report.page import write_page
@@ -35,6 +36,6 @@ def write_profdag(graph: nx.DiGraph, tables: Tables, manifest: dict[str, Any], p
     content = document(graph, lay_out(graph), frozenset(chain))
     content["critical_ns"] = spent
     content["token"] = about_token(tables, manifest, token_id) | {"tokens_used": graph.graph.get("tokens_used", 1)}
-    content["command"] = " ".join(map(str, manifest.get("command") or []))
+    content["command"] = " ".join(command_of(manifest))
     content["emulator"] = bool((manifest.get("qnn") or {}).get("emulator"))
     return write_page(path, "profdag", f"ProfDAG: {content['command']}", content, stamp=stamp(manifest))

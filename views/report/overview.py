@@ -3,6 +3,7 @@
 from typing import Any
 
 from analyzer.questions.longest_span import Spans, longest_span
+from analyzer.records.reading import command_of
 from views.report.sections import Block, Run, Section, cards, note, pairs
 
 HIGH_SAVING = 0.1
@@ -70,9 +71,9 @@ def cost_findings(run: Run) -> Block | None:
 
 def overview_section(run: Run) -> Section:
     """Summary and findings."""
-    about, command = run.summary.get("recording") or {}, run.manifest.get("command") or []
+    about = run.summary.get("recording") or {}
     about_pairs = [
-        ("command", " ".join(map(str, command))),
+        ("command", " ".join(command_of(run.manifest))),
         ("recorded", about.get("started_utc")),
         ("engines", ", ".join(about.get("engines") or [])),
     ]

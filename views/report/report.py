@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.questions import ceilings
+from analyzer.records.reading import command_of
 from analyzer.records.stamps import stamp
 from views.report import expert_cache, ledger, moe, npu, npu_queues, operators, overview, recording, threads, timing
 from views.report.page import write_page
@@ -38,17 +39,16 @@ def plotly() -> bytes:
 def title(manifest: dict[str, Any]) -> str:
     """What was recorded: the model's name, else the program's."""
     known = [manifest.get("model") or {}, *(manifest.get("models") or [])]
-    paths = [*(str(each["path"]) for each in known if each.get("path")), *map(str, (manifest.get("command") or [])[:1])]
+    paths = [*(str(each["path"]) for each in known if each.get("path")), *command_of(manifest)[:1]]
     return f"Recording of {Path(paths[0]).name}" if paths else "Recording"
 
 
 def document(run: Run) -> dict[str, Any]:
     """Everything the page shows; sections with nothing to show are absent."""
     sections = [section for make in SECTIONS if (section := make(run)) is not None]
-    command = run.manifest.get("command") or []
     return {
         "title": title(run.manifest),
-        "command": " ".join(map(str, command)),
+        "command": " ".join(command_of(run.manifest)),
         "sections": [asdict(section) for section in sections],
     }
 

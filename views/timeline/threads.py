@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.records.reading import command_of
 from analyzer.tables.sched import LARGEST_ID, listed_threads
 from views.timeline.slices import distinct, rows_of
 
@@ -45,7 +46,7 @@ def shown_processes(manifest: dict[str, Any], tables: Frames, pids: dict[int, in
     named = thread_roles(tables, pids, names)
     processes = []
     for pid in sorted({*pids.values(), target}, key=lambda pid: (pid != target, pid)):
-        command = [str(word) for word in manifest.get("command") or []] if pid == target else []
+        command = command_of(manifest) if pid == target else []
         threads = [(tid, named[tid]) for tid in sorted(named) if pids[tid] == pid]
         processes.append(Process(pid, Path(command[0]).name if command else names.get(pid, ""), command, threads))
     helpers = [(tid, names.get(tid, "")) for tid in sorted(pids) if tid not in named]
@@ -57,8 +58,8 @@ def shown_processes(manifest: dict[str, Any], tables: Frames, pids: dict[int, in
 
 def target_group(manifest: dict[str, Any]) -> str:
     """What the UI calls the group of tracks of the traced program."""
-    command = manifest.get("command") or [""]
-    return f"{Path(str(command[0])).name} {(manifest.get('target') or {}).get('pid', '')}"
+    command = command_of(manifest) or [""]
+    return f"{Path(command[0]).name} {(manifest.get('target') or {}).get('pid', '')}"
 
 
 def thread_roles(tables: Frames, pids: dict[int, int], names: dict[int, str]) -> dict[int, str]:
