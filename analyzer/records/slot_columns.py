@@ -10,8 +10,6 @@ from analyzer.records.loops import loops
 from analyzer.records.spans import flat, numbered
 from tracer.recording.format import BUSY, DISCARD, RING_HEADER_BYTES
 
-HEAD = {"names": ["length", "ts", "kind"], "formats": ["<u4", "<u8", "<u2"], "offsets": [0, 8, 24]}
-"""What every slot begins with."""
 IMPOSSIBLE_NS = 1 << 62
 """No clock shows a time from here on."""
 LONGEST_NS = 1 << 51
@@ -47,10 +45,7 @@ def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> So
 
 def possible_times(streams: Sequence[np.ndarray]) -> tuple[int, int]:
     """First and last time that a record of these files can have: a clock can show it, and most records lie near it."""
-    samples = (_heads(slots, np.linspace(0, len(slots) - 1, min(SAMPLED, len(slots))).astype(np.int64)) for slots in streams)
-    heads = np.concatenate(list(samples))
-    written = (heads["length"] & (BUSY | DISCARD) == 0) & (heads["kind"] > 0)
-    times = heads["ts"][written & (heads["ts"] < IMPOSSIBLE_NS)]
+    times = np.concatenate([np.empty(0, np.uint64), *(_sampled_times(slots) for slots in streams)])
     if not len(times):
         return 0, IMPOSSIBLE_NS - 1
     middle = int(np.median(times))
@@ -68,9 +63,16 @@ def within(kinds: Sorted, slots: np.ndarray, possible: tuple[int, int]) -> Sorte
     return Sorted(kinds.rows, *ends, len(times) - len(fine), kinds.discarded)
 
 
+def _sampled_times(slots: np.ndarray) -> np.ndarray:
+    heads = _heads(slots, np.linspace(0, len(slots) - 1, min(SAMPLED, len(slots))).astype(np.int64))
+    written = (heads["length"] & (BUSY | DISCARD) == 0) & (heads["kind"] > 0)
+    return np.asarray(heads["ts"][written & (heads["ts"] < IMPOSSIBLE_NS)])
+
+
 def _heads(slots: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    head = np.dtype(HEAD | {"itemsize": slots.dtype.itemsize})
-    return slots[rows].view(head).astype(np.dtype({**HEAD, "offsets": [0, 8, 16]}))
+    """What each of these slots begins with."""
+    fields = {"names": ["length", "ts", "kind"], "formats": ["<u4", "<u8", "<u2"], "offsets": [0, 8, 24]}
+    return slots[rows].view(np.dtype({**fields, "itemsize": slots.dtype.itemsize}))  # type: ignore[call-overload]
 
 
 def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> dict[str, np.ndarray]:
