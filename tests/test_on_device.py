@@ -20,6 +20,7 @@ from tests.adb_stand_in import Phone
 from tests.conftest import ROOT, trace
 from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, processes, wait_until
 from tests.test_tracer_series import state_of
+from tracer.commands.options import RING_MIB, RING_MIB_ON_DEVICES
 from tracer.recording.paths import invoking_user
 from tracer.remote.device import PATIENCE_S as KEEPER_S
 from workloads.compiling import WITH_SITES, compiled
@@ -67,6 +68,7 @@ def test_a_recording_from_elsewhere_has_the_tables_of_one_made_here(device: Path
     assert here.returncode == 1
     there = RawRecording(tmp_path / "there")
     assert there.is_whole and there.manifest["lost"] == {} and left_on(device) == []
+    assert there.manifest["options"]["ring-mib"] == RING_MIB_ON_DEVICES
     assert facts(store.build(there)) == facts(store.build(RawRecording(tmp_path / "here")))
     assert sorted(os.listdir(tmp_path / "there")) == sorted(os.listdir(tmp_path / "here"))
 
@@ -268,9 +270,11 @@ def test_the_second_recording_of_a_build_knows_its_graph_loop(tmp_path: Path, un
 
 def test_recording_there_stops_after_so_many_tokens_and_the_command_goes_on(device: Path, tmp_path: Path) -> None:
     command = [sys.executable, STEPS, "300", "0.005"]
-    done = run_on("--on", f"exec:{device}", "--tokens", "20", "-o", str(tmp_path / "run"), "--", *command)
+    options = ("--tokens", "20", "--ring-mib", str(RING_MIB))
+    done = run_on("--on", f"exec:{device}", *options, "-o", str(tmp_path / "run"), "--", *command)
     assert done.returncode == 0 and "done 300" in done.stdout, done.stderr
-    assert 20 <= len(RawRecording(tmp_path / "run").records("token_end")) < 200
+    run = RawRecording(tmp_path / "run")
+    assert 20 <= len(run.records("token_end")) < 200 and run.manifest["options"]["ring-mib"] == RING_MIB
 
 
 def test_with_sudo_there_the_command_runs_as_who_logged_in(device: Path, tmp_path: Path) -> None:

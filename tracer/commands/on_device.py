@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moescope.errors import UserError
-from tracer.commands.options import RING_MIB, chosen_levels, make_output, names_in, refuse_impossible, refuse_missing_levels
+from tracer.commands.options import chosen_levels, make_output, names_in, refuse_impossible, refuse_missing_levels
 from tracer.engines import choose, with_needed
 from tracer.errors import TracerError
 from tracer.probes.functions import read_probe_files
@@ -180,7 +180,7 @@ def collector_words(args: argparse.Namespace, words: list[str]) -> tuple[list[st
     """(the collector's options, the command; none where a process is followed)."""
     options = ["--duration", str(args.duration)] if args.duration else []
     options += ["--tokens", str(args.tokens)] if args.tokens else []
-    options += ["--ring-mib", str(args.ring_mib)] if args.ring_mib != RING_MIB else []
+    options += ["--ring-mib", str(args.ring_mib)] if args.ring_mib else []
     return ([*options, "--pid", *words], []) if "pid" in args else (options, words)
 
 

@@ -17,7 +17,8 @@ from tracer.probes.functions import read_probe_files
 from tracer.recording.paths import Owner, invoking_user
 from tracer.session import Options
 
-RING_MIB = 32
+RING_MIB, RING_MIB_ON_DEVICES = 32, 8
+"""Where nobody gives --ring-mib: the tracer's, and moescope-collect's own."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="buffer that carries records from the kernel; kernels before 5.8 need perf (default: ring)",
     )
     help_text = "size of each of the two buffers (perf: of all CPUs together), a power of two"
-    parser.add_argument("--ring-mib", type=int, default=RING_MIB, help=f"{help_text} (default: {RING_MIB})")
+    default = f"{RING_MIB}; {RING_MIB_ON_DEVICES} with --on"
+    parser.add_argument("--ring-mib", type=int, help=f"{help_text} (default: {default})")
     add_limits(parser)
     parser.add_argument(
         "--sched",
@@ -169,7 +171,7 @@ def names_in(text: str, option: str) -> list[str]:
 
 def refuse_impossible(args: argparse.Namespace) -> None:
     """Raise TracerError for values that no session can have."""
-    if args.ring_mib < 1 or args.ring_mib & (args.ring_mib - 1):
+    if args.ring_mib is not None and (args.ring_mib < 1 or args.ring_mib & (args.ring_mib - 1)):
         raise TracerError(f"--ring-mib {args.ring_mib} is not a power of two")
     for name in ("tokens", "min_tps"):
         if not 0 <= getattr(args, name) < float("inf"):
@@ -195,6 +197,7 @@ def session_options(args: argparse.Namespace) -> Options:
     """Everything a session needs; raises before anything has been touched."""
     need_root()
     refuse_impossible(args)
+    args.ring_mib = args.ring_mib or RING_MIB
     added, functions = read_probe_files(args.probes)
     engines, levels, owner = choose(names_in(args.engine, "--engine"), added), chosen_levels(args.levels), invoking_user()
     events = parse(names_in(args.pmc, "--pmc")) if args.pmc else ()
