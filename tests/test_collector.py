@@ -35,7 +35,8 @@ from workloads.raw_records import RawRecording
 pytestmark = pytest.mark.needs("probes", "collector")
 SITES = ROOT / "runtime" / "telemetry" / "_probes.so"
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
-CALLS, KILLS, PATIENCE_S = 300, 12, 120
+CALLS, PATIENCE_S = 300, 120
+KILLS = 100 if os.environ.get("MOESCOPE_SERIES") == "long" else 12
 MOST_MIB = 64
 
 

@@ -10,12 +10,27 @@ from typing import Any
 import pytest
 
 from analyzer.tables import store
-from tests.conftest import COLLECTOR, ROOT, trace
+from tests.conftest import COLLECTOR, ROOT, DemoRun, trace
+from tests.test_collector import SITES
 from workloads.raw_records import RawRecording
 
 pytestmark = pytest.mark.needs("probes", "htp", "collector")
 PROGRAM = str(ROOT / "workloads" / "programs" / "plain_qnn.py")
 EVENT = ["type", "unit", "name", "depth"]
+SAME = {
+    "tokens": ["n_tokens", "phase", "position", "result", "complete"],
+    "graphs": ["token_id", "kind", "layer", "expert", "backend", "tier", "n_tokens", "status"],
+    "operators": ["token_id", "type", "name", "layer", "expert", "n_tokens", "order"],
+    "routes": ["token_id", "layer", "row", "rank", "expert", "weight"],
+    "experts": ["token_id", "layer", "expert", "n_tokens", "cache", "backend", "tier"],
+    "loads": ["token_id", "action", "reason", "layer", "expert", "backend", "bytes", "resident_bytes"],
+    "tensors": ["type", "name", "shape"],
+    "qnn_calls": ["call", "name", "bytes", "status"],
+    "qnn_objects": ["kind", "generation", "name", "bytes", "level"],
+    "qnn_executes": ["token_id", "graph_name", "kind", "layer", "expert", "tier", "n_inputs", "n_outputs", "status", "first"],
+    "qnn_events": EVENT,
+}
+"""Table → what in it does not depend on when something happened, and to which address."""
 
 
 def command(folder: Path) -> list[str]:
@@ -59,3 +74,22 @@ def test_the_collector_sees_the_npu_as_the_tracer_does(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "collected" / "manifest.json").read_text())["warnings"] == []
     for what, told in theirs.items():
         assert mine[what] == told, what
+
+
+def rows_of(run: RawRecording) -> dict[str, Counter[tuple[str, ...]]]:
+    """Table → how often each of its rows is there."""
+    tables = store.build(run)
+    return {name: Counter(map(tuple, tables[name][columns].astype(str).values.tolist())) for name, columns in SAME.items()}
+
+
+def test_the_demo_by_the_collector_alone_has_the_tables_of_the_tracer(demo: DemoRun, tmp_path: Path) -> None:
+    onnxruntime_qnn = pytest.importorskip("onnxruntime_qnn")
+    output, libraries = tmp_path / "run", (str(SITES), str(Path(onnxruntime_qnn.__file__).parent))
+    words = [word.replace(str(demo.folder), str(output)) for word in demo.manifest["command"]]
+    options = [word for library in libraries for word in ("--libraries", library)]
+    done = trace("run", "--no-views", "--on", "exec:sh -c", *options, "-o", str(output), "--", *words)
+    assert done.returncode == 0, done.stderr
+    mine, theirs = rows_of(RawRecording(output)), rows_of(RawRecording(demo.folder))
+    assert all(theirs.values()) and RawRecording(output).manifest["lost"] == demo.manifest["lost"] == {}
+    for name, rows in theirs.items():
+        assert mine[name] == rows, name

@@ -13,6 +13,7 @@ import pytest
 from analyzer.__main__ import main
 from analyzer.commands._show import answers
 from analyzer.tables.recording_folders import RecordingFolder, make_tables, recording_folders
+from moescope.scratch import locked_folder
 from workloads.recordings import runtime
 
 pytest.importorskip("distributed")
@@ -103,10 +104,12 @@ def kept(store: Store) -> dict[str, Any]:
 
 
 def lost_once(place: RecordingFolder) -> str:
-    """Make tables; the worker that reads run-1 of a build is lost the first time."""
+    """Make tables; the worker that has begun to write those of run-1 of a build is lost the first time."""
     mark = Path(place.path) / "was-read"
     if place.name == "run-1" and not mark.exists():
         mark.touch()
+        folder, _ = locked_folder(Path(place.path), ".tables-")
+        (folder / "tokens.parquet").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return make_tables(place).name
 
@@ -123,6 +126,7 @@ def test_a_lost_worker_costs_no_recording(tmp_path: Path) -> None:
     made, failures = answers(lost_once, recording_folders(f"{tmp_path}/device=board*/**"), "2")
     assert made == 2 * ["run-0", "run-1", "run-2"] and failures == []
     assert len(list(tmp_path.rglob("was-read"))) == 2 and len(list(tmp_path.rglob("index.json"))) == 6
+    assert not list(tmp_path.rglob(".tables-*"))
 
 
 def test_a_recording_that_ends_every_worker_is_named_and_the_others_go_on(tmp_path: Path, capsys) -> None:
