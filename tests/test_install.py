@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, lacking
+from workloads.compiling import WITH_SITES, compiled
 
 pytestmark = pytest.mark.needs("probes", "wheels")
+STATIC_LIBRARIES = ROOT / "build" / "static"
+"""What the collectors are linked with, where `make collect` has fetched it."""
+CALLS = 300
 PACKAGES = {"analyzer", "moescope", "runtime", "tracer", "views"}
 IMPORT_ALL = """
 import importlib, json, pkgutil
@@ -60,7 +64,9 @@ class Installation:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(ROOT)], check=True)
+    environment = os.environ | ({"COLLECTOR_LIBRARIES": str(STATIC_LIBRARIES)} if STATIC_LIBRARIES.is_dir() else {})
+    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(ROOT)]
+    subprocess.run(words, env=environment, check=True)
     return next(folder.glob("*.whl"))
 
 
@@ -156,6 +162,18 @@ def test_the_report_is_written_again(installed: Installation, recording: str) ->
     installed.run("moescope", "report", recording)
     text = report.read_text()
     assert text.endswith("</html>\n") and "Plotly" in text and "The router looks at the token" in text
+
+
+@pytest.mark.needs("collector")
+@pytest.mark.skipif(not STATIC_LIBRARIES.is_dir(), reason="make collect has not fetched what the collectors are linked with")
+def test_it_records_on_other_machines_of_both_architectures(base: Installation, wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if name.startswith("tracer/collector/bin/")}
+    assert held == {f"tracer/collector/bin/moescope-collect-{arch}" for arch in ("x86_64", "aarch64")}
+    program, place = compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES), ROOT / "runtime" / "telemetry"
+    machine = ("--on", f"exec:/usr/bin/env PATH={os.defpath} sh -c", "--libraries", str(place))
+    base.run("moescope", "run", "--no-views", *machine, "-o", "there", "--", str(program), str(CALLS))
+    assert base.rows("there", "SELECT count(*) AS n FROM operators") == [{"n": CALLS}]
 
 
 @pytest.mark.needs("bcc")

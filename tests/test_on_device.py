@@ -45,6 +45,20 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def android(device: Path, tmp_path: Path) -> Path:
+    """The same with Android's shell and tools alone: mksh and toybox."""
+    toybox, mksh, tools = shutil.which("toybox"), shutil.which("mksh"), tmp_path / "tools"
+    if not toybox or not mksh:
+        pytest.skip("toybox and mksh are not installed")
+    tools.mkdir()
+    (tools / "sh").symlink_to(mksh)
+    for name in set(subprocess.run([toybox], capture_output=True, text=True, check=True).stdout.split()) - {"sh"}:
+        (tools / name).symlink_to(toybox)
+    device.write_text(device.read_text().replace("exec sh -c", f"exec env -i PATH={tools} {tools}/sh -c"))
+    return device
+
+
+@pytest.fixture
 def unlearnt() -> None:
     """Forget the graph loops that earlier recordings taught."""
     for path in (invoking_user().kept() / "sysroot").glob("*.loop"):
@@ -326,6 +340,23 @@ def test_a_running_process_is_followed_there(device: Path, tmp_path: Path) -> No
     try:
         assert wait_until(lambda: str(SITES) in Path(f"/proc/{target.pid}/maps").read_text())
         assert_followed(device, target, tmp_path / "run")
+    finally:
+        end.touch()
+        target.wait(PATIENCE_S)
+
+
+def test_androids_shell_and_tools_suffice(android: Path, tmp_path: Path) -> None:
+    program, end = compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES), tmp_path / "end"
+    done = run_on(
+        "--on", f"exec:{android}", "-o", str(tmp_path / "run"), "--", "sh", "-c", f"{program} {CALLS}; echo said; exit 3"
+    )
+    assert done.returncode == 1 and done.stdout == "said\n" and "status 3" in done.stderr
+    run = RawRecording(tmp_path / "run")
+    assert run.is_whole and len(run.records("op_end")) == CALLS and left_on(android) == []
+    target = subprocess.Popen([sys.executable, STEPS, "100000", "0.01", "--until", str(end)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: str(SITES) in Path(f"/proc/{target.pid}/maps").read_text())
+        assert_followed(android, target, tmp_path / "followed")
     finally:
         end.touch()
         target.wait(PATIENCE_S)

@@ -20,6 +20,7 @@ RUNGS = {
     "late": "library loaded by `dlopen` and dropped 50 times: each of 150 calls counted",
     "truth": "`tests/test_tracer_truth.py`: every call, a late library, a child",
     "llama": "`tests/test_tracer_llamacpp.py`: a real llama.cpp",
+    "recorders": "`moescope-collect` and the tracer: equal tables of a real llama.cpp, losses counted to the record",
     "runtime": "our runtime on the CPU: the tokens of its own log",
     "sites": "each arm64 instruction that counts as probeable stands",
     "signed": "functions that begin with `bti` and `paciasp`",
