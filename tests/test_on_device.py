@@ -23,6 +23,7 @@ from tests.test_tracer_series import state_of
 from tracer.commands.options import RING_MIB, RING_MIB_ON_DEVICES
 from tracer.recording.paths import invoking_user
 from tracer.remote.device import PATIENCE_S as KEEPER_S
+from tracer.remote.transport import way_to
 from workloads.compiling import WITH_SITES, compiled
 from workloads.raw_records import RawRecording
 
@@ -183,6 +184,21 @@ def test_a_link_that_is_cut_in_the_middle_costs_no_record(server: Server, remote
     assert run.is_whole and run.manifest["state"] == "complete" and sequence == list(range(len(sequence)))
     assert f"done {len(sequence)}" in remote.said.read_text()
     assert not (remote.folder / "remote.json").exists()
+
+
+def test_transfers_go_on_where_they_were_cut(tmp_path: Path) -> None:
+    program, mark, lines, cut_at = tmp_path / "shell", tmp_path / "was-cut", tmp_path / "lines", 100_000
+    cut = f'touch {mark}; head -c {cut_at} | sh -c "$1" 2> /dev/null | head -c {cut_at}; exit 255'
+    case = f'case "$1" in *"cat >"* | *"tail -c"*) echo "$1" >> {lines}; [ -e {mark} ] || {{ {cut}; }} ;; esac'
+    program.write_text(f'#!/bin/sh\n{case}\nexec sh -c "$1"\n')
+    program.chmod(0o755)
+    content, way = random.Random(0).randbytes(3 * cut_at), way_to(f"exec:{program}")
+    (tmp_path / "file").write_bytes(content)
+    way.push(tmp_path / "file", str(tmp_path / "there"))
+    mark.unlink()
+    way.pull(str(tmp_path / "there"), tmp_path / "here")
+    assert (tmp_path / "there").read_bytes() == (tmp_path / "here").read_bytes() == content
+    assert re.findall(r"cat >+|tail -c \+\d+", lines.read_text()) == ["cat >", "cat >>", "tail -c +1", f"tail -c +{cut_at + 1}"]
 
 
 def test_the_same_command_fetches_what_a_host_that_died_left_behind(server: Server, remote: Remote) -> None:
