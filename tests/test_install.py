@@ -172,6 +172,7 @@ def test_it_records_on_other_machines_of_both_architectures(base: Installation, 
     assert held == {f"tracer/collector/bin/moescope-collect-{arch}" for arch in ("x86_64", "aarch64")}
     program, place = compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES), ROOT / "runtime" / "telemetry"
     machine = ("--on", f"exec:/usr/bin/env PATH={os.defpath} sh -c", "--libraries", str(place))
+    (base.programs / "sh").symlink_to("/bin/sh")
     base.run("moescope", "run", "--no-views", *machine, "-o", "there", "--", str(program), str(CALLS))
     assert base.rows("there", "SELECT count(*) AS n FROM operators") == [{"n": CALLS}]
 

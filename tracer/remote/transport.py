@@ -75,7 +75,7 @@ class Transport:
         try:
             done = subprocess.run(self.command(script), stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, check=False)
         except OSError as error:
-            raise RequirementError(f"{self.words[0]} cannot be run: {error.strerror}") from None
+            raise RequirementError(f"{error.filename} cannot be run: {error.strerror}") from None
         said = done.stderr.decode(errors="replace")
         ended = ENDED.fullmatch(said)
         if not ended:
