@@ -213,7 +213,7 @@ def _refuse_what_is_not_modelled(fields: Fields) -> None:
         present["index_topk"] = "indexed attention without a latent cache"
     if present:
         listed = ", ".join(f"{name} ({what})" for name, what in present.items())
-        raise PredictError(f"{fields.path}: {listed} is not modelled, so a prediction would leave it out")
+        raise PredictError(f"{fields.path}: {listed} is not modelled, so a prediction would ignore it")
 
 
 def _attention(fields: Fields) -> Attention:

@@ -54,7 +54,7 @@ def version() -> str:
     try:
         return f"moescope {installed('moescope')}"
     except PackageNotFoundError:
-        return "moescope, not installed: run from a checkout"
+        return "moescope (not installed, run from a checkout)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

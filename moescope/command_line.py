@@ -108,12 +108,12 @@ class Program:
         for title, verbs in self.groups.items():
             lines += ["", title or "verbs"]
             lines += [f"  {name:<{VERB_WIDTH}}{verb.help}" for name, verb in verbs.items()]
-        return "\n".join([*lines, "", f"`{self.prog} VERB --help` shows what a verb takes, with examples."])
+        return "\n".join([*lines, "", f"`{self.prog} VERB --help` shows the options of a verb, with examples."])
 
     def complaint(self, name: str) -> str:
         """What is wrong with the first word, and what was perhaps meant."""
         if not name:
-            return f"{self.help()}\n\n{self.label}: no verb was given"
+            return f"{self.help()}\n\n{self.label}: a verb is missing"
         from difflib import get_close_matches
 
         near = get_close_matches(name, self.verbs, n=3)
@@ -184,7 +184,7 @@ def guarded(label: str, action: Callable[[], int | None]) -> int:
             return INTERRUPTED
         if not doubts:
             raise
-        reason = f"{doubts[-1]} cannot be read: it is damaged, or from elsewhere ({type(error).__name__}: {error})"
+        reason = f"{doubts[-1]} cannot be read: it is damaged, or not from MoEScope ({type(error).__name__}: {error})"
     print(f"{label}: {one_line(as_called(reason))}", file=sys.stderr)
     return WRONG_USE
 

@@ -145,14 +145,14 @@ class MoE:
         ids = self._ids(prompt)
         if min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
             raise ModelError(
-                "the prompt has ids outside the model's vocabulary: tokenizer.json and config.json do not belong together"
+                "the prompt has ids outside the model's vocabulary: tokenizer.json and config.json are from different models"
             )
         if max_new_tokens < 1:
             raise RequestError("max_new_tokens must be 1 or more")
         context = self.package.family.context
         if len(ids) + max_new_tokens > context:
             length = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
-            raise RequestError(f"{length} exceeds the model's context of {context}: ask for less")
+            raise RequestError(f"{length} exceeds the model's context of {context}: shorten it")
         if logprobs is not None and logprobs < 0:
             raise RequestError("logprobs must be 0 or more")
         sampler = Sampler(Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty), ids)

@@ -300,7 +300,7 @@ def test_a_recording_cut_short_or_of_unknown_kinds_says_what_is_missing(tmp_path
     write_manifest(tmp_path, manifest)
     left = sum(Source(Recording(tmp_path)).count().values())
     (line,) = incomplete(Source(Recording(tmp_path)))
-    assert line.startswith(f"{sum(counted.values()) - left} of {sum(counted.values())} records are not in the files")
+    assert line.startswith(f"{sum(counted.values()) - left} of {sum(counted.values())} records are missing from the files")
     manifest["layouts"].pop("op_begin")
     write_manifest(tmp_path, manifest)
     assert any("kinds that the manifest does not describe" in line for line in incomplete(Source(Recording(tmp_path))))

@@ -96,7 +96,7 @@ def test_a_mark_of_the_encoding_is_no_part_of_the_text(tmp_path: Path, encoding:
 def test_numbers_that_no_counter_holds_cost_their_own_line_alone(tmp_path: Path) -> None:
     long = tmp_path / "long.csv"
     long.write_text((DATA / "onnxruntime.csv").read_text().replace("747", "9" * 60))
-    assert "1 damaged lines are left out" in read_csv(long).complaints[0]
+    assert "1 damaged lines are omitted" in read_csv(long).complaints[0]
 
 
 def test_an_optrace_without_processes_and_with_impossible_times_is_read_in_parts(tmp_path: Path) -> None:

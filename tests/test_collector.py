@@ -352,7 +352,7 @@ def test_a_full_disk_ends_the_recording_in_one_line_and_the_target_lives(of_site
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip("mount namespaces are not allowed here")
     assert "status 2" in done.stdout and "True" in done.stdout and "done " in done.stdout
-    assert done.stderr.count("what was written before is readable") == 1, done.stderr
+    assert done.stderr.count("everything written before is readable") == 1, done.stderr
 
 
 def test_it_follows_a_process_that_runs(of_sites: Path, tmp_path: Path) -> None:

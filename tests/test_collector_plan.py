@@ -62,7 +62,7 @@ def test_a_plan_for_another_machine_leaves_this_machines_files_out(tmp_path: Pat
     other = {"x64": "aarch64", "AArch64": "x86_64"}[read_binary(str(SITES)).machine]
     features.write_text(json.dumps({"arch": other, "fast_nop": False}))
     made, done = plan(tmp_path, "--libraries", str(SITES), "--features", str(features), "--", "/bin/engine")
-    assert (made, done.returncode) == ({}, 2) and "no file of an engine was found" in done.stderr
+    assert (made, done.returncode) == ({}, 2) and "no engine library was found" in done.stderr
 
 
 def test_features_that_no_collector_wrote_are_refused(tmp_path: Path) -> None:

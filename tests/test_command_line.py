@@ -91,7 +91,7 @@ def test_a_verb_that_is_not_there_suggests_the_nearest() -> None:
 
 def test_no_verb_at_all_is_wrong_use_and_shows_them() -> None:
     done = moescope()
-    assert done.returncode == 2 and "usage: python -m moescope VERB" in done.stderr and "no verb was given" in done.stderr
+    assert done.returncode == 2 and "usage: python -m moescope VERB" in done.stderr and "a verb is missing" in done.stderr
 
 
 def test_the_version_is_told() -> None:

@@ -66,14 +66,14 @@ def test_damage_is_named_by_its_place_and_by_the_records_that_it_costs(tmp_path:
         "events.bin is damaged between bytes 256 and 512: 4 records (token_begin) from 4.000 s to 7.000 s may be wrong"
     ]
     (folder / "events.bin").write_bytes(content[:-64])
-    assert "bytes 256 and 576, the file ends at 512 and lost what followed: 4 records" in damage(folder)[-1]
+    assert "bytes 256 and 576, the file ends at 512 and the rest is lost: 4 records" in damage(folder)[-1]
     (folder / "events.sum").unlink()
-    assert damage(folder) == ["events.sum cannot be read: damage of events.bin would not be seen"]
+    assert damage(folder) == ["events.sum cannot be read: damage to events.bin would go unnoticed"]
 
 
 def test_what_a_killed_tracer_left_says_that_its_end_has_no_checksum(tmp_path: Path) -> None:
     folder = Writer().add("token_begin", 9, ts=np.arange(9)).write_sealed(tmp_path / "run", slots=0)
-    assert damage(folder) == ["the last 9 records of events.bin have no checksum: the tracer did not end orderly"]
+    assert damage(folder) == ["the last 9 records of events.bin have no checksum: the tracer did not exit cleanly"]
 
 
 def test_recordings_older_than_checksums_are_read_without_a_word(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_manifest_that_lost_its_checksum_is_not_taken_for_an_older_one(tmp_pat
     folder = runtime(3).write_sealed(tmp_path / "run")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({key: value for key, value in manifest.items() if key not in lost}))
-    assert damage(folder) == ["manifest.json is not as it was written: every figure may be wrong"]
+    assert damage(folder) == ["manifest.json was changed after it was written: every figure may be wrong"]
 
 
 def test_kept_tables_whose_index_lost_a_warning_are_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,7 +247,7 @@ def is_told(remote: Remote, place: str) -> bool:
     os.kill(pid, signal.SIGKILL)
     assert remote.process.wait(PATIENCE_S) == 2, remote.said.read_text()
     said = remote.said.read_text()
-    assert said.count("the collector was ended from outside (status ") == 1 and "Traceback" not in said, said
+    assert said.count("the collector was killed (status ") == 1 and "Traceback" not in said, said
     if not (remote.folder / "manifest.json").exists():  # killed before it recorded: the program was not let go, and is gone
         return True
     run = RawRecording(remote.folder)
@@ -333,7 +333,7 @@ def test_several_devices_record_at_the_same_time_and_one_that_fails_stops_no_oth
         f"true; {program} {CALLS}; echo said",
     )
     done = run_on(*words)
-    assert done.returncode == 2 and f"exec:{tmp_path}/nothing is not reached: " in done.stderr
+    assert done.returncode == 2 and f"exec:{tmp_path}/nothing cannot be reached: " in done.stderr
     assert sorted(done.stdout.splitlines()) == sorted([f"exec:{device}: said", "exec:sh -c: said"])
     kept = [RawRecording(path.parent) for path in (tmp_path / "all").glob("*/*/manifest.json")]
     assert [len(run.records("op_end")) for run in kept] == [CALLS, CALLS] and left_on(device) == []
@@ -407,8 +407,8 @@ def test_doctor_tells_what_a_device_offers_and_probes_what_would_stand_there(dev
 @pytest.mark.parametrize(
     ("shell", "said"),
     [
-        ('setpriv --reuid 65534 --clear-groups sh -c "$1"', "gives no root shell, which probes need: log in as root"),
-        ('bash -c "uname() { echo armv7l; }; $1"', "is a machine of armv7l: moescope-collect runs on x86_64 and aarch64"),
+        ('setpriv --reuid 65534 --clear-groups sh -c "$1"', "provides no root shell, which probes need: log in as root"),
+        ('bash -c "uname() { echo armv7l; }; $1"', "is an armv7l machine: moescope-collect runs on x86_64 and aarch64"),
         ('bash -c "uname() { echo aarch64; }; $1"', "cannot execute binary file: Exec format error"),
     ],
 )

@@ -138,10 +138,10 @@ def test_a_talk_in_channels_shows_and_keeps_the_final_one_alone(
 
 def test_a_template_that_refuses_a_conversation_is_quoted_in_one_line(model: Path) -> None:
     change(model / "tokenizer_config.json", chat_template="{{ raise_exception('no system role') }}")
-    with pytest.raises(RequestError, match="refuses this conversation: no system role"):
+    with pytest.raises(RequestError, match="rejects this conversation: no system role"):
         ChatTemplate(model).ids(CONVERSATION)
     change(model / "tokenizer_config.json", chat_template="{{ 1 + messages[0].content }}")
-    with pytest.raises(RequestError, match="refuses this conversation"):
+    with pytest.raises(RequestError, match="rejects this conversation"):
         ChatTemplate(model).ids(CONVERSATION)
 
 
@@ -284,7 +284,7 @@ def test_a_tensor_that_nothing_would_use_and_numbers_that_are_none_are_named(mod
         stored = {key: torch.tensor(tensor).to(dtype) for key, tensor in tensors.items()}
         stored[name][-1, -1] = value
         save_torch_file(stored, path)
-        with pytest.raises(ModelError, match=rf"{name} holds numbers that are not finite"):
+        with pytest.raises(ModelError, match=rf"{name} contains non-finite numbers"):
             convert(model, tmp_path / "other", lambda done, total: pytest.fail("weights were converted before the check"))
     assert not (tmp_path / "other").exists()
 

@@ -313,7 +313,7 @@ def test_a_long_talk_goes_on_without_its_oldest_turns_and_clear_begins_anew(
     answers = out.splitlines()
     assert len(answers) == 5 and answers[0] == answers[4] != ""
     assert error.splitlines() == [
-        "moescope: the conversation exceeds the model's context of 1024 tokens: its 2 oldest turns are left out",
+        "moescope: the conversation exceeds the model's context of 1024 tokens: its 2 oldest turns are dropped",
         "moescope: this line does not fit the model's context of 1024 tokens: shorten it",
     ]
 

@@ -140,7 +140,7 @@ def test_a_table_from_elsewhere_is_left_alone_and_said(tuned: Path, capsys: pyte
     assert measured
     for changed, told in (
         (replace(measured, machine=measured.machine | {"cpu": "another"}), "another cpu"),
-        (replace(measured, package="of another model"), "before it was converted again"),
+        (replace(measured, package="of another model"), "before the package was converted again"),
         (replace(measured, chunk=17), "another chunk"),
     ):
         changed.save(Package(tuned))
@@ -173,4 +173,4 @@ def test_a_package_for_the_cpu_alone_is_tuned_without_the_npu(tmp_path: Path, ca
     assert {c["backend"] for c in json.loads(capsys.readouterr().out)["cells"]} == {"cpu"}
     arguments = ["generate", str(package), "--prompt", "A cache", "--max-new-tokens", "1", "--prefill-backend", "auto"]
     assert main(arguments) == 0
-    assert "prefill runs on the CPU: the package was converted for the CPU alone" in capsys.readouterr().err
+    assert "prefill runs on the CPU: the package was converted for the CPU only" in capsys.readouterr().err

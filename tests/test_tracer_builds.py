@@ -82,7 +82,7 @@ def test_a_function_that_is_there_and_never_called_gives_way_to_the_next_and_the
 def test_what_no_alternative_sees_either_is_said_once(tmp_path: Path) -> None:
     manifest, tables = traced(tmp_path, build(tmp_path, "-fopenmp"), "token,graph", (MANY, 0, REST_US))
     assert len(tables["tokens"]) == MANY and len(tables["graphs"]) == 0
-    assert [line.endswith("this build calls something else") for line in manifest["warnings"]] == [False] * 3 + [True]
+    assert [line.endswith("this build calls another function") for line in manifest["warnings"]] == [False] * 3 + [True]
 
 
 @pytest.mark.needs("probes")
@@ -198,7 +198,7 @@ def test_a_clone_that_may_have_lost_arguments_is_not_probed_where_they_are_read(
     (tmp_path / "c.toml").write_text(engine)
     done = trace("probes", "--json", "--probes", str(tmp_path / "c.toml"), str(clones))
     assert [row["program"] for row in json.loads(done.stdout)] == ["llama_decode_end"]
-    assert "local.isra.0 may have lost arguments in compilation: no llama_decode_begin" in done.stderr
+    assert "local.isra.0 may have lost arguments to optimization: no llama_decode_begin" in done.stderr
 
 
 def test_backends_are_numbered_alike_in_kernel_and_analyzer() -> None:
@@ -210,7 +210,7 @@ def test_backends_are_numbered_alike_in_kernel_and_analyzer() -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"backends": {"cpu": "12"}}, "key backends.cpu: '12' is wrong; give 16 bytes in hexadecimal"),
+        ({"backends": {"cpu": "12"}}, "key backends.cpu: '12' is wrong; give 16 hexadecimal bytes"),
         ({"probes": [{"program": "p", "level": "token", "anchor": {"text": "x"}}]}, "key anchor: 'text' is not known"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_function_that_is_not_there_is_said_with_names_like_it(tmp_path: Path,
 def test_a_pattern_that_matches_too_much_is_refused(tmp_path: Path, program: Path) -> None:
     text = '[[function]]\nlibrary = "executable"\nsymbols = ["*"]\nmost = 3\n'
     folder, said = traced(tmp_path, program, text)
-    assert "3 are allowed: narrow it, or raise the key most" in said
+    assert "at most 3 are allowed: narrow the pattern, or raise the key most" in said
     assert len(tables_module.load(folder)["calls"]) == 0
 
 
@@ -204,7 +204,7 @@ FUNCTION = '[[function]]\nlibrary = "libfoo.so"\nsymbol = "foo"\n'
         ("", "the file is empty"),
         ("[other]\n", "unknown key 'other'; write [[function]]"),
         ("function = 3\n", "key function: write it as [[function]]"),
-        ('[[function]]\nsymbol = "foo"\n', "function foo: key library: missing; give the beginning of a file name"),
+        ('[[function]]\nsymbol = "foo"\n', "function foo: key library: missing; give the start of a file name"),
         ('[[function]]\nlibrary = "libfoo.so"\n', "key symbol: missing; give symbol"),
         (FUNCTION + 'libary = "x"\n', "unknown key 'libary'; known: library,"),
         (FUNCTION + 'level = "atom"\n', "key level: 'atom' is not known; known: token,"),
@@ -215,7 +215,7 @@ FUNCTION = '[[function]]\nlibrary = "libfoo.so"\nsymbol = "foo"\n'
         (FUNCTION + 'args = { n = "s32 @7" }\n', "key args.n: '@7' is not a place; write TYPE @N"),
         (FUNCTION + 'args = { n = "f32 @1" }\n', "a float in a register cannot be read: a probe sees the integer registers only"),
         (FUNCTION + 'args = { n = "s32 *(*(*@1))" }\n', "reads memory 3 times, 2 is the most"),
-        (FUNCTION + 'at = "entry"\nargs = { n = "s32 return" }\n', 'is not there at = "entry"; use at = "both"'),
+        (FUNCTION + 'at = "entry"\nargs = { n = "s32 return" }\n', 'is not available with at = "entry"; use at = "both"'),
         (FUNCTION + "args = { " + ", ".join(f's{i} = "str @1"' for i in range(5)) + " }\n", "0 numbers and 5 texts; 15 and 4"),
         ('name = "x"\nid = 2\nprobes = []\n', "engine x: key libraries is missing; give a list"),
         ('name = "x"\nid = 2\nlibraries = "libx"\nprobes = []\n', "engine x: key libraries: 'libx' is wrong; give a list"),

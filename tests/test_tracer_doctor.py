@@ -38,7 +38,7 @@ def inside(preparation: str, *command: str) -> subprocess.CompletedProcess[str]:
         (LEAVE, NO_MOUNT, "not mounted, and cannot be: this process lacks CAP_SYS_ADMIN"),
         (LEAVE + SELINUX, NO_MOUNT, "SELinux is enforcing"),
         (EMPTY + LOCKED, (), "mounted at /sys/kernel/tracing but empty: the kernel is locked down"),
-        (EMPTY, ("setpriv", "--reuid", "65534"), "only root may look into it"),
+        (EMPTY, ("setpriv", "--reuid", "65534"), "only root can read it"),
         (LEAVE + "mount --bind {none} /proc/filesystems; ", NO_MOUNT, "this kernel has none"),
     ],
     ids=["mounted by us", "no right to mount", "SELinux", "locked down", "not root", "not in the kernel"],

@@ -91,7 +91,7 @@ def test_a_refused_program_is_named_and_the_rest_is_recorded(tmp_path: Path, ref
     assert "moescope_token_begin" not in {row["program"] for row in run.manifest["probes"]}  # a begin without its end
     said = next(line for line in done.stderr.splitlines() if "refused moescope_token_end" in line)
     assert "invalid mem access" in said
-    assert "level token goes without it" in said
+    assert "level token is recorded without it" in said
 
 
 @pytest.mark.needs("probes")
@@ -203,7 +203,7 @@ def test_a_kernel_without_uprobes_still_shows_its_scheduler(tmp_path: Path) -> N
     assert len(run.records("token_end")) == 0
     nothing = altered("--without-uprobes", "run", "--levels", "token", "-o", str(tmp_path / "other"), *command)
     assert nothing.returncode == 2
-    assert "offers sched and io" in nothing.stderr
+    assert "only the levels sched and io are available" in nothing.stderr
 
 
 def test_tracefs_is_found_wherever_it_is_mounted(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_root_without_capabilities_is_told_so_and_not_that_something_is_missing(
     checks = {check["name"]: check for check in json.loads(doctor.stdout)}
     assert doctor.returncode == 1
     assert checks["kernel BTF"]["ok"] and checks["uprobes"]["ok"]
-    assert "CAP_BPF" in checks["nothing forbids BPF"]["seen"]
+    assert "CAP_BPF" in checks["BPF is allowed"]["seen"]
 
 
 def write(folder: Path, name: str, text: str) -> Path:

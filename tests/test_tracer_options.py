@@ -174,7 +174,7 @@ def test_after_a_limit_the_command_goes_on_untraced_and_the_tracer_waits_for_it(
     tracer = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ENV}, stdout=pipe, stderr=pipe, text=True)
     try:
         assert tracer.stderr is not None
-        while "lives on, untraced" not in (line := tracer.stderr.readline()):
+        while "keeps running, untraced" not in (line := tracer.stderr.readline()):
             assert line, "the tracer ended"
         assert tracer.poll() is None
         manifest = Recording(tmp_path / "run").manifest

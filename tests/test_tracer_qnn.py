@@ -255,7 +255,7 @@ def test_time_stamps_of_the_device_lie_within_their_executions_on_the_hosts_cloc
 def test_a_provider_without_a_table_is_told_and_the_program_goes_on(fake: Path, tmp_path: Path) -> None:
     run = traced(tmp_path, str(fake), env={"FAKE_QNN": "none"})
     assert run.said == {"no table": True}
-    assert any("gave no function table" in line for line in run.manifest["warnings"])
+    assert any("provided no function table" in line for line in run.manifest["warnings"])
 
 
 @pytest.mark.parametrize(

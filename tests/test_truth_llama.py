@@ -181,8 +181,8 @@ def test_operators_and_choices_of_older_builds_are_told_as_rightly(tmp_path: Pat
 
 
 WRONG = {
-    "STRANGE": "the tensors of its graphs are laid out in no known way",
-    "TWICE": "its graph loop is not the one that was learnt: a node came twice, or does not belong to its graph",
+    "STRANGE": "the tensors of its graphs have an unknown layout",
+    "TWICE": "its graph loop differs from the learnt one: a node came twice, or does not belong to its graph",
 }
 
 

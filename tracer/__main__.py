@@ -7,13 +7,13 @@ from moescope.environment import enter_project_environment
 
 VERBS = {
     "run": "trace a command, from its first instruction to its end",
-    "attach": "trace a process that runs already",
+    "attach": "trace a process that is already running",
     "compare": "trace two commands alternately until it is clear which is faster, and where",
-    "probes": "show every probe that would be placed, and why there",
-    "plan": "write down what to attach, for a machine without Python",
-    "doctor": "list what the tracer needs, what is there, and how to get the rest",
+    "probes": "show every probe that would be placed, with the reason for its address",
+    "plan": "write a plan of probes for a machine without Python",
+    "doctor": "check the tracer's requirements, with a remedy for each missing one",
 }
-ROOM = Room("tracer", "Watch an inference engine from outside and record what it does. Needs root.", VERBS)
+ROOM = Room("tracer", "Trace an inference engine from outside and record what it does. Needs root.", VERBS)
 main = ROOM.main
 
 if __name__ == "__main__":

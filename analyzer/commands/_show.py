@@ -49,7 +49,7 @@ def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
     screen = console(wide=True)
     screen.print(grid(*map(str, rows.columns), left=texts, title=title, rows=cells))
     if len(rows) > limit:
-        screen.print(f"{len(rows) - limit} more rows: --json has all")
+        screen.print(f"{len(rows) - limit} more rows: --json shows all")
 
 
 def answers(

@@ -16,8 +16,8 @@ from moescope.plain import print_plain
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--fresh", action="store_true", help="measure again, even where earlier results are kept")
-    add_out(parser, "in the cache alone")
+    parser.add_argument("--fresh", action="store_true", help="measure again, even if earlier results exist")
+    add_out(parser, "only in the cache")
     add_json(parser)
 
 
@@ -37,6 +37,6 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"{threads:>3} threads: {speed / 1e9:6.1f} GB/s, {flops / 1e9:7.1f} GFLOP/s fp32; ridge at {flops / speed:.1f} FLOP/B"
         )
-    print(f"least time of a call: {measured.launch_ns:,.0f} ns")
-    print_plain(f"kept in {cache}")
+    print(f"shortest call: {measured.launch_ns:,.0f} ns")
+    print_plain(f"stored in {cache}")
     return 0

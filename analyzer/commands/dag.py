@@ -29,9 +29,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_token(parser)
     parser.add_argument("--mean", action="store_true", help="times averaged over the decode tokens of the same structure")
-    parser.add_argument(
-        "--resolve", action="store_true", help="leave out views: readers depend on the operator that wrote the memory"
-    )
+    parser.add_argument("--resolve", action="store_true", help="omit views: readers depend on the operator that wrote the memory")
     parser.add_argument("--fold", action="store_true", help="merge equal layers and sum their times; implies --resolve")
     parser.add_argument("--diff", metavar="OTHER", type=Path, help="compare with another recording's graph")
     parser.add_argument("--format", choices=("graphml", "dot", "json"), default="json", help="default: json")
@@ -73,7 +71,7 @@ def compare(difference: dict[str, Any], as_text: bool) -> int:
     if not rows:
         print("the same operators in the same order")
         return 0
-    show(pd.DataFrame(rows), "operators that only one has (-: the first, +: the second)", 60)
+    show(pd.DataFrame(rows), "operators in only one of them (-: the first, +: the second)", 60)
     for title in ("layer_types", "edges"):
         if difference[title]:
             pairs = [(name, *counts) for name, counts in difference[title].items()]

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for part, result in report.items():
         middle = result["accuracy_percent"]
-        show(result["rows"], f"{part}: accuracy {middle['mean']:.2f} % on average, {middle['median']:.2f} % in the median")
+        show(result["rows"], f"{part}: accuracy {middle['mean']:.2f} % mean, {middle['median']:.2f} % median")
     if not report:
-        print("the truth names nothing that was measured")
+        print("the reference contains nothing that was measured")
     return 0

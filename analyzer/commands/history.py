@@ -33,7 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("dataset", metavar="DATASET", help="folder or address of the dataset")
     parser.add_argument("--add", metavar="RUN", nargs="+", help="recordings or stored results to add")
-    parser.add_argument("--build", default="", help="version or commit of the added runs (default: as their paths say)")
+    parser.add_argument("--build", default="", help="version or commit of the added runs (default: from their paths)")
     parser.add_argument(
         "--device", default="", help="with --add the name of the device (default: its CPU); without it, show only this device"
     )

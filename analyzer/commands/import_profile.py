@@ -25,8 +25,8 @@ READERS = ((onnxruntime.is_profile, onnxruntime.read_profile), (hexagon.is_log, 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("file", metavar="FILE", type=Path, help="the profile, or the log that holds it")
-    parser.add_argument("--out", metavar="RUN", type=Path, required=True, help="folder of the recording to make")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the profile, or a log that contains it")
+    parser.add_argument("--out", metavar="RUN", type=Path, required=True, help="folder of the new recording")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,5 +54,5 @@ def read_file(path: Path) -> Run:
     read = next((read for knows, read in READERS if knows(text)), None)
     if read is None:
         known = "ONNX Runtime or ExecuTorch, nor a log of llama.cpp's Hexagon backend with its profile"
-        raise RecordingError(f"{path} is not a profile of {known}; for those of QNN there is import-qnn")
+        raise RecordingError(f"{path} is not a profile of {known}; for QNN profiles use import-qnn")
     return read(path, text)

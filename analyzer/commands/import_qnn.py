@@ -31,7 +31,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="CSV, text or JSON")
     parser.add_argument("--onto", metavar="RUN", type=Path, help="recording that the files belong to")
-    add_out(parser, "with --onto RUN/imported, else nowhere", "DIR")
+    add_out(parser, "with --onto RUN/imported, otherwise none", "DIR")
     parser.add_argument("--mhz", type=float, metavar="MHZ", help="frequency of the NPU, to show cycles as time too")
     add_json(parser)
 

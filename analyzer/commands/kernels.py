@@ -40,20 +40,20 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="train|predict|fusion")
     train = actions.add_parser("train", help="measure kernels on this machine and write predictors")
     predict = actions.add_parser("predict", help="predict a chain of operators from trained predictors")
-    fusion = actions.add_parser("fusion", help="which pairs of operators become one kernel")
+    fusion = actions.add_parser("fusion", help="detect which pairs of operators are fused into one kernel")
     for action in (train, fusion):
         action.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="backend that runs the kernels [cpu]")
         action.add_argument("--runs", metavar="N", type=int, default=9, help="measurements of each model [9]")
     add = train.add_argument
-    add("--out", metavar="FILE", type=Path, required=True, help="where the predictors go (JSON)")
+    add("--out", metavar="FILE", type=Path, required=True, help="file for the predictors (JSON)")
     add(
         "--config",
         metavar="PATH",
         type=Path,
         nargs="+",
-        help="models whose matrix shapes are sampled around; default: common ones",
+        help="models around whose matrix shapes to sample; default: common ones",
     )
-    add("--start", metavar="N", type=int, default=60, help="shapes of each kernel at first [60]")
+    add("--start", metavar="N", type=int, default=60, help="initial number of shapes per kernel [60]")
     add("--rounds", metavar="N", type=int, default=2, help="rounds of further shapes where the error is large [2]")
     add("--extra", metavar="N", type=int, default=20, help="shapes added in each round [20]")
     add("--held-out", metavar="N", type=int, default=30, help="shapes held out for evaluation [30]")
@@ -81,7 +81,7 @@ def show_fusion(args: argparse.Namespace) -> int:
         return 0
     show(rows, f"pairs of operators on {backend.name}")
     agree = int((rows["by_time"] == rows["by_nodes"]).sum())
-    print(f"{agree} of {len(rows)} verdicts by time agree with the backend's own account, which counts")
+    print(f"{agree} of {len(rows)} verdicts by time agree with the backend's own report, which decides")
     return 0
 
 
@@ -107,7 +107,7 @@ def train(args: argparse.Namespace) -> int:
     rows = pd.DataFrame([{"kernel": name, **facts} for name, facts in trained.items()])
     if printed(args, {"file": str(args.out), "measured_on": predictors.environment, "kernels": rows}):
         return 0
-    show(rows, f"held-out shapes on {backend.name}; repeated: what measuring them again says")
+    show(rows, f"held-out shapes on {backend.name}; repeated: measured again")
     print(f"wrote {args.out}")
     return 0
 

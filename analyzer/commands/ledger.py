@@ -26,7 +26,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--tokens", action="store_true", help="show one row per token, in ms")
     parser.add_argument(
-        "--faster", type=float, default=100 * ledger.FASTER, metavar="PERCENT", help="how much less time the accelerator takes"
+        "--faster",
+        type=float,
+        default=100 * ledger.FASTER,
+        metavar="PERCENT",
+        help="speed-up of the accelerator's work, in percent",
     )
     add_json(parser)
 

@@ -109,7 +109,7 @@ def idle(facts: Facts) -> list[Line]:
     lines: list[Line] = []
     if i["gaps"]:
         states = ", ".join(f"{name} {i[f'{name}_ms']:,.1f}" for name in ("running", "runnable", "sleeping", "waiting"))
-        lines.append(f"NPU idle {i['ms']:,.1f} ms in {i['gaps']} gaps; the submitting thread was, ms: {states}")
+        lines.append(f"NPU idle {i['ms']:,.1f} ms in {i['gaps']} gaps; state of the submitting thread, ms: {states}")
         lines.append("idle during, ms: " + ", ".join(f"{name} {ms:,.1f}" for name, ms in i["doing_ms"].items()))
     if o:
         parts = (("both", "both"), ("NPU only", "npu_only"), ("CPU only", "cpu_only"), ("none", "none"))

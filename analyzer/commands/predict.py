@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     show(prediction, console())
     if measured is not None and tables:
-        show_frame(measured, f"measured beside predicted: the mean {setup.phase} step")
+        show_frame(measured, f"measured and predicted: the mean {setup.phase} step")
         if text := mismatch(prediction, tables):
             print_plain(f"warning: {text}")
     return 0

@@ -22,7 +22,7 @@ from moescope.arguments import add_json, add_out
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("file", metavar="FILE", type=Path, help="file of prompts, one per line")
-    parser.add_argument("--size", metavar="N", required=True, help="how many prompts to keep, or what share of them: 100, 10%%")
+    parser.add_argument("--size", metavar="N", required=True, help="number or share of prompts to keep: 100, 10%%")
     parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json that counts the tokens")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     add_out(parser, "standard output")

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         print(as_json({"ceilings": limits, "operators": rows, "complexity": fits, "backends": backends}))
         return 0
     if machine is None:
-        print(as_called("no ceilings of the machine that ran this are known: python -m analyzer ceilings"), file=sys.stderr)
+        print(as_called("no ceilings of the recorded machine; measure them: python -m analyzer ceilings"), file=sys.stderr)
     show(rows[[*roofline.GROUPINGS[args.by], "backend", *SHOWN]])
     if len(fits):
         show(fits, "time = launch + flops / speed, over the shapes of a type")

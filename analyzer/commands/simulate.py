@@ -154,7 +154,7 @@ def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs,
 
 def _costs(args: argparse.Namespace, recordings: Sequence[costs.Tables]) -> costs.Costs:
     if bool(args.device) != bool(args.config):
-        raise PredictError("--device and --config go together: the roofline needs both")
+        raise PredictError("--device and --config must be given together: the roofline needs both")
     if not args.device:
         return costs.from_tables(*recordings)
     model = read_config(args.config)

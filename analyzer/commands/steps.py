@@ -30,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
         sizes = f"median {error['median']:.1%}, p90 {error['p90']:.1%}, bias {error['bias']:+.1%}"
         print(f"predicted before each of {error['steps']:.0f} steps: error {sizes}")
     if len(rows) < FEW:
-        print(f"warning: only {len(rows)} decode steps: the coefficients are loose")
+        print(f"warning: only {len(rows)} decode steps: the coefficients are uncertain")
     return 0

@@ -28,7 +28,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a recording, or a pattern or an address of many")
     add_out(parser, "keep them in RUN/tables", "DIR")
     parser.add_argument(
-        "--dask", metavar="WORKERS", default="", help="of many: number of processes here, or the address of a Dask scheduler"
+        "--dask", metavar="WORKERS", default="", help="for many: number of local processes, or address of a Dask scheduler"
     )
     add_json(parser)
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if len(args.runs) == 1 and not is_many(args.runs[0]):
         return one(args)
     if args.out:
-        raise AnalysisError("--out takes the tables of one recording; those of many are kept beside each")
+        raise AnalysisError("--out takes the tables of one recording; for many recordings they are stored beside each")
     some = [place for address in args.runs for place in recording_folders(address)]
     done, failures = answers(of_place, some, args.dask)
     if args.json:
@@ -58,7 +58,7 @@ def one(args: argparse.Namespace) -> int:
         return 0
     for name, count in rows.items():
         print(f"{count:>12,}  {name}")
-    print("made when a query names them:")
+    print("derived when a query uses them:")
     for name, (meaning, _) in DERIVED.items():
         print(f"              {name}: {meaning}")
     return 0

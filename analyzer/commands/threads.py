@@ -31,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
     show(states, "busy time of operators by state of the thread, shares", 15)
     show(shares, "threads that ran operators")
     if len(displacers):
-        show(displacers, "who ran while a thread that a step needed was ready; cost: what the step took longer", 8)
+        show(displacers, "threads that ran while a thread of a step was ready; cost: extra time of the step", 8)
     return 0

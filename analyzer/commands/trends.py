@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     names = ("ttft_ms", "tpot_ms", "step_ms")
     show(pd.DataFrame([{"": name, **facts[name]} for name in names]), "ms")
     if "model" not in facts:
-        print("too few decode steps to tell a trend")
+        print("too few decode steps to detect a trend")
         return 0
     lines = [f"{label}: {text}" for label, text, _ in trends.sentences(facts)]
     nothing = f"{facts['step_ms']['n']} decode steps show no slow first one, no change of level, no drift, no period, no burst"
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         sign = "-" if m["us_per_token"] < 0 else "+"
         print(
             f"step = {m['base_ms']:.2f} ms {sign} {abs(m['us_per_token']):.2f} µs x context; off by {m['mape']:.1%} on average "
-            f"on {m['judged_on']} steps it has not seen ({m['mape_constant']:.1%} for a constant)"
+            f"on {m['judged_on']} unseen steps ({m['mape_constant']:.1%} for a constant)"
         )
     if len(growing):
         show(growing, "growth with the context, decode")

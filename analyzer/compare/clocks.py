@@ -32,10 +32,10 @@ def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result
     unlike = [Difference(f"clock of {name}", shown(sides[0][name]), shown(sides[1][name]), True) for name in odd]
     rows, columns = paired(*sides)
     if len(rows) < FEWEST:
-        text = f"Fewer than {FEWEST} runs of a side have one of the same clocks on the other: a change may be the clocks' alone."
+        text = f"Fewer than {FEWEST} runs of a side have a partner with equal clocks: a change may be due to the clocks alone."
         return base, cand, unlike, [("warn", text)]
-    counts = f"{len(rows)} runs of each ({len(base)} + {len(cand)}) whose clocks are the same"
-    text = f"The sides ran at other clocks: compared are {counts}. What its own heat costs a side is not in that."
+    counts = f"{len(rows)} runs of each ({len(base)} + {len(cand)}) with the same clocks"
+    text = f"The sides ran at different clocks, so only {counts} were compared. This excludes the cost of a side's own heat."
     return [base[i] for i in rows], [cand[i] for i in columns], unlike, [("warn", text)]
 
 

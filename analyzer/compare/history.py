@@ -44,7 +44,7 @@ def add(url: str, results: list[Result], build: str, device: str = "", recorded:
         values = repr(sorted(zip(frame["key"], frame["value"], strict=True)))
         digest = hashlib.sha256(f"{result.name}{values}".encode()).hexdigest()[:16]
         if not of:
-            raise CompareError(f"{result.name}: its path names no build (build=NAME): give --build")
+            raise CompareError(f"{result.name}: its path contains no build=NAME: give --build")
         folder = f"{root}/build={quote(of, safe='')}/device={quote(name, safe='')}"
         filesystem.makedirs(folder, exist_ok=True)
         if not any(path.endswith(f"-{digest}.parquet") for path in filesystem.ls(folder, detail=False)):
@@ -154,8 +154,8 @@ def unjudged(frame: pd.DataFrame) -> str:
     if not len(few) or counts.groupby("device").sum().min() >= LEAST_SERIES:
         return ""
     return (
-        f"{len(few)} of {len(counts)} builds have fewer than {least} runs, too few to compare with the build before; "
-        f"as a series they are judged from {LEAST_SERIES} runs of a device on"
+        f"{len(few)} of {len(counts)} builds have fewer than {least} runs, too few to compare with the previous build; "
+        f"as a series they are judged from {LEAST_SERIES} runs per device on"
     )
 
 

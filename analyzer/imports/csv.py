@@ -142,9 +142,9 @@ def read_csv(path: Path) -> Imported:
         )
     names = ["execute", "type", "message", "unit", "value", "name", "depth", "source", "timestamp"]
     frame = pd.DataFrame(rows, columns=names)
-    complaints = [f"{path}: {len(bad)} damaged lines are left out, the first is line {bad[0]}"] if bad else []
+    complaints = [f"{path}: {len(bad)} damaged lines are omitted, the first is line {bad[0]}"] if bad else []
     if complete_lines != text:
-        complaints.append(f"{path}: the last line has no end and is left out: the file was cut off")
+        complaints.append(f"{path}: the last line is incomplete and omitted: the file is truncated")
     return Imported(path, conform("qnn_imported", frame.assign(file=path.name, row=np.arange(len(frame)))), complaints)
 
 

@@ -28,13 +28,11 @@ MOST_TIME = (1 << 63) - 1
 NODE, NODE_NAME = 404, "NODE"
 COLUMNS = ["kind", "type", "name", "begin_ns", "end_ns"]
 UNSAID = (
-    "a run of a method is a step: its phase, its tokens and the thread, the dump does not say",
-    "times are read as nanoseconds, as ExecuTorch counts them on Linux, Android and Windows; the dump does not say the unit",
+    "a run of a method is a step; the dump has neither its phase and tokens nor its thread",
+    "times are read as nanoseconds, as ExecuTorch counts them on Linux, Android and Windows; the dump does not state the unit",
 )
-OF_QNN = (
-    "delegates whose events have a length and no begin are taken for QNN's; whether they are cycles or µs, the dump does not say"
-)
-UNNAMED = "which backend ran the delegates without events, the dump does not say"
+OF_QNN = "delegates whose events have a length and no begin are assumed to be QNN's; the dump does not state their unit"
+UNNAMED = "the dump does not state which backend ran the delegates without events"
 
 
 @dataclass
@@ -74,7 +72,7 @@ def read_dump(path: Path, raw: bytes) -> Run:
             raise Damaged
         dump = read_events(flat)
     except Damaged:
-        raise RecordingError(f"{path} is cut off or damaged: it points outside itself") from None
+        raise RecordingError(f"{path} is truncated or damaged: it points outside itself") from None
     spans = pd.DataFrame(dump.spans, columns=COLUMNS)
     if not (spans["kind"] == STEP).any():
         raise RecordingError(f"{path} is an ETDump without a run of a method ({STEP}): write it after the model has run")
@@ -152,10 +150,10 @@ def warnings_of(path: Path, dump: Dump) -> list[str]:
     said += [UNNAMED] if dump.bare else []
     if dump.allocated:
         said.append(
-            f"{path.name}: {len(dump.allocated):,} allocations of {sum(dump.allocated):,} bytes are left out: no table holds them"
+            f"{path.name}: {len(dump.allocated):,} allocations of {sum(dump.allocated):,} bytes are omitted: no table holds them"
         )
     return (
-        [*said, f"{path.name}: {dump.others:,} other events (values of tensors, the program's own) are left out"]
+        [*said, f"{path.name}: {dump.others:,} other events (values of tensors, the program's own) are omitted"]
         if dump.others
         else said
     )

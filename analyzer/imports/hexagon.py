@@ -32,8 +32,8 @@ KINDS = {name: kind for kind, names in OF_KIND.items() for name in names.split()
 """ggml's name of an operator by the function that it computes, which the log names instead."""
 COUNTERS = 8
 UNSAID = (
-    "which step sent a batch, when, how long that took and how long its answer was waited for, the log does not say",
-    "batches stand where the NPU's counter of cycles puts them, at {:.1f} MHz throughout: time that it did not count is missing",
+    "the log does not state which step sent a batch and when, nor the times for sending it and waiting for its answer",
+    "batches are placed by the NPU's cycle counter at a constant {:.1f} MHz: time that it did not count is missing",
 )
 
 
@@ -47,7 +47,7 @@ def read_log(path: Path, text: str) -> Run:
     rows = pd.DataFrame(LINE.findall(text), columns=COLUMNS).astype(dict.fromkeys(COLUMNS[5:8], np.int64))
     begins = rows["operator"] == BATCH
     if not begins.any():
-        raise RecordingError(f"{path} holds no whole line of a batch ({BATCH}): it is of an older llama.cpp, or damaged")
+        raise RecordingError(f"{path} contains no complete line of a batch ({BATCH}): it is from an older llama.cpp, or damaged")
     rows["batch_id"] = (begins.cumsum() - 1).where(begins)
     rows["batch_id"] = rows.groupby("session")["batch_id"].ffill()
     operators = rows[~begins & rows["batch_id"].notna()].reset_index(drop=True)
@@ -55,8 +55,8 @@ def read_log(path: Path, text: str) -> Run:
     batches["n_ops"] = batches["dims"].str.extract(r"n-ops (\d{1,9})$")[0].fillna("0").astype(np.int64)
     mhz = max(float(batches["cycles"].sum() / max(batches["us"].sum(), 1)), 1e-3)
     missing, before = int(batches["n_ops"].sum()) - len(operators), int(rows["batch_id"].isna().sum())
-    warnings = [f"{path.name} is cut off or damaged: {missing:,} operators of its batches are missing"] if missing > 0 else []
-    warnings += [f"{path.name}: {before:,} operators before its first batch are left out"] if before else []
+    warnings = [f"{path.name} is truncated or damaged: {missing:,} operators of its batches are missing"] if missing > 0 else []
+    warnings += [f"{path.name}: {before:,} operators before its first batch are omitted"] if before else []
     tables = {"npu_batches": batch_table(batches, mhz), "npu_operators": operator_table(operators)}
     return Run(ENGINE, tables, [*warnings, UNSAID[0], UNSAID[1].format(mhz)])
 

@@ -25,8 +25,8 @@ ON_CPU = ("", "cpu", "xnnpack", "dnnl", "acl", "armnn")
 LAYER = re.compile(r"(?:layers?|blk|blocks?|h)[._/](\d+)(?=[._/]|$)", re.IGNORECASE)
 COLUMNS = ["name", "type", "provider", "shape", "helpers", "pid", "tid", "begin_ns", "end_ns", "duration_ns"]
 UNSAID = {
-    "": "a run of the model is a step: whether it was prefill or decode, and of how many tokens, the profile does not say",
-    QNN: "which of QNN's backends ran (HTP, its emulator, GPU), and how long it worked itself, the profile does not say",
+    "": "a run of the model is a step; the profile states neither its phase nor its number of tokens",
+    QNN: "the profile does not state which QNN backend ran (HTP, its emulator, GPU), nor how long it worked",
 }
 
 
@@ -41,11 +41,11 @@ def read_profile(path: Path, text: str) -> Run:
         events, warnings = json.loads(text), []
     except (ValueError, RecursionError):
         events = salvaged(text)
-        warnings = [f"{path.name} is cut off: its first {len(events):,} events were read"]
+        warnings = [f"{path.name} is truncated: its first {len(events):,} events were read"]
     rows = pd.DataFrame([span for event in events if (span := span_of(event))], columns=COLUMNS)
     rows = rows.sort_values("begin_ns", kind="stable", ignore_index=True)
     if not (rows["name"] == RUN).any():
-        raise RecordingError(f"{path} is a profile of ONNX Runtime without a run of the model: profile until it has run")
+        raise RecordingError(f"{path} is a profile of ONNX Runtime without a run of the model: keep profiling until it has run")
     warnings += [text for provider, text in UNSAID.items() if provider in set(rows["provider"])]
     return Run(ENGINE, tables(rows), warnings)
 

@@ -60,7 +60,7 @@ def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         rows = data["traceEvents"] if isinstance(data, dict) else data
     except (ValueError, KeyError, RecursionError):
         rows = salvaged(text)
-        complaints.append(f"{path}: the file is cut off or damaged; its first {len(rows)} events are read")
+        complaints.append(f"{path}: the file is truncated or damaged; its first {len(rows)} events are read")
     rows = [row for row in rows if is_event(row)] if isinstance(rows, list) else []
     if not rows:
         raise RecordingError(f"{path} holds no trace events: {REMEDY}")
@@ -140,7 +140,7 @@ def read_optrace(path: Path) -> Optrace:
     rows, complaints = raw_events(path)
     events, bad = spans(rows)
     if bad:
-        complaints.append(f"{path}: {bad} events without name, time or partner are left out")
+        complaints.append(f"{path}: {bad} events without name, time or partner are omitted")
     threads, frame = named(rows, "thread_name"), pd.DataFrame(events, columns=COLUMNS)
     names = [threads.get(key, "") for key in zip(frame["pid"], frame["tid"], strict=True)]
     frame["thread"] = [

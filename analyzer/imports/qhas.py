@@ -39,7 +39,7 @@ def read_qhas(path: Path, document: dict[str, Any]) -> tuple[Imported, dict[str,
         answer["nodes"][name] = answer["nodes"].get(name, 0) + cycles
         events.append((name, "cycles", cycles))
     if not events:
-        raise RecordingError(f"{path} is a summary without figures: make it again with qnn-profile-viewer")
+        raise RecordingError(f"{path} is a summary without figures: write it again with qnn-profile-viewer")
     answer["bytes"] = {name: value for name, unit, value in events if unit == "bytes"}
     frame = pd.DataFrame(events, columns=["name", "unit", "value"])
     frame = frame.assign(

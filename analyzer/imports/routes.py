@@ -65,7 +65,7 @@ def _frame(path: Path, header: tuple[str, ...], rows: list[str], columns: tuple[
         try:
             values.append([float(cells[place]) for place in places])
         except (ValueError, IndexError):
-            raise RecordingError(f"{path}: row {number} ({','.join(cells)}) is damaged or cut off") from None
+            raise RecordingError(f"{path}: row {number} ({','.join(cells)}) is damaged or truncated") from None
     frame = pd.DataFrame(values, columns=list(columns), dtype=float)
     whole = frame.drop(columns="weight", errors="ignore")
     if not ((whole >= 0) & (whole % 1 == 0) & (whole < EXACT)).all(axis=None) or not (frame[["layer", "expert"]] < MOST).all(

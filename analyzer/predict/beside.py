@@ -50,4 +50,4 @@ def mismatch(prediction: Prediction, tables: Tables) -> str:
     name = "contexts" if decode else "prompts"
     if 0.8 <= predicted / max(recorded, 1) <= 1.25:
         return ""
-    return f"the recording's {name} have {recorded:.0f} tokens, predicted are {predicted}"
+    return f"the recording's {name} have {recorded:.0f} tokens, the prediction {predicted}"

@@ -97,5 +97,5 @@ def option(command: Sequence[str], name: str) -> str | None:
 def remarks(tables: Tables) -> tuple[str, ...]:
     """What the costs hold as it was recorded, whatever the settings."""
     counts = expert_loads.counts(expert_loads.within_steps(tables))
-    compiled = f"loads on the NPU take as long as recorded, the compiling of {counts['compiled']} graphs included"
+    compiled = f"loads on the NPU take as long as recorded, including the compiling of {counts['compiled']} graphs"
     return ("threads are as recorded", *([compiled] if counts["compiled"] else []))

@@ -72,7 +72,7 @@ def read(path: Path) -> Ceilings:
         return Ceilings(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise AnalysisError(
-            f"{path} holds no ceilings ({error}); make them with: python -m analyzer ceilings --out FILE"
+            f"{path} holds no ceilings ({error}); measure them with: python -m analyzer ceilings --out FILE"
         ) from None
 
 

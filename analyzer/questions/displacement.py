@@ -9,7 +9,7 @@ from analyzer.records.intervals import Intervals, Overlaps, merged, overlaps, un
 from analyzer.records.schema import Tables
 from analyzer.records.spans import NONE, distinct, latest
 
-IDLE = "nobody, waking up"
+IDLE = "none (waking up)"
 """What stands for an idle CPU that a woken thread has not come to yet."""
 EVER = 1 << 62
 """Later than any time."""

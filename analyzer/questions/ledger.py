@@ -432,8 +432,8 @@ def gain(answer: dict[str, Any]) -> str:
     """`faster` in words."""
     worked, waited, bound = answer["works_ms"], answer["waited_ms"], "at most " if answer["unprofiled"] else ""
     return (
-        f"an accelerator that takes {answer['faster']:.0%} less time would win {answer['won_ms']:,.2f} ms "
-        f"({answer['won_share']:.1%} of the steps): it works {bound}{worked:,.1f} ms, and steps wait for it {waited:,.1f} ms"
+        f"an accelerator that takes {answer['faster']:.0%} less time would save {answer['won_ms']:,.2f} ms "
+        f"({answer['won_share']:.1%} of the steps): it works {bound}{worked:,.1f} ms, and steps wait for it for {waited:,.1f} ms"
     )
 
 

@@ -87,7 +87,7 @@ class ManyDatabase(Database):
 
     def _show(self, name: str) -> None:
         if name in DERIVED:
-            raise AnalysisError(f"query: {name} is made of one recording: name that alone")
+            raise AnalysisError(f"query: {name} is derived from a single recording: give only that one")
         if name not in self.shown:
             self.connection.register(name, united(name, self.places))
             self.shown.add(name)
@@ -108,4 +108,4 @@ def refuse_writing(database: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raise AnalysisError for what does more than read: the files of the tables are open to the statement."""
     kinds = {statement.type for statement in database.extract_statements(sql)}
     if kinds - READING or (duckdb.StatementType.EXPLAIN in kinds and re.search(r"\bcopy\b", sql, re.IGNORECASE)):
-        raise AnalysisError("query: only statements that read are run (SELECT, DESCRIBE, SUMMARIZE, EXPLAIN ...)")
+        raise AnalysisError("query: only read-only statements are allowed (SELECT, DESCRIBE, SUMMARIZE, EXPLAIN ...)")

@@ -57,9 +57,9 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
 
 
 ABSENT = (
-    ("tokens", "token", "no steps: no engine that is known ran, or its steps were not probed"),
-    ("operators", "operator", "no operators: where a step's time goes is not known"),
-    ("thread_states", "sched", "no scheduling: idle time has no cause"),
+    ("tokens", "token", "no steps: no known engine ran, or its steps were not probed"),
+    ("operators", "operator", "no operators: the breakdown of a step's time is unknown"),
+    ("thread_states", "sched", "no scheduling: the causes of idle time are unknown"),
 )
 """(table, level that fills it, what its absence means)."""
 
@@ -83,12 +83,12 @@ def incomplete(source: Source) -> list[str]:
     lines = list(source.damage)
     if short:
         lacking, most = f"{sum(short.values()):,} of {sum(described.values()):,}", max(short, key=short.__getitem__)
-        lines.append(f"{lacking} records are not in the files ({most} above all): cut short")
+        lines.append(f"{lacking} records are missing from the files (mostly {most}): they are truncated")
     odd = counts.get("unknown", 0)
     if odd:
-        lines.append(f"{odd:,} records are of kinds that the manifest does not describe: left out")
+        lines.append(f"{odd:,} records are of kinds that the manifest does not describe: omitted")
     if source.damaged:
-        lines.append(f"{source.damaged:,} records have impossible times: left out; the files are damaged")
+        lines.append(f"{source.damaged:,} records have impossible times: omitted; the files are damaged")
     return lines
 
 

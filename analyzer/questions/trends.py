@@ -162,7 +162,7 @@ def swing(parts: changepoints.Parts) -> dict[str, float] | None:
 def sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     """(label, text, token) of what happened across tokens; token -1 where it is all of them."""
     if first := facts.get("first"):
-        yield "first step", f"{first['ms']:,.2f} ms, {first['times']:,.1f} times those behind it", first["token_id"]
+        yield "first step", f"{first['ms']:,.2f} ms, {first['times']:,.1f} times the following ones", first["token_id"]
     for jump in facts.get("change_points") or []:
         yield f"from token {jump['token_id']}", f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step", jump["token_id"]
     for moved in facts.get("drifts") or []:
@@ -170,7 +170,7 @@ def sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
         ends = f"{moved['from_ms']:,.2f} ms at token {moved['token_id']} to {moved['to_ms']:,.2f} ms at token {moved['until']}"
         yield "drift", f"{change:+.1%}: {ends}", moved["token_id"]
     for burst in facts.get("bursts") or []:
-        text = f"{burst['steps']} steps from token {burst['token_id']} on take {burst['more_ms']:,.2f} ms more"
+        text = f"{burst['steps']} steps from token {burst['token_id']} take {burst['more_ms']:,.2f} ms more"
         yield "burst", text, burst["token_id"]
     if beat := facts.get("periodic"):
         more = f", {beat['more_ms']:,.2f} ms more, {beat['count']} times" if "count" in beat else ""

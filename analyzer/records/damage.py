@@ -9,7 +9,7 @@ from tracer.recording.format import STREAMS
 
 def damage(contents: Contents) -> list[str]:
     """A line for each damaged place; nothing for recordings older than checksums."""
-    lines = [] if contents.recording.is_whole else ["manifest.json is not as it was written: every figure may be wrong"]
+    lines = [] if contents.recording.is_whole else ["manifest.json was changed after it was written: every figure may be wrong"]
     if contents.recording.has_sums:
         lines += [line for stream in STREAMS for line in _of_stream(contents, stream)]
     return lines
@@ -20,15 +20,15 @@ def _of_stream(contents: Contents, stream: str) -> Iterator[str]:
     try:
         stretches, sealed = checksums.check(path)
     except OSError:
-        yield f"{checksums.sums_of(path).name} cannot be read: damage of {path.name} would not be seen"
+        yield f"{checksums.sums_of(path).name} cannot be read: damage to {path.name} would go unnoticed"
         return
     size = contents.streams[stream].slots * width
     for begin, end in stretches:
-        ends = f", the file ends at {size:,} and lost what followed" if end > size else ""
+        ends = f", the file ends at {size:,} and the rest is lost" if end > size else ""
         cost = _cost(contents, stream, begin, min(end, size))
         yield f"{path.name} is damaged between bytes {begin:,} and {end:,}{ends}: {cost}"
     if size > sealed:
-        yield f"the last {(size - sealed) // width:,} records of {path.name} have no checksum: the tracer did not end orderly"
+        yield f"the last {(size - sealed) // width:,} records of {path.name} have no checksum: the tracer did not exit cleanly"
 
 
 def _cost(contents: Contents, stream: str, begin: int, end: int) -> str:
@@ -39,5 +39,5 @@ def _cost(contents: Contents, stream: str, begin: int, end: int) -> str:
     since, until = ((at - contents.first_ns) / 1e9 for at in (touched.first_ns, touched.last_ns))
     count = sum(map(len, touched.rows.values()))
     return (
-        f"{count:,} records ({names}) from {since:.3f} s to {until:.3f} s may be wrong" if count else "no record is left of them"
+        f"{count:,} records ({names}) from {since:.3f} s to {until:.3f} s may be wrong" if count else "no record of them is left"
     )

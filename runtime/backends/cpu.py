@@ -78,7 +78,7 @@ class CpuBackend:
         try:
             session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         except Exception as error:
-            raise BackendError(f"ONNX Runtime refuses {name} on CPU ({str(error).splitlines()[0]}): convert again") from None
+            raise BackendError(f"ONNX Runtime rejects {name} on CPU ({str(error).splitlines()[0]}): convert again") from None
         forget_model_bytes(session)
         return session
 

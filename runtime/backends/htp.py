@@ -122,7 +122,7 @@ class HtpBackend:
         if reason:
             raise BackendError(reason)
         if not package.portable:
-            raise BackendError(f"{package.folder} was converted for the CPU alone: convert with --backend qnn")
+            raise BackendError(f"{package.folder} was converted for the CPU only: convert with --backend qnn")
         self.package, self.tiers, self.profiling = package, tiers, profiling or Profiling()
         self.profile_folder, self.timers = profile_folder or Path("qnn-profile"), timers
         self.cache = self._writable_cache()
@@ -134,7 +134,7 @@ class HtpBackend:
         self._groups: WeakValueDictionary[str, SharedTiers] = WeakValueDictionary()
         if made_by != versions():
             makers = ", ".join(f"{name} {value} (here {versions()[name]})" for name, value in made_by.items())
-            print(f"moescope: context binaries were made by {makers}: compiled again as they are needed", file=sys.stderr)
+            print(f"moescope: context binaries were made by {makers}: recompiled on demand", file=sys.stderr)
 
     @property
     def expert_bytes(self) -> int:
@@ -196,12 +196,12 @@ class HtpBackend:
             tiers = tuple(self.package.manifest["compiled"]["tiers"])
             folder = self._group_folder(name, tiers)
             if self._sharing_refused or tier not in tiers or not folder.is_dir():
-                raise BackendError(f"{name} has no binary of shared weights that can be loaded")
+                raise BackendError(f"{name} has no loadable binary with shared weights")
             try:
                 group = SharedTiers({t: self._open_shared(folder / f"T{t}.onnx") for t in tiers})
             except BackendError:
                 self._sharing_refused = True
-                print(f"moescope: {LABEL} does not load binaries of shared weights: each tier gets its own", file=sys.stderr)
+                print(f"moescope: {LABEL} does not load binaries with shared weights: each tier gets its own", file=sys.stderr)
                 raise
             self._groups[name] = group
         return SharedTier(group, tier)
@@ -269,7 +269,7 @@ class HtpBackend:
             cause = str(error).splitlines()[0]
             remedy = "use --prefill-backend cpu and --decode-backend cpu"
             if EMULATED and self.soc != SOC_MODEL:
-                remedy = f"it reports SoC {self.soc}, choose another --soc or none"
+                remedy = f"the emulated SoC is {self.soc}: choose another --soc or none"
             raise BackendError(f"{LABEL} refuses {label} ({cause}): {remedy}") from None
         forget_model_bytes(session)
         session.disable_fallback()
@@ -283,7 +283,7 @@ class HtpBackend:
                 if os.access(folder, os.W_OK):
                     return folder
         raise BackendError(
-            f"neither {self.package.folder} nor {user_cache()} can be written: give a writable place with --package"
+            f"neither {self.package.folder} nor {user_cache()} can be written: give a writable folder with --package"
         )
 
 

@@ -246,7 +246,7 @@ class CacheRule(Generic[E]):
         """It has been evicted."""
 
     def _refuse(self, size: int) -> NoReturn:
-        raise MemoryError(f"an expert cache of {self.budget} bytes has no room for {size} more beside what runs")
+        raise MemoryError(f"an expert cache of {self.budget} bytes has no room for {size} more beside the running experts")
 
     def _begin(self, form: Form, reason: Reason, urgency: float) -> E:
         size = self._size(form)

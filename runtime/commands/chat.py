@@ -17,7 +17,7 @@ CLEAR = "/clear"
 EXAMPLES = """example:
   python -m runtime chat /models/qwen3-moe.package --expert-cache 2GiB --threads 2 --temperature 0.7 --top-p 0.9
 
-The line /clear begins a new conversation. Where a conversation exceeds the model's context, its oldest turns are left out."""
+Type /clear to begin a new conversation. When a conversation exceeds the model's context, its oldest turns are dropped."""
 
 
 class Talk:
@@ -41,7 +41,7 @@ class Talk:
             return
         if left_out := (len(self.messages) + 1 - len(messages)) // 2:
             what = "oldest turn is" if left_out == 1 else f"{left_out} oldest turns are"
-            say(f"the conversation exceeds the model's context of {self._context} tokens: its {what} left out")
+            say(f"the conversation exceeds the model's context of {self._context} tokens: its {what} dropped")
         most = min(self.args.max_new_tokens, free)
         channels, answer = Channels(self.model.tokenizer), []
 

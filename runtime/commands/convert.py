@@ -25,7 +25,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=("any", "cpu", "qnn"),
         default="any",
-        help="backend to convert for; any: CPU, and NPU where the bits allow it (default: any)",
+        help="backend to convert for; any: CPU, and NPU if the bits allow it (default: any)",
     )
     parser.add_argument("--bits", type=int, choices=(4, 8, 16, 32), default=32, help="bits of a weight (default: 32)")
     parser.add_argument(
@@ -40,8 +40,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--block", default=32, help="weights that share a scale at 4 and 8 bits")
     parser.add_argument("--asymmetric", action="store_true", help="give each block a zero point too")
     npu = parser.add_argument_group(
-        "compiling for the NPU now",
-        "any of these options compiles all subgraphs, and generation uses these sizes; without them the first use compiles",
+        "compiling for the NPU at conversion",
+        "any of these options compiles all subgraphs now, for these sizes; without them, the first use compiles",
     )
     npu.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes (default: 1,8,32)")
     npu.add_argument("--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: 64)")
@@ -49,7 +49,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     npu.add_argument(
         "--layout",
         choices=("separate", "shared"),
-        help="a binary for each tier of an expert (default), or one whose graphs share weights",
+        help="one binary per tier of an expert (default), or a single one whose graphs share weights",
     )
     npu.add_argument(
         "--soc", metavar="MODEL", help="SoC that the HTP emulator reports (default: 57); a real device reports its own"
@@ -91,9 +91,7 @@ def _shapes(args: argparse.Namespace, target: "PackageFormat") -> "Shapes | None
     from runtime.prepare.precompile import Shapes
 
     if not target.portable:
-        raise RequestError(
-            f"--tiers, --chunk, --context and --soc compile for the NPU, which --backend {target.backend} leaves out"
-        )
+        raise RequestError(f"--tiers, --chunk, --context and --soc need the NPU, which --backend {target.backend} excludes")
     if reason := available():
         raise BackendError(reason)
     lists = {name: parse_tiers(sizes[name]) for name in ("tiers", "contexts") if sizes[name] is not None}

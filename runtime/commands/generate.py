@@ -37,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     report.add_argument(
         "--logprobs", type=int, metavar="N", help="with --json: log probability of every token, and of the N most likely"
     )
-    report.add_argument("--log", type=Path, metavar="FILE", help="write the runtime's log of the run as JSON")
+    report.add_argument("--log", type=Path, metavar="FILE", help="write the run's log as JSON")
     report.add_argument(
         "--profile",
         type=Path,

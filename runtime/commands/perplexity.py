@@ -13,7 +13,7 @@ EXAMPLES = """examples:
   python -m runtime perplexity /models/qwen3-moe.package --text wiki.test.raw --threads 2
   python -m runtime perplexity /models/olmoe.package --text - --window 2048 --stride 512 --json < text.txt
 
-As transformers' documentation defines it: windows of --window tokens begin --stride tokens apart, each token counts once, in the
+As defined in transformers' documentation: windows of --window tokens begin --stride tokens apart, each token counts once, in the
 first window that holds it, and the text's first token not at all. llama.cpp counts the second halves of disjoint windows."""
 
 

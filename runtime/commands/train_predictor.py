@@ -21,7 +21,7 @@ AT_LEAST, SHORTEST = 40, 16
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("package", type=Path, help="package to train for; it keeps the predictor")
+    parser.add_argument("package", type=Path, help="package to train for; the predictor is stored in it")
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE", help="UTF-8 text to learn from")
     parser.add_argument(
         "--test", type=Path, nargs="+", default=[], metavar="FILE", help="text to evaluate on (default: a tenth of --text)"

@@ -22,7 +22,7 @@ EXAMPLES = """examples:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("package", type=Path, help="package to measure; it keeps the table")
+    parser.add_argument("package", type=Path, help="package to measure; the table is stored in it")
     parser.add_argument("--show", action="store_true", help="show the package's table without measuring")
     parser.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes (default: the package's, or 1,8,32)")
     parser.add_argument(
@@ -74,7 +74,7 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
     threads = f"{here['threads']} threads a graph, onnxruntime {here['onnxruntime']}"
     print_plain(f"{package.folder}: {here['cpu']}, {here['cores']} cores, {threads}")
     if npu:
-        print(f"{npu}" + (": no timing model, its times are this host's" if here.get("emulated") else ""))
+        print(f"{npu}" + (": no timing model, its times are those of this host" if here.get("emulated") else ""))
     else:
         print(f"NPU: not measured{': ' + missing if missing else ''}")
     print(f"median ms of a run by rows{'' if not npu else ' (NPU: rows of the static shape)'}, and of an expert's load\n")

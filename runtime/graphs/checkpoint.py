@@ -89,7 +89,7 @@ class Checkpoint:
             part = stored[first : min(first + rows, count)]
             # All bits of the exponent are set in what is infinite or no number; NumPy looks at 16-bit floats one by one.
             if not (int((part.view(np.uint16) & exponent).max()) < exponent if exponent else np.isfinite(part).all()):
-                raise ModelError(f"tensor {name} holds numbers that are not finite: copy the checkpoint again")
+                raise ModelError(f"tensor {name} contains non-finite numbers: copy the checkpoint again")
 
     def packed(self, name: str, shape: tuple[int, ...], part: int) -> np.ndarray:
         """A part of a tensor of bytes, as uint8."""
@@ -108,7 +108,7 @@ class Checkpoint:
         stored_shape = tuple(stored.get_shape())
         if stored_shape != shape:
             problem = f"tensor {name} has shape {list(stored_shape)}, config.json says {list(shape)}"
-            raise ModelError(f"{problem}: the files do not belong together")
+            raise ModelError(f"{problem}: the files are from different models")
         if stored.get_dtype() not in types:
             problem = f"tensor {name} is stored as {stored.get_dtype()}"
             raise ModelError(f"{problem}: save the model once in bfloat16 or float16 with transformers, then convert that")

@@ -53,7 +53,7 @@ def read_family(config: dict[str, Any], folder: Path) -> Family:
     try:
         family: Family = import_module(f"runtime.models.{FAMILIES[model_type]}").read(given)
     except KeyError as error:
-        raise ModelError(f"{file} lacks {error}: take the config that came with the weights") from None
+        raise ModelError(f"{file} lacks {error}: use the config that came with the weights") from None
     if not 0 < family.top_k <= family.experts:
         refuse(file, "num_experts_per_tok", family.top_k, f"from 1 to the {family.experts} experts of a layer")
     if len(family.dense) == family.layers:

@@ -119,11 +119,11 @@ class Decoder:
         """Refuse heads that cannot share keys, or that ONNX Runtime's fused attention cannot turn."""
         if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
             problem = f"num_attention_heads {self.heads} cannot share num_key_value_heads {self.kv_heads}"
-            raise ModelError(f"{problem}, which must divide it: take the model's own config")
+            raise ModelError(f"{problem}, which must divide it: use the model's own config")
         turned = self.rope.dims
         if self.FUSED_ATTENTION and (self.head_dim % HEAD_MULTIPLE or turned % HEAD_MULTIPLE):
             problem = f"heads of {self.head_dim} dimensions (head_dim), {turned} of them rotary"
-            raise ModelError(f"{problem}, are not supported: ONNX Runtime's attention takes multiples of {HEAD_MULTIPLE}")
+            raise ModelError(f"{problem}, are not supported: ONNX Runtime's attention needs multiples of {HEAD_MULTIPLE}")
 
     def window(self, layer: int) -> int:
         """Rows that attention of this layer looks back to, itself included; 0 for all."""

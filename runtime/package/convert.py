@@ -334,7 +334,7 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
     family = read_family(config, model)
     read_tokenizer(model)
     if target.exists() and not is_package(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise PackageError(f"{target} exists and is not a package: choose another place")
+        raise PackageError(f"{target} exists and is not a package: choose another folder")
     check_coverage(model, family, int(config.get("num_nextn_predict_layers") or 0))
     working = target.parent / f".{target.name}.partial"
     try:
@@ -344,11 +344,11 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
             shutil.rmtree(target, ignore_errors=True)
             working.rename(target)
     except BlockingIOError:
-        raise PackageError(f"{target} is being written by another conversion: wait for it to end") from None
+        raise PackageError(f"{target} is being written by another conversion: wait until it ends") from None
     except OSError as error:
         shutil.rmtree(working, ignore_errors=True)
         problem = f"{target} cannot be written ({error.strerror or error})"
-        raise PackageError(f"{problem}: free space or choose another place") from None
+        raise PackageError(f"{problem}: free space or choose another folder") from None
     except MoEError:
         shutil.rmtree(working, ignore_errors=True)
         raise

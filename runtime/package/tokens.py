@@ -47,7 +47,7 @@ class ChatTemplate:
         try:
             self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         except Exception as error:
-            raise ModelError(f"{folder} has tokenizer settings that transformers refuses ({error}): copy them again") from None
+            raise ModelError(f"{folder} has tokenizer settings that transformers rejects ({error}): copy them again") from None
         self._tokenizer.model_max_length = UNBOUNDED
         self._tokenizer.chat_template = self._tokenizer.chat_template or PLAIN
 
@@ -62,5 +62,5 @@ class ChatTemplate:
         try:
             ids = self._tokenizer.apply_chat_template(messages, return_dict=False, **asked)
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise RequestError(f"the model's chat template refuses this conversation: {error}") from None
+            raise RequestError(f"the model's chat template rejects this conversation: {error}") from None
         return list(ids)  # type: ignore[arg-type]

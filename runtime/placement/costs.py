@@ -22,7 +22,7 @@ from runtime.placement.options import Options
 
 COSTS = "costs.json"
 FORMAT = 1
-DEFAULT = "the NPU for prefill where there is one, the CPU for decode; partial buffers in the smallest tier that fits"
+DEFAULT = "the NPU, if present, for prefill, the CPU for decode; partial buffers in the smallest tier that fits"
 RUN, LOAD = "run", "load"
 RESIDENT = ""
 Names = dict[str, str]
@@ -65,7 +65,7 @@ class CostTable:
         if table is None:
             return None, "not tuned"
         if table.package != package.manifest["fingerprint"]:
-            return None, "tuned before it was converted again"
+            return None, "tuned before the package was converted again"
         this_machine = machine(options.threads, npu=True)
         changed = [name for name, value in this_machine.items() if table.machine.get(name) != value]
         if table.chunk != options.chunk or not all(table.measured("expert", HTP, tier) for tier in options.tiers):

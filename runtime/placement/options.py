@@ -80,7 +80,7 @@ class Options:
 def check_soc(soc: str) -> None:
     """Refuse what is not the number of an SoC."""
     if soc and not soc.isdecimal():
-        raise RequestError(f"--soc {soc!r} is not an SoC number: give the number that Qualcomm's SDK lists for it, such as 57")
+        raise RequestError(f"--soc {soc!r} is not an SoC number: give its number in Qualcomm's SDK, such as 57")
 
 
 def placed(text: str) -> dict[str, str]:

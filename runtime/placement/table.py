@@ -13,7 +13,7 @@ def npu_missing(package: Package) -> str:
     from runtime.backends import htp
 
     if not package.portable:
-        return "the package was converted for the CPU alone"
+        return "the package was converted for the CPU only"
     return htp.available()
 
 

@@ -90,7 +90,7 @@ class Engine:
     def begin_sequence(self, tokens: int) -> Sequence:
         """An empty sequence with room for `tokens`, and the attention graphs it needs."""
         if tokens > self.family.context:
-            raise RequestError(f"{tokens} tokens exceed the model's context of {self.family.context}: ask for fewer")
+            raise RequestError(f"{tokens} tokens exceed the model's context of {self.family.context}: use fewer")
         sequence = Sequence(self.family, self._room(tokens), TYPES[self.options.kv_bits], self.kv_scales)
         self.log.kv_bytes = max(self.log.kv_bytes, sequence.bytes)
         for placement in self.placements.values():

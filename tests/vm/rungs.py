@@ -138,7 +138,7 @@ def lockdown() -> tuple[bool, str]:
     subprocess.run(["mount", "-t", "securityfs", "none", "/sys/kernel/security"], check=False)
     Path("/sys/kernel/security/lockdown").write_text("confidentiality")
     checks = {check["name"]: check for check in json.loads(command("-m", "tracer", "doctor", "--json").stdout)}
-    told = checks["nothing forbids BPF"]["seen"]
+    told = checks["BPF is allowed"]["seen"]
     done = command("-m", "tracer", "run", "-o", str(OUT / "locked"), "--", "true")
     print(told, checks["tracefs"], done.stderr, flush=True)
     return "locked down" in told and done.returncode == 2 and "locked down" in done.stderr, done.stderr.strip()[-200:]

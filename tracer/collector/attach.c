@@ -64,7 +64,7 @@ void set_settings(bool stop)
 static void add_row(json_t *row, int fd)
 {
 	if (row_count == MOST_PROBES) {
-		warn("%d probes stand: no more are placed", MOST_PROBES);
+		warn("%d probes are placed, which is the maximum: no more are added", MOST_PROBES);
 		close(fd);
 		return;
 	}
@@ -145,10 +145,10 @@ void attach_kernel(const struct choice *choice)
 		if (!strcmp(category, "software") || has_tracepoint(category, name))
 			attach_one_of_kernel(name, level, category);
 		else if (strcmp(level, "heat") && !is_of_driver(category))
-			warn("this kernel has no tracepoint %s:%s; level %s goes without it", category, name, level);
+			warn("this kernel has no tracepoint %s:%s; level %s is recorded without it", category, name, level);
 	}
 	if (!row_count)
-		fail("none of the kernel's tracepoints can be read: tracefs is not mounted, or closed");
+		fail("none of the kernel's tracepoints can be read: tracefs is not mounted or not readable");
 }
 
 static bool stands_already(json_t *row, const char *path)

@@ -197,7 +197,7 @@ static void keep(struct ring *r, const u8 *first)
 		return;
 	if (!write_all(r->file, first, r->taken)) {
 		write_error = errno ? errno : ENOSPC;
-		warn("cannot write %s.bin: %s; what was written before is readable", r->name, strerror(write_error));
+		warn("cannot write %s.bin: %s; everything written before is readable", r->name, strerror(write_error));
 		return;
 	}
 	XXH3_64bits_update(r->hash, first, r->taken);

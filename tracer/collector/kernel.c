@@ -251,7 +251,7 @@ static bool is_refused(const char *name)
 /* What the verifier said last: it ends with what it does not like. */
 static void last_line(char *said, size_t bytes)
 {
-	strcpy(said, "the kernel does not say why");
+	strcpy(said, "the kernel gives no reason");
 	for (char *rest = messages, *line; (line = strsep(&rest, "\n"));) {
 		if (*line && strncmp(line, "libbpf:", 7) && strncmp(line, "processed ", 10) && strncmp(line, "-- ", 3))
 			snprintf(said, bytes, "%.200s", line);
@@ -327,7 +327,7 @@ void load_programs(const struct choice *choice)
 	refused = json_object();
 	libbpf_set_print(keep_message);
 	if (libbpf_probe_bpf_map_type(BPF_MAP_TYPE_RINGBUF, NULL) != 1)
-		fail("this kernel takes no BPF ring buffers: Linux 5.8 brought them, and root and an open kernel are needed for any");
+		fail("BPF ring buffers are not available: they need Linux 5.8, root, and a kernel that is not locked down");
 	if (access(UPROBES "type", R_OK) && !has_multi_links())
 		fail("this kernel has no uprobes (CONFIG_UPROBE_EVENTS)");
 	if (access(choice->btf ? choice->btf : VMLINUX, R_OK))

@@ -31,18 +31,18 @@ static const char usage[] =
 	"       moescope-collect --probe-features > FILE\n"
 	"       moescope-collect --identify < FILE\n"
 	"\n"
-	"Records what a plan says; `moescope plan` makes one on a host, and the host reads the recording.\n"
+	"Records according to a plan; `moescope plan` writes it on a host, which also reads the recording.\n"
 	"  -p, --plan FILE       what to attach\n"
 	"  -o, --output FOLDER   new folder of the recording\n"
-	"  --pid PID             follow a process that runs, with its children\n"
+	"  --pid PID             follow a running process, with its children\n"
 	"  --duration SECONDS    how long to record (default: to the end)\n"
 	"  --tokens N            stop recording after N token steps\n"
 	"  --ring-mib N          size of each of the two rings, a power of two (default: 8)\n"
-	"  --btf FILE            types of a kernel that holds none\n"
-	"  --probe-features      print what this machine offers, for `moescope plan --features`\n"
-	"  --identify            print what programs and libraries are known by, whose paths are given line by line\n"
-	"  --version             print the version and what its programs were built from\n"
-	"Exit code: 0 good; 1 records were lost or the command failed; 2 nothing, or not all, was recorded.\n";
+	"  --btf FILE            BTF types for a kernel without built-in BTF\n"
+	"  --probe-features      print this machine's features, for `moescope plan --features`\n"
+	"  --identify            print the build ids of programs and libraries, whose paths are read line by line\n"
+	"  --version             print the version and the checksum of its programs' sources\n"
+	"Exit code: 0 good; 1 records were lost or the command failed; 2 nothing or only a part was recorded.\n";
 
 static void stop(int number)
 {
@@ -58,7 +58,7 @@ static void make_folder(const char *folder)
 	if (mkdir(folder, 0755) && errno != EEXIST)
 		fail("cannot make %s: %s", folder, strerror(errno));
 	if (!access(manifest, F_OK))
-		fail("%s holds a recording already: give another folder with -o", folder);
+		fail("%s already holds a recording: give another folder with -o", folder);
 }
 
 static void print_features(void)
@@ -165,7 +165,7 @@ static void adopt(const struct choice *choice, pid_t pid)
 	if (!choice->pid)
 		return;
 	if (lists(json_object_get(choice->plan, "levels"), "qnn"))
-		warn("qnn: function tables that process %d has already are not looked for: calls through them are not seen", pid);
+		warn("qnn: function tables that process %d already has are not searched: calls through them are not recorded", pid);
 	note_mapped_files(pid);
 	if (program_of(pid, program))
 		attach_file(program, true);
@@ -256,7 +256,7 @@ static int conclude(struct target *target)
 	int status = 0;
 
 	if (!target->over)
-		say("detached; process %d lives on, untraced", target->pid);
+		say("detached; process %d keeps running, untraced", target->pid);
 	show(target);
 	if (lost)
 		say("%llu records were lost: give a larger --ring-mib", (unsigned long long)lost);

@@ -318,7 +318,7 @@ void save_manifest(const char *state)
 	digest(text, strlen(text), sum);
 	if (!replace(text, sum) && !said && !disk_failed()) {
 		said = true;
-		say("cannot write %s/manifest.json: %s; what was written before is readable", choice->folder, strerror(errno));
+		say("cannot write %s/manifest.json: %s; everything written before is readable", choice->folder, strerror(errno));
 	}
 	free(text);
 }

@@ -57,7 +57,7 @@ static void check_files(json_t *plan)
 		if (!json_array_size(json_object_get(file, "rows")) || access(path, F_OK))
 			continue;
 		if (!identify(path, id, sizeof(id)))
-			fail("%s is no program or library; the plan was made for build %s of it", path, text_of(file, "id"));
+			fail("%s is not a program or library; the plan was made for build %s of it", path, text_of(file, "id"));
 		if (strcmp(id, text_of(file, "id")))
 			fail("%s is build %s, the plan was made for %s: plan again with this machine's file", path, id, text_of(file, "id"));
 	}
@@ -123,13 +123,13 @@ json_t *read_plan(const char *path)
 	if (!plan)
 		fail("%s cannot be read as a plan: line %d: %s", path, error.line, error.text);
 	if (number_of(plan, "plan_version") != PLAN_VERSION)
-		fail("%s has plan version %lld, this collector reads %d: take both from one release", path,
+		fail("%s has plan version %lld, this collector reads %d: use both from one release", path,
 		     (long long)number_of(plan, "plan_version"), PLAN_VERSION);
 	check_shape(path, plan);
 	if (strcmp(text_of(plan, "arch"), system.machine))
 		fail("%s was made for %s, this machine is %s", path, text_of(plan, "arch"), system.machine);
 	if (strcmp(text_of(plan, "sources"), SOURCES))
-		fail("%s was made for other programs (%s) than this collector holds (%s): take both from one release", path,
+		fail("%s was made for other programs (%s) than this collector contains (%s): use both from one release", path,
 		     text_of(plan, "sources"), SOURCES);
 	check_files(plan);
 	return plan;

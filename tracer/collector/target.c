@@ -69,7 +69,7 @@ void guard(pid_t pid, bool watch)
 	int each = watch ? pid : -pid;
 
 	if (write(guard_pipe, &each, sizeof(each)) < 0)
-		warn("the guard has ended: should this process be killed, the target may stay stopped");
+		warn("the guard process has ended: if this process is killed, the target may stay stopped");
 }
 
 void guard_end(void)

@@ -322,7 +322,7 @@ static void probe_qnn_table(const struct rec_qnn_table *r, const struct table *t
 			left_out++;
 	}
 	if (left_out || (r->api[0] == major && r->api[1] > minor))
-		warn("qnn: backend %u has API %u.%u.%u (slots are those of %u.%u): %d probes left out", r->backend, r->api[0], r->api[1],
+		warn("qnn: backend %u has API %u.%u.%u (slots are those of %u.%u): %d probes omitted", r->backend, r->api[0], r->api[1],
 		     r->api[2], major, minor, left_out);
 	if (seen_qnn && r->backend != QNN_HTP)
 		return;
@@ -341,7 +341,7 @@ static void on_qnn_table(const struct rec_qnn_table *r)
 	struct table *table;
 
 	if (r->provider == NO_PROVIDER) {
-		warn("qnn: a library in process %u gave no function table: its calls are not seen", r->h.pid);
+		warn("qnn: a library in process %u provided no function table: its calls are not recorded", r->h.pid);
 		return;
 	}
 	table = table_of(r->h.pid, "qnn", r->provider);
@@ -388,7 +388,7 @@ static void on_qnn_callback(const struct rec_qnn_callback *r)
 	u64 offset;
 
 	if (!place_of(r->h.pid, r->address, path, &offset))
-		warn("qnn: the function that graphExecuteAsync notifies is in no file: the end of these executions is not seen");
+		warn("qnn: the function that graphExecuteAsync notifies is not in a file: the end of these executions is not recorded");
 	else
 		json_array_foreach(json_object_get(plan, "at_run_time"), index, probe) {
 			if (!strcmp(text_of(probe, "learnt"), "notify"))

@@ -20,7 +20,7 @@ EXAMPLES = """examples:
   sudo python -m tracer compare -- ./llama-bench-old -m m.gguf --vs ./llama-bench-new -m m.gguf
   sudo python -m tracer compare --budget 600 --width 2% -o cmp -- python gen.py --threads 2 --vs python gen.py --threads 4
   sudo python -m tracer compare --trace "--levels token,operator" --runs 8 -- CMD_A --vs CMD_B
-the order is A B B A, so that a drift of the machine falls on both alike; the first pair warms caches and is not compared
+the order is A B B A, so that a drift of the machine affects both alike; the first pair warms caches and is not compared
 results: DIR/base, DIR/cand (recordings), DIR/regression.html, DIR/comparison.json
 the exit code is that of `python -m analyzer compare`
 """
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     need_root()
     commands = split(args.command)
     if args.warmup < 0 or args.runs < 0:
-        raise TracerError("--warmup and --runs count runs: give 0 or more")
+        raise TracerError("--warmup and --runs are numbers of runs: give 0 or more")
     owner, folder = invoking_user(), args.output or Path("recordings") / time.strftime("compare-%Y%m%d-%H%M%S")
     make_output(folder, owner)
     began, pairs = time.monotonic(), 0
@@ -108,11 +108,11 @@ def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]],
                 f"{side} was not recorded: {errors.strip().splitlines()[-1] if errors.strip() else f'status {code}'}"
             )
         if json.loads((target / "manifest.json").read_text()).get("target", {}).get("exit_code"):
-            raise TargetError(f"{' '.join(command)[:80]} failed; run it by itself first")
+            raise TargetError(f"{' '.join(command)[:80]} failed; run it without the tracer first")
 
 
 def waited(tracing: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """(status, standard error) of a tracer; Ctrl-C reaches it too, so it is let finish."""
+    """(status, standard error) of a tracer; Ctrl-C reaches it too, so it may finish."""
     try:
         errors = tracing.communicate()[1]
     except KeyboardInterrupt:
@@ -144,12 +144,12 @@ def enough(args: argparse.Namespace, folder: Path, pairs: int, owner: Owner) -> 
     speed = [m for m in document["metrics"] if m["family"] == "speed" and m["low"] is not None]
     open_ones = [m for m in speed if m["verdict"] not in ("slower", "faster") and m["high"] - m["low"] > args.width]
     for metric in open_ones:
-        say(f"{metric['metric']}: {100 * (metric['low'] - 1):+.1f} to {100 * (metric['high'] - 1):+.1f} %, going on")
+        say(f"{metric['metric']}: {100 * (metric['low'] - 1):+.1f} to {100 * (metric['high'] - 1):+.1f} %, continuing")
     return bool(speed) and not open_ones
 
 
 def report(args: argparse.Namespace, folder: Path, owner: Owner) -> int:
-    """Write and say the result."""
+    """Write and print the result."""
     here = folder.resolve()
     limits = [word for limit in args.fail_on for word in ("--fail-on", limit)]
     code, document = compared(here, owner, "-o", str(here / "regression.html"), *limits)

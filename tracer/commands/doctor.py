@@ -1,4 +1,4 @@
-"""`tracer doctor`: every requirement, its state, and how to get what is missing."""
+"""`tracer doctor`: every requirement, its state, and the remedy where it is missing."""
 
 import argparse
 import json
@@ -34,8 +34,8 @@ from tracer.recording.paths import BPF_OBJECTS, BUILT_PARTS, ROOT
 EXAMPLES = """examples:
   sudo python -m tracer doctor
   sudo python -m tracer doctor --json
-  python -m tracer doctor --on adb                # what a device offers
-  sudo python -m tracer doctor --btf kernel.btf   # on a kernel that holds no types
+  python -m tracer doctor --on adb                # requirements on a device
+  sudo python -m tracer doctor --btf kernel.btf   # on a kernel without BTF types
 """
 
 
@@ -95,10 +95,10 @@ OFFERED = (
     ("uprobes", "all engine levels", True, "use a kernel built with CONFIG_UPROBE_EVENTS=y"),
     ("btf", "BPF programs", True, "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (docs/devices.md)"),
     ("ring_buffers", "all levels", True, "use Linux 5.8 or newer"),
-    ("syscall_tracepoints", "libraries loaded late", False, "CONFIG_FTRACE_SYSCALLS=y; raw_syscalls:sys_enter stands in"),
-    ("uprobe_multi", "probes that go away at once", False, "Linux 6.6 or newer"),
+    ("syscall_tracepoints", "libraries loaded late", False, "CONFIG_FTRACE_SYSCALLS=y; raw_syscalls:sys_enter is used instead"),
+    ("uprobe_multi", "fast removal of probes", False, "Linux 6.6 or newer"),
     ("cookies", "--probes", False, "Linux 5.15 or newer makes it cheaper"),
-    ("fast_nop", "probes at one trap", False, "a kernel that runs a probed nop without a step"),
+    ("fast_nop", "probes that cost one trap", False, "a kernel that emulates a probed nop instead of single-stepping it"),
 )
 """What `moescope-collect --probe-features` tells: key, what for, whether it is required, remedy."""
 
@@ -134,7 +134,7 @@ def _permitted() -> Check:
     against = list(denials())
     enforces = "enforcing" if selinux_enforces() else "not enforcing"
     seen = "; ".join(against) or f"lockdown {lockdown() or 'none'}, SELinux {enforces}"
-    return Check("nothing forbids BPF", "everything", False, not against, seen, "; ".join(against) or "nothing to do")
+    return Check("BPF is allowed", "everything", False, not against, seen, "; ".join(against) or "nothing to do")
 
 
 def _btf(btf: Path | None) -> Check:
@@ -146,7 +146,7 @@ def _btf(btf: Path | None) -> Check:
 
 def _uprobes() -> Check:
     seen = str(UPROBE) if UPROBE.exists() else option_state("CONFIG_UPROBE_EVENTS")
-    remedy = "use a kernel built with CONFIG_UPROBE_EVENTS=y; without it levels sched and io alone are recorded"
+    remedy = "use a kernel built with CONFIG_UPROBE_EVENTS=y; without it only the levels sched and io are recorded"
     return Check("uprobes", "all engine levels", True, has_uprobes(), seen, remedy)
 
 
@@ -163,20 +163,20 @@ def _system_calls() -> Check:
         return Check("system call events", "libraries loaded late", True, False, UNSEEN, "see tracefs")
     there = has_tracepoint("syscalls", "sys_enter_openat")
     stand_in = has_tracepoint("raw_syscalls", "sys_enter")
-    seen = "syscalls:*" if there else f"{option_state('CONFIG_FTRACE_SYSCALLS')}; raw_syscalls:sys_enter stands in"
+    seen = "syscalls:*" if there else f"{option_state('CONFIG_FTRACE_SYSCALLS')}; raw_syscalls:sys_enter is used instead"
     if not there and not stand_in:
         seen = f"{option_state('CONFIG_FTRACE_SYSCALLS')}, and no raw_syscalls:sys_enter"
     return Check("system call events", "libraries loaded late", True, there or stand_in, seen, "CONFIG_FTRACE_SYSCALLS=y")
 
 
 OPTIONAL_EVENTS = (
-    ("filemap", "mm_filemap_fault", "when a fault of a file begins (level io)", "Linux 6.12 or newer; it is inferred without"),
+    ("filemap", "mm_filemap_fault", "begin of page faults on files (level io)", "Linux 6.12 or newer; otherwise inferred"),
     ("block", "block_rq_issue", "block requests (level io)", "a kernel with CONFIG_BLOCK=y and block tracepoints"),
     (
         "fastrpc",
         "fastrpc_transport_send",
         "calls to the NPU (level graph); no device has confirmed it",
-        "a kernel of Qualcomm's with FastRPC",
+        "a Qualcomm kernel with FastRPC",
     ),
     (
         "qcom_glink",
@@ -208,12 +208,12 @@ def _programs(btf: Path | None) -> Check:
         return f"all {len(wanted)}"
 
     ok, seen = _attempt(load)
-    remedy = "what needs a refused program goes without it; everything else is recorded"
+    remedy = "events that need a refused program are not recorded; everything else is"
     return Check("BPF programs accepted", "their levels", False, ok, seen, remedy)
 
 
 def _cookies() -> Check:
-    ok, seen = _attempt(lambda: "there" if Kernel().offered.cookies else "none: each named function gets its own program")
+    ok, seen = _attempt(lambda: "there" if Kernel().offered.cookies else "not needed: each named function gets its own program")
     return Check("probe cookies", "--probes", False, ok, seen, "Linux 5.15 or newer makes it cheaper")
 
 
@@ -252,7 +252,7 @@ def _bcc(btf: Path | None) -> Check:
         return f"BCC {import_bcc().__version__}"
 
     ok, seen = _attempt(load)
-    remedy = "apt-get install python3-bpfcc linux-headers-$(dpkg --print-architecture); in a checkout then `make headers`"
+    remedy = "apt-get install python3-bpfcc linux-headers-$(dpkg --print-architecture); then, in a checkout, `make headers`"
     return Check("BCC compiles and loads", "--loader bcc", False, ok, seen[:100], remedy)
 
 
@@ -287,13 +287,13 @@ def _htp() -> Check:
     except subprocess.TimeoutExpired:
         devices = []
     except OSError as error:
-        check.ok, check.seen = False, f"{check.seen}: its devices could not be asked for: {error.strerror}"
+        check.ok, check.seen = False, f"{check.seen}: its devices could not be queried: {error.strerror}"
         check.remedy = f"make {sys.executable} executable for this user"
         return check
     emulated = platform.machine() == "x86_64"
     check.ok = bool(devices)
     kind = "HTP emulator (functional, no timing model) on " if emulated else ""
-    check.seen += f": {kind}{', '.join(devices)}" if devices else ": the package finds no QNN device here"
+    check.seen += f": {kind}{', '.join(devices)}" if devices else ": the package finds no QNN device on this machine"
     check.remedy = "install the device's Qualcomm drivers (libcdsprpc.so, FastRPC) and give this user access to them"
     return check
 
@@ -306,14 +306,14 @@ def hexagon(root: Path = Path("/")) -> Check:
     paths = [path for folder in DRIVER_FOLDERS for path in sorted((root / folder).glob("libcdsprpc.so*"))]
     purpose = "llama.cpp's Hexagon backend (level graph); no device has confirmed it"
     seen = str(paths[0]) if paths else "not found"
-    return Check("libcdsprpc.so", purpose, False, bool(paths), seen, "the device's Qualcomm drivers bring it")
+    return Check("libcdsprpc.so", purpose, False, bool(paths), seen, "it comes with the device's Qualcomm drivers")
 
 
 def engines_on_npus() -> Check:
     """What stood for the NPU where an engine was tried."""
     seen = "; ".join(f"{engine.name}: {engine.tried_on}" for engine in all_engines().values() if engine.tried_on)
-    remedy = "on a device, docs/unseen-device.md says what to look at first"
-    return Check("engines on an NPU", "no device has confirmed them", False, True, f"tried on: {seen}", remedy)
+    remedy = "on a device, begin with docs/unseen-device.md"
+    return Check("engines on an NPU", "no device has confirmed them", False, True, f"tested on: {seen}", remedy)
 
 
 def _program(name: str, purpose: str, remedy: str) -> Check:

@@ -59,7 +59,7 @@ def targets(words: list[str]) -> list[str]:
     lines = [line for word in words for line in (Path(word[1:]).read_text().splitlines() if word[:1] == "@" else [word])]
     named = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not named:
-        raise TracerError(f"{words[0]} names no machine: write ssh:USER@HOST, adb or exec:COMMAND, one in each line")
+        raise TracerError(f"{words[0]} is not a machine: write ssh:USER@HOST, adb or exec:COMMAND, one per line")
     return list(dict.fromkeys(named))
 
 
@@ -67,7 +67,7 @@ def refuse_host_only(args: argparse.Namespace) -> None:
     """Raise TracerError for options that the collector does not know."""
     given = [name for name, default in HOST_ONLY.items() if getattr(args, name) != default]
     if given:
-        raise TracerError(f"--{given[0].replace('_', '-')} and --on do not go together: moescope-collect cannot do it yet")
+        raise TracerError(f"--{given[0].replace('_', '-')} and --on cannot be combined: moescope-collect does not support it yet")
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Visit:
                 self.job = self.resumed() or self.begin()
                 return self.attend(self.job)
         except LinkError as error:
-            later = f"; the recording goes on there: the same command with -o {self.output} fetches it" if self.job else ""
+            later = f"; the recording continues there: run the same command with -o {self.output} to fetch it" if self.job else ""
             self.voice.say(f"{error}{later}")
         except (UserError, OSError) as error:
             self.voice.say(error)
@@ -105,7 +105,7 @@ class Visit:
 
     def begin(self) -> Job:
         """Plan for the device, and start there; nothing stays there where that fails."""
-        self.voice.progress("looking at the device")
+        self.voice.progress("examining the device")
         with left_clean(settle(reach(self.target))) as device:
             self.check()
             plan = self.plan(device)
@@ -121,7 +121,7 @@ class Visit:
         kept = kept_files()
         find = files_of_process if "pid" in self.args else files_of_command
         programs, files = find(device, planner, self.words, self.args.libraries)
-        self.voice.progress(f"fetching {len(files)} files of the engine, where they are not here yet")
+        self.voice.progress(f"fetching {len(files)} files of the engine that are not cached yet")
         with kept.laid_out(device, files) as root:
             plan = kept.plan(device, planner, programs, root)
         for warning in planner.warnings + planner.named.missing():
@@ -139,10 +139,10 @@ class Visit:
         if (job.output / "manifest.json").exists():
             kept_files().learn(job.output)
         if status == "2" and job.device.is_full():
-            self.voice.say("the device's disk is full: what was recorded before is here")
+            self.voice.say("the device's disk is full: everything recorded before that was fetched")
         job.finish()
         if status not in ("0", "1", "2"):
-            self.voice.say(f"the collector was ended from outside (status {status})")
+            self.voice.say(f"the collector was killed (status {status})")
         return int(status) if status in ("0", "1", "2") else WRONG
 
     def interrupt(self) -> None:
@@ -216,7 +216,7 @@ def record_on(args: argparse.Namespace, words: list[str], then: Then) -> int:
     refuse_host_only(args)
     refuse_missing_levels(args, chosen_levels(args.levels), False)
     if not words:
-        raise TracerError("--on needs a command of that machine: -- COMMAND ARGUMENTS")
+        raise TracerError("--on needs a command to run on that machine: -- COMMAND ARGUMENTS")
     named = targets(args.on)
     alone = len(named) == 1
     output, board = output_of(args.output), Board()

@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--sched",
         choices=("target", "all"),
         default="target",
-        help="threads that level sched watches: the target's and those that displace them, or all (default: target)",
+        help="threads recorded by level sched: the target's and those that displace them, or all (default: target)",
     )
     parser.add_argument(
         "--pmc",
@@ -84,7 +84,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         type=share,
         default=0.0,
         metavar="PERCENT",
-        help="largest slowdown of decode; costly levels are on for part of the time only: 10%% (default: no limit)",
+        help="largest slowdown of decode; costly levels are enabled only part of the time: 10%% (default: no limit)",
     )
 
 
@@ -148,7 +148,7 @@ def make_output(path: Path | None, owner: Owner) -> Path:
             f"cannot write to {folder}: {error.strerror}; give a folder that {owner.name} may write with -o"
         ) from None
     if "manifest.json" in names:
-        raise TracerError(f"{folder} holds a recording already; give another folder with -o")
+        raise TracerError(f"{folder} already holds a recording; give another folder with -o")
     if names:
         raise TracerError(f"{folder} is not empty (it holds {names[0]}): give a new or an empty folder with -o")
     return folder
@@ -179,7 +179,7 @@ def refuse_impossible(args: argparse.Namespace) -> None:
     if args.btf:
         check_file(args.btf)
     if args.min_tps and args.max_overhead:
-        raise TracerError("--min-tps and --max-overhead both switch levels: choose one")
+        raise TracerError("--min-tps and --max-overhead cannot be combined, as both switch levels")
 
 
 def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: bool) -> None:
@@ -187,7 +187,7 @@ def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: 
     by_tokens = args.tokens or args.min_tps or args.max_overhead or args.only_slower_than
     if by_tokens and "token" not in levels:
         raise TracerError(
-            "--tokens, --min-tps, --max-overhead and --only-slower-than go by tokens: add the level token to --levels"
+            "--tokens, --min-tps, --max-overhead and --only-slower-than depend on tokens: add the level token to --levels"
         )
     if counters and "operator" not in levels:
         raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")

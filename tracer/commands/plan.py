@@ -35,15 +35,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--libraries", type=Path, action="append", default=[], help="folder or file of the engine; may be repeated"
     )
     parser.add_argument(
-        "--features", type=Path, metavar="FILE", help="what `moescope-collect --probe-features` wrote on the device"
+        "--features", type=Path, metavar="FILE", help="output of `moescope-collect --probe-features` on the device"
     )
     parser.add_argument(
-        "--learn", type=Path, action="append", default=[], help="a collector's recording, from which graph loops are learnt"
+        "--learn", type=Path, action="append", default=[], help="a collector's recording from which to learn graph loops"
     )
     parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
     parser.add_argument("--levels", default="all", help="all, or levels separated by commas (default: all)")
     add_probe_files(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ARGUMENTS that will be recorded")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ARGUMENTS to be recorded")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +80,7 @@ def read_features(path: Path | None) -> dict[str, Any]:
             return dict(features)
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise TracerError(f"{path} is not what `moescope-collect --probe-features` writes: write it again on the device")
+    raise TracerError(f"{path} is not the output of `moescope-collect --probe-features`: write it again on the device")
 
 
 def programs(words: list[str], sysroot: str) -> list[str]:

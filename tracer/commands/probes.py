@@ -29,7 +29,7 @@ ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
 EXAMPLES = """examples:
   sudo python -m tracer probes /usr/lib/libllama.so /usr/lib/libggml-cpu.so
   sudo python -m tracer probes --json runtime/telemetry/_probes.so
-  python -m tracer probes --on adb /data/local/tmp/libllama.so   on a device; without what a hit costs there
+  python -m tracer probes --on adb /data/local/tmp/libllama.so   on a device; without the cost of a hit
   sudo python -m tracer probes --probes my.toml ./my_engine
 """
 
@@ -99,7 +99,7 @@ def refuse_foreign(path: Path) -> None:
         raise TracerError(f"{path} is not a file")
     architecture = read_binary(str(path)).machine
     if architecture != ARCHITECTURES.get(platform.machine()):
-        raise TracerError(f"{path} is code for {architecture}, this machine runs {platform.machine()}: give its own files")
+        raise TracerError(f"{path} is code for {architecture}, but this machine runs {platform.machine()}: give files for it")
 
 
 def print_table(rows: list[Row]) -> None:

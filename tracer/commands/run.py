@@ -26,9 +26,9 @@ __all__ = ["EXAMPLES", "parse", "prepare_parser", "record", "run"]
 
 EXAMPLES = """examples:
   sudo python -m tracer run                                  the bundled demo: prefill on NPU (emulated on x86-64), decode on CPU
-  sudo python -m tracer run -- ./llama-bench -m model.gguf   any engine that is declared in tracer/engines
+  sudo python -m tracer run -- ./llama-bench -m model.gguf   any engine declared in tracer/engines
   sudo python -m tracer run --levels token,expert -o out -- python my_program.py
-  sudo python -m tracer run --only-slower-than 50ms -- ...   what happened in slow tokens, and nothing else
+  sudo python -m tracer run --only-slower-than 50ms -- ...   keep only what happened in slow tokens
   sudo python -m tracer run --min-tps 5 -- ...               switch costly levels off while decode is slower than that
   sudo python -m tracer run --config phone.toml -- ...       options from a file, e.g. levels = "token,expert"
   python -m tracer run --on ssh:root@board -- ./llama-cli -m model.gguf   on another machine (docs/devices.md)
@@ -84,7 +84,7 @@ def demo_command(options: Options) -> list[str]:
 
 
 def say(line: str) -> None:
-    """One line of progress."""
+    """Print a line of progress."""
     print(f"moescope: {plain_text(line)}", file=sys.stderr, flush=True)
 
 
@@ -93,7 +93,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
     with Session(options) as session:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: setattr(session, "stop_requested", True))
-        say(f"loading programs ({options.loader}), measuring what a probe costs here")
+        say(f"loading programs ({options.loader}), measuring the cost of a probe")
         try:
             session.load()
         except TracerError:
@@ -134,7 +134,7 @@ def discard_empty(folder: Path) -> None:
 
 
 def conclude(session: Session, target: Target | Followed) -> int:
-    """Say how it ended; 1 where the user should look."""
+    """Print how it ended; 1 if the user should look into it."""
     for warning in session.probes.warnings:
         say(warning)
     lost = session.losses()
@@ -142,13 +142,13 @@ def conclude(session: Session, target: Target | Followed) -> int:
         kinds = ", ".join(f"{kind} {count}" for kind, count in lost.items())
         say(f"{sum(lost.values()):,} records were lost ({kinds}); give a larger --ring-mib")
     if target.exit_code is None:
-        say(f"detached; process {target.pid} lives on, untraced")
+        say(f"detached; process {target.pid} keeps running, untraced")
     status = ""
     if target.exit_code:
         status = f"status {target.exit_code}" if target.exit_code > 0 else f"signal {-target.exit_code}"
         status = f"the command ended with {status}"
     if not session.saw_engine():
-        what = "no engine that tracer/engines declares was seen, so there is nothing to show but threads"
+        what = "no engine that tracer/engines declares was seen, so only threads were recorded"
         status = f"{status}; {what}" if status else what
     if status:
         say(status)
@@ -175,8 +175,8 @@ def show_results(output: Path, owner: Owner) -> None:
 
 
 def next_step(folder: Path, saw_engine: bool) -> str:
-    """What to do with the recording, in one line."""
+    """The suggested next command, in one line."""
     if not saw_engine:
-        return "next: `python -m tracer probes PROGRAM` shows what could be probed; docs/engines.md: how to declare an engine"
-    verb, what = ("open", "shows the timeline") if (folder / "trace.pftrace").exists() else ("write", "makes its views")
+        return "next: `python -m tracer probes PROGRAM` shows what can be probed; docs/engines.md: how to declare an engine"
+    verb, what = ("open", "shows the timeline") if (folder / "trace.pftrace").exists() else ("write", "writes its views")
     return f"next: `python -m views {verb} {shlex.quote(str(folder))}` {what}"

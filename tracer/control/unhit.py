@@ -42,8 +42,8 @@ class Unhit:
         silent = ", ".join(dict.fromkeys(self._standing(engine, level))) or "none of its functions was found"
         moved = ", ".join(self.probes.move(engine, level))
         self.changed()
-        said = f"{engine.name}: nothing of level {level} was seen in {tokens} tokens, probed at {silent}"
-        self.probes.warnings.append(f"{said}: moved to {moved}" if moved else f"{said}; this build calls something else")
+        said = f"{engine.name}: no event of level {level} was seen in {tokens} tokens, probed at {silent}"
+        self.probes.warnings.append(f"{said}: moved to {moved}" if moved else f"{said}; this build calls another function")
         if not moved:
             self.settled.add((engine.name, level))
 

@@ -93,7 +93,7 @@ def with_needed(levels: set[str]) -> tuple[set[str], list[str]]:
     for level in sorted(levels & NEEDS.keys()):
         if NEEDS[level] not in levels:
             asking.setdefault(NEEDS[level], []).append(level)
-    said = [f"level {needed} is recorded too: {' and '.join(by)} cannot be told without it" for needed, by in asking.items()]
+    said = [f"level {needed} is recorded too: {' and '.join(by)} need it" for needed, by in asking.items()]
     return levels | asking.keys(), said
 
 
@@ -125,7 +125,7 @@ def parse_engine(data: dict[str, Any], path: Path) -> Engine:
             raise EngineError(f"{where}: key at: {probes[-1].at!r} is not known; known: {', '.join(WAYS)}")
     for key, identity in data.get("backends", {}).items():
         if not re.fullmatch("[0-9a-fA-F]{32}", str(identity)):
-            raise EngineError(f"{path}: engine {name}: key backends.{key}: {identity!r} is wrong; give 16 bytes in hexadecimal")
+            raise EngineError(f"{path}: engine {name}: key backends.{key}: {identity!r} is wrong; give 16 hexadecimal bytes")
     return Engine(**{**frozen(data), "probes": tuple(probes), "source": str(path)})
 
 

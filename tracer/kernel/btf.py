@@ -35,7 +35,7 @@ def check_file(path: Path) -> None:
     except (ELFError, OSError):
         known = None
     if not known:
-        raise BtfError(f"--btf {path} holds no BTF, neither raw nor in an ELF section: see docs/kernels.md for where to get it")
+        raise BtfError(f"--btf {path} contains no BTF, neither raw nor in an ELF section: see docs/kernels.md")
 
 
 class Btf:

@@ -187,7 +187,7 @@ class BpfObject:
         """Create the maps and load the programs named in `wanted`; raises Refused at the first that the kernel refuses."""
         missing = wanted - self.programs.keys()
         if missing:
-            raise ProbeError(f"{self.path.name} has no program {', '.join(sorted(missing))}: mistyped, or run `make build`")
+            raise ProbeError(f"{self.path.name} has no program {', '.join(sorted(missing))}: check the name, or run `make build`")
         for name, program in self.programs.items():
             self.kernel.lib.bpf_program__set_autoload(c_void_p(program), ctypes.c_bool(name in wanted))
             if self.kernel.lib.bpf_program__type(c_void_p(program)) == KPROBE_PROGRAM and has_multi_links():
@@ -203,7 +203,7 @@ class BpfObject:
         if program and (said or not denied):
             return Refused(program[1], said or reason, self._before(program[1]) if program[2] else set())
         failures = [line.removeprefix("libbpf: ") for line in text.splitlines() if "failed" in line]
-        said = failures[0] if failures else "libbpf does not say why"
+        said = failures[0] if failures else "libbpf gives no reason"
         return ProbeError(f"the kernel refused the BPF programs: {reason}: {denied or said}; see `python -m tracer doctor`")
 
     def _before(self, program: str) -> set[str]:

@@ -78,7 +78,7 @@ def compose(
             planner.rows += plan.rows
             seen[real] = described(planner, place, plan, loops)
     if not planner.rows:
-        raise TracerError("no file of an engine was found for this machine: name its libraries' folder with --libraries")
+        raise TracerError("no engine library was found for this machine: give its folder with --libraries")
     files = list(seen.values())
     leave_unneeded(planner, files)
     return {"plan_version": PLAN_VERSION, **about(planner, place, files), "files": files}

@@ -96,7 +96,7 @@ class Attachments:
         kernel = {level for name, level, _ in (*KERNEL_PROBES, *STAND_INS) if name == program}
         levels = kernel | {probe.level for engine in self.engines for probe in engine.probes if probe.program == program}
         what = "the costs of probes are unknown" if program == "empty" else "named functions are not recorded"
-        return f"level {', '.join(sorted(levels))} goes without it" if levels else what
+        return f"level {', '.join(sorted(levels))} is recorded without it" if levels else what
 
     def attach_kernel(self) -> None:
         """Attach the kernel's own probes: of the process level, without which nothing goes, and of the chosen levels."""
@@ -109,7 +109,7 @@ class Attachments:
             with self.planner.reported():
                 self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, instruction, "", "tracepoint", ""))
         if not any(level == "process" for _, level, _ in offered):
-            why = why_absent()[0] or f"it lacks those that {tracefs()} should hold"
+            why = why_absent()[0] or f"it lacks the files that {tracefs()} should hold"
             raise RequirementError(f"none of the kernel's tracepoints can be read: tracefs: {why}; see `python -m tracer doctor`")
         self.warnings += lacking(self.levels, offered)
 

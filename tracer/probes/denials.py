@@ -29,7 +29,7 @@ def denials() -> Iterator[str]:
     """Whatever of this machine's rules may forbid BPF, with the remedy."""
     mode = lockdown()
     if mode == CLOSED:
-        yield f"the kernel is locked down ({LOCKDOWN}: {mode}), which forbids reading its memory: boot with lockdown=integrity"
+        yield f"the kernel is locked down ({LOCKDOWN}: {mode}), so BPF cannot read its memory: boot with lockdown=integrity"
     if selinux_enforces():
         yield f"SELinux is enforcing and this process runs as {selinux_domain()}: use a permissive domain (su), or setenforce 0"
     lacking = [name for name, number in (("CAP_BPF", CAP_BPF), ("CAP_PERFMON", CAP_PERFMON)) if not has_capability(number)]

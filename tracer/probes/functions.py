@@ -106,7 +106,7 @@ def parse_argument(name: str, text: Any) -> Argument:
         raise Wrong(f"unknown type {kind!r}; known: {', '.join(SIZES)}")
     source, offsets = parse_place(place.strip())
     if len(offsets) > MAX_READS:
-        raise Wrong(f"{place!r} reads memory {len(offsets)} times, {MAX_READS} is the most")
+        raise Wrong(f"{place!r} reads memory {len(offsets)} times, at most {MAX_READS} are allowed")
     if kind in ("f32", "f64") and not offsets:
         raise Wrong("a float in a register cannot be read: a probe sees the integer registers only; read it from memory, *(@N)")
     return Argument(name, kind, source, tuple(offsets))
@@ -134,7 +134,7 @@ def parse_function(row: dict[str, Any], source: str) -> Function:
     key = ""
     try:
         key = "library"
-        library = checked(row.get(key), str, 'give the beginning of a file name, an absolute path, or "executable"')
+        library = checked(row.get(key), str, 'give the start of a file name, an absolute path, or "executable"')
         key = "symbols" if "symbols" in row else "symbol"
         names = [row["symbol"]] if "symbol" in row else row.get("symbols")
         names = checked(names, list, 'give symbol = "name" or symbols = ["name", "pattern_*"]')
@@ -151,13 +151,13 @@ def parse_function(row: dict[str, Any], source: str) -> Function:
             key = f"args.{name}"
             arguments.append(parse_argument(name, text))
             if where == ("entry" if arguments[-1].at_return else "return"):
-                raise Wrong(f'is not there where = "{where}"; use where = "both"')
+                raise Wrong(f'is not available with at = "{where}"; use at = "both"')
         function = Function(library, tuple(names), level, where, tuple(arguments), most, source)
         key = "args"
         for at_return in (False, True):
             numbers, texts = function.side(at_return)
             if len(numbers) > MAX_NUMBERS or len(texts) > MAX_TEXTS:
-                raise Wrong(f"{len(numbers)} numbers and {len(texts)} texts; {MAX_NUMBERS} and {MAX_TEXTS} are the most")
+                raise Wrong(f"{len(numbers)} numbers and {len(texts)} texts; at most {MAX_NUMBERS} and {MAX_TEXTS} are allowed")
     except Wrong as error:
         raise EngineError(f"{where}: key {key}: {error}") from None
     return function

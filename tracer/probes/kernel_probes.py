@@ -63,7 +63,7 @@ def lacking(levels: set[str], offered: list[tuple[str, str, str]]) -> list[str]:
     """A line for each tracepoint that levels ask for and that a kernel, which offers these, lacks."""
     categories = {category for _, _, category in offered}
     return [
-        f"this kernel has no tracepoint {category}:{name}; level {level} goes without it"
+        f"this kernel has no tracepoint {category}:{name}; level {level} is recorded without it"
         for name, level, category in KERNEL_PROBES
         if level in (*levels, "process")
         and (name, level, category) not in (*offered, *DRIVER_PROBES)

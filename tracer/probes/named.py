@@ -69,7 +69,7 @@ class NamedFunctions:
                 names = ", ".join(sorted(matches.values())[:NEAR])
                 warnings.append(
                     f"{function.source}: {', '.join(function.symbols)} matches {len(matches)} functions of {binary.path} "
-                    f"({names} ...), {function.most} are allowed: narrow it, or raise the key most"
+                    f"({names} ...), at most {function.most} are allowed: narrow the pattern, or raise the key most"
                 )
                 continue
             answer += [self._site(function, name, offset, binary) for offset, name in sorted(matches.items())]
@@ -81,7 +81,7 @@ class NamedFunctions:
         if key not in self._sites:
             number = len(self.found) + 1
             if number > MAX_FUNCTIONS:
-                raise ProbeError(f"{number} functions are named, {MAX_FUNCTIONS} can be probed at once: narrow the patterns")
+                raise ProbeError(f"{number} functions match, at most {MAX_FUNCTIONS} can be probed: narrow the patterns")
             sides = {"entry": (False,), "return": (True,), "both": (False, True)}[function.at]
             specs = {number << 1 | at_return: function.spec(at_return) for at_return in sides}
             mine = [engine for engine in self._closed if engine.owns(os.path.basename(binary.path))]

@@ -174,7 +174,7 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
         if _is_branch(instruction) or _written(instruction, machine) & ARGUMENT_REGISTERS[machine]:
             break
     if not is_decoded:
-        return Placement(0, "", "stepped", "code of this machine is not decoded: probe at the symbol")
+        return Placement(0, "", "stepped", "code of this architecture is not decoded: probe at the symbol")
     if candidates and min(candidates)[1] > 0:  # the first instruction is in no loop: most functions need not be searched for one
         loop = _loop_begins(code, machine)
         candidates = [candidate for candidate in candidates if candidate[1] < loop]
@@ -184,7 +184,7 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
     why = (
         "first instruction" if delta == 0 else f"cheaper than the first instruction; at +{delta} the arguments are still in place"
     )
-    return Placement(delta, text, cost, why + ("; nothing cheaper before they change" if cost == "stepped" else ""))
+    return Placement(delta, text, cost, why + ("; no cheaper instruction before they change" if cost == "stepped" else ""))
 
 
 def place_tail(code: bytes, machine: str, fast_nop: bool) -> Placement:

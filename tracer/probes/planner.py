@@ -53,7 +53,7 @@ def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: li
     """What to say of a function table whose version is not the one that the slots were held against."""
     version, checked = ".".join(map(str, api)), f"{engine.api_major}.{engine.api_minor}"
     left_out = ", ".join(dict.fromkeys(stem(probe.program) for probe in wanted if probe not in known))
-    said = [f"{engine.name}: backend {backend} has API {version}: left out {left_out}"] if left_out else []
+    said = [f"{engine.name}: backend {backend} has API {version}: omitted {left_out}"] if left_out else []
     if api[0] == engine.api_major and api[1] > engine.api_minor:
         newer = f"newer than {checked}: probes stand at the slots of {checked}"
         said.append(f"{engine.name}: backend {backend} has API {version}, {newer}")
@@ -172,7 +172,7 @@ class Planner:
     def _anchored_sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
         said, offset = anchors.words(probe.anchor), anchors.find(binary.path, probe.anchor)
         if offset is None:
-            self.warnings.append(f"{binary.path} is stripped, and not one function in it {said}: no {probe.program}")
+            self.warnings.append(f"{binary.path} is stripped, and none of its functions {said}: no {probe.program}")
             return
         _, name, place = self._symbol_site(engine, probe, binary, Symbol(probe.symbols[0], offset))
         yield offset, name, replace(place, why=f"{place.why}; stripped: found as the function that {said}")
@@ -210,7 +210,7 @@ class Planner:
     def _usable(self, probe: Probe, symbol: Symbol, binary: Binary) -> bool:
         """A clone that may lack arguments cannot be probed where they are read."""
         if symbol.changed and probe.at == "entry":
-            self.warnings.append(f"{binary.path}: {symbol.name} may have lost arguments in compilation: no {probe.program}")
+            self.warnings.append(f"{binary.path}: {symbol.name} may have lost arguments to optimization: no {probe.program}")
             return False
         return True
 

@@ -52,7 +52,7 @@ def why_absent() -> tuple[str, str]:
     if "\ttracefs\n" not in FILESYSTEMS.read_text():
         return "this kernel has none", "use a kernel built with CONFIG_FTRACE=y"
     if os.geteuid():
-        return "only root may look into it", "type `sudo python -m tracer ...`"
+        return "only root can read it", "type `sudo python -m tracer ...`"
     return refusal(code)
 
 
@@ -61,8 +61,8 @@ def refusal(code: int) -> tuple[str, str]:
     against = "; ".join(denials())
     if " tracefs " in Path("/proc/self/mounts").read_text():
         state = "closed" if code else "empty"
-        return f"mounted at {tracefs()} but {state}: {against or why_denied(code)}", "lift what forbids it"
+        return f"mounted at {tracefs()} but {state}: {against or why_denied(code)}", "lift the restriction"
     code = mount()
     if not has_capability(CAP_SYS_ADMIN):
         against = "this process lacks CAP_SYS_ADMIN" + (f"; {against}" if against else "")
-    return f"not mounted, and cannot be: {against or why_denied(code) or os.strerror(code)}", f"as root of the machine: {MOUNT}"
+    return f"not mounted, and cannot be: {against or why_denied(code) or os.strerror(code)}", f"as root on the machine: {MOUNT}"

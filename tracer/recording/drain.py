@@ -60,7 +60,7 @@ class SlotFile:
                 written = written[os.write(self.fd, written) :]
             self.sums.add(data)
         except OSError as error:
-            raise RecordingError(f"cannot write {self.path}: {error.strerror}; what was written before is readable") from None
+            raise RecordingError(f"cannot write {self.path}: {error.strerror}; everything written before is readable") from None
 
     def close(self) -> None:
         """Close the file."""

@@ -92,5 +92,5 @@ def _number_from_sudo(name: str, own: int) -> int:
     """A number that sudo left in the environment, as far as root looks at it."""
     text = os.environ.get(name, "") if os.geteuid() == 0 else ""
     if text and not (text.isascii() and text.isdigit() and int(text) < NOBODY_AT_ALL):
-        raise UserError(f"{name}={text!r} in the environment is not a user or group id: unset it, or call through sudo")
+        raise UserError(f"{name}={text!r} in the environment is not a user or group id: unset it, or use sudo")
     return int(text) if text else own

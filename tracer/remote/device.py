@@ -110,7 +110,7 @@ def collector_for(name: str, arch: str) -> Path:
     """The collector that runs on an architecture. Raises RequirementError where there is none."""
     path = COLLECTORS / f"moescope-collect-{arch}"
     if arch not in ARCHITECTURES:
-        raise RequirementError(f"{name} is a machine of {arch}: moescope-collect runs on {' and '.join(ARCHITECTURES)}")
+        raise RequirementError(f"{name} is an {arch} machine: moescope-collect runs on {' and '.join(ARCHITECTURES)}")
     if not path.exists():
-        raise RequirementError(f"{path.name} has not been built: run `make collect`, or install a wheel, which holds it")
+        raise RequirementError(f"{path.name} has not been built: run `make collect`, or install a wheel, which contains it")
     return path

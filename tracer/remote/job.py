@@ -116,7 +116,7 @@ def resumed(output: Path, target: str) -> Job | None:
     except FileNotFoundError:
         return None
     if state["target"] != target:
-        raise TracerError(f"{output} waits for a recording from {state['target']}: give it with --on, or another folder with -o")
+        raise TracerError(f"{output} belongs to a recording on {state['target']}: give that with --on, or another folder with -o")
     device = Device(way_to(target, state["root"]), state["folder"])
     pid = device.way.insist(lambda: device.way.ask(f"cat {device.folder}/pid 2> /dev/null || echo 0"))
     job = Job(device, output, int(pid))

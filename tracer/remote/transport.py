@@ -43,7 +43,7 @@ def way_to(target: str, root: str = "") -> "Transport":
         return Ssh(target, [*SSH, *shlex.split(rest)], root)
     if kind == "exec" and rest.strip():
         return Transport(target, shlex.split(rest), root)
-    raise TracerError(f"--on {target}: give ssh:USER@HOST, adb, adb:SERIAL, or exec:COMMAND that takes a line of shell (sh -c)")
+    raise TracerError(f"--on {target}: give ssh:USER@HOST, adb, adb:SERIAL, or exec:COMMAND that runs a shell command (sh -c)")
 
 
 def short(target: str) -> str:
@@ -79,7 +79,7 @@ class Transport:
         said = done.stderr.decode(errors="replace")
         ended = ENDED.fullmatch(said)
         if not ended:
-            raise LinkError(f"{self.name} is not reached: {last_line(said) or 'it gives no shell'}")
+            raise LinkError(f"{self.name} cannot be reached: {last_line(said) or 'it provides no shell'}")
         if ended[2] != "0":
             raise DeviceError(f"{self.name}: {last_line(ended[1]) or f'status {ended[2]}'}")
         return (done.stdout or b"").decode(errors="surrogateescape")
@@ -103,7 +103,7 @@ class Transport:
                 if not self.root:
                     raise
         raise RequirementError(
-            f"{self.name} gives no root shell, which probes need: log in as root, allow `sudo` without a password, "
+            f"{self.name} provides no root shell, which probes need: log in as root, allow `sudo` without a password, "
             "or on Android use `adb root` or an image with `su`"
         )
 
@@ -118,7 +118,7 @@ class Transport:
                 arrived = self.ask(f"cat {'>>' if offset else '>'} {quote(place)} && sha256sum < {quote(place)}", stdin=file)
             if arrived.split()[0] != sum_of(path):
                 self.ask(f"rm {quote(place)}")
-                raise LinkError(f"{self.name}: {path.name} was damaged on its way")
+                raise LinkError(f"{self.name}: {path.name} was damaged in transfer")
 
         self.insist(once)
 
@@ -131,7 +131,7 @@ class Transport:
                 self.ask(f"tail -c +{file.tell() + 1} {quote(place)}", stdout=file)
             if sum_of(path) != wanted:
                 path.unlink()
-                raise LinkError(f"{self.name}: {path.name} was damaged on its way")
+                raise LinkError(f"{self.name}: {path.name} was damaged in transfer")
 
         self.insist(once)
 

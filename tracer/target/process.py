@@ -150,7 +150,7 @@ def command_line(pid: int) -> bytes:
     except OSError:
         raise TargetError(f"there is no process {pid}; it may have ended") from None
     if status[0] in "ZX":
-        raise TargetError(f"process {pid} has ended; its parent, process {status[1]}, has not asked for its status yet")
+        raise TargetError(f"process {pid} has ended and waits for its parent, process {status[1]}, to collect its status")
     if int(status[6]) & KERNEL_THREAD:
         raise TargetError(f"{pid} is a kernel thread, which has no program to probe")
     return words

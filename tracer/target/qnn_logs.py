@@ -45,7 +45,7 @@ class SerializedLogs:
                 row = {"from": path, "file": str(place.relative_to(inside)), "bytes": place.stat().st_size, "whole": ended}
                 self.kept.append(row)
                 if not row["bytes"]:
-                    amiss.append(f"qnn: the serialized log {path} is empty: the program ended before QNN had written it")
+                    amiss.append(f"qnn: the serialized log {path} is empty: the program ended before QNN wrote it")
             except OSError as error:
                 amiss.append(f"qnn: the serialized log {path} could not be kept: {error.strerror}")
         return amiss
@@ -56,6 +56,6 @@ def copy_owned(path: str, place: Path, uid: int) -> None:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as source:
         status = os.fstat(source.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
-            raise PermissionError(errno.EPERM, "it belongs to another user than the command's")
+            raise PermissionError(errno.EPERM, "it belongs to a user other than the command's")
         with place.open("wb") as copy:
             shutil.copyfileobj(source, copy)

@@ -38,8 +38,8 @@ QNN_EMULATED_MACHINES = ("x86_64",)
 QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
 MISFITS = {
-    1: "the tensors of its graphs are laid out in no known way",
-    2: "its graph loop is not the one that was learnt: a node came twice, or does not belong to its graph",
+    1: "the tensors of its graphs have an unknown layout",
+    2: "its graph loop differs from the learnt one: a node came twice, or does not belong to its graph",
 }
 """Numbers of enum misfit_of, and what is said."""
 SETTINGS = struct.Struct("<17I")  # struct settings of bpf/structs.h
@@ -227,7 +227,7 @@ class Watcher:
         """Collect a provider's slots; with its last part, place the probes."""
         engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
         if int(record["provider"]) == NO_PROVIDER:
-            reason = "gave no function table: its calls are not seen"
+            reason = "provided no function table: its calls are not recorded"
             self.probes.warnings.append(f"{engine.name}: a library in process {pid} {reason}")
             return
         table, backend = ("qnn", int(record["provider"])), int(record["backend"])
@@ -248,7 +248,7 @@ class Watcher:
             for provider in providers:
                 self._probe_qnn_table(engine, places(pid, provider.slots), provider.api, provider.backend)
             if libraries and not providers:
-                reason = "no function table was found in its memory: calls through one that it has already are not seen"
+                reason = "no function table was found in its memory: calls through an earlier one are not recorded"
                 self.probes.warnings.append(f"{engine.name}: process {pid} has mapped QNN, but {reason}")
 
     def _probe_qnn_table(self, engine: Engine, slots: dict[int, tuple[str, int]], api: tuple[int, ...], backend: int) -> None:
@@ -265,7 +265,7 @@ class Watcher:
         if site:
             self.probes.attach_callback(engine, "notify", *site)
         else:
-            reason = "is in no file: the end of these executions is not seen"
+            reason = "is not in a file: the end of these executions is not recorded"
             self.probes.warnings.append(f"{engine.name}: the function that graphExecuteAsync notifies {reason}")
         self._continue(record, pid)
 

@@ -28,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         written = write_pareto(json.loads(args.sweep.read_text()), args.out)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ViewError(f"{args.sweep} is not a sweep ({error!r}); make one with `python -m analyzer simulate --json`") from None
+        raise ViewError(f"{args.sweep} is not a sweep ({error!r}); write one with `python -m analyzer simulate --json`") from None
     announce({"path": str(args.out), "bytes": written}, args.json)
     return 0

@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name:16} {sql.splitlines()[0].removeprefix('-- ')}")
         return 0
     if args.name not in queries:
-        raise ViewError(f"no query {args.name}; there are: {', '.join(queries)}")
+        raise ViewError(f"no query {args.name}; available: {', '.join(queries)}")
     print(queries[args.name], end="")
     return 0

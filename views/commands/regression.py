@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         written = write_regression(json.loads(args.comparison.read_text()), args.out)
     except (ValueError, KeyError, TypeError) as error:
         raise ViewError(
-            f"{args.comparison} is not a comparison ({error!r}); make one with `python -m analyzer compare --json`"
+            f"{args.comparison} is not a comparison ({error!r}); write one with `python -m analyzer compare --json`"
         ) from None
     announce({"path": str(args.out), "bytes": written}, args.json)
     return 0

@@ -39,7 +39,7 @@ def newest(folder: Path) -> Path:
     """The newest recording of a folder."""
     recordings = [path.parent for path in folder.glob("*/manifest.json")]
     if not recordings:
-        raise ViewError(f"no recording under {folder}/: name one, or start one with: sudo python -m tracer run -- COMMAND")
+        raise ViewError(f"no recording under {folder}/: give one, or start one with: sudo python -m tracer run -- COMMAND")
     return max(recordings, key=lambda path: (path / "manifest.json").stat().st_mtime)
 
 

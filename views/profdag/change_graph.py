@@ -41,7 +41,7 @@ def change_graph(diff: dict[str, Any]) -> Block:
         "kind": "graph",
         "title": f"Operators of a {diff['phase']} step",
         "note": "A card is a layer, or all layers whose operators changed alike, their times added up; execution goes downward. "
-        "Edges from card to card are left out. Coloured is only what the verdicts say, the stronger the more time it is.",
+        "Edges between cards are omitted. Coloured is only what the verdicts say, the stronger the more time it is.",
         "cards": cards[:MOST_CARDS],
         "left": max(0, len(cards) - MOST_CARDS),
     }

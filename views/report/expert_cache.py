@@ -72,7 +72,7 @@ def curves(run: Run) -> list[Block]:
         flat = {"type": "scatter", "mode": "lines", "x": rows["slots"].iloc[[0, -1]], "y": [100 * reached] * 2, "slot": 7}
         traces.append({**flat, "name": "this run", "line": {"dash": "dash"}})
     slots = cache_curves.slots_for(run.tables, 0.9, "decode")
-    remark = "One cache for all layers; a layer's experts are asked for at once."
+    remark = "One cache for all layers; a layer requests its experts at once."
     if slots is not None:
         remark += (
             f" LRU with {slots} experts"
@@ -80,7 +80,7 @@ def curves(run: Run) -> list[Block]:
             + " hits 90 % in decode."
         )
     axes = {"xaxis": axis("experts that fit", rangemode="tozero"), "yaxis": axis("hit rate %", range=[0, 103])}
-    return [chart("What other caches would hit", traces, remark, 320, CURVES_QUERY, **axes)]
+    return [chart("Hit rates of other cache sizes", traces, remark, 320, CURVES_QUERY, **axes)]
 
 
 def loads(run: Run) -> list[Block]:

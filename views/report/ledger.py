@@ -13,8 +13,8 @@ MEANS_QUERY = (
 STEPS_QUERY = "select * exclude (complete, total) from ledger where complete{} order by token_id"
 DECODE = " and phase = 'decode'"
 REMARK = (
-    "Shares of a mean step as its own thread met them: what it did itself, why it had no CPU, then what it waited for. "
-    "The causes and the residual add up to the step."
+    "Shares of a mean step, seen from its own thread: its own work, time without a CPU, then waiting. "
+    "Causes and residual add up to the step."
 )
 GREY = 7
 
@@ -45,6 +45,6 @@ def ledger_section(run: Run) -> Section | None:
     if not len(tokens):
         return None
     shown = ("decode step", STEPS_QUERY.format(DECODE)) if "decode" in set(tokens["phase"]) else ("step", STEPS_QUERY.format(""))
-    blocks = [stacked_shares(run, "What a step's time was spent on", REMARK, MEANS_QUERY), over_steps(run, *shown)]
+    blocks = [stacked_shares(run, "Time of a step by cause", REMARK, MEANS_QUERY), over_steps(run, *shown)]
     gained = (run.summary.get("ledger") or {}).get("accelerator")
     return Section("ledger", "Ledger", [*blocks, *([note(ledger.gain(gained).capitalize() + ".")] if gained else [])])

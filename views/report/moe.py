@@ -56,7 +56,7 @@ def heat(run: Run) -> Block | None:
         density.append((100 * active / layer_rows["token_id"].nunique()).round(2))
     return {
         "kind": "heat",
-        "title": "Which expert ran when",
+        "title": "Experts over time",
         "query": HEAT_QUERY,
         "layers": layers,
         "matrices": matrices,
@@ -83,7 +83,7 @@ def balance(tables: Tables) -> list[Block]:
         "text most often (share of steps)"
     )
     fields = ["layer", "experts", "per_step", "steps", "bits", "even", "most"]
-    return [table(columns, rows[fields], "How evenly experts are used", command="experts RUN")]
+    return [table(columns, rows[fields], "Evenness of expert use", command="experts RUN")]
 
 
 def reuse(run: Run) -> list[Block]:
@@ -104,7 +104,7 @@ def reuse(run: Run) -> list[Block]:
     if effect.get("time") is not None:
         remark += f" Rank correlation of distance and time: {effect['time']:+.2f} over {effect['steps']} points."
     if effect.get("major_faults") is not None:
-        remark += f" Of distance and major faults: {effect['major_faults']:+.2f}."
+        remark += f" Correlation of distance and major faults: {effect['major_faults']:+.2f}."
     axes = {"xaxis": axis("mean steps since these experts last ran"), "yaxis": axis("µs", type="log")}
     return [chart("Reuse distance against time", traces, remark, 320, REUSE_QUERY, **axes)]
 
@@ -125,7 +125,7 @@ def expert_section(run: Run) -> Section | None:
     blocks: list[Block] = [heat_map] if heat_map else []
     blocks += [*balance(run.tables), *runs_table(run), *reuse(run)]
     if heat_map and not len(run.tables["routes"]):
-        blocks.append(note("Routing was not recorded: activations are those of the experts' runs."))
+        blocks.append(note("Routing was not recorded: activations are inferred from the experts' runs."))
     reuse_steps = (run.summary.get("experts") or {}).get("reuse_distance_median_steps")
     if reuse_steps is not None:
         blocks.append(pairs([("median reuse distance", f"{reuse_steps:.0f} steps of the layer")]))

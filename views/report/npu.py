@@ -6,7 +6,7 @@ from analyzer.tables.qnn.enums import LEVELS
 from views.report import npu_blocks
 from views.report.sections import Block, Run, Section, axis, chart, heads, labels, note, table
 
-EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are the host's and say nothing about a device."
+EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are those of the host, not of a device."
 LABEL = "kind || if(kind = '', '', ' · ') || replace(graph_name, 'QNNExecutionProvider_', '')"
 """The subgraph kind, where the engine names one, before QNN's own name of the graph, without what ONNX Runtime puts before it."""
 OF_OBJECT = "if(kind = '' and object_id >= 0, ' #' || object_id, '')"

@@ -17,11 +17,11 @@ def findings(facts: Facts) -> list[Block]:
     """What QNN's numbers promise of each other, and where they break it."""
     broken = [{"level": "bad", "text": text} for text in facts["findings"][:MOST_FINDINGS]]
     if facts["unjoined_events"]:
-        broken.append({"level": "warn", "text": f"{facts['unjoined_events']:,} profile events belong to no known call"})
+        broken.append({"level": "warn", "text": f"{facts['unjoined_events']:,} profile events are not attributed to a call"})
     rows = [[r["check"], r["looked_at"], r["broken"], r["residual"], r["unit"]] for r in facts["closure"]]
     columns = heads("text must hold, number looked at, number broken, number residual, text unit")
     blocks: list[Block] = [{"kind": "findings", "items": broken}] if broken else []
-    return [*blocks, table(columns, rows, "Whether the numbers add up")] if rows else blocks
+    return [*blocks, table(columns, rows, "Consistency checks")] if rows else blocks
 
 
 def by_expert(facts: Facts) -> list[Block]:
@@ -59,5 +59,5 @@ def blocks(tables: Mapping[str, pd.DataFrame]) -> list[Block]:
     facts = statistics(tables)
     parts = [*findings(facts), *beside(facts), *by_expert(facts), *stages(facts)]
     if not facts["closure"] and facts["executes"]:
-        parts.append(note("No profile was made at detailed level: QNN's own times are not known."))
+        parts.append(note("No profile was made at detailed level: QNN's own times are unknown."))
     return parts

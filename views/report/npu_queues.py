@@ -3,7 +3,7 @@
 from analyzer.questions import npu_queues, rpc
 from views.report.sections import Block, Run, Section, axis, chart, heads, note, pairs, table
 
-UNCONFIRMED = "No device has confirmed these figures: they were held against a stand-in for the processor (docs/hexagon.md)."
+UNCONFIRMED = "No device has confirmed these figures: they were checked with a stand-in for the processor (docs/hexagon.md)."
 BATCHES_QUERY = (
     "select n_ops, count(*) batches, sum(bytes) filter (bytes >= 0)/1024 kib, "
     "median(submit_ns) filter (submit_ns >= 0)/1e3 send_us, "
@@ -47,7 +47,7 @@ def depth_chart(run: Run) -> Block:
     depth = run.ask(DEPTH_QUERY)
     trace = {"type": "bar", "x": depth["batch_id"], "y": depth["in_flight"], "slot": 0, "marker": {"line": {"width": 0}}}
     axes = {"xaxis": axis("batch"), "yaxis": axis("batches in flight"), "showlegend": False, "bargap": 0}
-    return chart("Batches in flight when each was sent", [trace], "", 220, DEPTH_QUERY, **axes)
+    return chart("Batches in flight at each submission", [trace], "", 220, DEPTH_QUERY, **axes)
 
 
 def driver_blocks(run: Run) -> list[Block]:

@@ -23,8 +23,8 @@ BY_NAME_QUERY = (
     "max(o.duration_ns) duration_ns from operators o left join graphs g using (graph_id) where o.complete "
     "group by all order by ms desc, o.type, o.name, o.shape, backend"
 )
-NO_CEILINGS = "Measure this machine's ceilings once, and the report says what bounds each operator: python -m analyzer ceilings"
-NO_WORK = "The engine does not describe these operators' tensors: their work is not known, and no roofline can be drawn."
+NO_CEILINGS = "Measure this machine's ceilings once, and the report shows what bounds each operator: python -m analyzer ceilings"
+NO_WORK = "The engine does not describe these operators' tensors: their work is unknown, so no roofline can be drawn."
 
 
 def by_type(run: Run) -> Block:
@@ -37,7 +37,7 @@ def by_type(run: Run) -> Block:
 
 
 def achieved(rows: pd.DataFrame) -> Block:
-    """What each type achieved, by backend."""
+    """Achieved performance by type, by backend."""
     shares = ["share_of_roof", "wait_share", "disk_share"]
     fields = ["type", "backend", "bound", "count", "ms", "mean_us", "roof_us", "share_of_roof", "above_ms"]
     fields += ["gflops", "gbytes_per_s", "intensity", "wait_share", "disk_share"]
@@ -46,7 +46,7 @@ def achieved(rows: pd.DataFrame) -> Block:
         "text type, text backend, text bound by, number runs, bar total ms, number mean µs, number attainable µs, "
         "number achieved %, number above it ms, number GFLOP/s, number GB/s, number flop/byte, number waiting %, number disk %"
     )
-    return table(columns, cells, "What each type achieved", command="roofline RUN")
+    return table(columns, cells, "Achieved performance by type", command="roofline RUN")
 
 
 def roofs(ceilings: Ceilings, low: float, high: float) -> list[dict]:

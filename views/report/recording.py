@@ -29,13 +29,13 @@ def missing_parts(run: Run) -> list[tuple[str, str]]:
             ("warn", f"Only tokens slower than {limit} were kept: {fast:,} faster ones are missing from every figure.")
         )
     if about.get("state") == "recording":
-        remarks.append(("warn", "The recording was not finished: it shows what had reached the disk."))
+        remarks.append(("warn", "The recording was not finished: it contains what had been written to disk."))
     for title, key in (("Ends without a begin", "ends_without_begin"), ("Begins without an end", "begins_without_end")):
         if records.get(key):
             remarks.append(("warn", f"{title}: " + ", ".join(f"{kind} {n:,}" for kind, n in records[key].items()) + "."))
     emulated = (summary.get("machine") or {}).get("emulated") or []
     if emulated:
-        remarks.append(("warn", f"{', '.join(emulated)}: results are exact, its times and cycles are not a device's."))
+        remarks.append(("warn", f"{', '.join(emulated)}: results are exact, its times and cycles are not those of a device."))
     return remarks
 
 
@@ -47,12 +47,12 @@ def sampled(run: Run) -> list[tuple[str, str]]:
             return [("warn", "Levels were switched off while decode was slow: their figures do not cover the whole time.")]
         return []
     share, slowdown, allowed = (sampling.get(key) for key in ("share_on", "slowdown_while_on", "allowed"))
-    covered = f"Operators and what lies below them were recorded for {number(100 * (share or 0), 1)} % of the time only"
+    covered = f"Operators and the levels below were recorded for {number(100 * (share or 0), 1)} % of the time only"
     limit = f"recording was allowed to slow decode down by {number(100 * (allowed or 0), 0)} %"
-    text = f"{covered}: {limit}. Steps outside of it have no operators, and sums over operators cover that part alone."
+    text = f"{covered}: {limit}. Other steps have no operators, and sums over operators cover only that part."
     if slowdown is None:
-        return [("warn", text), ("info", "What recording cost is not known: too few windows with and without it.")]
-    cost = f"While they were recorded a decode token took {100 * slowdown:.1f} % longer than the tokens before and behind"
+        return [("warn", text), ("info", "The cost of recording is unknown: too few windows with and without it.")]
+    cost = f"While they were recorded a decode token took {100 * slowdown:.1f} % longer than the tokens before and after"
     overall = slowdown * (share or 0) / (1 + slowdown * (1 - (share or 0)))
     return [("warn", text), ("info", f"{cost}; over the whole run recording cost about {100 * overall:.1f} %.")]
 
@@ -80,7 +80,7 @@ def changes(run: Run) -> list[Block]:
 def recording_section(run: Run) -> Section:
     """Losses, sampling and cost."""
     manifest = run.manifest
-    remarks = [*missing_parts(run), *sampled(run), *cost(run)] or [("good", "Nothing is missing that was to be recorded.")]
+    remarks = [*missing_parts(run), *sampled(run), *cost(run)] or [("good", "The recording is complete.")]
     blocks: list[Block] = [{"kind": "findings", "items": [{"level": level, "text": text} for level, text in remarks]}]
     blocks += changes(run)
     times = {name: value for name, value in (manifest.get("cost") or {}).items() if name.endswith("_ns")}
@@ -91,7 +91,7 @@ def recording_section(run: Run) -> Section:
     rows = [[kind, kept.get(kind, 0), lost.get(kind, 0)] for kind in sorted({*kept, *lost})]
     if rows:
         blocks.append(table(heads("text record, number kept, number lost"), rows, "Records"))
-    blocks.append(note("Losses are counted in the kernel, exactly."))
+    blocks.append(note("The kernel counts every loss."))
     return Section("recording", "Losses, sampling, cost", blocks)
 
 

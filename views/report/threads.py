@@ -22,8 +22,8 @@ BALANCE_QUERY = (
     "from thread_balance order by busy_ms desc, tid"
 )
 LEGEND = (
-    "Waiting is uninterruptible sleep: disk, page faults. Runnable is waiting for a cpu. "
-    "Stopped is held by a signal, as the tracer does while it places probes."
+    "Waiting: uninterruptible sleep (disk, page faults). Runnable: ready, without a CPU. "
+    "Stopped: by a signal, also while the tracer places probes."
 )
 
 
@@ -59,19 +59,19 @@ def balance(run: Run) -> list[Block]:
 
 
 def displaced(run: Run) -> list[Block]:
-    """Who took a CPU from threads that steps needed."""
+    """Threads that took a CPU from threads of steps."""
     if not len(run.tables["thread_states"]) or not len(run.tables["op_threads"]):
         return []
     rows = run.ask(DISPLACED_QUERY)
     if not len(rows):
         return []
     columns = heads("text displaced by, text tid, text whose, number times, number ms without a cpu, bar cost to steps ms")
-    return [table(columns, rows, "Who took a CPU from threads that steps needed", DISPLACED_QUERY)]
+    return [table(columns, rows, "Threads that took a CPU from threads of steps", DISPLACED_QUERY)]
 
 
 def thread_section(run: Run) -> Section | None:
     """What every thread of the program did with its time."""
     blocks = [*states(run), *balance(run), *displaced(run)]
     if blocks and not len(run.tables["thread_states"]):
-        blocks.append(note("Scheduling was not recorded (level sched): states are not known."))
+        blocks.append(note("Scheduling was not recorded (level sched): states are unknown."))
     return Section("threads", "Threads", blocks) if blocks else None

@@ -76,7 +76,7 @@ def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str,
 
 def share_chart(run: Run) -> Block:
     """Shares of a mean step by operator group and cause of idle time, one bar per phase."""
-    remark = "Shares of a mean step: operators by what they do, then idle time by its cause. Residual: no record explains it."
+    remark = "Shares of a mean step: operators by function, then idle time by cause. Residual: no record explains it."
     return stacked_shares(run, "Where a step's time goes", remark, WHERE_QUERY)
 
 
@@ -130,7 +130,7 @@ def phase_section(run: Run) -> Section | None:
     blocks = [share_chart(run), by_phase(run), *idle(run)]
     left_out = len(run.tables["tokens"]) - len(tokens)
     if left_out:
-        blocks.append(note(f"{left_out} steps are left out: their end was not recorded."))
+        blocks.append(note(f"{left_out} steps are omitted: their end was not recorded."))
     return Section("phases", "Phases", blocks)
 
 
@@ -201,7 +201,7 @@ def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
     if model:
         slope = model["us_per_token"]
         law = f"{model['base_ms']:,.2f} ms {'-' if slope < 0 else '+'} {abs(slope):,.2f} µs per token of context"
-        error = f"off by {100 * model['mape']:.0f} % on steps it has not seen, a constant by {100 * model['mape_constant']:.0f} %"
+        error = f"off by {100 * model['mape']:.0f} % on unseen steps, a constant by {100 * model['mape_constant']:.0f} %"
         items.append(("step against context", f"{law}; {error}"))
     return items
 
@@ -234,7 +234,7 @@ def growing(run: Run) -> list[Block]:
     columns = heads(
         "text type, number µs at no context, bar ns per token, number standard error, number share of growth %, number r²"
     )
-    return [table(columns, rows, "What grows with the context", GROWTH_QUERY)]
+    return [table(columns, rows, "Growth with the context", GROWTH_QUERY)]
 
 
 def step_section(run: Run) -> Section | None:

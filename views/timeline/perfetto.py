@@ -176,7 +176,7 @@ class TraceWriter:
         tracks = (
             ("ledger", self.ledger_slices()),
             ("slow tokens", marks.slow_tokens(self.tables)),
-            ("what this recording lacks", marks.lacking(self.manifest, self.end)),
+            ("missing from this recording", marks.lacking(self.manifest, self.end)),
         )
         group = self.new_track(marks.GROUP, child_ordering=TrackDescriptor.EXPLICIT)
         for rank, (name, slices) in enumerate(tracks):

@@ -169,7 +169,7 @@ class Predictors:
     def kernel(self, kernel: str, shapes: list[Shape], footprints: np.ndarray | None = None) -> np.ndarray:
         """Predicted times; `footprints`: bytes of weights in the whole model."""
         if kernel not in self.kernels:
-            raise PredictError(f"kernel {kernel} was never measured: train it, known are {', '.join(sorted(self.kernels))}")
+            raise PredictError(f"kernel {kernel} was never measured: train it; known: {', '.join(sorted(self.kernels))}")
         return np.asarray(np.exp(self.kernels[kernel].regressor.predict(features(kernel, shapes, footprints))))
 
     def parts(self, links: list[Link]) -> list[tuple[str, Shape, float]]:

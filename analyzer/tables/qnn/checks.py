@@ -72,7 +72,7 @@ def cycles(events: pd.DataFrame) -> Check:
     total = counted[counted["type"] == ACCEL_CYCLES].groupby("execute_id")["value"].first()
     ids = nodes.index.intersection(total.index)
     found, expected = nodes[ids].to_numpy(np.float64), total[ids].to_numpy(np.float64)
-    return Check("node cycles equal the accelerator's", "cycles", ids.to_numpy(), found, expected, found != expected)
+    return Check("node cycles equal accelerator cycles", "cycles", ids.to_numpy(), found, expected, found != expected)
 
 
 def checks(executes: pd.DataFrame, events: pd.DataFrame) -> list[Check]:
