@@ -124,7 +124,7 @@ def test_a_cut_optrace_gives_what_is_whole_and_says_so(tmp_path: Path) -> None:
     cut = tmp_path / "cut.json"
     cut.write_text(text[: len(text) * 2 // 3])
     trace = read_optrace(cut)
-    assert "cut off" in trace.complaints[0] and 0 < len(trace.events) < 6
+    assert "truncated" in trace.complaints[0] and 0 < len(trace.events) < 6
 
 
 def test_an_optrace_without_an_event_that_can_be_read_is_empty(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     imported = read_csv(bad)
     assert len(imported.events) == 14
     assert "damaged" in imported.complaints[0] and "line 5" in imported.complaints[0]
-    assert "cut off" in imported.complaints[-1]
+    assert "truncated" in imported.complaints[-1]
 
 
 def test_a_quote_left_open_costs_its_own_line_alone(tmp_path: Path) -> None:

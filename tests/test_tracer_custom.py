@@ -214,9 +214,12 @@ FUNCTION = '[[function]]\nlibrary = "libfoo.so"\nsymbol = "foo"\n'
         (FUNCTION + 'args = { n = "int @1" }\n', "key args.n: unknown type 'int'; known: u8"),
         (FUNCTION + 'args = { n = "s32 @7" }\n', "key args.n: '@7' is not a place; write TYPE @N"),
         (FUNCTION + 'args = { n = "f32 @1" }\n', "a float in a register cannot be read: a probe sees the integer registers only"),
-        (FUNCTION + 'args = { n = "s32 *(*(*@1))" }\n', "reads memory 3 times, 2 is the most"),
+        (FUNCTION + 'args = { n = "s32 *(*(*@1))" }\n', "reads memory 3 times, at most 2 are allowed"),
         (FUNCTION + 'at = "entry"\nargs = { n = "s32 return" }\n', 'is not available with at = "entry"; use at = "both"'),
-        (FUNCTION + "args = { " + ", ".join(f's{i} = "str @1"' for i in range(5)) + " }\n", "0 numbers and 5 texts; 15 and 4"),
+        (
+            FUNCTION + "args = { " + ", ".join(f's{i} = "str @1"' for i in range(5)) + " }\n",
+            "0 numbers and 5 texts; at most 15 and 4",
+        ),
         ('name = "x"\nid = 2\nprobes = []\n', "engine x: key libraries is missing; give a list"),
         ('name = "x"\nid = 2\nlibraries = "libx"\nprobes = []\n', "engine x: key libraries: 'libx' is wrong; give a list"),
         (

@@ -194,7 +194,9 @@ def place_tail(code: bytes, machine: str, fast_nop: bool) -> Placement:
         leaves = target is not None and not 0 <= target < len(code)
         if instruction.mnemonic in ("jmp", "b") and leaves and cost_class(instruction, machine) == "emulated":
             text = f"{instruction.mnemonic} {instruction.op_str}".strip()
-            return Placement(instruction.address, text, "emulated", "tail jump: emulated, and passed by every thread that waits")
+            return Placement(
+                instruction.address, text, "emulated", "tail jump: emulated, and executed by every thread that waits"
+            )
         if instruction.mnemonic in ("ret", "call", "bl"):
             break
     return place_entry(code, machine, fast_nop)
@@ -217,7 +219,7 @@ def place_usdt(before: bytes, is_entry: bool, fast_nop: bool, machine: str = "x6
     """
     if before == NOP5 and is_entry and rank("nop5", fast_nop) == 0:
         return Placement(
-            -len(NOP5), "nop5", "nop5", "in front of the USDT site: this kernel makes it a system call, cheaper than a trap"
+            -len(NOP5), "nop5", "nop5", "before the USDT site: this kernel turns it into a system call, cheaper than a trap"
         )
     return Placement(0, "nop", "nop5" if machine == "AArch64" else "emulated", "USDT site")
 
