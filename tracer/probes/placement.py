@@ -194,9 +194,7 @@ def place_tail(code: bytes, machine: str, fast_nop: bool) -> Placement:
         leaves = target is not None and not 0 <= target < len(code)
         if instruction.mnemonic in ("jmp", "b") and leaves and cost_class(instruction, machine) == "emulated":
             text = f"{instruction.mnemonic} {instruction.op_str}".strip()
-            return Placement(
-                instruction.address, text, "emulated", "tail jump: emulated, and executed by every thread that waits"
-            )
+            return Placement(instruction.address, text, "emulated", "tail jump: emulated, executed by every waiting thread")
         if instruction.mnemonic in ("ret", "call", "bl"):
             break
     return place_entry(code, machine, fast_nop)
