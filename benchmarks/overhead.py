@@ -12,8 +12,8 @@ twice as many tokens, this is not biased.) Rounds in which the host took more th
 others remain. "nothing" changes nothing: what the noise alone makes of a comparison.
 
 Beside it stands the accounting, which compares nothing: hits of each probe times the calibrated cost of a hit (warm and cold
-caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
-as a share of one core.
+caches) plus the measured time in its BPF program, per thread and time with probes; the time in programs on the kernel's events,
+which run for every process, as a share of all CPUs; and the tracer's own CPU time meanwhile, as a share of one core.
 
 "ledger" records all that the ledger of a step is made of.
 "limited" records operators for part of the time only, by --max-overhead 10; its rounds compare mean tokens of windows of 10 s.
@@ -25,11 +25,13 @@ rounds fit between two moods of the machine: "naive" puts a program of BCC's at 
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ from benchmarks.lib.windows import TOO_SLOW, Block, recording, slowdown, times, 
 from tracer.kernel.loaders import import_bcc
 from tracer.probes.elf import read_binary
 from tracer.probes.perf_events import connect
+from tracer.probes.plan import KERNEL
 from tracer.probes.uprobes import detach, perf_event
 from workloads.gguf_model import SHAPES
 
@@ -113,10 +116,13 @@ def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path
     manifest = json.loads((folder / "manifest.json").read_text())
     written = sum(path.stat().st_size for path in folder.glob("*.bin"))
     shutil.rmtree(folder)
-    costs = [accounted(manifest["probes"], cost) for cost in ("ns_per_hit", "ns_per_hit_cold")]
+    standing = {row["program"]: row for row in manifest["probes"] if not row["retired_ns"]}  # a program's hits once
+    of_engine, of_kernel = ([row for row in standing.values() if (row["engine"] == KERNEL) == kernel] for kernel in (False, True))
+    costs = [accounted(of_engine, cost) for cost in ("ns_per_hit", "ns_per_hit_cold")]
     slowdowns = [cost / (engine.threads * with_probes - cost) for cost in costs]
     steps = max(1, manifest["records"].get("token_end", 0))
-    return Block(windows, np.median, *slowdowns, written / steps, sum(manifest["lost"].values()))
+    kernel = accounted(of_kernel, "ns_per_hit") / (os.cpu_count() or 1) / with_probes
+    return Block(windows, np.median, *slowdowns, kernel, written / steps, sum(manifest["lost"].values()))
 
 
 def limited(engine: Engine, words: str, rounds: int, folder: Path) -> Block:
@@ -135,10 +141,9 @@ def limited(engine: Engine, words: str, rounds: int, folder: Path) -> Block:
     return Block(windows, np.mean, bytes_per_token=written / steps, lost=lost)
 
 
-def accounted(probes: list[dict[str, Any]], cost: str) -> float:
-    """What the probes that stood to the end cost the engine's threads, ns; each program's hits once."""
-    standing = {row["program"]: row for row in probes if not row["retired_ns"]}
-    return sum(row["hits"] * (row[cost] + row["bpf_ns_per_hit"]) for row in standing.values())
+def accounted(probes: Iterable[dict[str, Any]], cost: str) -> float:
+    """What probes cost, ns."""
+    return sum(row["hits"] * (row[cost] + row["bpf_ns_per_hit"]) for row in probes)
 
 
 @dataclass
@@ -246,6 +251,8 @@ def add_variant(report: Report, engine: str, name: str, blocks: list[Block], tok
         cold = float(np.median([block.cold for block in blocks]))
         report.add(f"{name}: accounted, warm caches", "%", single(100 * warm))
         report.add(f"{name}: accounted, cold caches", "%", single(100 * cold))
+    if np.isfinite(kernel := float(np.median([block.kernel for block in blocks]))):
+        report.add(f"{name}: programs on the kernel's events", "% of all CPUs", single(100 * kernel))
     if np.isfinite(size := float(np.median([block.bytes_per_token for block in blocks]))):
         report.add(f"{name}: the tracer's CPU time", "% of a core", single(100 * cost.tracer_cpu))
         report.add(f"{name}: on disk, per token", "B", single(size))

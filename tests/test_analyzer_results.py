@@ -237,7 +237,7 @@ def test_speed_follows_from_the_steps_times(tmp_path):
 
 
 def test_the_emulator_is_named_and_costs_are_shares(tmp_path):
-    cost = {"trap_ns": 600, "bpf_ns": 400, "tracer_cpu_ns": 1, "target_cpu_ns": 100_000}
+    cost = {"trap_ns": 600, "bpf_ns": 400, "kernel_ns": 10**9, "tracer_cpu_ns": 1, "target_cpu_ns": 100_000}
     lost = {"op_begin": 3, "op_end": 0}
     folder = runtime(1).write(tmp_path, qnn={"backend": 6, "api": "2.40", "emulator": True}, cost=cost, lost=lost)
     answer = summarize(Recording(folder), load(folder))

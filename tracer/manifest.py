@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tracer.probes.plan import Row
+from tracer.probes.plan import KERNEL, Row
 from tracer.recording import machine
 from tracer.recording.format import SCHEMA_VERSION
 from tracer.target.watch import Watcher
@@ -17,9 +17,9 @@ def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tup
     """Fill in hits and ns per hit of every probe; the sums, ns.
 
     `costs` is what `calibration.measure` found; `stats(program)` gives (runs, ns inside, skipped). A program that
-    stands at several places is counted once.
+    stands at several places is counted once. Those on the kernel's events run for every process of the machine: `kernel_ns`.
     """
-    total = {"trap_ns": 0, "trap_cold_ns": 0, "bpf_ns": 0}
+    total = {"trap_ns": 0, "trap_cold_ns": 0, "bpf_ns": 0, "kernel_ns": 0}
     counted: set[str] = set()
     for row in rows:
         row.hits, inside, row.skipped = stats(row.program)
@@ -28,7 +28,7 @@ def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tup
         row.ns_per_hit, row.ns_per_hit_cold = costs.get(kind, 0.0), costs.get(f"cold_{kind}", 0.0)
         if row.program not in counted:
             counted.add(row.program)
-            total["bpf_ns"] += inside
+            total["kernel_ns" if row.engine == KERNEL else "bpf_ns"] += inside
             total["trap_ns"] += int(row.hits * row.ns_per_hit)
             total["trap_cold_ns"] += int(row.hits * row.ns_per_hit_cold)
     return {**total, "tracer_cpu_ns": time.process_time_ns(), "calibration_ns": costs}

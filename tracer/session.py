@@ -28,6 +28,7 @@ from tracer.manifest import account, compose
 from tracer.probes.attach import Attachments
 from tracer.probes.calibration import UNKNOWN, measure
 from tracer.probes.functions import Function
+from tracer.probes.plan import KERNEL
 from tracer.probes.uprobes import has_uprobes
 from tracer.recording import machine
 from tracer.recording.checksums import METHOD
@@ -269,7 +270,7 @@ class Session:
 
     def saw_engine(self) -> bool:
         """Whether any engine's code was found."""
-        return any(row.engine != "kernel" for row in self.probes.rows)
+        return any(row.engine != KERNEL for row in self.probes.rows)
 
     def losses(self) -> dict[str, int]:
         """Records that found a ring full, by kind, counted in the kernel."""

@@ -41,12 +41,14 @@ class Block:
     """Windows without probes at even places and with probes at odd ones, and the slowdown that the tracer accounts.
 
     middle: what stands for a window's tokens; where probes come and go within it, the mean alone tells what was lost.
+    kernel: the share of all CPUs' time in programs on the kernel's events.
     """
 
     windows: list[Window]
     middle: Callable[[np.ndarray], np.floating[Any]] = np.median
     warm: float = float("nan")
     cold: float = float("nan")
+    kernel: float = float("nan")
     bytes_per_token: float = float("nan")
     lost: int = 0
 

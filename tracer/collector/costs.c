@@ -137,11 +137,14 @@ static double cost_of(json_t *row, const char *heat)
 	return json_real_value(json_object_get(measured, name));
 }
 
-/* Fills in hits and ns per hit of every probe; the sums. A program that stands at several places is counted once. */
+/*
+ * Fills in hits and ns per hit of every probe; the sums. A program that stands at several places is counted once. Those on the
+ * kernel's events run for every process of the machine.
+ */
 void account(json_t *plan_and_rows, json_t *cost)
 {
 	json_t *rows = json_object_get(plan_and_rows, "rows"), *row, *counted = json_object();
-	u64 trap = 0, cold = 0, inside = 0;
+	u64 trap = 0, cold = 0, inside = 0, kernel = 0;
 	size_t index;
 
 	plan_programs = json_object_get(plan_and_rows, "programs");
@@ -156,11 +159,11 @@ void account(json_t *plan_and_rows, json_t *cost)
 		if (json_object_get(counted, program))
 			continue;
 		json_object_set_new(counted, program, json_true());
-		inside += told.inside;
+		*(strcmp(text_of(row, "engine"), "kernel") ? &inside : &kernel) += told.inside;
 		trap += told.hits * warm_ns;
 		cold += told.hits * cold_ns;
 	}
 	json_decref(counted);
-	json_object_update_new(cost, json_pack("{sI sI sI}", "trap_ns", (json_int_t)trap, "trap_cold_ns", (json_int_t)cold, "bpf_ns",
-					       (json_int_t)inside));
+	json_object_update_new(cost, json_pack("{sI sI sI sI}", "trap_ns", (json_int_t)trap, "trap_cold_ns", (json_int_t)cold, "bpf_ns",
+					       (json_int_t)inside, "kernel_ns", (json_int_t)kernel));
 }

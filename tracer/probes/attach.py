@@ -19,7 +19,7 @@ from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
 from tracer.probes.kernel_probes import FAULT_ENDS, KERNEL_PROBES, SOFTWARE, STAND_INS, kernel_probes, lacking
 from tracer.probes.perf_events import attach_software, attach_tracepoint
-from tracer.probes.plan import FilePlan, Row
+from tracer.probes.plan import KERNEL, FilePlan, Row
 from tracer.probes.planner import Places, Planner, stem
 from tracer.probes.tracefs import tracefs, why_absent
 
@@ -107,7 +107,7 @@ class Attachments:
         for name, level, category in offered:
             instruction = SOFTWARE if category == SOFTWARE else "tracepoint"
             with self.planner.reported():
-                self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, instruction, "", "tracepoint", ""))
+                self._stand(Row(name, KERNEL, level, "", f"{category}:{name}", 0, instruction, "", "tracepoint", ""))
         if not any(level == "process" for _, level, _ in offered):
             why = why_absent()[0] or f"it lacks the files that {tracefs()} should hold"
             raise RequirementError(f"none of the kernel's tracepoints can be read: tracefs: {why}; see `python -m tracer doctor`")

@@ -7,6 +7,10 @@ PLANNED = ("program", "engine", "level", "symbol", "offset", "at", "instruction"
 """What a plan says of a probe; its file is told once for all of them."""
 
 
+KERNEL = "kernel"
+"""In place of an engine: the probe stands on an event of the kernel's."""
+
+
 @dataclass
 class Row:
     """One probe in the manifest."""

@@ -16,24 +16,28 @@ REMARK = (
     "Shares of a mean step, seen from its own thread: its own work, time without a CPU, then waiting. "
     "Causes and residual add up to the step."
 )
+RPC = (
+    "rpc: transport to the accelerator and back, waiting in its queue where no profile reports it, and late answers. "
+    "These cannot be distinguished from outside."
+)
 GREY = 7
 
 
 def over_steps(run: Run, name: str, query: str) -> Block:
-    """Every step that `query` gives, its causes stacked."""
+    """Every step that `query` gives, its causes stacked in the order and colours of the mean steps."""
     rows = run.ask(query)
     bins = binned(len(rows))
-    spent = {name: rows[name] for name in (*ledger.CAUSES, ledger.RESIDUAL) if rows[name].any()}
-    ranked = sorted(spent, key=lambda name: -spent[name].sum())
-    shown = {name.replace("_", " "): spent[name] for name in ranked[:GREY]}
-    if len(ranked) > GREY:
-        shown[SMALLER] = sum(spent[name] for name in ranked[GREY:])
+    largest = run.ask(MEANS_QUERY)[list(ledger.CAUSES)].max().sort_values(ascending=False, kind="stable").index
+    shown = {cause: rows[cause] for cause in largest[:GREY] if rows[cause].any()}
+    slots = {cause: slot for slot, cause in enumerate(largest[:GREY])} | {SMALLER: GREY}
+    if (smaller := rows[[*largest[GREY:], ledger.RESIDUAL]].sum(axis=1)).any():
+        shown[SMALLER] = smaller
     traces = [
         {
-            **{"type": "bar", "marker": {"line": {"width": 0}}, "name": label(name), "slot": slot},
+            **{"type": "bar", "marker": {"line": {"width": 0}}, "name": label(cause.replace("_", " ")), "slot": slots[cause]},
             "y": np.round(np.bincount(bins, ns / MS) / np.bincount(bins), 4),
         }
-        for slot, (name, ns) in enumerate(shown.items())
+        for cause, ns in shown.items()
     ]
     axes = {"xaxis": axis(name), "yaxis": axis("ms"), "barmode": "stack", "bargap": 0}
     return chart(f"The ledger of every {name}", traces, per_bin(len(rows)), 320, query, **axes)
@@ -46,5 +50,9 @@ def ledger_section(run: Run) -> Section | None:
         return None
     shown = ("decode step", STEPS_QUERY.format(DECODE)) if "decode" in set(tokens["phase"]) else ("step", STEPS_QUERY.format(""))
     blocks = [stacked_shares(run, "Time of a step by cause", REMARK, MEANS_QUERY), over_steps(run, *shown)]
-    gained = (run.summary.get("ledger") or {}).get("accelerator")
-    return Section("ledger", "Ledger", [*blocks, *([note(ledger.gain(gained).capitalize() + ".")] if gained else [])])
+    facts = run.summary.get("ledger") or {}
+    if (facts.get("run_ms") or {}).get("rpc"):
+        blocks.append(note(RPC))
+    if gained := facts.get("accelerator"):
+        blocks.append(note(ledger.gain(gained).capitalize() + "."))
+    return Section("ledger", "Ledger", blocks)
