@@ -78,6 +78,15 @@ def test_a_route_trace_keeps_steps_routes_and_weights(folder: Path, tables: Tabl
     assert back["tokens"][steps].to_numpy().tolist() == tables["tokens"][steps].to_numpy().tolist()
 
 
+@settings(max_examples=20, deadline=None)
+@given(recordings())
+def test_tokens_are_counted_in_a_route_trace_where_the_engine_was_given_no_positions(folder: Path, tables: Tables) -> None:
+    unknown = {**tables, "tokens": tables["tokens"].assign(position=np.int32(-1))}
+    back = again(unknown, "route-trace", folder)
+    pd.testing.assert_frame_equal(back["routes"][ROUTES], tables["routes"][ROUTES])
+    assert back["tokens"]["position"].tolist() == tables["tokens"]["position"].tolist()
+
+
 @settings(max_examples=60, deadline=None)
 @given(recordings())
 def test_rows_of_layer_and_expert_keep_everything_but_weights(folder: Path, tables: Tables) -> None:

@@ -76,12 +76,17 @@ def _frame(path: Path, header: tuple[str, ...], rows: list[str], columns: tuple[
 
 
 def _ordered(tables: Tables) -> pd.DataFrame:
-    """Routes in the order in which they were chosen, with `phase`, `position` and `turn` of their steps."""
+    """Routes in the order in which they were chosen, with `phase`, `position` and `turn` of their steps.
+
+    Where the engine was given no positions (llama.cpp's batches may leave them out), a turn's tokens are counted.
+    """
     tokens = tables["tokens"].sort_values("token_id")
     starts = (tokens["phase"] == "prefill") & (tokens["position"] == 0)
     turns = (starts.cumsum() - 1).clip(lower=0)
+    counted = tokens["n_tokens"].groupby(turns).cumsum() - tokens["n_tokens"]
+    positions = tokens["position"].where(tokens["position"] >= 0, counted)
     steps = pd.DataFrame({"token_id": tokens["token_id"], "phase": tokens["phase"].astype(str), "turn": turns})
-    routed = tables["routes"].merge(steps.assign(position=tokens["position"]), on="token_id")
+    routed = tables["routes"].merge(steps.assign(position=positions), on="token_id")
     return routed.sort_values(["token_id", "layer", "row", "rank"]).reset_index(drop=True)
 
 
