@@ -162,15 +162,19 @@ class MoE:
     def _ids(self, prompt: str | Iterable[int] | list[Message]) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        parts = list(prompt)
-        if not parts:
-            raise RequestError("the prompt is empty: give at least one token")
-        if isinstance(parts[0], dict):
-            return self.apply_chat_template(parts)  # type: ignore[arg-type]
         try:
-            return [index(part) for part in parts]  # type: ignore[arg-type]
+            parts: list[Any] = list(prompt)
+            if parts and isinstance(parts[0], dict):
+                return self.apply_chat_template(parts)
+            ids = [index(part) for part in parts]
         except TypeError:
             raise RequestError("a prompt is text, a sequence of token ids, or messages {role, content}") from None
+        if not ids:
+            raise RequestError("the prompt is empty: give at least one token")
+        last = self.package.family.vocabulary - 1
+        if wrong := [token for token in ids if not 0 <= token <= last]:
+            raise RequestError(f"the prompt has the token id {wrong[0]}: ids are from 0 to {last}")
+        return ids
 
     def __enter__(self) -> "MoE":
         return self

@@ -221,6 +221,19 @@ def test_temperatures_that_are_no_number_are_refused(model: Path) -> None:
         moe.generate(PROMPT, 1, temperature=float("nan"))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        *((prompt, "a prompt is text, a sequence of token ids, or messages") for prompt in (3.5, None, [1.5], [[1, 2]], ["a"])),
+        *(([], "the prompt is empty"), ("", "the prompt is empty")),
+        *(([1, 10**9], "the token id 1000000000: ids are from 0 to"), ([-1], "the token id -1")),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_what_is_wrong_with_it(model: Path, prompt: object, words: str) -> None:
+    with MoE.load(model) as moe, pytest.raises(RequestError, match=words):
+        moe.generate(prompt, 1)  # type: ignore[arg-type]
+
+
 def test_a_prompt_comes_from_standard_input(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

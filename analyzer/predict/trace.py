@@ -51,7 +51,7 @@ def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
     routes, tokens = tables["routes"], tables["tokens"].set_index("token_id")
     routed = routes[routes["token_id"].isin(tokens.index)]
     if len(routed) == 0:
-        raise PredictError("the recording holds no routes: record an MoE engine at level expert")
+        raise PredictError("the recording holds no routes, of which counts keep no order: record an MoE engine at level expert")
     layers = np.sort(routed["layer"].unique())
     k = int(routed["rank"].max()) + 1
     asked = _asked(tables, layers)
