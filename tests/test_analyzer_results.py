@@ -193,6 +193,8 @@ def test_a_hit_counts_once_per_step_and_layer_however_many_runs_it_takes(tmp_pat
         ("experts.0.5", "expert compute"),
         ("expert.0.5", "expert compute"),
         ("combine.0", "combine"),
+        ("norm.0", "combine"),
+        ("norm-3", "other"),
         ("head", "head"),
         ("sampling", "sampling"),
     ],

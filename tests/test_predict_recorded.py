@@ -46,6 +46,7 @@ def test_without_a_command_the_budget_is_what_the_cache_held_at_most() -> None:
     thrashing, resident = ran([[(0, 1)], [(2, 3)]] * 4, 3), ran([[(0, 1)]] * 4, 3)
     assert recorded.budget(thrashing, None) == 3 * SIZE
     assert recorded.budget(thrashing, "350") == 350
+    assert recorded.budget(thrashing, "50%") == 3 * SIZE
     assert recorded.budget(resident, "350") is None
 
 

@@ -71,9 +71,12 @@ def settings(tables: Tables, command: Sequence[str]) -> Settings:
 
 
 def budget(tables: Tables, asked: str | None) -> int | None:
-    """Bytes of the recorded cache: what the command asked for, else the most that it held; None where nothing had to leave."""
+    """Bytes of the recorded cache: what the command asked for, else the most that it held; None where nothing had to leave.
+
+    A share that was asked for is of a size that no table has.
+    """
     held = expert_loads.budget(tables)
-    return byte_count(asked) if held is not None and asked else held
+    return byte_count(asked) if held is not None and asked and not asked.endswith("%") else held
 
 
 def byte_count(word: str) -> int:
