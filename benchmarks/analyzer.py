@@ -1,4 +1,4 @@
-"""Records per second from a recording to all tables on disk, and how much memory that takes: a synthetic llama.cpp decode.
+"""Records per second and memory use from a recording to all tables on disk, with a synthetic llama.cpp decode.
 
 python -m benchmarks.analyzer [--records 1e6 1e7 1e8] [--rounds 3]
 python -m benchmarks.analyzer --run RUN [--rounds 3]      the same for a recording

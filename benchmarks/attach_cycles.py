@@ -1,4 +1,4 @@
-"""Attach to a living program, record for a moment, detach: over and over, with the accounts of what is left behind.
+"""Attach to a running program, record briefly, detach, many times; checks that nothing is left behind.
 
     sudo python -m benchmarks.attach_cycles [--rounds 200] [--pid PID --engine auto] [--levels token,graph,...] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What each C file of the analyzer and the views gains: its loops against NumPy, pandas and the perfetto package.
+"""Speed-up of the C loops in analyzer and views over NumPy, pandas and the perfetto package.
 
     python -m benchmarks.c_loops [--rows 1000000] [--rounds 7] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What comparisons find and how often they cry wolf: power for planted changes, false alarms on unchanged runs, and speed.
+"""Power and false alarms of comparisons: planted changes, unchanged runs, and speed.
 
 python -m benchmarks.comparing power [--runs 5,10,20] [--repeats 200] [--noise 1.0]
 python -m benchmarks.comparing words [--runs 5,10] [--repeats 400] [--noise 1.0]

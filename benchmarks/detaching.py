@@ -1,4 +1,4 @@
-"""What it costs to place and to remove a set of probes: by perf events, and by uprobe_multi links; in turn and at once.
+"""Time to attach and remove a set of probes: perf events and uprobe_multi links, one by one and together.
 
     sudo python -m benchmarks.detaching [--rounds 3]
 

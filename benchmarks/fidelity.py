@@ -1,4 +1,4 @@
-"""How true the recorded times are: phases against the engine's own timers, kernels against duplication.
+"""Accuracy of the recorded times: phases against the engine's own timers, kernels against duplication.
 
 sudo python -m benchmarks.fidelity [--rounds 3] [--turns 150] [--extra 3] [--seconds 150] [--model M] [--levels L] [--out FILE]
 sudo python -m benchmarks.fidelity --engine llamacpp [--rounds 3] [--turns 40] [--extra 4]        llama.cpp's kernels

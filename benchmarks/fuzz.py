@@ -1,4 +1,4 @@
-"""What damaged input does to the command lines: faults by kind of input (workloads/fuzzing.py says what a fault is).
+"""Faults of the command lines on damaged input, by kind of input (workloads/fuzzing.py defines a fault).
 
 nice python -m benchmarks.fuzz [--cases 1000] [--kinds recording TOML] [--seed 0] [--keep DIR] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Evicts and reloads context binaries, and looks for what is left: python -m benchmarks.htp_cycles PACKAGE [--rounds 1000].
+"""Evicts and reloads context binaries and checks for leaks: python -m benchmarks.htp_cycles PACKAGE [--rounds 1000].
 
 Each cycle drops one expert's session on the HTP (its emulator on x86-64) and loads another from its context binary. Afterwards
 memory, threads and open files must stand where they stood once the process was warm; then two experts run from two threads

@@ -1,4 +1,4 @@
-"""Kernel predictors on this machine: which pairs a backend fuses, how well regressors meet shapes and models not seen.
+"""Accuracy of kernel predictors on this machine: fused pairs, held-out shapes and unseen models.
 
     python -m benchmarks.kernel_predictors --start 60 --rounds 2 --extra 20 --held-out 30
     python -m benchmarks.kernel_predictors --backend htp --fusion-only    (x86-64: Qualcomm's emulator, its cycles are no NPU's)

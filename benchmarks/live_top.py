@@ -1,4 +1,4 @@
-"""What a turn of `views top` costs while a recording grows: `python -m benchmarks.live_top [--events N] [--json FILE]`.
+"""Cost of an update of `views top` while a recording grows: `python -m benchmarks.live_top [--events N] [--json FILE]`.
 
 A synthetic decode (300 operators a step on two threads, scheduling) grows to N events in pieces of one size. After each piece one
 turn is timed, in CPU seconds of this process: of `Live`, which reads what is new, and, now and then, of the tables of the whole

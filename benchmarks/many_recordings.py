@@ -1,4 +1,4 @@
-"""A thousand recordings in a folder and in an object store: made into tables by two Dask workers, then asked as one.
+"""A thousand recordings in a folder and in an object store: tables by two Dask workers, then one query over all.
 
 sudo python -m benchmarks.many_recordings [--count 1000] [--recording RUN] [--stores folder s3]
 

@@ -1,4 +1,4 @@
-"""Decode speed with room for a share of the expert bytes, ours and llama.cpp's.
+"""Decode speed with memory for a share of the expert bytes, our runtime and llama.cpp.
 
     python -m benchmarks.memory_limited PACKAGE [--text FILE] [--shares 0.75,0.5,0.25] [--rounds 3] [--llama GGUF]
 

@@ -1,4 +1,4 @@
-"""How well MFU tables predict a row that is not in them: interpolation against the nearest row, each row left out once.
+"""Accuracy of MFU tables for a missing row: interpolation against the nearest row, leaving out each row once.
 
     python -m benchmarks.mfu_interpolation
 

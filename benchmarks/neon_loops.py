@@ -1,4 +1,4 @@
-"""Inner loops of the arm64 kernels, compiled and fed to llvm-mca: cycles per byte of weights where caches hold everything.
+"""Inner loops of the arm64 kernels in llvm-mca: cycles per byte of weights with everything in caches.
 
 python -m benchmarks.neon_loops [--cpus neoverse-v2,cortex-x4,oryon-1] [--ggml DIR] [--compiler aarch64-linux-gnu-gcc]
                                 [--mca llvm-mca-19]

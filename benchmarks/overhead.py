@@ -1,4 +1,4 @@
-"""What tracing costs a decoding engine: probes go on and off in one running process, many times, in several ways.
+"""Overhead of tracing on a decoding engine: probes are switched on and off many times in one running process.
 
     sudo python -m benchmarks.overhead llama-1b [--rounds 60] [--json FILE] [--library libllama.so]
     sudo python -m benchmarks.overhead runtime

@@ -1,4 +1,4 @@
-"""The runtime against transformers over drawn configs of every family: greedy tokens and logits at every step.
+"""The runtime against transformers over random configs of every family: greedy tokens and logits at every step.
 
 nice python -m benchmarks.parity [--configs 156] [--seed 0] [--tokens 64] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""How fast and how small the Perfetto writer is, on synthetic tables: `python -m benchmarks.perfetto_writer [--events N]`.
+"""Speed and output size of the Perfetto writer on synthetic tables: `python -m benchmarks.perfetto_writer [--events N]`.
 
 Rates are from the tables to the file, per second of the wall clock and of the process's own CPU time (all its threads), with one
 thread and with all CPUs alternately. `--open` reads the last trace with Perfetto's trace processor and counts; `--ui` opens it in

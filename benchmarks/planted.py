@@ -1,4 +1,4 @@
-"""Is a planted change found, and is the right culprit named? Power at each size, on recordings of real runs.
+"""Detection of planted changes in recordings of real runs: power by size, and other metrics reported by mistake.
 
 sudo python -m benchmarks.planted record DIR [--engine llama|runtime] [--count 20]    unchanged; runtime: half a cache alternately
 python -m benchmarks.planted power DIR [--runs 5,10] [--repeats 60]                   planted in the recorded times of those

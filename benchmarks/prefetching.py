@@ -1,4 +1,4 @@
-"""Decode speed with a limited expert cache, alternately: on demand, always prefetching, and prefetching where a trial says so.
+"""Decode speed with a limited expert cache: demand loading, always prefetching, and prefetching by trial, alternately.
 
     python -m benchmarks.prefetching PACKAGE... [--share 0.5] [--tokens 768] [--text FILE] [--threads 2] [--window 16]
 

@@ -1,4 +1,4 @@
-"""Products with 4- and 8-bit weights: every instruction set of this processor against ONNX Runtime's MatMulNBits, alternately.
+"""Products with 4- and 8-bit weights: every instruction set of this processor against ONNX Runtime's MatMulNBits.
 
 python -m benchmarks.products [--rounds 60] [--shape 2048x1408] [--bits 4] [--block 32] [--rows 1,4,32,128] [--threads 2]
                               [--copies 64]

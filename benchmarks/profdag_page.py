@@ -1,4 +1,4 @@
-"""How fast the ProfDAG page is in headless Chromium: `python -m benchmarks.profdag_page [--nodes N] [--rounds 5]`.
+"""Speed of the ProfDAG page in headless Chromium: `python -m benchmarks.profdag_page [--nodes N] [--rounds 5]`.
 
 First paint: from the start of navigation to the first frame that shows the graph. Panning: frames per second while the pointer
 drags the graph for some seconds, folded and with every layer open. Median and spread of several loads.

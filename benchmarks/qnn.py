@@ -1,4 +1,4 @@
-"""QNN: every profile event against ONNX Runtime's own CSV over many executions, and what the probes cost.
+"""QNN: every profile event against ONNX Runtime's own CSV over many executions, and the cost of the probes.
 
     sudo python -m benchmarks.qnn truth [--executes 10000]
     sudo python -m benchmarks.qnn overhead [--levels off,detailed] [--rows 8,64,512] [--rounds 12] [--seconds 0.5] [--hits]

@@ -1,4 +1,4 @@
-"""Renders results as Markdown: those that are kept to docs/results.md and docs/results/, or the given ones to standard output.
+"""Renders results as Markdown: stored ones to docs/results.md and docs/results/, given ones to standard output.
 
 python -m benchmarks.render [--check]      --check: writes nothing; exit code 1 where a page is not what would be written
 python -m benchmarks.render FILE...

@@ -1,4 +1,4 @@
-"""How often a first execution, a step, a drift, a period and a burst are found in drawn series, and found in noise alone.
+"""Detection of slow first steps, level changes, drifts, periods and bursts in synthetic series, and false alarms on noise.
 
 nice python -m benchmarks.series [--series 500] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""The what-if simulator against the runtime: settings that were never recorded, simulated and then run for real.
+"""The simulator against the runtime: settings that were never recorded, simulated and then run.
 
     sudo .venv/bin/python -m benchmarks.simulator PACKAGE --text FILE --caches 25%,50%,100% --chunks 8,64 --rounds 4 --keep DIR
 

@@ -1,4 +1,4 @@
-"""How many records a second the tracer or the collector takes, and whether it counts exactly what it loses.
+"""Records per second of the tracer or the collector, and whether losses are counted exactly.
 
     sudo python -m benchmarks.stress [--seconds 30] [--threads 1,2] [--ring-mib 32] [--recorders tracer,collector] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What the runtime's probes cost when nobody traces: ns per call from Python, beside an empty function and a bare loop.
+"""Cost of the runtime's probes while untraced: ns per call from Python, with an empty function and a bare loop.
 
 python -m benchmarks.usdt [--rounds 9]
 """

@@ -58,7 +58,7 @@ class Handler(SimpleHTTPRequestHandler):
             super().do_GET()
 
     def do_HEAD(self) -> None:
-        """The UI never asks; answering would tell what files there are."""
+        """The UI never asks; an answer would disclose the names of files."""
         self.send_error(405)
 
     def give_trace(self) -> None:

@@ -55,7 +55,7 @@ def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
 def answers(
     task: Callable[[RecordingFolder], Any], some: list[RecordingFolder], dask: str = ""
 ) -> tuple[list[Any], list[Failure]]:
-    """The answers in the order of the recordings, and the failures, each of which is said on standard error."""
+    """The answers in the order of the recordings, and the failures, each of which is printed to standard error."""
     found: dict[RecordingFolder, Any] = {}
     with progress("reading") as step:
         for place, answer in each(task, some, dask):

@@ -1,6 +1,6 @@
 """Show the CPU against accelerators: operators of equal type, role in the model and shape, with their median times.
 
-What is only submitted from the host has a time where the accelerator's profile tells one.
+Work that the host only submits has a time if the accelerator's profile reports one.
 
 examples:
   python -m analyzer backends RUN

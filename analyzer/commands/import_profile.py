@@ -2,7 +2,7 @@
 
 Read are ONNX Runtime's profile (SessionOptions.enable_profiling; `end_profiling` says where it lies), ExecuTorch's ETDump
 (write_etdump_result_to_file) and the log of llama.cpp's Hexagon backend with GGML_HEXAGON_PROFILE=1 or 2 and llama.cpp's debug
-messages on. What a profile does not tell is empty in the tables, and the summary says what that is.
+messages on. Columns that a profile lacks are empty in the tables, and the summary lists them.
 
 examples:
   python -m analyzer import-profile onnxruntime_profile.json --out recordings/imported

@@ -5,7 +5,7 @@ examples:
   python -m analyzer import-qnn qnn/*.csv --onto recordings/run-1
   python -m analyzer import-qnn chrometrace.json --mhz 1100 --json
 
-With --onto every execution is looked for among the recording's; tables go to RUN/imported (else to --out, else nowhere).
+With --onto every execution is matched with the recording's; tables go to RUN/imported (else to --out, else nowhere).
 Exit code 1: a file, or a part of one, could not be read, or an execution is not in the recording.
 """
 

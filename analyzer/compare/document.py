@@ -45,7 +45,7 @@ def compare(
 ) -> Comparison:
     """Compare two groups of runs; where they ran at other clocks, those runs whose clocks both have, if these are enough.
 
-    Whether they took turns is found out here, whatever the rules say.
+    Whether they alternated is determined here, regardless of the rules.
     """
     base, cand, other_clocks, about_clocks = clocks.at_equal_clocks(base, cand)
     times = [np.array([run.began for run in side]) for side in (base, cand)]

@@ -1,4 +1,4 @@
-"""What two groups of runs tell about each metric: the unit is the run, and every function works on all metrics at once.
+"""The statistics of two groups of runs for each metric: the unit is the run, and every function works on all metrics at once.
 
 Arrays are [runs, metrics] with NaN where a run has not got a metric. A ratio is candidate / base of the medians.
 """
@@ -150,7 +150,7 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wander: float = 1.0) -> np.ndarray:
     """p adjusted for the whole family by permuting runs (P. Westfall and S. Young, 1993): how often the greatest statistic of
-    all metrics is as great as this one's. It can tell a change among thousands of metrics with five runs per side.
+    all metrics is as great as this one's. It can detect a change among thousands of metrics with five runs per side.
 
     The statistic is the difference of mean logarithms over their spread within groups, plus the metrics' usual spread; `wander`
     is how many times as great it is between the sides as between groups dealt at random, though nothing changed.

@@ -37,7 +37,7 @@ def judge_apart(
     """(`judge`'s frame, base, cand), with the paces of the runs among the metrics, and operators judged against them.
 
     What was found to have changed is not part of the pace against which the others are judged in the end. Where nothing was
-    found it is not looked at a second time, so that the error rate stays.
+    found it is not tested a second time, so that the error rate stays.
     """
     paced_metrics = pace.with_paces(dims, base, cand)
     judged = judge(*paced_metrics, rules)
@@ -93,12 +93,12 @@ def plain_ratio(logs: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.nd
 
 
 def adjusted(frame: pd.DataFrame, raw: np.ndarray, base: np.ndarray, cand: np.ndarray, rules: Rules) -> np.ndarray:
-    """p corrected within each family: by Holm, or, where so few runs could then never tell anything, by permuting them.
+    """p corrected within each family: by Holm, or, where so few runs could then never detect anything, by permuting them.
 
-    Which of the two is settled by the numbers of runs and metrics, never by the values. Sides that did not take turns are
-    permuted always: ranks do not tell how far apart they are, and so not whether a machine that wanders explains it.
-    Where the pace is taken out, the part of the error rate that it was tested with is not spent twice; of permuted plain times,
-    in which the machine's pace still is, half of the error rate is left for how it varies.
+    Which of the two is settled by the numbers of runs and metrics, never by the values. Sides that did not alternate are always
+    permuted: ranks do not show how far apart they are, and so not whether a machine that wanders explains it. Where the pace is
+    taken out, the part of the error rate that it was tested with is not spent twice; of permuted plain times, in which the
+    machine's pace still is, half of the error rate is left for how it varies.
     """
     least, out = statistics.smallest_p(len(base), len(cand)), np.full(len(raw), np.nan)
     able, few = 2 * least <= rules.alpha, comb(len(base) + len(cand), len(base)) <= statistics.MOST_DEALS
@@ -141,7 +141,7 @@ def verdicts(frame: pd.DataFrame, rules: Rules) -> np.ndarray:
 def more_runs(row: dict[str, Any], rules: Rules) -> tuple[int, bool]:
     """(runs per side to add before "inconclusive" becomes a verdict, whether that is known); (0, True) for other verdicts.
 
-    The width wanted is that at which an effect as large as the one seen is told apart from none in 80 of 100 repetitions, or,
+    The width wanted is that at which an effect as large as the one seen is distinguished from none in 80 of 100 repetitions, or,
     where the effect is smaller than what is practical, at which the interval lies within that. The width seen shrinks as √n.
     Fewer than FEWEST runs do not show their spread: then the number is the least that is needed.
     """

@@ -36,7 +36,7 @@ def is_profile(text: str) -> bool:
 
 
 def read_profile(path: Path, text: str) -> Run:
-    """The tables of a profile, of one that was cut off as far as it is whole. Raises RecordingError where it has no run."""
+    """The tables of a profile; of a truncated one, as far as it is complete. Raises RecordingError where it has no run."""
     try:
         events, warnings = json.loads(text), []
     except (ValueError, RecursionError):
@@ -67,7 +67,7 @@ def span_of(event: Any) -> tuple[Any, ...] | None:
 
 
 def shape_of(args: dict[str, Any]) -> str:
-    """The first result's dims, innermost first; "" where they are not told."""
+    """The first result's dims, innermost first; "" where they are unknown."""
     results = args.get("output_type_shape") or [{}]
     dims: list[Any] = next(iter(results[0].values()), [])
     return "x".join(str(int(dim)) for dim in reversed(dims))

@@ -37,7 +37,7 @@ class Optrace:
 
 
 def salvaged(text: str) -> list[Any]:
-    """The whole events at the beginning of a file that was cut off."""
+    """The complete events at the beginning of a truncated file."""
     begin, decoder, events = text.find("["), json.JSONDecoder(), []
     start = text.find("{", begin + 1) if begin >= 0 else -1
     while start >= 0:

@@ -141,7 +141,7 @@ def _from_trace(frame: pd.DataFrame) -> Tables:
 
 
 def _from_rows(frame: pd.DataFrame) -> Tables:
-    """Steps begin where the layers begin anew. The shortest run of a layer's rows is taken for the experts of one token."""
+    """Steps begin where the layer number restarts. The shortest run of a layer's rows is taken for the experts of one token."""
     layer = frame["layer"].to_numpy()
     begins = np.flatnonzero(np.diff(layer, prepend=-1))
     lengths = np.diff(begins, append=len(layer))

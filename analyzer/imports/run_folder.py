@@ -15,7 +15,7 @@ from tracer.recording.format import write_manifest
 
 @dataclass
 class Run:
-    """What a file holds: columns of tables by name, as far as they are known; what it does not tell, in words."""
+    """What a file holds: columns of tables by name, as far as they are known; what it lacks, in words."""
 
     engine: str
     tables: dict[str, pd.DataFrame]

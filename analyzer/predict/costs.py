@@ -381,7 +381,7 @@ def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, b
 
 
 def _sizes(observed: list[RecordedCosts]) -> dict[str, int]:
-    """Bytes that an expert takes in the cache by unit: it may take more than was read for it, which evictions tell.
+    """Bytes that an expert takes in the cache by unit: it may take more than was read for it, which evictions show.
 
     A unit that ran experts but loaded none takes as much as the largest.
     """

@@ -94,7 +94,7 @@ def delta_rule(device: str, phase: str, shape: tuple[int, ...], x: float, per_to
 
 
 def all_curves() -> dict[str, Curves]:
-    """Every table that can be held against itself: name → curves."""
+    """Every table that can be checked against itself: name → curves."""
     by_name: dict[str, Curves | None] = {}
     for device in PEAK:
         by_name[f"gemm {device}"] = _gemm(device)

@@ -98,7 +98,7 @@ def option(command: Sequence[str], name: str) -> str | None:
 
 
 def remarks(tables: Tables) -> tuple[str, ...]:
-    """What the costs hold as it was recorded, whatever the settings."""
+    """The parts of the costs that are as recorded, for any settings."""
     counts = expert_loads.counts(expert_loads.within_steps(tables))
     compiled = f"loads on the NPU take as long as recorded, including the compiling of {counts['compiled']} graphs"
     return ("threads are as recorded", *([compiled] if counts["compiled"] else []))

@@ -65,7 +65,7 @@ class Settings:
 
     @property
     def mode(self) -> str:
-        """How experts come, as costs tell it apart."""
+        """How experts are loaded, as far as costs distinguish it."""
         return RESIDENT if self.cache_bytes is None else AHEAD if self.background else DEMAND
 
 

@@ -159,8 +159,9 @@ def crowded(tables: Tables, rows: pd.DataFrame) -> Crowd | None:
 def computed_ns(operators: pd.DataFrame, shares: pd.DataFrame) -> pd.Series:
     """CPU time by op_id that an operator needs, from what each thread's share `ran_ns`.
 
-    Threads also spin within operators, at barriers of the operator's own, which no record tells from computing. The computing
-    is the same each time and the spinning is not: it is what a QUIETEST part of the executions on equal shapes took at most.
+    Threads also spin within operators, at barriers of the operator's own, which no record distinguishes from computing. The
+    computing is the same each time and the spinning is not: it is what a QUIETEST part of the executions on equal shapes took at
+    most.
     """
     by_op = shares.groupby("op_id")["ran_ns"].sum()
     same = operators.set_index("op_id")[["name", "type", "shape"]].loc[by_op.index]

@@ -212,7 +212,7 @@ def earliest(batches: pd.DataFrame) -> np.ndarray:
 
 
 def profiled_parts(executes: pd.DataFrame) -> dict[str, Ends]:
-    """What each execution's profile tells: how long it queued and worked; not when, so both are put as early as can be."""
+    """From each execution's profile: how long it queued and worked; not when, so both are put as early as can be."""
     begin, end = ends(executes)
     queue, busy = (np.nan_to_num(executes[name].to_numpy() * 1e3).astype(np.int64) for name in ("queue_us", "accel_us"))
     given = executes["worked_ns"].to_numpy()
@@ -397,7 +397,7 @@ def faster(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[
     """What an accelerator that takes `share` less time would win, in ms of all tokens; {} where none worked.
 
     Of each submission no more can be won than the token waited for it: what the CPU covers meanwhile is won already. Where no
-    profile tells how long the accelerator worked, it is taken to work until the host knows that it is done. `spun_ms`: how much
+    profile shows how long the accelerator worked, it is taken to work until the host knows that it is done. `spun_ms`: how much
     of the waiting the waiting thread had a CPU.
     """
     given, waited = submissions(tables), waits(tables, pieces)

@@ -1,4 +1,4 @@
-"""A recording that still grows, as it was in its last seconds. Every turn reads what came since the turn before.
+"""The last seconds of a recording in progress. Every turn reads what came since the turn before.
 
 A step that is over becomes one row of each figure, and its records are forgotten. Held are the records of open steps, what
 describes operators, and of each thread its last step and scheduling event: phase and state of what follows depend on these.

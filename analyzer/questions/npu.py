@@ -126,7 +126,7 @@ def idle(tables: Tables) -> Row:
 
 
 def closure(tables: Tables) -> list[Row]:
-    """Each relation that must hold: how often it could be looked at, how often it was broken, and the residual left over."""
+    """Each relation that must hold: how often it could be checked, how often it was violated, and the residual."""
     rows = []
     for check in checks(tables["qnn_executes"], tables["qnn_events"]):
         comparable = ~np.isnan(check.found) & ~np.isnan(check.expected)

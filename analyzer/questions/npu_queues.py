@@ -8,7 +8,7 @@ UNKNOWN_LAYOUT = 0
 
 
 def unknown_layouts(tables: Tables) -> list[str]:
-    """What is said where batches could not be read."""
+    """The warning about batches that could not be read."""
     count = int((tables["npu_batches"]["layout"] == UNKNOWN_LAYOUT).sum())
     said = "batches for the NPU have an unknown message layout: their operators were not read"
     return [f"{count:,} {said}"] if count else []

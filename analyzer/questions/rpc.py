@@ -1,4 +1,4 @@
-"""Calls from CPU to NPU as their driver tells them: made, sent, answered, done."""
+"""Calls from CPU to NPU as their driver reports them: made, sent, answered, done."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ class Moments:
 
 
 def messages(tables: Tables) -> pd.DataFrame:
-    """The table `rpc_messages`; GLINK's where FastRPC itself tells nothing."""
+    """The table `rpc_messages`; GLINK's where FastRPC itself reports nothing."""
     events = tables["driver_events"].sort_values("ts_ns", kind="stable", ignore_index=True)
     rows = of_fastrpc(events) if events["event"].isin(SENT).any() else of_glink(events)
     return conform("rpc_messages", rows.sort_values("begin_ns", kind="stable", ignore_index=True))
@@ -84,7 +84,7 @@ def of_glink(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(tables: Tables) -> dict[str, Any]:
-    """Calls, and medians in µs of their parts; {} where the driver told none."""
+    """Calls, and medians in µs of their parts; {} where the driver reported none."""
     rows = messages(tables)
     if not len(rows):
         return {}

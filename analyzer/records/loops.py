@@ -1,4 +1,4 @@
-"""The loops in C, _joins.c, as functions of NumPy arrays: int64 where nothing else is said, each in one piece."""
+"""The loops in C, _joins.c, as functions of NumPy arrays: int64 unless stated otherwise, each contiguous."""
 
 import ctypes
 from pathlib import Path

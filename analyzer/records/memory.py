@@ -10,7 +10,7 @@ KEPT_BYTES, LARGEST_BYTES = 256 << 20, 32 << 20
 def keep_freed_memory() -> None:
     """Have freed memory kept for the next arrays, from now on. Does nothing with a C library other than glibc.
 
-    By default every large array is mapped anew, and the kernel clears each of its pages: a quarter of the CPU time of making
+    By default every large array is mapped afresh, and the kernel clears each of its pages: a quarter of the CPU time of making
     tables.
     """
     adjust = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)

@@ -182,7 +182,7 @@ def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndar
 
 
 def latest_or_following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
-    """For each left row the answer of `latest` or, where that has none, of `following`: facts may be told late."""
+    """For each left row the answer of `latest` or, where that has none, of `following`: facts may be recorded late."""
     row = latest(right_group, right_ts, left_group, left_ts)
     late = np.flatnonzero(row < 0)
     row[late] = following(right_group, right_ts, left_group[late], left_ts[late])

@@ -1,4 +1,4 @@
-"""The table `clocks`: frequencies of CPUs, their limits, temperatures and cooling, as read or as the kernel told them."""
+"""The table `clocks`: frequencies of CPUs, their limits, temperatures and cooling, as read or as reported by the kernel."""
 
 from typing import Any
 

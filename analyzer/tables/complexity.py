@@ -101,7 +101,7 @@ def expected_distinct(experts: int, k: int, tokens: int) -> float:
 def flash_attention(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
     """q [D, N, H], k [D, S, .], v [Dv, S, .]: 2 N H S (D + Dv) for both products, 5 N H S for the softmax.
 
-    An engine may take a longer part of its cache without describing it anew; S is at least the context.
+    An engine may take a longer part of its cache without describing it again; S is at least the context.
     """
     q, k, v = sources[:3]
     length = max(k.dim(1), 0 if np.isnan(facts.context) else facts.context)
@@ -253,7 +253,7 @@ class Works:
         return answer
 
     def _renewed(self, row: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """Definitions of views, replaced by what they rename where that has another size by now: not all are described anew.
+        """Definitions of views, replaced by what they rename where that has another size by now: not all are described again.
 
         A view of a part has fewer elements; every other way to rename memory keeps their number.
         """

@@ -1,4 +1,4 @@
-"""The table driver_events: what the driver between CPU and NPU told."""
+"""The table driver_events: events of the driver between CPU and NPU."""
 
 import numpy as np
 

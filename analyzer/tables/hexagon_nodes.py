@@ -1,4 +1,4 @@
-"""Which ggml nodes the operators of the Hexagon backend's batches compute: their order and addresses tell.
+"""Which ggml nodes the operators of the Hexagon backend's batches compute: by their order and addresses.
 
 A batch gives an operator by the backend's own number, which differs between versions, and may fuse several nodes into one.
 It holds the nodes of a graph in order, and says at which address an operator puts what it makes.
@@ -33,7 +33,7 @@ LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a graph, as it was told last."""
+    """A node of a graph, as recorded last."""
 
     type: str
     name: str

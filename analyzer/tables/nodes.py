@@ -107,7 +107,7 @@ def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.
 def owners(graphs: Rows, until: np.ndarray, begin: Rows, wait: Rows) -> dict[str, np.ndarray]:
     """The graph of each op_begin and op_wait: that of its thread, else that in which another thread began the same result.
 
-    What none tells is of its process's latest graph.
+    Otherwise it belongs to its process's latest graph.
     """
     graph = np.full(len(begin), NONE, np.int64)
     lasting((graphs["tid"], graphs["ts"], until), (begin["tid"], begin["ts"]), graph)
@@ -138,7 +138,7 @@ def tensors_of(source: Source, done: Rows, until: np.ndarray) -> np.ndarray:
 def graphs_by_shares(n: int, done: tuple[np.ndarray, ...], begun: tuple[np.ndarray, ...], made: np.ndarray) -> np.ndarray:
     """Of each of `n` graphs, whether its operators are read from shares; both are given as (graph, tensor, thread) of each.
 
-    `made` tells which shares have a result with elements: threads pass an operator without any, and none begins it. Probes come
+    `made` marks which shares have a result with elements: threads pass an operator without any, and none begins it. Probes come
     to stand when one thread has passed the first operators and another has not: each thread's must all be there.
     """
     count, count_begun = (np.bincount(graph, minlength=n) for graph in (done[0][made], begun[0]))

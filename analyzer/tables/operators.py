@@ -95,7 +95,7 @@ def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Grap
 def steps_of(tokens: Steps, begin: Rows, result: np.ndarray) -> np.ndarray:
     """token_id of each begin: of its own thread's step, else of the one in which another thread began the same result.
 
-    Where steps of several threads overlap, the threads that help are told apart by what they work on; otherwise the step is
+    Where steps of several threads overlap, the threads that help are distinguished by what they work on; otherwise the step is
     their process's.
     """
     if len(distinct(tokens.begin["tid"])) < 2:

@@ -101,7 +101,7 @@ class Steps:
         return np.where((phase == PREFILL) | (phase == DECODE), phase, guess)
 
     def contexts(self) -> np.ndarray:
-        """Of each step, the number of its context among those of its process; -1: not told."""
+        """Of each step, the number of its context among those of its process; -1: unknown."""
         pid, context = self.begin["pid"], self.begin["context"]
         told, number = np.flatnonzero(context), np.full(len(pid), NONE, np.int64)
         code, first = numbered(pid[told], context[told])

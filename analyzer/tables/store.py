@@ -92,7 +92,7 @@ def arrow_of(name: str, frame: pd.DataFrame) -> pyarrow.Table:
 def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> Tables:
     """Every table of the schema, in memory. Nothing is dropped: what finds no partner has -1 or stands in `unpaired`.
 
-    The answer is the same whatever the number of records that are looked at in one go, `most`.
+    The answer is the same for any number of records per stretch, `most`.
     """
     builder = Builder(Source(recording, block))
     pieces = list(builder.pieces(most))
@@ -149,7 +149,7 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
 
 
 def _made(source: Source, folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables:
-    """Tables made anew and, if possible, kept."""
+    """Tables rebuilt and, if possible, stored."""
     with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
         keep(source, folder, stamp)
         return opened(folder, names)

@@ -137,7 +137,7 @@ class Subgraphs:
         return self.product(asked, self.model.hidden, self.model.vocabulary, self.bytes["head"])
 
     def sample(self, asked: Asked) -> Work:
-        """Every score is looked at once."""
+        """Every score is computed once."""
         size = 1.0 * asked.rows * self.model.vocabulary
         return size, size * ACTIVATION_BYTES, 1.0 * asked.rows * INDEX_BYTES
 

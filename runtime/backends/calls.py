@@ -1,7 +1,7 @@
 """A token's work on the CPU, prepared: everything bound, with everything that the probes report of it.
 
 The C extension does it item by item. Experts' weights sweep the caches, which makes a step of Python between two graphs several
-times as dear as it is in a loop.
+times as expensive as in a loop.
 """
 
 from collections.abc import Callable

@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 class Replay:
-    """The rule alone under a trace: a load takes no time, and every expert has size 1 unless `size` tells it."""
+    """The rule alone under a trace: a load takes no time, and every expert has size 1 unless `size` gives it."""
 
     def __init__(self, capacity: int, policy: Policy, prefetching: bool = False, size: Callable[[Any], int] = lambda form: 1):
         self.cache: CacheRule[Entry] = CacheRule(capacity, size, Entry, policy, prefetching)

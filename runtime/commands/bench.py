@@ -28,7 +28,7 @@ SEED = 0
 class Row:
     """One test. Speeds are tokens per second, mean and deviation over repetitions; the rest is summed and given per token.
 
-    stall_ms: a layer stood still for experts to come. padding_waste: share of rows that NPU shapes added. peak_pss_bytes: the
+    stall_ms: time that layers waited for experts. padding_waste: share of rows that NPU shapes added. peak_pss_bytes: the
     largest proportional set size seen after loading and after each repetition. instruction_set: of products with quantized
     weights; None where experts are floats.
     """

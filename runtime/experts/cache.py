@@ -31,7 +31,7 @@ class Watcher(Protocol):
         """Its session is gone."""
 
     def waited(self, duration_ns: int) -> None:
-        """A layer stood still for a load."""
+        """A layer waited for a load."""
 
 
 Session = TypeVar("Session")

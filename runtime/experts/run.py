@@ -79,7 +79,7 @@ class LoadLog:
             self.log.evictions += 1
 
     def waited(self, duration_ns: int) -> None:
-        """A layer stood still for a load."""
+        """A layer waited for a load."""
         self.log.stall_ns += duration_ns
 
 

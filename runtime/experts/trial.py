@@ -105,7 +105,7 @@ class Trial:
         return 1 - mean_ns(self.with_it) / usual, hypot(*map(error_ns, (self.with_it, self.without))) / usual
 
     def _verdict(self) -> bool | None:
-        """Does prefetching pay? None where it cannot be told yet."""
+        """Does prefetching pay? None while undecided."""
         saved, error = self._saving()
         if saved - SURE * error > GAIN:
             return True

@@ -32,7 +32,7 @@ class Rope:
         return 2 * len(self.rates)
 
     def filling(self, head_dim: int) -> tuple["Rope", tuple[int, ...]]:
-        """The same over a whole head, whose last dimensions stand still: pairs that turn by 0.
+        """The same over a whole head, whose last dimensions do not rotate: pairs that turn by 0.
 
         With it the order of a head's dimensions that makes halves pairs; empty where they are.
         """
@@ -132,7 +132,7 @@ def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], i
 
 
 def _proportional(dims: int, part: float, theta: float, factor: float) -> Rope:
-    """The slow pairs of the head stand still; the others turn as they would in a head that turns as a whole."""
+    """The slow pairs of the head do not rotate; the others turn as they would in a head that turns as a whole."""
     turning = int(part * dims // 2)
     rates = theta ** -(np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)) / np.float32(factor)
     return Rope(tuple(float(rate) if pair < turning else 0.0 for pair, rate in enumerate(rates.astype(np.float32))))

@@ -10,7 +10,7 @@ FINAL = "final"
 
 
 class Channels:
-    """Tells token by token what of one answer is for the user, and what a chat template would keep of it.
+    """Separates, token by token, what of an answer is for the user and what a chat template would keep of it.
 
     Without these marks in the tokenizer, and outside of any message, that is everything.
     """

@@ -186,7 +186,7 @@ class FlushByCost(Flush):
 
 
 def machine(threads: int, npu: bool) -> dict[str, Any]:
-    """What decides how long a run takes here; `npu` says which NPU, or its emulator, where it is looked at."""
+    """What decides how long a run takes here; `npu` says which NPU, or its emulator, where it is used."""
     facts = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": threads, "onnxruntime": version("onnxruntime")}
     if npu:
         from runtime.backends import htp

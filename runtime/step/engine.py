@@ -123,7 +123,7 @@ class Engine:
         """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from.
 
         prompt: these tokens are the rest of one; they run as prefill behind what the sequence keeps, as an empty one's always do.
-        Where these tokens bring another rotary table (LongRoPE), all tokens of the sequence are computed anew.
+        Where these tokens bring another rotary table (LongRoPE), all tokens of the sequence are recomputed.
         """
         if sequence.turn_to(sequence.length + len(ids)) and sequence.length:
             ids = [*sequence.ids, *ids]

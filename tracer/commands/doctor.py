@@ -104,7 +104,7 @@ OFFERED = (
 
 
 def checks_of(target: str) -> list[Check]:
-    """The same of another machine, which its collector has looked at."""
+    """The same for another machine, examined by its collector."""
     with visiting(target) as device:
         root, features = device.way.root or "the shell itself", device.features
     seen = [Check("root", "everything", True, True, root, "")]

@@ -86,7 +86,7 @@ class Visit:
     interrupts: int = 0
 
     def run(self) -> int:
-        """Record, and fetch; the exit code. What is wrong is said, and costs the others nothing."""
+        """Record, and fetch; the exit code. A failure is reported and does not affect the others."""
         try:
             with self.owner.acting():
                 self.job = self.resumed() or self.begin()

@@ -120,7 +120,7 @@ class Budget:
     def _may_stay(self, lasted: int) -> bool:
         """Whether the levels stay on: until the time off that this asks for makes coming and going worth while.
 
-        What was lost counts besides: one window that the machine disturbed may have told that they cost nothing.
+        What was lost counts besides: one window that the machine disturbed may have shown no cost.
         """
         if self._is_beyond(OVERDRAWN * self._room()):
             return False
@@ -135,7 +135,7 @@ class Budget:
 
 
 class Sampling:
-    """Carries out what the budget decides. `spent_ns` tells what the rest of the recording has taken so far, by accounting."""
+    """Carries out what the budget decides. `spent_ns` gives what the rest of the recording has taken so far, by accounting."""
 
     def __init__(self, allowed: float, switch: Switch, spent_ns: Callable[[], int]):
         self.budget, self.switch, self._spent_ns = Budget(allowed), switch, spent_ns

@@ -157,7 +157,7 @@ class Quality:
         return self.explanation.to_json()
 
     def _explain(self, steps: np.ndarray, durations_ns: list[int]) -> None:
-        """Hold the steps against their context and misses, where the level that tells misses is on."""
+        """Explain the steps by context and misses, if the level that records misses is on."""
         missed = self.misses.within(steps) if self.misses else [0] * len(steps)
         if "expert" in self.switch.probes.shed_levels:
             self.explanation.forget()

@@ -34,7 +34,7 @@ class Unhit:
             self.tokens[key] = tokens
 
     def _tokens(self, engine: Engine) -> int:
-        """How many tokens, or prompts, the engine has finished while it was looked at."""
+        """How many tokens, or prompts, the engine has finished while it was observed."""
         ends = (probe.program for probe in engine.probes if probe.level == "token" and probe.at == "return")
         return max(map(self.runs, ends), default=0)
 

@@ -83,7 +83,7 @@ class Engine:
         return file_name.startswith(self.libraries)
 
     def inspects(self, path: str) -> bool:
-        """Whether the code of this file may be looked at."""
+        """Whether the code of this file may be inspected."""
         return self.inspect or os.path.basename(path).startswith(self.inspectable)
 
 

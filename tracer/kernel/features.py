@@ -40,7 +40,7 @@ def has_ring_buffers(lib: ctypes.CDLL) -> bool:
 
 @cache
 def kernel_config() -> dict[str, str] | None:
-    """The options that the running kernel was built with; None where nothing on this machine tells."""
+    """The options that the running kernel was built with; None if this machine does not show them."""
     for place in CONFIGS:
         path = place.format(platform.release())
         if not os.path.exists(path):

@@ -112,7 +112,7 @@ class PerfBuffer:
         """Taking copies, so the space is free already."""
 
     def lost(self) -> dict[str, int]:
-        """Records lost by CPU, as the buffers themselves tell; a loss is told with the next record that finds room."""
+        """Records lost by CPU, as the buffers report; a loss is reported with the next record that finds room."""
         return {str(number): cpu.lost for number, cpu in self.cpus.items()}
 
     def close(self) -> None:

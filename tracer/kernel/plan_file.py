@@ -29,7 +29,7 @@ UNKNOWN_OPERATOR = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class FileRoot:
-    """Where files are looked for: below `sysroot`, which a device's paths begin under; "" is this machine."""
+    """Where files are searched: below `sysroot`, which a device's paths begin under; "" is this machine."""
 
     sysroot: str
     arch: str
@@ -153,13 +153,13 @@ def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]]) -> dic
 
 
 def described_engine(engine: Engine, planner: Planner) -> dict[str, Any]:
-    """An engine as the manifest needs it, and the newest function table that its slots were held against."""
+    """An engine as the manifest needs it, and the newest function table that its slots were checked with."""
     names = {"operators": planner.operators[engine.name], "graphs": list(engine.graphs)}
     return {"id": engine.id, **names, "api": [engine.api_major, engine.api_minor]}
 
 
 def at_run_time(engine: Engine, probe: Probe) -> dict[str, Any]:
-    """A probe whose place the program is told when it runs: by the slot of a table of functions, or a function handed over."""
+    """A probe whose address is known only at run time: a slot of a function table, or a function that the program passes."""
     keys = ("program", "level", "slot", "table", "since", "at", "learnt", "spared_by")
     return {"engine": engine.name, **{key: getattr(probe, key) for key in keys}}
 

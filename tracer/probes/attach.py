@@ -202,7 +202,7 @@ class Attachments:
         return self._attach_all(self.planner.api(table, slots, version))
 
     def at_run_time(self) -> list[Row]:
-        """Rows, with offset -1, of the probes whose places the program is told when it runs: slots of tables of functions."""
+        """Rows, with offset -1, of probes whose addresses are known only at run time: slots of function tables."""
         rows = []
         for engine in self.engines:
             for probe in engine.probes:
@@ -219,13 +219,13 @@ class Attachments:
         return self._attach_all([row for probe, row in planned if not self._is_spared(probe)])
 
     def _is_spared(self, probe: Probe) -> bool:
-        """Whether other probes tell all that it would, so far as is known."""
+        """Whether other probes record everything that it would, as far as is known."""
         standing = [row for row in self.rows if not row.retired_ns]
         files = [{row.library for row in standing if row.program == program} for program in probe.spared_by]
         return bool(files) and all(each and each == files[0] for each in files)
 
     def stands_for_spared(self, path: str) -> bool:
-        """Whether the probes in this file tell all that the spared ones would of its calls."""
+        """Whether the probes in this file record everything that the spared ones would."""
         here = {row.program for row in self.rows if row.library == path and not row.retired_ns}
         return all(here.issuperset(probe.spared_by) for probe, _ in self.spared)
 
@@ -235,7 +235,7 @@ class Attachments:
         self._attach_all([row for _, row in spared])
 
     def attach_callback(self, engine: Engine, name: str, path: str, offset: int) -> None:
-        """Attach the probes that are declared as learnt under `name` at a function that the program handed over."""
+        """Attach the probes that are declared as learnt under `name` at a function that the program passed."""
         self._attach_all(self.planner.callback(engine, name, path, offset))
 
     def attach_learnt(self, engine: Engine, sites: dict[str, tuple[str, int]], why: str) -> bool:
@@ -281,7 +281,7 @@ class Attachments:
         self._retire([index for index, row in enumerate(self.rows) if row.library in files and row.program in teachers])
 
     def give_up(self, engine: Engine, why: str) -> None:
-        """Remove what records operators and experts of an engine, for good: what it tells cannot be trusted."""
+        """Permanently remove the probes for operators and experts of an engine, whose records are unreliable."""
         programs = {probe.program for probe in engine.probes if probe.level in ("operator", "expert")}
         standing = [i for i, row in enumerate(self.rows) if row.program in programs and not row.retired_ns]
         if standing:

@@ -1,4 +1,4 @@
-"""Why this machine forbids what root asks of the kernel: told apart from what the kernel lacks."""
+"""Reasons why this machine denies root access to kernel features, as distinct from missing features."""
 
 import errno
 import os

@@ -88,7 +88,7 @@ class Binary:
         return None
 
     def function_at(self, offset: int) -> str:
-        """The name of the function that a file offset lies in, as far as symbols tell; else the offset."""
+        """The name of the function that a file offset lies in, by its symbols; otherwise the offset."""
         address = next((offset - at + start for start, at, size in self.segments if at <= offset < at + size), -1)
         for entries, strings in self.tables:
             inside = (entries["value"] <= address) & (address - entries["value"] < entries["size"])
@@ -209,7 +209,8 @@ class FileHeader(NamedTuple):
 
 
 class Headers:
-    """An ELF file's segments and sections, each read at once: pyelftools makes objects of all, and the target stands still.
+    """An ELF file's segments and sections, each read at once: pyelftools makes objects of all, and the target is stopped
+    meanwhile.
 
     `loads`: (address, file offset, size) of what is loaded. Empty where the file is not for 64 bits.
     """

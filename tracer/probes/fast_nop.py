@@ -1,4 +1,4 @@
-"""Whether the kernel executes a probed nop without a step: told by what it offers, not by a measurement."""
+"""Whether the kernel emulates a probed nop: detected by kernel features, not by a measurement."""
 
 import ctypes
 import errno

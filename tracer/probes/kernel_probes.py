@@ -45,7 +45,7 @@ STAND_INS = (("sys_enter", "process", EVERY_CALL), ("sys_exit", "io", EVERY_CALL
 
 
 def offers(category: str, name: str) -> bool:
-    """Whether this kernel has a tracepoint, and something for it to tell."""
+    """Whether this kernel has a tracepoint, and events for it."""
     return has_tracepoint(category, name) and (category not in TOLD_OF or any(Path("/sys").glob(TOLD_OF[category])))
 
 

@@ -1,11 +1,11 @@
 """Where a build of llama.cpp keeps the loop variables that the operators' one probe reads: learnt from its first graphs.
 
-The kernel side tells, for each operator, from where the leading thread entered the barrier behind it, and in which places of
+The kernel side reports, for each operator, from where the leading thread entered the barrier behind it, and in which places of
 that caller's frame the operator's index and the graph stood at that moment. The graph loop is the caller that nearly
 all operators have in common; a place that keeps agreeing while the operator changes is where the loop has its variable.
 
-In a stripped program no probe tells the operator. There the kernel side looks at every barrier that is entered from a frame
-with the graph in it, and tells which places hold a number that has grown since the one before. The operator's index grows
+In a stripped program no probe sees the operator. There the kernel side examines every barrier that is entered from a frame
+with the graph in it, and reports which places hold a number that has grown since the one before. The operator's index grows
 to the last index but one where the loop has no barrier behind the last; the index of the operator behind it to the last.
 """
 
@@ -62,7 +62,7 @@ class Learning:
     graphs: int = 0
 
     def observe(self, record: np.void) -> Loop | None:
-        """Take one more record; the loop, once whole graphs tell it."""
+        """Take one more record; the loop, once whole graphs identify it."""
         if not record["last"]:
             self.sites.append(record)
             return None
@@ -73,7 +73,7 @@ class Learning:
 
     @property
     def hopeless(self) -> bool:
-        """Whether enough graphs were seen to give up; a single thread enters no barrier that tells."""
+        """Whether enough graphs were seen to give up; a single thread enters no barrier to learn from."""
         return self.graphs >= MOST_GRAPHS
 
     def _conclude(self) -> Loop | None:
@@ -89,7 +89,7 @@ class Learning:
 
 
 def index(sites: list[np.void], ends: list[np.void]) -> tuple[np.ndarray, int]:
-    """(votes for each place, what its number is more than the operator's) where a probe tells the operator."""
+    """(votes for each place, what its number is more than the operator's) where a probe sees the operator."""
     here, before = votes(sites, "here"), votes(sites, "before")
     more = int(before.max() > here.max())
     return before if more else here, more

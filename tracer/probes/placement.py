@@ -161,7 +161,7 @@ def _written(instruction: capstone.CsInsn, machine: str) -> set[str]:
 def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
     """The cheapest instruction on the straight line from the entry at which arguments, stack and return address are intact.
 
-    `fast_nop` tells whether this kernel executes a probed nop without a step. Raises ProbeError where there is none to probe.
+    `fast_nop`: whether this kernel emulates a probed nop. Raises ProbeError where there is none to probe.
     """
     is_decoded = False
     candidates: list[tuple[int, int, str, str]] = []
@@ -188,7 +188,7 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
 
 
 def place_tail(code: bytes, machine: str, fast_nop: bool) -> Placement:
-    """The jump by which a short function hands over to another; the entry where there is none."""
+    """The tail jump of a short function; the entry if there is none."""
     for instruction in _decoded(code, machine):
         target = _target(instruction)
         leaves = target is not None and not 0 <= target < len(code)
@@ -211,9 +211,9 @@ def place_call(before: bytes, machine: str, why: str) -> Placement | None:
 
 
 def place_usdt(before: bytes, is_entry: bool, fast_nop: bool, machine: str = "x64") -> Placement:
-    """A USDT site, or the 5-byte nop in front of it where that is cheaper here and is the function's entry, so surely run.
+    """A USDT site, or the 5-byte nop in front of it where that is cheaper here and is the function's entry, so always executed.
 
-    `before` holds the five bytes in front of the site, `is_entry` tells whether a function begins with them.
+    `before` holds the five bytes in front of the site, `is_entry`: whether a function begins with them.
     """
     if before == NOP5 and is_entry and rank("nop5", fast_nop) == 0:
         return Placement(

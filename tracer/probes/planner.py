@@ -50,7 +50,7 @@ def mentions_any(binary: Binary, names: tuple[str, ...]) -> bool:
 
 
 def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: list[Probe], known: list[Probe]) -> list[str]:
-    """What to say of a function table whose version is not the one that the slots were held against."""
+    """The warning for a function table whose version differs from the one that the slots were checked with."""
     version, checked = ".".join(map(str, api)), f"{engine.api_major}.{engine.api_minor}"
     left_out = ", ".join(dict.fromkeys(stem(probe.program) for probe in wanted if probe not in known))
     said = [f"{engine.name}: backend {backend} has API {version}: omitted {left_out}"] if left_out else []
@@ -61,7 +61,7 @@ def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: li
 
 
 def stem(program: str) -> str:
-    """What a program's name tells without the end of a call that it stands at."""
+    """A program's name without the suffix for the end of a call."""
     return program.removesuffix("_begin").removesuffix("_end")
 
 
@@ -215,7 +215,7 @@ class Planner:
         return True
 
     def callback(self, engine: Engine, name: str, path: str, offset: int) -> list[Row]:
-        """The probes that are declared as learnt under `name`, at a function that the program handed over."""
+        """The probes that are declared as learnt under `name`, at a function that the program passed."""
         rows = []
         for probe in engine.probes:
             if probe.learnt == name and probe.wanted(self.levels):
@@ -239,7 +239,7 @@ class Planner:
         return rows
 
     def table(self, engine: Engine, slots: Places, api: tuple[int, ...], backend: int) -> list[tuple[Probe, Row]]:
-        """Probes at the slots of a function table that a backend of API version `api` handed out."""
+        """Probes at the slots of a function table that a backend of API version `api` returned."""
         wanted = [p for p in engine.probes if p.slot >= 0 and not p.table and p.wanted(self.levels)]
         shared = Counter(slots.values())  # what a backend does not support is often one function for all
         unshared = {slot for slot, place in slots.items() if shared[place] == 1}
@@ -254,7 +254,7 @@ class Planner:
         return self._entry(read_binary(path), offset, f"{offset:#x}")
 
     def learnt(self, engine: Engine, sites: dict[str, tuple[str, int]], why: str) -> list[Row]:
-        """Probes whose sites, given as name → (file, offset behind a call), were learnt; none where a call is dear to probe."""
+        """Probes whose sites, given as name → (file, offset behind a call), were learnt; none where that is expensive."""
         path = sites["loop"][0]
         binary = read_binary(path)
         probes = [probe for probe in engine.probes if probe.learnt in sites and probe.wanted(self.levels)]

@@ -74,7 +74,7 @@ def in_memory(path: str, inode: int) -> str:
 
 
 def mapped(pid: int, path: str, inode: int, span: str) -> str:
-    """What to call a file that a process has mapped at `span` (start-end), as /proc/PID/maps tells its path and inode."""
+    """What to call a file that a process has mapped at `span` (start-end), from its path and inode in /proc/PID/maps."""
     below, way = f"/proc/{pid}/root{path}", f"/proc/{pid}/map_files/{span}"
     if path.startswith(MEMORY):
         return note(in_memory(path, inode), way)

@@ -1,4 +1,4 @@
-"""From the buffers to the files: one turn takes whole batches, hands out the few records to act on, writes the rest."""
+"""From the buffers to the files: one turn takes whole batches, returns the few records to act on, writes the rest."""
 
 import os
 import select
@@ -34,7 +34,7 @@ class Buffer(Protocol):
         ...
 
     def lost(self) -> dict[str, int]:
-        """Losses by CPU, where the buffer tells."""
+        """Losses by CPU, if the buffer reports them."""
         ...
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class Drain:
         return sum(file.bytes for file in self.files.values())
 
     def lost_by_cpu(self) -> dict[str, dict[str, int]]:
-        """Losses by CPU, where the buffers tell them."""
+        """Losses by CPU, if the buffers report them."""
         losses = {name: {cpu: n for cpu, n in buffer.lost().items() if n} for name, buffer in self.buffers.items()}
         return {name: row for name, row in losses.items() if row}
 

@@ -69,7 +69,7 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_whole(content: dict[str, Any]) -> bool:
-    """Whether a JSON object is as it was sealed."""
+    """Whether a JSON object matches its checksum."""
     return bool(sealed(content)["checksum"] == content.get("checksum"))
 
 
@@ -104,8 +104,8 @@ class Recording:
     """A recording opened for reading.
 
     `manifest` is the parsed manifest.json; `layouts` holds (number, dtype) of each kind of record, whose fields are those of
-    `struct rec_<kind>` in bpf/records.h (header fields ts, pid, tid, kind, cpu, engine included). `is_whole` is false where the
-    manifest is not as it was written.
+    `struct rec_<kind>` in bpf/records.h (header fields ts, pid, tid, kind, cpu, engine included). `is_whole` is false if the
+    manifest was changed after it was written.
     """
 
     def __init__(self, path: str | os.PathLike[str]):

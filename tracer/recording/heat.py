@@ -1,4 +1,4 @@
-"""Clocks and heat as sysfs tells them: frequency policies, thermal zones and cooling devices, each second, as records `heat`.
+"""Clocks and heat from sysfs: frequency policies, thermal zones and cooling devices, each second, as records `heat`.
 
 The kernel's own events (bpf/heat.bpf.c) come as the same records between the readings, where it has such.
 """
@@ -108,7 +108,7 @@ class Heat:
         self._due_ns = 0
 
     def turn(self, last: bool = False) -> None:
-        """Read everything, where it is time, and write down what is not as it was."""
+        """Read everything, if it is time, and write the changes."""
         began = time.monotonic_ns()
         if not self.gauges or (began < self._due_ns and not last):
             return

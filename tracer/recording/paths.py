@@ -89,7 +89,7 @@ def invoking_user() -> Owner:
 
 
 def _number_from_sudo(name: str, own: int) -> int:
-    """A number that sudo left in the environment, as far as root looks at it."""
+    """A number that sudo left in the environment, as far as root uses it."""
     text = os.environ.get(name, "") if os.geteuid() == 0 else ""
     if text and not (text.isascii() and text.isdigit() and int(text) < NOBODY_AT_ALL):
         raise UserError(f"{name}={text!r} in the environment is not a user or group id: unset it, or use sudo")

@@ -24,7 +24,7 @@ def inside(ts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def names(tokens: np.ndarray) -> list[tuple[int, int, int]]:
-    """What tells one step from another: thread, engine, begin."""
+    """What identifies a step: thread, engine, begin."""
     return tokens[["tid", "engine", "begin_ns"]].tolist()
 
 

@@ -94,7 +94,7 @@ class Transport:
         return action()
 
     def become_root(self) -> None:
-        """Find out how lines run as root. Raises RequirementError where none of the ways leads there."""
+        """Determine how to run lines as root. Raises RequirementError where none of the ways leads there."""
         for self.root in ROOTS:
             try:
                 if self.ask("id -u").strip() == "0":

@@ -20,7 +20,7 @@ class SerializedLogs:
     named: set[str] = field(default_factory=set)
 
     def note(self, path: str) -> None:
-        """Remember a file; its content is looked at in the end. It is opened again for every harvest."""
+        """Remember a file; its content is read at the end. It is opened again for every harvest."""
         if path in self.named:
             return
         self.named.add(path)

@@ -1,7 +1,7 @@
 """QNN's function tables in the memory of a program that was given them before it was followed.
 
-A provider is told by its shape, as documented in docs/qnn.md: backend, name, API version, then addresses in QNN's own libraries.
-What is read is data that a library handed to the program, never code.
+A provider is recognised by its structure, as documented in docs/qnn.md: backend, name, API version, then addresses in QNN's own
+libraries. What is read is data that a library handed to the program, never code.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Answering the target: new threads and children, programs executed, libraries opened, function tables handed out."""
+"""Answering the target: new threads and children, programs executed, libraries opened, function tables returned."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ HOLDING = ("task_exec", "library", "api_table", "qnn_table", "qnn_callback", "qn
 
 @dataclass
 class Held:
-    """How long the target stood still for us, ns, and for what: until the tracer woke, in the kernel, the rest reading files."""
+    """How long the target was stopped, in ns, and why: until the tracer woke, in the kernel, the rest reading files."""
 
     stops: int = 0
     ns: int = 0
@@ -119,7 +119,7 @@ class Watcher:
             self.kernel.update(self.loader.map_fd("patterns"), struct.pack("<I", index), PATTERN.pack(len(raw), raw))
 
     def _declare_backends(self) -> None:
-        """Tell the kernel side which identities mean which ggml backend."""
+        """Pass the identities of ggml's backends to the kernel side."""
         declared = [pair for engine in self.probes.engines for pair in engine.backends.items()]
         for name, identity in declared:
             number = self.backends.get(f"BACKEND_{name.upper()}")
@@ -129,7 +129,7 @@ class Watcher:
             self.loader.update("backends", bytes.fromhex(identity)[:8], struct.pack("<I", number))
 
     def set_chosen(self, stop: int = 1) -> None:
-        """Tell the kernel side what it cannot know: see struct settings in bpf/structs.h."""
+        """Pass settings to the kernel side: see struct settings in bpf/structs.h."""
         levels = self.probes.levels - self.probes.shed_levels
         mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == LLAMACPP)
         names = max(mine, key=len, default=[])
@@ -259,7 +259,7 @@ class Watcher:
             self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
 
     def _on_qnn_callback(self, record: np.void, pid: int) -> None:
-        """Stand where asynchronous executions tell that they are done, so far as that place is in a file."""
+        """Probe the function that asynchronous executions notify, if it is in a file."""
         engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
         site = self._site(pid, int(record["address"]))
         if site:
@@ -321,7 +321,7 @@ class Watcher:
             self._learn(LEARN_NOTHING, None)
 
     def _on_misfit(self, record: np.void, pid: int) -> None:
-        """Give up what cannot be told rightly of this build."""
+        """Stop recording what cannot be recorded correctly for this build."""
         self._learn(LEARN_NOTHING, None)
         self.probes.give_up(self._llamacpp(), MISFITS[int(record["what"])])
         self.set_chosen()

@@ -193,7 +193,7 @@ def place_by_stamps(
 ) -> np.ndarray:
     """Move nodes to where their own time stamps put them, until the next one's; which were moved.
 
-    Only executions whose nodes all have stamps of their own: equal ones tell nothing of an order.
+    Only executions whose nodes all have stamps of their own: equal ones give no order.
     """
     stamp = events["host_ns"].to_numpy(np.int64)
     if not (stamp >= 0).any():

@@ -297,7 +297,7 @@ def rows_of(ids: pd.Series, sought: pd.Series) -> np.ndarray:
 
 
 def moved(frame: pd.DataFrame) -> dict[str, Column]:
-    """What an operator has to move at least, and how fast it did, where its shapes tell."""
+    """The bytes that an operator must move at least, and its speed, if its shapes are known."""
     work = (frame["read_bytes"] + frame["written_bytes"]).fillna(-1).to_numpy()
     rate = np.where(work > 0, 1e3 * work / frame["duration_ns"].clip(lower=1).to_numpy(), -1)
     return {"bytes": np.where(work > 0, work, -1).astype(np.int64), "MB_per_s": rate.astype(np.int64)}
@@ -416,7 +416,7 @@ def read_slices(tables: Tables) -> Slices:
 
 
 def major_fault_slices(tables: Tables) -> tuple[Slices, Slices]:
-    """Major page faults: slices, and instants where the kernel did not tell when they began."""
+    """Major page faults: slices, and instants where their begin is unknown."""
     frame = tables["faults"]
     frame = frame[frame["kind"] == "major"].assign(complete=True)
     name = joined(lambda file: f"major fault {file_name(file)}", frame["file"])
