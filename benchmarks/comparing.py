@@ -63,7 +63,7 @@ def power(args: argparse.Namespace, report: Report) -> None:
                 hits += verdict[0] == SLOWER
                 wrong += np.isin(verdict[1:], [SLOWER, FASTER]).any()
                 open_ones += verdict[0] == "inconclusive"
-            for what, count in (("found", hits), ("others accused", wrong), ("inconclusive", open_ones)):
+            for what, count in (("found", hits), ("others reported", wrong), ("inconclusive", open_ones)):
                 name = f"{runs} + {runs} runs, one operator {planted:+.0%}: {what}"
                 report.add(name, "%", single(100 * count / args.repeats, args.repeats))
 
@@ -128,7 +128,7 @@ def windows(args: argparse.Namespace, report: Report) -> None:
     for size in map(int, args.runs.split(",")):
         turns = np.resize([0, 1, 1, 0], 2 * size)
         one, gap = np.zeros(size, int), np.full(size, -1)
-        orders = {"alternately": turns, "in drawn pairs": None, "one after the other": np.r_[one, one + 1]}
+        orders = {"alternately": turns, "in random pairs": None, "one after the other": np.r_[one, one + 1]}
         orders["with a gap"] = np.r_[one, gap, one + 1]
         for name, order in orders.items():
             counts: dict[str, int] = {}

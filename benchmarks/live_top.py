@@ -65,7 +65,7 @@ def report_quarters(report: Report, piece: int, rows: list[dict[str, float]]) ->
         report.add(f"{name}: a turn, CPU", "ms", extremes([1e3 * row["live_s"] for row in part]))
         whole = [1e3 * row["whole_s"] for row in part if "whole_s" in row]
         if whole:
-            report.add(f"{name}: all tables anew, CPU", "ms", extremes(whole))
+            report.add(f"{name}: all tables rebuilt, CPU", "ms", extremes(whole))
 
 
 def main() -> None:

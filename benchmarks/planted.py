@@ -41,7 +41,7 @@ from workloads.planting import Tables
 
 NOTHING = "nothing"
 SIZES = (0.03, 0.05, 0.10)
-SHARES = ("found", "others accused", "TPOT called slower", "wrong word", "inconclusive", '"the same" outside the threshold')
+SHARES = ("found", "others reported", "TPOT called slower", "wrong word", "inconclusive", '"the same" outside the threshold')
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
 GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "150", "--ignore-end"]
 ENGINES = {

@@ -49,9 +49,23 @@ def short_name(machine: Machine) -> str:
     return ", ".join([machine.cpu_model.replace("(R)", "").replace(" Processor", ""), *best])
 
 
+RENAMED = {
+    "cannot tell": "inconclusive",
+    "others accused": "others reported",
+    "in drawn pairs": "in random pairs",
+    "by turns": "alternately",
+    "all tables anew": "all tables rebuilt",
+    "whose prize is right": "whose estimated saving is right",
+}
+"""Parts of figures' names in older results → those of today, so that a newer figure replaces its older one."""
+
+
 def full_name(figure: Figure) -> str:
-    """A figure's name with its peer."""
-    return f"{figure.name} (against {figure.against})" if figure.against else figure.name
+    """A figure's name as it is today, with its peer."""
+    name = figure.name
+    for old, new in RENAMED.items():
+        name = name.replace(old, new)
+    return f"{name} (against {figure.against})" if figure.against else name
 
 
 def split(results: list[Result]) -> Iterator[tuple[Result, list[Figure], list[Figure]]]:
