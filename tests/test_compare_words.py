@@ -185,7 +185,7 @@ def test_a_side_of_one_run_shows_no_interval(n_base: int, n_cand: int, said: str
 @pytest.mark.parametrize(
     ("verdicts", "sentence"),
     [
-        ({"TTFT": UNKNOWN, "TPOT": UNKNOWN}, "TTFT, TPOT are inconclusive."),
+        ({"TTFT": UNKNOWN, "TPOT": UNKNOWN}, "TTFT, TPOT are inconclusive; about 7 more runs per side would decide."),
         ({"TTFT": SLOWER, "TPOT": SAME}, "The candidate is slower in TTFT; the same in TPOT."),
         ({"TTFT": FASTER, "TPOT": UNKNOWN}, "The candidate is faster in TTFT; TPOT is inconclusive."),
         ({}, "No run has tokens, so speed was not compared."),
@@ -193,7 +193,8 @@ def test_a_side_of_one_run_shows_no_interval(n_base: int, n_cand: int, said: str
 )
 def test_the_page_begins_with_every_metric_of_speed_by_its_verdict(verdicts: dict[str, str], sentence: str) -> None:
     rows = [
-        {"family": "speed", "metric": metric, "unit": "ms", "better": "lower", "verdict": word}
-        for metric, word in verdicts.items()
+        {"family": "speed", "metric": metric, "unit": "ms", "better": "lower", "verdict": word, "more_runs": 5 + n}
+        for n, (metric, word) in enumerate(verdicts.items(), 1)
     ]
-    assert verdict_sentence(pd.DataFrame(rows, columns=["family", "metric", "unit", "better", "verdict"])) == sentence
+    columns = ["family", "metric", "unit", "better", "verdict", "more_runs"]
+    assert verdict_sentence(pd.DataFrame(rows, columns=columns).assign(more_runs_known=True)) == sentence

@@ -32,12 +32,17 @@ def change(ratio: float | None) -> float | None:
     return None if ratio is None else 100 * (ratio - 1)
 
 
+def signed(value: float) -> str:
+    """A difference to four digits."""
+    return f"{value:+,.1f}" if abs(value) >= 100 else f"{value:+.4g}"
+
+
 def verdict(document: Document) -> Section:
     """The verdict in words, and the figures of speed."""
     runs = document["runs"]
     blocks: list[Block] = [{"kind": "findings", "items": document["words"]}]
     speed = [m for m in document["metrics"] if m["family"] == "speed" and m["change"] is not None]
-    blocks.append(cards([(m["metric"], f"{change(m['change']):+.1f} %", m["direction"]) for m in speed]))
+    blocks.append(cards([(m["metric"], f"{change(m['change']):+,.1f} %", m["direction"]) for m in speed]))
     if document.get("failures"):
         blocks.append(
             {"kind": "findings", "items": [{"level": "bad", "text": f"Limit broken: {t}"} for t in document["failures"]]}
@@ -90,7 +95,9 @@ def waterfall(fall: dict[str, Any]) -> Block:
         bars = {"type": "bar", "name": name, "x": [names[i] for i in bar], "base": start, "y": top - start, "slot": slot}
         traces.append({**bars, "hovertext": text, "hoverinfo": "text"})
     total = sum(part["delta"] for part in fall["parts"])
-    remark = f"ms per step, means over runs. Parts add up to {total:+.4f} ms; the step differs by {ends[1] - ends[0]:+.4f} ms."
+    remark = (
+        f"ms per step, means over runs. Parts add up to {signed(total)} ms; the step differs by {signed(ends[1] - ends[0])} ms."
+    )
     axes: dict[str, Any] = {"xaxis": {"type": "category", "categoryorder": "array", "categoryarray": names}, "yaxis": axis("ms")}
     axes["yaxis"]["range"] = [floor, float(max(after.max(), ends.max())) * 1.002]
     return chart(f"{fall['phase'].capitalize()} step, from base to candidate", traces, remark, 380, barmode="overlay", **axes)
@@ -211,6 +218,9 @@ def routing(document: Document) -> Section | None:
     drift = document["drift"]
     if not drift:
         return None
+    if not any(row["distance"] or row["usual"] for row in drift):
+        text = f"Every expert was chosen equally often on both sides, in all {len(drift)} layers."
+        return Section("routing", "Expert routing", [note(text)])
     layers = [row["layer"] for row in drift]
     moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [row["distance"] for row in drift], "slot": 1}
     usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [row["usual"] for row in drift], "slot": 0}

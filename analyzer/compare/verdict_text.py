@@ -114,14 +114,16 @@ def conclude(
 
 
 def verdict_sentence(judged: pd.DataFrame) -> str:
-    """The metrics of speed in one sentence, by verdict."""
+    """The metrics of speed in one sentence, by verdict; where none is known, with the runs that would change that."""
     names: dict[str, list[str]] = {}
-    for row in judged[judged["family"] == "speed"].to_dict("records"):
+    rows = judged[judged["family"] == "speed"].to_dict("records")
+    for row in rows:
         names.setdefault(direction(row), []).append(str(row["metric"]))
     unknown = names.pop(UNKNOWN, [])
     parts = [f"{'the same' if word == SAME else word} in {', '.join(metrics)}" for word, metrics in names.items()]
     clauses = [f"The candidate is {'; '.join(parts)}"] if parts else []
     clauses += [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} inconclusive"] if unknown else []
+    clauses += [needed(max(rows, key=lambda row: row["more_runs"]))] if unknown and not parts else []
     return f"{'; '.join(clauses)}." if clauses else "No run has tokens, so speed was not compared."
 
 

@@ -5,7 +5,7 @@
 
 const view = { x: 0, y: 0, scale: 1, hover: null, chosen: null, find: "", mode: "time", path: false };
 const open = new Set(), picture = { canvas: null, scale: 0, left: 0, top: 0, right: 0, bottom: 0, stale: true };
-const GAP = 70, MAX_LINES = 12, DETAIL = 0.42, NAMES = 0.3, LINES = 0.12, MARGIN = 0.5;
+const GAP = 70, MAX_LINES = 12, DETAIL = 0.42, NAMES = 0.2, LINES = 0.12, MARGIN = 0.5;
 const SUMMED = ["duration_ns", "busy_ns", "wait_ns", "maj_flt", "cycles", "load_ns"];
 let dag, board, marks, tip, legend, panel, shown = { cards: [], nodes: [], edges: [], near: new Map(), of: [] };
 
@@ -260,7 +260,7 @@ function drawSpots(g, nodes, ink) {
   for (const n of nodes) g.rect(n.ax - w / 2, n.ay - h / 2, w, h);
   g.stroke();
   if (view.scale < NAMES) return;
-  g.font = `600 ${h * 0.62}px system-ui, sans-serif`;
+  g.font = `600 ${Math.min(0.8 * h, Math.max(0.62 * h, 9 / view.scale))}px system-ui, sans-serif`;
   g.textAlign = "center";
   for (const n of nodes) {
     g.globalAlpha = faint(n) ? 0.25 : 1;

@@ -110,12 +110,29 @@ function themed(traces) {
 const hasLegend = (item) => item.layout.showlegend !== false && item.traces.filter((t) => t.name).length > 1;
 const BUTTONS = 22;
 
-function themedLayout(layout, height, top) {
+const ARRAYS = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u2: Uint16Array, u1: Uint8Array };
+
+/* Values as the page holds them: a list, or bytes as base64. */
+function listed(values) {
+  return Array.isArray(values) || !values ? values || [] : [...new ARRAYS[values.dtype](Uint8Array.from(atob(values.bdata), (c) => c.charCodeAt(0)).buffer)];
+}
+
+/* Full numbers at 1, 2 and 5 of each power of ten, at the powers alone where they are many; nothing leaves it to Plotly. */
+function logTicks(values) {
+  const some = values.filter((v) => v > 0);
+  if (!some.length) return undefined;
+  const low = Math.floor(Math.log10(Math.min(...some))) - 1, high = Math.ceil(Math.log10(Math.max(...some))) + 1;
+  const steps = high - low > 5 ? [1] : [1, 2, 5];
+  const at = Array.from({ length: high - low + 1 }, (_, i) => steps.map((s) => s * 10 ** (low + i))).flat();
+  return { tickmode: "array", tickvals: at, ticktext: at.map((v) => (v >= 1e6 || v < 1e-4 ? v.toExponential(0) : Number(v.toPrecision(1)).toLocaleString("en", { maximumFractionDigits: 6 }))) };
+}
+
+function themedLayout(layout, height, top, traces) {
   const ink = cssValue("--ink"), grid = cssValue("--line"), soft = cssValue("--soft");
-  const axis = (given) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 9 : 12 }, ...((given || {}).type === "log" ? { dtick: "D2" } : {}), ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
+  const axis = (given, key) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 9 : 12 }, ...((given || {}).type === "log" ? logTicks(traces.flatMap((t) => listed(t[key]))) : {}), ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
   return {
     ...layout, shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: cssValue("--bad") } })), height, margin: { l: 56, r: 12, t: top, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), ...(layout.xaxis2 ? { xaxis2: axis(layout.xaxis2) } : {}),
+    font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis, "x"), yaxis: axis(layout.yaxis, "y"), ...(layout.xaxis2 ? { xaxis2: axis(layout.xaxis2, "x") } : {}),
     modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: cssValue("--accent") },
     legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0 }, hoverlabel: { bgcolor: cssValue("--panel"), bordercolor: grid, font: { color: ink } },
   };
@@ -127,7 +144,7 @@ const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, 
 function draw(item) {
   const lines = NARROW.matches ? item.traces.filter((t) => t.name && item.layout.showlegend !== false).length : 0;
   const room = !NARROW.matches && hasLegend(item) ? BUTTONS : 0;
-  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines + room, 32 + room), CONFIG);
+  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines + room, 32 + room, item.traces), CONFIG);
 }
 
 function chart(block) {

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow.compute as compute
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, TracePacket, TrackDescriptor
 
 from analyzer.records.memory import keep_freed_memory
 from analyzer.records.schema import TABLES
@@ -164,9 +164,7 @@ class TraceWriter:
     def counters(self) -> None:
         """The counters, as tracks of the process."""
         for name, ts, values in marks.counters(self.tables):
-            track = TrackDescriptor()
-            track.counter.unit = 3 if name.endswith("bytes") else 2
-            uuid = self.new_track(name, PROCESS | self.pid, counter=track.counter)
+            uuid = self.new_track(name, PROCESS | self.pid, counter=counter_unit(name))
             self.sequence += 1
             self.out.emit(head(self.sequence, uuid, {}, self.names, self.start))
             self.out.later(partial(counter_packets, self.sequence, ts, values, self.start))
@@ -206,6 +204,14 @@ class TraceWriter:
         self.out.finish()
         self.written.events = self.out.events
         return self.written
+
+
+def counter_unit(name: str) -> CounterDescriptor:
+    """What a counter's values are, by the end of its name."""
+    if name.endswith("bytes"):
+        return CounterDescriptor(unit=CounterDescriptor.UNIT_SIZE_BYTES)
+    known = next((unit for unit in ("tokens/s", "MHz", "°C") if unit in name.split()), None)
+    return CounterDescriptor(unit_name=known) if known else CounterDescriptor(unit=CounterDescriptor.UNIT_COUNT)
 
 
 def frames(tables: Tables, names: Iterable[str]) -> dict[str, pd.DataFrame]:
