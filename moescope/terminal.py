@@ -33,6 +33,11 @@ def console(wide: bool = False, stderr: bool = False, soft_wrap: bool = False) -
     return PlainConsole(stderr=stderr, soft_wrap=soft_wrap, width=FILE_WIDTH if wide and not sys.stdout.isatty() else None)
 
 
+def counted(number: int, noun: str) -> str:
+    """How many of something: `1 run`, `2 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def words(*parts: str | tuple[str, str]) -> Text:
     """A line of plain parts and of (part, style)."""
     return Text.assemble(*(plain_text(part) if isinstance(part, str) else (plain_text(part[0]), part[1]) for part in parts))

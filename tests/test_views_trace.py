@@ -390,6 +390,9 @@ def test_counters_tell_decode_speed_and_work_in_flight(ahead: tuple[Judge, fixtu
     assert set(drawn["NPU executions in flight"]) == {0.0, 1.0} and drawn["NPU executions in flight"][-1] == 0
     assert sum(drawn["NPU executions in flight"]) == len(tables["qnn_executes"])
     assert drawn["expert cache bytes"] == tables["counters"].value.tolist()
+    units = dict(judge.rows("select name as n, unit as u from counter_track"))
+    assert units["decode tokens/s"] == "tokens/s" and units["expert cache bytes"] == "bytes"
+    assert units["expert loads in flight"] == "count"
 
 
 def test_slow_tokens_and_switched_levels_are_marked(ahead: tuple[Judge, fixture.Tables]) -> None:

@@ -7,6 +7,7 @@ examples:
 """
 
 import argparse
+import sys
 
 from analyzer.commands._show import printed
 from analyzer.questions import ceilings
@@ -14,7 +15,7 @@ from analyzer.questions.findings import findings
 from analyzer.records.reading import section
 from analyzer.tables.store import load
 from moescope.arguments import add_ceilings, add_json, add_run
-from moescope.plain import print_plain
+from moescope.terminal import console
 from tracer.recording.format import Recording
 
 
@@ -34,10 +35,11 @@ def run(args: argparse.Namespace) -> int:
     ranked = findings(tables, roof)
     if printed(args, ranked):
         return 0
+    screen = console(soft_wrap=not sys.stdout.isatty())
     for rank, finding in enumerate(ranked, 1):
-        print_plain(f"{rank}. {finding.text} ({finding.saving_ms:,.1f} ms)")
+        screen.print(f"{rank}. {finding.text} ({finding.saving_ms:,.1f} ms)")
         if args.queries:
-            print_plain(f"   {finding.query}")
+            screen.print(f"   {finding.query}", soft_wrap=True)
     if section(manifest, "qnn").get("emulator"):
         print("the NPU is the HTP emulator: its times are those of the host, not of a device")
     if not ranked:

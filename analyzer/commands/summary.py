@@ -17,7 +17,7 @@ from analyzer.records.reading import command_of
 from analyzer.records.stamps import outdated
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
-from moescope.terminal import Line, console, grid, words
+from moescope.terminal import Line, console, counted, grid, words
 from tracer.recording.format import Recording
 
 prepare_parser = add_run_and_json
@@ -25,8 +25,8 @@ prepare_parser = add_run_and_json
 OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 5, 9, 2, 2, 3
 APART = 0.02
 """Smallest share of TPOT between steps that is shown."""
-NOUNS = {"blocks": "block requests", "loads": "expert loads", "qnn_executes": "NPU executions", "qnn_calls": "QNN calls"}
-"""Tables whose name alone does not say what a row is."""
+NOUNS = {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
+"""One row of a table whose name does not say it."""
 Section = dict[str, Any]
 
 
@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
     parts = (
         heading,
         speed,
+        top_findings,
         phases,
         ledger_line,
-        top_findings,
         operators,
         experts,
         npu,
@@ -97,7 +97,7 @@ def speed(answer: Section) -> list[Line]:
     first = f"TTFT {number(t['ttft_ms'])} ms, {prefill}" if t["prefill_tokens"] else "no prefill recorded"
     spread = f"median {number(tpot['median'], '.2f')}, p90 {number(tpot['p90'], '.2f')}, n {tpot['n']}"
     second = f"TPOT {number(tpot['mean'], '.2f')} ms ({spread})"
-    rest = f", decode {number(t['decode_tokens_per_s'])} tok/s, {t['major_faults']} major faults"
+    rest = f", decode {number(t['decode_tokens_per_s'])} tok/s, {counted(t['major_faults'], 'major fault')}"
     return [first, second + rest]
 
 
@@ -246,7 +246,7 @@ def io(answer: Section) -> list[Line]:
     i = answer["io"]
     if not i:
         return []
-    read = f"{i['major_faults']:,} major faults, {i['read_bytes'] / 2**20:,.1f} MiB read"
+    read = f"{counted(i['major_faults'], 'major fault')}, {i['read_bytes'] / 2**20:,.1f} MiB read"
     device = f" ({i['device_read_bytes'] / 2**20:,.1f} from the device), {i['waited_ms']:,.1f} ms waited"
     shares = ", ".join(f"{share:.0%} within {name}" for name, share in i["shares"].items() if share)
     return [words(("I/O", "bold"), f": {read}{device}"), *([f"of the wait {shares}"] if shares else [])]
@@ -256,15 +256,15 @@ def losses(answer: Section) -> list[Line]:
     """Lost and incomplete records, and the cost of tracing."""
     r, c = answer["records"], answer["cost"]
     lost = sum(r["lost"].values())
-    odd = {f"{kind} ends without begin": n for kind, n in r["ends_without_begin"].items()}
-    odd |= {f"{NOUNS.get(name, name)} whose end was not recorded": n for name, n in r["begins_without_end"].items()}
+    odd = [f"{counted(n, f'{kind} end')} without begin" for kind, n in r["ends_without_begin"].items()]
+    odd += [f"{counted(n, NOUNS.get(name, name.removesuffix('s')))} without end" for name, n in r["begins_without_end"].items()]
     kept_text = f"{sum(r['kept'].values()):,} records kept, "
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
     of_tokens = [f"{number(warm, '.1%')}{upper} of token time"] if warm is not None else []
     of_cpu = [f"{number(cpu, '.1%')} of CPU"] if cpu is not None or not of_tokens else []
     cost = f"probes took {', '.join([*of_tokens, *of_cpu])}"
-    stops = f" in {c['held_stops']:,} stops" if c.get("held_stops") else ""
+    stops = f" in {counted(c['held_stops'], 'stop')}" if c.get("held_stops") else ""
     pause = f"; the program was stopped {c['held_ns'] / 1e6:,.0f} ms{stops} to place probes" if c.get("held_ns") else ""
     dropped = r["dropped"]
     dropped_records = sum((dropped.get("records") or {}).values())
@@ -276,4 +276,4 @@ def losses(answer: Section) -> list[Line]:
         slowdown = f"tokens took {number(s['slowdown_while_on'], '.1%')} longer meanwhile; " if "slowdown_while_on" in s else ""
         on = f"costly levels were on for {number(s['share_on'], '.0%')} of the time"
         lines.append(f"{on}: {slowdown}limit {s['allowed']:.0%}")
-    return [*lines, ", ".join(f"{n} {name}" for name, n in odd.items())] if odd else lines
+    return [*lines, "incomplete: " + ", ".join(odd)] if odd else lines

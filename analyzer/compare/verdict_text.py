@@ -38,7 +38,7 @@ def figure(value: float | None, unit: str) -> str:
 
 def percent(ratio: float | None) -> str:
     """A ratio as a change."""
-    return "from 0" if ratio is None or np.isnan(ratio) else f"{100 * (ratio - 1):+.1f} %"
+    return "from 0" if ratio is None or np.isnan(ratio) else f"{100 * (ratio - 1):+,.1f} %"
 
 
 def direction(row: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moescope.plain import print_plain
+from moescope.terminal import counted
 from tracer.commands.options import make_output, need_root, output_folder, seconds, share
 from tracer.commands.run import python, say
 from tracer.errors import TargetError, TracerError
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         spent = time.monotonic() - began
         if enough(args, folder, pairs, owner) or spent + spent / (pairs + args.warmup) > args.budget:
             break
-    say(f"{pairs} runs per side in {time.monotonic() - began:.0f} s")
+    say(f"{counted(pairs, 'run')} per side in {time.monotonic() - began:.0f} s")
     return report(args, folder, owner)
 
 
