@@ -121,7 +121,8 @@ def test_the_pages_have_no_barriers(browser: Any, tmp_path: Path, small: Path) -
     write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     sides = ([result(f"{side}-{i}", i + 50 * n) for i in range(5)] for n, side in enumerate(("base", "cand")))
     write_regression(document(compare(*sides)), tmp_path / "regression.html")
-    for path in (small, tmp_path / "profdag.html", tmp_path / "regression.html"):
+    sweep(tmp_path)
+    for path in (small, *(tmp_path / f"{name}.html" for name in ("profdag", "regression", "pareto"))):
         opened(browser, path)
         assert barriers(browser) == [], path.name
 
@@ -335,6 +336,15 @@ def operators_are_coloured_by_change(run: Any) -> None:
     assert "slower" in run("return document.querySelector('#graph dl.about').innerText")
 
 
+def test_a_logarithmic_axis_has_whole_numbers(browser: Any, small: Path) -> None:
+    run = opened(browser, small)
+    axes = "[...document.querySelectorAll('.chart')].map(c => c._fullLayout.yaxis).filter(a => a && a.type === 'log')"
+    ticks = run(f"return {axes}.map(a => [a.tickvals, a.ticktext])")
+    assert len(ticks) >= 2
+    for values, labels in ticks:
+        assert [float(label.replace(",", "")) for label in labels] == pytest.approx(values)
+
+
 def opens_its_query_and_another_layer(run: Any) -> None:
     run("document.querySelector('#phases details.query summary').click()")
     assert run("return document.querySelector('#phases details.query code').checkVisibility()")
@@ -428,19 +438,26 @@ def test_the_report_of_a_comparison_draws_and_hostile_names_stay_text(browser: A
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_sweep_is_drawn_with_its_front(browser: Any, tmp_path: Path) -> None:
+def sweep(folder: Path) -> list[bool]:
+    """Write the page of a sweep; returns which of its settings are on the front."""
     settings = [Settings(n * SIZE, prefetch=p) for n in (2, 5, 9, 18) for p in (None, 0.3)]
     outcomes = [simulate(random_trace(7), EVEN, one) for one in settings]
-    runs = [{**o.summary(), "pareto": flag} for o, flag in zip(outcomes, pareto(outcomes), strict=True)]
-    (tmp_path / "sweep.json").write_text(json.dumps({"costs": "made", "warnings": [HOSTILE], "steps": 7, "runs": runs}))
-    assert views(["pareto", str(tmp_path / "sweep.json"), "--out", str(tmp_path / "pareto.html")]) == 0
+    front = pareto(outcomes)
+    runs = [{**o.summary(), "pareto": flag} for o, flag in zip(outcomes, front, strict=True)]
+    (folder / "sweep.json").write_text(json.dumps({"costs": "made", "warnings": [HOSTILE], "steps": 7, "runs": runs}))
+    assert views(["pareto", str(folder / "sweep.json"), "--out", str(folder / "pareto.html")]) == 0
+    return list(front)
+
+
+def test_a_sweep_is_drawn_with_its_front(browser: Any, tmp_path: Path) -> None:
+    front = sweep(tmp_path)
     run = opened(browser, tmp_path / "pareto.html")
     assert run("return [...document.querySelectorAll('section')].map(s => s.id)") == ["choice", "front", "settings"]
     assert run("return document.querySelectorAll('#front svg.main-svg').length") >= 2
     marked = run(
         "return [...document.querySelectorAll('#settings tbody tr')].filter(r => r.cells[0].textContent === 'yes').length"
     )
-    assert marked == sum(pareto(outcomes))
+    assert marked == sum(front)
     assert complaints(browser) == []
     (tmp_path / "other.json").write_text("[1, 2]")
     assert views(["pareto", str(tmp_path / "other.json")]) == 2

@@ -204,6 +204,17 @@ def test_a_name_is_not_repeated_on_top_of_itself(tmp_path: Path) -> None:
     assert all(name.startswith("graph on ") for name in names["graph"].split(","))
 
 
+def test_a_graph_of_no_layer_does_not_repeat_its_operator(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(npu=False)
+    tables["graphs"] = tables["graphs"].assign(kind="head", layer=-1, expert=-1, backend="cpu")
+    tables["operators"] = tables["operators"].assign(type="head", name="head", layer=-1, expert=-1)
+    judge = judged(tmp_path, manifest, tables)
+    assert judge.rows("select distinct name from slice where category = 'graph'") == [("graph on CPU",)]
+    tables["operators"] = tables["operators"].assign(type="sample")
+    judge = judged(tmp_path, manifest, tables)
+    assert judge.rows("select distinct name from slice where category = 'graph'") == [("head",)]
+
+
 def test_steps_say_their_number_and_place(usual: tuple[Judge, fixture.Tables]) -> None:
     judge, tables = usual
     names = [name for (name,) in judge.rows("select name from slice where category = 'token' order by ts")]

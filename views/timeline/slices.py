@@ -237,6 +237,16 @@ def repeats_operator(tables: Tables, rows: pd.DataFrame) -> pd.Series:
     return pd.Series(np.isin(places, named[operators["layer"].to_numpy() >= 0]))
 
 
+def repeats_kind(tables: Tables, graphs: pd.DataFrame) -> np.ndarray:
+    """Which graphs of no layer are within an operator of the same step that is called as they are [bool]."""
+    operators, apart = tables["operators"], graphs["layer"].to_numpy() < 0
+    kinds = set(graphs["kind"][apart].unique())
+    rows = operators[(operators["layer"].to_numpy() < 0) & operators["type"].isin(kinds).to_numpy()]
+    known = set(zip(rows["token_id"].tolist(), rows["type"].astype(str).tolist(), strict=True))
+    pairs = zip(graphs["token_id"].tolist(), graphs["kind"].astype(str).tolist(), strict=True)
+    return apart & np.fromiter((pair in known for pair in pairs), bool, len(graphs)) if known else np.zeros(len(graphs), bool)
+
+
 def model_places(*frames: pd.DataFrame) -> list[np.ndarray]:
     """One number for the step, layer and expert of each row, the same in all frames; as small as can be, for look-ups."""
     columns = [[frame[name].to_numpy(np.int64) + 1 for name in ("token_id", "layer", "expert")] for frame in frames]
@@ -262,7 +272,8 @@ def graph_slices(tables: Tables) -> Slices:
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
     args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
-    name = joined(graph_name, frame["kind"], frame["layer"], frame["expert"], frame["backend"], repeats_operator(tables, frame))
+    repeated = repeats_operator(tables, frame) | repeats_kind(tables, frame)
+    name = joined(graph_name, frame["kind"], frame["layer"], frame["expert"], frame["backend"], repeated)
     slices = of_frame("graph", name, frame, args)
     flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
     slices.flow, slices.ends_flow = flow_to_waits(tables, flow)
