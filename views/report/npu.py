@@ -7,8 +7,8 @@ from views.report import npu_blocks
 from views.report.sections import Block, Run, Section, axis, chart, heads, labels, note, table
 
 EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are those of the host, not of a device."
-LABEL = "kind || if(kind = '', '', ' · ') || replace(graph_name, 'QNNExecutionProvider_', '')"
-"""The subgraph kind, where the engine names one, before QNN's own name of the graph, without what ONNX Runtime puts before it."""
+LABEL = "if(kind = '', replace(graph_name, 'QNNExecutionProvider_', ''), kind || if(tier > 0, ' T' || tier, ''))"
+"""Subgraph kind and tier, where the engine names them, else QNN's name of the graph without what ONNX Runtime puts before it."""
 OF_OBJECT = "if(kind = '' and object_id >= 0, ' #' || object_id, '')"
 """What tells graphs of one name apart: a program's graphs are often called by a hash of what they compute."""
 TIMES = "host_rpc_us, htp_rpc_us, accel_us, accel_cycles"

@@ -11,6 +11,7 @@ from views.report.sections import Block, bytes_text, heads, note, pairs, table
 Facts = dict[str, Any]
 FIGURES = "number executions, bar host ms, number accelerator ms, number median µs, number first µs, number cycles"
 MOST_FINDINGS = 20
+UNITS = {"us": "µs"}
 
 
 def findings(facts: Facts) -> list[Block]:
@@ -18,7 +19,7 @@ def findings(facts: Facts) -> list[Block]:
     broken = [{"level": "bad", "text": text} for text in facts["findings"][:MOST_FINDINGS]]
     if facts["unjoined_events"]:
         broken.append({"level": "warn", "text": f"{facts['unjoined_events']:,} profile events are not attributed to a call"})
-    rows = [[r["check"], r["looked_at"], r["broken"], r["residual"], r["unit"]] for r in facts["closure"]]
+    rows = [[r["check"], r["looked_at"], r["broken"], r["residual"], UNITS.get(r["unit"], r["unit"])] for r in facts["closure"]]
     columns = heads("text must hold, number looked at, number broken, number residual, text unit")
     blocks: list[Block] = [{"kind": "findings", "items": broken}] if broken else []
     return [*blocks, table(columns, rows, "Consistency checks")] if rows else blocks
