@@ -16,7 +16,7 @@ from analyzer.model import read_config
 from analyzer.predict.kernels import backends, fusion, graphs, regressors, sampling, training
 from analyzer.predict.kernels.backends import Cpu, Htp
 from analyzer.predict.kernels.graphs import Shape
-from analyzer.predict.kernels.law import passes
+from analyzer.predict.kernels.law import passes, terms
 
 PRIOR = [(64, 256), (256, 64), (512, 512)]
 CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"
@@ -306,3 +306,60 @@ def test_a_wrong_question_is_answered_with_the_remedy(
     trained.save(tmp_path / "kernels.json", "made")
     assert main(["kernels", "predict", str(tmp_path / "kernels.json"), *words]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_most_widths_are_round_and_none_is_left_out() -> None:
+    left_out = frozenset({(512, 512), (64, 256)})
+    drawn = sampling.draw(PRIOR, 600, np.random.default_rng(3), left_out=left_out)
+    assert not left_out & {(shape.k, shape.n) for shape in drawn}
+    assert all(shape.k % 8 == shape.n % 8 == 0 for shape in drawn)
+    assert sum(shape.k % 128 == 0 for shape in drawn) > 200
+    wide = sampling.draw([(1024, 2048)], 600, np.random.default_rng(3))
+    assert sum(shape.k % 1024 == 0 for shape in wide) > 100
+
+
+def test_rows_a_page_apart_cost_a_tall_tile_more_and_nothing_else() -> None:
+    def crowded(shape: Shape) -> set[float]:
+        odd = terms("Gemm", Shape(shape.rows, shape.k + 8, shape.n), 1e6)
+        return {a for a, b in zip(terms("Gemm", shape, 1e6), odd, strict=True) if a and not b}
+
+    assert crowded(Shape(30, 1024, 64)) == {2 * 1024 * 64}
+    assert crowded(Shape(30, 512, 64)) == crowded(Shape(11, 1024, 64)) == set()
+
+
+class Brief:
+    """A backend on which every kernel takes a fifth of a microsecond."""
+
+    name, unit, epoch = "brief", "s", 0
+
+    def times(self, models: list[bytes]) -> list[float]:
+        return [0.2e-6 * len(onnx.load_from_string(model).graph.node) for model in models]
+
+    def nodes(self, model: bytes) -> set[str]:
+        return set()
+
+
+def test_kernels_are_learned_from_where_their_model_takes_long_enough() -> None:
+    made = regressors.Predictors("s", set(), ("law",))
+    trained = training.train(Brief(), "Sigmoid", made, training.Plan([["Sigmoid"]], PRIOR, 12, 0, 0, 5))
+    assert (len(trained.shapes), trained.judged.all()) == (12, True)
+    np.testing.assert_allclose(trained.predicted, 0.2e-6)
+    with pytest.raises(PredictError, match="take long enough"):
+        training.train(Brief(), "Gemm", made, training.Plan([["Gemm"]], [(2304, 2304)], 12, 0, 0, 5))
+
+
+def test_what_a_model_demands_is_told_by_its_file() -> None:
+    shape = Shape(3, 64, 16, copies=4)
+    assert graphs.demand(graphs.repeated(["Gemm", "Relu"], shape)) == (4 * shape.flops("Gemm"), 4 * shape.weights("Gemm"))
+    assert graphs.demand(graphs.repeated(["Sigmoid"], shape)) == (0, 0)
+
+
+def test_a_slow_moment_is_taken_out_by_the_references_that_are_like_the_model() -> None:
+    cpu, paces = Cpu(runs=2, settle=0), np.array([1.8, 1.3, 1.1, 1.5])
+    cpu._usual = np.array([160e-6, 100e-6, 700e-6, 90e-6])
+    far = graphs.repeated(["MatMul"], Shape(1, 1024, 1024, copies=4))
+    near, arithmetic = (graphs.repeated(["MatMul"], Shape(rows, 512, 512)) for rows in (1, 64))
+    assert cpu._pace(far, paces) == pytest.approx(1.1, abs=0.02)
+    assert cpu._pace(near, paces) == pytest.approx(1.3, abs=0.1)
+    assert cpu._pace(arithmetic, paces) == pytest.approx(1.8, abs=0.05)
+    assert cpu._pace(graphs.repeated(["Sigmoid"], Shape(64, 512, 512)), paces) == 1.5

@@ -22,12 +22,19 @@ BURST_S, SHORTEST_BURST, LONGEST_BURST = 1e-3, 2, 64
 REFERENCES = (
     ("Gemm", graphs.Shape(32, 512, 512)),
     ("MatMul", graphs.Shape(1, 1024, 1024)),
+    ("MatMul", graphs.Shape(1, 1024, 1024, copies=6)),
     ("Sigmoid", graphs.Shape(64, 512, 512)),
 )
-"""Measured with every batch of models: arithmetic, weights that come from afar, and elements. They tell a batch's pace."""
+"""Measured with every batch of models: arithmetic, weights that are near (4 MiB) and far (24 MiB), and elements. They tell the
+batch's pace: a neighbour slows each of them by another factor."""
+FAR = 10 << 20
+"""Bytes of weights from which on a model's weights come from as far as the far reference's."""
 SETTLE_S, ATTEMPTS, SLOWER, FASTER = 5.0, 3, 0.05, 0.1
 """How long references run to tell the usual pace; how often a batch is measured until no reference is slower by more; by how
 much they have to be faster for another usual pace."""
+BYTES_OF_A_ROW = 2.0
+"""Of weights, for each operation on a single row, as in the references that fetch."""
+REFERENCE_DEMANDS = [(shape.flops(name) * shape.copies, shape.weights(name) * shape.copies) for name, shape in REFERENCES]
 
 
 class Backend(Protocol):
@@ -81,7 +88,7 @@ class Cpu:
 
     def __init__(self, runs: int = RUNS, settle: float = SETTLE_S):
         self.runs, self.settle, self.epoch = runs, settle, 0
-        self._references = [_Loop(self._session(m)) for m in [*(graphs.model([link]) for link in REFERENCES), _tiny(1), _tiny(2)]]
+        self._references = [_Loop(self._session(m)) for m in [*_references(), _tiny(1), _tiny(2)]]
         self._usual = np.empty(0)
 
     def times(self, models: list[bytes]) -> list[float]:
@@ -101,8 +108,8 @@ class Cpu:
             self._usual, self.epoch = self._paces(best) * self._usual, self.epoch + 1
         # Two operators on a single number less one are an operator's fixed cost; the rest is the run's.
         empty = 2 * best[-2] - best[-1]
-        pace = float(np.median(self._paces(best)))
-        return [max(float(value - empty), 1e-9) / pace for value in best[: len(models)]]
+        paces = self._paces(best)
+        return [max(float(value - empty), 1e-9) / self._pace(model, paces) for value, model in zip(best, models, strict=False)]
 
     def _typical(self, loops: list["_Loop"]) -> np.ndarray:
         """A low quantile of each loop's bursts, seconds a run."""
@@ -120,6 +127,17 @@ class Cpu:
         """How many times as long as usual each reference took."""
         return np.asarray(typical[-2 - len(REFERENCES) : -2] / self._usual)
 
+    def _pace(self, model: bytes, paces: np.ndarray) -> float:
+        """How many times as long as usual a model took: as its references did, by how much of each is in it."""
+        flops, weights = graphs.demand(model)
+        if not weights:
+            return float(paces[-1])
+        fetching = 2 if weights > FAR else 1
+        times_of_flops = (flops - weights / BYTES_OF_A_ROW) / REFERENCE_DEMANDS[0][0]
+        kinds = [0, fetching]
+        shares = np.array([max(times_of_flops, 0.0), weights / REFERENCE_DEMANDS[fetching][1]]) * self._usual[kinds]
+        return float(shares @ paces[kinds] / shares.sum())
+
     def nodes(self, model: bytes) -> set[str]:
         """Nodes that are left, with their type, after ONNX Runtime has optimized the graph."""
         with tempfile.TemporaryDirectory() as folder:
@@ -135,6 +153,10 @@ class Cpu:
         if keep:
             options.optimized_model_filepath = keep
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _references() -> list[bytes]:
+    return [graphs.model([link], copies=link[1].copies) for link in REFERENCES]
 
 
 def _tiny(operators: int) -> bytes:

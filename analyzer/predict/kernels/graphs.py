@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 OPSET, IR = 17, 9
@@ -95,6 +96,14 @@ def model(links: list[Link], all_outputs: bool = False, copies: int = 1) -> byte
     graph = helper.make_graph(nodes, "chain", [_tensor("x", first.rows, first.k)], outputs, weights)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
     return bytes(proto.SerializeToString())
+
+
+def demand(model: bytes) -> tuple[float, float]:
+    """(floating-point operations of a model's matrices, bytes of their weights)."""
+    graph = onnx.load_from_string(model).graph
+    rows = graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    elements = sum(weight.dims[0] * weight.dims[1] for weight in graph.initializer if len(weight.dims) > 1)
+    return 2.0 * rows * elements, 4.0 * elements
 
 
 def repetitions(operators: list[str], shape: Shape) -> int:

@@ -10,6 +10,9 @@ TILE_ROWS = ((4,), (6,), (12, 6))
 """How libraries cut rows into tiles, from the largest on; what is left over takes one more pass over the weights."""
 COLUMNS, DEPTH = 16, 256
 """Columns are padded to whole tiles; sums over more than DEPTH values are taken up again from the output."""
+PAGE, TALL = 4096, 12
+"""Bytes of a set-associative first cache's way: rows that lie this far apart, or a multiple, fall into one set. A tile of TALL
+such rows does not fit into its ways, one of half as many does."""
 LEVELS = tuple(1 << power for power in range(14, 26))
 """Bytes that a cache may hold: beyond, every doubling makes weights (without weights: elements) dearer up to the next level."""
 
@@ -29,8 +32,10 @@ def terms(operator: str, s: Shape, footprint: float) -> list[float]:
         return [1.0, s.rows, s.rows * s.n, *(s.rows * s.n * share for share in beyond)]
     n = -(-s.n // COLUMNS) * COLUMNS
     tiles = [passes(s.rows, tiles) * s.k * n for tiles in TILE_ROWS]
+    crowded = s.rows // TALL * s.k * n * (4 * s.k % PAGE == 0)
     sums = s.rows * s.n * -(-s.k // DEPTH)
-    return [1.0, s.rows * s.k, s.rows * s.n, sums, s.rows * s.k * n, *tiles, s.k * n, *(s.k * n * share for share in beyond)]
+    weights = [s.k * n, *(s.k * n * share for share in beyond)]
+    return [1.0, s.rows * s.k, s.rows * s.n, sums, s.rows * s.k * n, *tiles, crowded, *weights]
 
 
 class Law(RegressorMixin, BaseEstimator):  # type: ignore[misc]

@@ -1,7 +1,6 @@
 """Shapes to measure: first those that models have, then more of them where the predictor errs."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +12,8 @@ SPREAD = 0.35
 """Standard deviation, in natural logarithm, of a new shape around a shape of the prior or one with a large error."""
 
 FOLDS = 4
+ROUND = (8, 128, 1024)
+"""Widths are multiples of one of these: most models' are round, and a library may serve those otherwise."""
 COPIES = (1, 2, 4, 8, 16)
 """Kernels in a measured model: weights that a run meets again in a cache, and others that have left it meanwhile."""
 MOST = 48 << 20
@@ -33,12 +34,17 @@ def widths_of(models: list[Model]) -> list[tuple[int, int]]:
     return widths
 
 
-def draw(prior: list[tuple[int, int]], count: int, random: np.random.Generator, limit: int = 4096) -> list[Shape]:
-    """Shapes near the prior's, alone and among copies."""
+Widths = frozenset[tuple[int, int]]
+
+
+def draw(
+    prior: list[tuple[int, int]], count: int, random: np.random.Generator, limit: int = 4096, left_out: Widths = frozenset()
+) -> list[Shape]:
+    """Shapes near the prior's, alone and among copies; none has a (k, n) that is left out."""
     picked = random.integers(len(prior), size=count)
-    rows = random.choice(ROWS, count)
-    shapes = [_near(Shape(int(r), *prior[i]), random, limit) for r, i in zip(rows, picked, strict=True)]
-    return [_with_copies(shape, int(copies)) for shape, copies in zip(shapes, random.choice(COPIES, count), strict=True)]
+    rows, copies = random.choice(ROWS, count), random.choice(COPIES, count)
+    given = (Shape(int(r), prior[i][0], prior[i][1], int(c)) for r, i, c in zip(rows, picked, copies, strict=True))
+    return [_near(shape, random, limit, left_out) for shape in given]
 
 
 def adaptive(
@@ -50,14 +56,15 @@ def adaptive(
     extra: int,
     seed: int = 0,
     limit: int = 4096,
+    left_out: Widths = frozenset(),
 ) -> tuple[list[Shape], np.ndarray]:
     """(shapes, times): `start` from the prior, then `rounds` times `extra` more around the shapes that are predicted worst."""
     random = np.random.default_rng(seed)
-    shapes = draw(prior, start, random, limit)
+    shapes = draw(prior, start, random, limit, left_out)
     times = measure(shapes)
     for _ in range(rounds):
         least_accurate = np.argsort(-held_out_errors(shapes, times, fit, random))[: max(extra // 2, 1)]
-        finer = [_near(shapes[i], random, limit) for i in random.choice(least_accurate, extra)]
+        finer = [_near(shapes[i], random, limit, left_out) for i in random.choice(least_accurate, extra)]
         shapes, times = shapes + finer, np.concatenate([times, measure(finer)])
     return shapes, times
 
@@ -73,11 +80,16 @@ def held_out_errors(shapes: list[Shape], times: np.ndarray, fit: Fit, random: np
     return errors
 
 
-def _near(shape: Shape, random: np.random.Generator, limit: int) -> Shape:
-    k, n = (int(np.clip(round(v * np.exp(random.normal(0, SPREAD)) / 8) * 8, 8, limit)) for v in (shape.k, shape.n))
+def _near(shape: Shape, random: np.random.Generator, limit: int, left_out: Widths) -> Shape:
     rows = int(np.clip(round(shape.rows * np.exp(random.normal(0, SPREAD))), 1, limit))
-    return _with_copies(Shape(rows, k, n), shape.copies)
+    while True:
+        k, n = (_width(width, random, limit) for width in (shape.k, shape.n))
+        if (k, n) not in left_out:
+            return Shape(rows, k, n, max(min(shape.copies, MOST // (4 * k * n)), 1))
 
 
-def _with_copies(shape: Shape, copies: int) -> Shape:
-    return replace(shape, copies=max(min(copies, MOST // (4 * shape.k * shape.n)), 1))
+def _width(width: int, random: np.random.Generator, limit: int) -> int:
+    """A width near another, a multiple of one of ROUND that is not more than it."""
+    near = width * np.exp(random.normal(0, SPREAD))
+    step = int(random.choice([multiple for multiple in ROUND if multiple <= max(near, ROUND[0])]))
+    return int(np.clip(round(near / step) * step, ROUND[0], limit))

@@ -20,7 +20,7 @@ PRIOR = [(256, 512), (512, 256), (512, 1024), (1024, 512), (768, 768), (2048, 76
 BATCH = 12
 """Models that live at once."""
 SHORTEST = {"s": 1e-6, "us": 1.0, "cycles": 1.0}
-"""By unit: what takes less drowns in what a run costs whatever it computes; such shapes are counted, not judged."""
+"""By unit: a model that takes less drowns in what a run costs whatever it computes; its shape is not learned from, nor judged."""
 FEWEST = 5
 """Fewest shapes from which a regressor can be chosen."""
 UNSEEN = 99
@@ -29,7 +29,7 @@ UNSEEN = 99
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: kernels of these chains, in shapes near the (k, n) of `prior` and up to `limit` wide.
+    """What is measured: kernels of these chains, in shapes near the (k, n) of `prior` and up to `limit` wide, none of `left_out`.
 
     `start` shapes, then `rounds` times `extra` more where the error is large; `held_out` shapes judge.
     """
@@ -41,6 +41,7 @@ class Plan:
     extra: int = 20
     held_out: int = 30
     limit: int = 2304
+    left_out: sampling.Widths = frozenset()
 
 
 @dataclass(frozen=True)
@@ -87,25 +88,34 @@ def kernels_of(chains: list[list[str]], fused: set[tuple[str, str]]) -> list[str
     return sorted({fusion.kernel_name(kernel) for chain in parts for kernel in chain})
 
 
+def repetitions(kernel: str, shapes: list[graphs.Shape]) -> np.ndarray:
+    """How often the model of each shape holds the kernel."""
+    return np.array([graphs.repetitions(kernel.split("+"), shape) for shape in shapes])
+
+
 def train(backend: Backend, kernel: str, predictors: regressors.Predictors, plan: Plan, again: bool = False) -> Trained:
     """Sample shapes, train on them, and measure the held-out ones twice."""
     operators = kernel.split("+")
 
     def measure(shapes: list[graphs.Shape]) -> np.ndarray:
         model_times = times(backend, [partial(graphs.repeated, operators, shape) for shape in shapes])
-        return np.asarray(model_times / [graphs.repetitions(operators, shape) for shape in shapes])
+        return np.asarray(model_times / repetitions(kernel, shapes))
+
+    def long_enough(shapes: list[graphs.Shape], kernel_times: np.ndarray) -> np.ndarray:
+        return np.asarray(kernel_times * repetitions(kernel, shapes) >= SHORTEST[backend.unit])
 
     fit = regressors.quick_fit(kernel)
-    shapes, measured = sampling.adaptive(plan.prior, measure, fit, plan.start, plan.rounds, plan.extra, limit=plan.limit)
-    shortest = SHORTEST[backend.unit]
-    long_enough = np.flatnonzero(measured >= shortest)
-    if len(long_enough) < FEWEST:
-        raise PredictError(f"of {len(shapes)} shapes of {kernel} only {len(long_enough)} take long enough: start with more")
-    shapes, measured = [shapes[i] for i in long_enough], measured[long_enough]
+    sizes = plan.start, plan.rounds, plan.extra
+    shapes, measured = sampling.adaptive(plan.prior, measure, fit, *sizes, limit=plan.limit, left_out=plan.left_out)
+    learned = np.flatnonzero(long_enough(shapes, measured))
+    if len(learned) < FEWEST:
+        raise PredictError(f"of {len(shapes)} shapes of {kernel} only {len(learned)} take long enough: start with more")
+    shapes, measured = [shapes[i] for i in learned], measured[learned]
     predictors.train(kernel, shapes, measured)
-    unseen = sampling.draw(plan.prior, plan.held_out, np.random.default_rng(UNSEEN), plan.limit)
+    unseen = sampling.draw(plan.prior, plan.held_out, np.random.default_rng(UNSEEN), plan.limit, plan.left_out)
     first, second = measure(unseen), measure(unseen)
-    return Trained(kernel, shapes, measured, unseen, first, second, predictors.kernel(kernel, unseen), first >= shortest, again)
+    predicted, judged = predictors.kernel(kernel, unseen), long_enough(unseen, first)
+    return Trained(kernel, shapes, measured, unseen, first, second, predicted, judged, again)
 
 
 def train_all(backend: Backend, predictors: regressors.Predictors, plan: Plan) -> Iterator[Trained]:
