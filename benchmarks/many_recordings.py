@@ -160,7 +160,9 @@ def series(kind: str, folder: Path, count: int, report: Report) -> None:
         rows = json.loads(asked.out)
         assert asked.code == 1 and len(rows) == min(count - 1, DEVICES * BUILDS)
         past = measured(env, "history", address, "--json")
-        assert sum(row["runs"] for row in json.loads(past.out)["builds"] if row["metric"] == "TPOT") == count - 1, past.err
+        assert sum(row["runs"] for row in json.loads(past.out)["builds"] if row["metric"] == "TPOT, median") == count - 1, (
+            past.err
+        )
     for name, spent in (("tables by 2 workers", made), ("query", asked), ("history", past)):
         report.add(f"{kind}: {name}", "s", single(spent.seconds, count))
         report.add(f"{kind}: {name}, peak memory", "MiB", single(spent.peak_bytes / 2**20, count))

@@ -227,7 +227,7 @@ def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarr
         else:
             hit = bool((verdict[wanted] == SLOWER).any())
             others = bool(moved[family & ~wanted & ~beside(judged, plant)].any())
-        tpot = verdict[(judged["metric"] == "TPOT").to_numpy()]
+        tpot = verdict[(judged["metric"] == "TPOT, median").to_numpy()]
         wrong = not hit and bool(np.isin(verdict[wanted], [FASTER, SAME]).any())
         told = (hit, wrong, not hit and not wrong) if plant.what != NOTHING else words(verdict[np.isin(verdict, WORDS)])
         counted += told[0], others, bool((tpot == SLOWER).any()), *told[1:], same_outside(judged)

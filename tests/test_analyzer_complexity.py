@@ -11,7 +11,7 @@ from analyzer.tables.complexity import BLOCKS, GGML_TYPES, Facts, Tensor, expect
 from analyzer.tables.store import load
 from analyzer.tables.subgraph_work import Asked, subgraphs
 from runtime.telemetry.probes import Kind
-from workloads.recordings import Writer
+from workloads.recordings import Writer, runtime
 from workloads.tables_fixture import make
 
 M, K, N, H = 256, 128, 5, 4
@@ -110,6 +110,12 @@ def test_the_bound_is_what_takes_longest_at_the_ceilings(flops, moved, disk, bou
     row = {"flops": [flops], "bytes": [moved], "threads": [1], "disk_share": [disk], "backend": ["cpu"], "median_us": [1e5]}
     row |= {"count": [2], "ms": [2e2]}
     assert bounds(pd.DataFrame(row), CEILINGS)["bound"].tolist() == [bound]
+
+
+def test_loading_an_expert_is_no_part_of_the_operator_that_waited_for_it(tmp_path):
+    """Of the 400 ns of each step's experts, 100 are a load, which no faster memory nor kernel would shorten."""
+    rows = roofline(load(runtime(3).write(tmp_path)), CEILINGS).set_index("type")
+    assert rows["ms"].to_dict() == pytest.approx({"attention": 3 * 200e-6, rows.index.drop("attention")[0]: 3 * 300e-6})
 
 
 def test_ceilings_of_another_machine_are_not_used_for_a_recording():

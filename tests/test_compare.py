@@ -79,7 +79,7 @@ def test_the_slower_operator_is_named_and_the_exit_code_follows_the_limit(sides,
     files = ["--markdown", str(tmp_path / "s.md"), "--junit", str(tmp_path / "j.xml"), "--json"]
     assert main(["compare", *map(str, sides), *files]) == 1
     shown = json.loads(capsys.readouterr().out)
-    tpot = next(m for m in shown["metrics"] if m["metric"] == "TPOT")
+    tpot = next(m for m in shown["metrics"] if m["metric"] == "TPOT, median")
     assert tpot["verdict"] == "slower" and tpot["low"] < tpot["ratio"] < tpot["high"]
     operators = {m["type"] for m in shown["metrics"] if m["family"] == "operator" and m["verdict"] == "slower"}
     assert operators == {"attention"}
@@ -87,7 +87,7 @@ def test_the_slower_operator_is_named_and_the_exit_code_follows_the_limit(sides,
     assert decode["parts"][0]["name"].startswith("attention")
     assert sum(part["delta"] for part in decode["parts"]) == pytest.approx(decode["step"]["cand"] - decode["step"]["base"])
     assert "attention" in " ".join(one["text"] for one in shown["words"])
-    assert "| TPOT |" in (tmp_path / "s.md").read_text()
+    assert "| TPOT, median |" in (tmp_path / "s.md").read_text()
     assert ElementTree.parse(tmp_path / "j.xml").getroot().get("failures") not in ("0", None)
     assert main(["compare", *map(str, sides), "--fail-on", "slower:90%"]) == 0
     assert main(["compare", *map(str, sides), "--fail-on", "operator:10%"]) == 1
@@ -318,7 +318,7 @@ def test_history_finds_the_build_that_changed_in_any_store(tmp_path: Path, capsy
     url = str(tmp_path / "results") if place == "folder" else f"memory://{tmp_path.name}/results"
     recorded_builds(url, 5)
     found = changes(read(url, "speed"))
-    tpot = found[found["metric"] == "TPOT"]
+    tpot = found[found["metric"] == "TPOT, median"]
     assert tpot[["before", "build"]].to_numpy().tolist() == [["v4", "v5"]]
     assert tpot["ratio"].iloc[0] == pytest.approx(1.1, abs=0.03)
     assert main(["history", url, "--json"]) == 0

@@ -148,10 +148,10 @@ def test_a_threshold_of_ones_own_is_what_same_means() -> None:
 def test_history_says_of_two_builds_what_a_comparison_of_their_runs_says(tmp_path: Path, capsys) -> None:
     from analyzer.compare.history import add, changes, read
 
-    speed = {"TPOT": ("speed", "ms", "lower", 0.0), "TTFT": ("speed", "ms", "lower", 0.0)}
+    speed = {"TPOT, median": ("speed", "ms", "lower", 0.0), "TTFT": ("speed", "ms", "lower", 0.0)}
     rng = RNG(7)
     figures = {
-        "TPOT": (3.7 * np.exp(rng.normal(0, 0.03, 5)), 6.95 * np.exp(rng.normal(0, 0.03, 5))),
+        "TPOT, median": (3.7 * np.exp(rng.normal(0, 0.03, 5)), 6.95 * np.exp(rng.normal(0, 0.03, 5))),
         "TTFT": (40 + rng.normal(0, 1, 5),) * 2,
     }
     base, cand = sides(speed, *({m: pair[side].tolist() for m, pair in figures.items()} for side in (0, 1)))
@@ -160,10 +160,42 @@ def test_history_says_of_two_builds_what_a_comparison_of_their_runs_says(tmp_pat
     judged = compare(base, [Result(run.name, run.metrics, began=run.began + 1000) for run in cand]).judged
     expected = judged[judged["verdict"].isin(["slower", "faster"])]
     said = changes(read(str(tmp_path), "speed"))
-    assert said["metric"].tolist() == expected["metric"].tolist() == ["TPOT"]
+    assert said["metric"].tolist() == expected["metric"].tolist() == ["TPOT, median"]
     assert said["ratio"].tolist() == pytest.approx(expected["ratio"].tolist()) and said["build"].tolist() == ["v2"]
     assert main(["history", str(tmp_path)]) == 1
     assert "v1 to v2" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_metric_of_older_results_goes_by_its_present_name(tmp_path: Path) -> None:
+    from analyzer.compare.history import add, read
+    from analyzer.compare.results import read as read_results
+
+    old = run_of("old", 1.0, TPOT=("speed", "ms", "lower", 0.0, 3.0))
+    save(old, tmp_path / "old.parquet")
+    (kept,) = read_results(tmp_path / "old.parquet")
+    assert kept.metrics["metric"].tolist() == ["TPOT, median"]
+    add(str(tmp_path / "history"), [old], "v1", "board")
+    add(str(tmp_path / "history"), [kept], "v2", "board")
+    rows = read(str(tmp_path / "history"), "speed")
+    assert set(rows["metric"]) == {"TPOT, median"} and rows["key"].nunique() == 1
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_column_of_a_comparison_is_cut_off(width: int, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    values = {"load time per step layer 2 expert 7": ("expert", "bytes", "lower", 0.0), "TTFT": ("speed", "ms", "lower", 0.0)}
+    base, cand = (
+        {"TTFT": [x, x + 1, x - 1, x, x], next(iter(values)): [y + i for i in range(5)]} for x, y in ((34, 10**7), (30, 10**8))
+    )
+    for folder, runs in zip(("base", "cand"), sides(values, base, cand), strict=True):
+        (tmp_path / folder).mkdir()
+        for run in runs:
+            save(run, tmp_path / folder / f"{run.name}.parquet")
+    main(["compare", str(tmp_path / "base"), str(tmp_path / "cand")])
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = (line for line in lines if line.rstrip().endswith("verdict"))
+    assert head.startswith("metric") and max(map(len, lines)) <= width
+    assert sum(line.rstrip().endswith(("more", "slower", "less", "faster")) for line in lines) >= 2
 
 
 def test_history_says_at_once_which_builds_it_cannot_judge(tmp_path: Path, capsys) -> None:

@@ -28,7 +28,7 @@ from analyzer.compare.verdicts import Rules
 from moescope.arguments import add_json
 from moescope.terminal import console, grid, progress, words
 
-SHOWN, METRIC_WIDTH = 16, 16
+SHOWN, METRIC_WIDTH, WIDE = 16, 16, 120
 STYLE = {"bad": "bold red", "good": "bold green", "warn": "yellow", "info": ""}
 
 
@@ -115,7 +115,8 @@ def show(comparison: dict[str, Any]) -> None:
         screen.print(words(("•", STYLE[sentence["level"]]), f" {sentence['text']}"))
     names, rows = table(comparison, SHOWN)
     metrics_table = grid(*names, fold=True, rows=rows)
-    metrics_table.columns[0].min_width = METRIC_WIDTH
+    if screen.width < WIDE:
+        metrics_table.columns[0].width = METRIC_WIDTH  # else names take the room of the verdicts
     screen.print(metrics_table)
     if "at the base's pace" in names:
         screen.print(

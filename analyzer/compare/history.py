@@ -18,8 +18,8 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer.compare.metrics import METRICS
-from analyzer.compare.results import CompareError, Result, matrices
+from analyzer.compare.metrics import METRICS, keys
+from analyzer.compare.results import RENAMED, CompareError, Result, matrices
 from analyzer.compare.statistics import SUCCESSIVE, runs_for_p, smallest_p
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
 from analyzer.questions.changepoints import LEAST_SERIES, shifts
@@ -76,6 +76,8 @@ def read(url: str, family: str, device: str = "") -> pd.DataFrame:
         database.register("history", files)
         text = f"select {selected} from history where family = ? and (? = '' or device = ?)"
         frame = database.execute(text, [family, device, device]).df()
+    frame["metric"] = frame["metric"].replace(RENAMED)
+    frame["key"] = keys(frame)
     return in_time(frame, f"no run in {url}", family)
 
 

@@ -88,7 +88,7 @@ def speed_metrics(facts: Facts) -> Iterator[Row]:
     if len(waited):
         yield row("speed", "TTFT", "ms", waited.median(), len(waited))
     if len(itl):
-        yield row("speed", "TPOT", "ms", itl.median(), len(itl))
+        yield row("speed", "TPOT, median", "ms", itl.median(), len(itl))
     if len(decode):
         yield row("speed", "decode step", "ms", decode["duration_ns"].median() / MS, len(decode))
     n_prefill = int((facts.complete_steps["phase"] == "prefill").sum())

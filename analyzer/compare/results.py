@@ -28,7 +28,9 @@ from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
-RESULT_VERSION = 5
+RESULT_VERSION = 6
+RENAMED = {"TPOT": "TPOT, median"}
+"""Metrics that older versions called otherwise."""
 SERIES_STEPS = 4000
 
 
@@ -122,6 +124,7 @@ def _read(path: Path | RecordingFolder, content: bytes) -> tuple[Result, dict[st
         if "checksum" in about and not is_whole(about):
             raise ValueError("damaged")
         metrics = table.to_pandas()[[c.name for c in METRICS]]
+        metrics["metric"] = metrics["metric"].replace(RENAMED)
         for column in METRICS:
             metrics[column.name] = metrics[column.name].astype(column.dtype)
         metrics.index = pd.Index(keys(metrics), name="key")

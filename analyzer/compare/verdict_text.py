@@ -21,7 +21,13 @@ TIMED = ("ms", "us", "s", "tok/s", "MHz", "")
 COUNTED = ("bytes", "count", "cycles")
 """Units of what is more or less."""
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
-PHASE_OF = {"TTFT": "prefill", "prefill speed": "prefill", "TPOT": "decode", "decode speed": "decode", "decode step": "decode"}
+PHASE_OF = {
+    "TTFT": "prefill",
+    "prefill speed": "prefill",
+    "TPOT, median": "decode",
+    "decode speed": "decode",
+    "decode step": "decode",
+}
 CAUSES = ("pace", "operator", "expert", "npu", "memory", "scheduling", "closure")
 
 

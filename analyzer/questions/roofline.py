@@ -1,14 +1,15 @@
 """The roofline: what each sort of operator achieved, against what the machine can do, and what bounds it.
 
 Attainable time is the larger of flops / peak and bytes / bandwidth; whichever it is names the bound. Where that is less than the
-time of an empty call, `launch` binds; what spent most of its threads' time waiting for the disk is bound by `disk`.
+time of an empty call, `launch` binds; what spent most of its threads' time waiting for the disk is bound by `disk`. Loading an
+expert is not counted as part of the operator that waits for it.
 """
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions.ceilings import Ceilings
-from analyzer.records.intervals import Intervals, overlaps
+from analyzer.records.intervals import Intervals, merged, overlaps
 from analyzer.records.schema import Tables
 from analyzer.records.spans import Nest, distinct
 
@@ -17,11 +18,20 @@ GROUPINGS = {"type": ["type"], "shape": ["type", "shape", "weights"], "name": ["
 
 
 def measured(tables: Tables, by: str = "type") -> pd.DataFrame:
-    """Operators with what the roofline needs: phase, backend, bytes, disk_ns (summed over threads); by shape, weights' too."""
+    """Operators with what the roofline needs: phase, backend, bytes, own_ns (without loads of experts), disk_ns (summed over
+    threads); by shape, weights' too.
+    """
     operators = tables["operators"]
     phase = tables["tokens"].set_index("token_id")["phase"].reindex(operators["token_id"]).fillna("").to_numpy()
     moved = (operators["read_bytes"] + operators["written_bytes"]).fillna(expert_bytes(tables))
-    columns = {"backend": operator_backends(tables), "phase": phase, "bytes": moved, "disk_ns": disk_time(tables)}
+    own_ns = operators["duration_ns"] - load_time(tables)
+    columns = {
+        "backend": operator_backends(tables),
+        "phase": phase,
+        "bytes": moved,
+        "own_ns": own_ns,
+        "disk_ns": disk_time(tables),
+    }
     if by == "shape":
         columns["weights"] = weight_shapes(operators, tables["tensors"])
     return operators.assign(**columns)
@@ -76,6 +86,14 @@ def disk_time(tables: Tables) -> np.ndarray:
     return np.maximum(waited, read)
 
 
+def load_time(tables: Tables) -> np.ndarray:
+    """ns of each operator in which its own thread loaded an expert."""
+    operators, loads = tables["operators"], tables["loads"]
+    loads = merged(Intervals.of_table(loads[loads["action"] == "load"], "tid"))
+    within = overlaps(Intervals.of_table(operators, "tid"), loads)
+    return np.bincount(within.left, within.length, minlength=len(operators))[: len(operators)].astype(np.int64)
+
+
 def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase: str | None = None) -> pd.DataFrame:
     """One row per sort of operator and backend, the costliest first.
 
@@ -87,8 +105,8 @@ def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase:
     grouped = rows.groupby([*GROUPINGS[by], "backend"], as_index=False, sort=False)
     table = grouped.agg(
         count=("op_id", "size"),
-        ns=("duration_ns", "sum"),
-        median_ns=("duration_ns", "median"),
+        ns=("own_ns", "sum"),
+        median_ns=("own_ns", "median"),
         flops=("flops", "mean"),
         bytes=("bytes", "mean"),
         threads=("n_threads", "max"),
