@@ -47,10 +47,12 @@ def grid(
     *columns: str,
     left: int | tuple[str, ...] = 1,
     title: str = "",
-    fold: bool = False,
     rows: Iterable[Iterable[RenderableType]] = (),
 ) -> Table:
-    """A small table without lines: the first columns, or those named in `left`, to the left, the others to the right."""
+    """A small table without lines: the first columns, or those named in `left`, to the left, the others to the right.
+
+    Cells that do not fit are continued below, never cut: a number without its last digits is another number.
+    """
     table = Table(
         title=words((title, "bold")) if title else None,
         title_justify="left",
@@ -62,7 +64,7 @@ def grid(
     for position, name in enumerate(columns):
         is_left = position < left if isinstance(left, int) else name in left
         justify: JustifyMethod = "left" if is_left else "right"
-        table.add_column(name, justify=justify, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
+        table.add_column(name, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

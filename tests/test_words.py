@@ -22,7 +22,8 @@ from analyzer.questions import expert_loads
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import load
-from moescope.terminal import PlainConsole
+from moescope.terminal import PlainConsole, console, grid
+from tests.test_analyzer_results import npu_only
 from tests.test_analyzer_savings import STEPS, loaded, ran
 from tests.test_analyzer_tables import NO_SEQ
 from tracer.commands import run as tracer_run
@@ -258,3 +259,39 @@ def test_docstrings_and_pages_are_plain() -> None:
     texts += [(path, path.read_text()) for path in pages if path.parent.name != "results" and path.name != "results.md"]
     assert len(texts) > 3000
     assert [(path.name, found[0]) for path, text in texts if (found := PHRASES.search(text))] == []
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_no_digit_of_a_table_is_cut_off(width: int, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows = [("attention core, 2048 chosen", "285.5 MB", "1,774.6"), ("head", "1.9 GB", "10.31")]
+    console().print(grid("part of the model", "KV cache", "us", rows=rows))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert "…" not in out and sorted(re.findall(r"\d", out)) == sorted(re.findall(r"\d", str(rows)))
+
+
+@pytest.mark.parametrize(("slope", "said"), [(0.05, "step = "), (0.0, "the context does not explain how long steps take")])
+def test_a_line_over_the_context_is_shown_only_where_it_predicts_unseen_steps(
+    slope: float, said: str, capsys, tmp_path: Path
+) -> None:
+    rng, writer, ts = np.random.default_rng(4), Writer(), 10_000
+    for step in range(60):
+        lasts = int(1e6 * (1 + slope * step) * np.exp(rng.normal(0, 0.2)))
+        writer.add("token_begin", ts=ts, seq=step, phase=2 if step else 1, n_tokens=1, position=step)
+        writer.add("op_begin", ts=ts + 1, tensor=11, type=0, layer=0, n_tokens=1).add("op_end", ts=ts + lasts - 1, tensor=11)
+        writer.add("token_end", ts=ts + lasts, seq=step)
+        ts += lasts + 1000
+    assert main(["trends", str(writer.write(tmp_path))]) == 0
+    out = capsys.readouterr().out
+    assert said in out
+    assert ("growth with the context" in out) == (slope > 0)
+
+
+def test_the_npu_screen_fits_a_terminal_of_80_columns(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = tmp_path / "run"
+    npu_only().write(folder)
+    main(["npu", str(folder)])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80 and "…" not in out

@@ -114,7 +114,7 @@ def show(comparison: dict[str, Any]) -> None:
     for sentence in comparison["words"]:
         screen.print(words(("•", STYLE[sentence["level"]]), f" {sentence['text']}"))
     names, rows = table(comparison, SHOWN)
-    metrics_table = grid(*names, fold=True, rows=rows)
+    metrics_table = grid(*names, rows=rows)
     if screen.width < WIDE:
         metrics_table.columns[0].width = METRIC_WIDTH  # else names take the room of the verdicts
     screen.print(metrics_table)

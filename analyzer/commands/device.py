@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def listing() -> Table:
     """All profiles, one line each."""
-    table = grid("profile", "device", "units", "memory", "GB/s", "estimated", left=6, fold=True)
+    table = grid("profile", "device", "units", "memory", "GB/s", "estimated", left=6)
     for name in devices.names():
         device = devices.load(name)
         peaks = "; ".join(

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         screen.print("no routes and no expert runs in this recording: record at level expert, with a Mixture-of-Experts model")
         return 0
     columns = ("layer", "steps", "experts", "per step", "most used", "hit rate", "reuse, steps", "balance")
-    table = grid(*columns, left=("most used",), fold=True)
+    table = grid(*columns, left=("most used",))
     for row in rows.to_dict("records"):
         figures = [number(row["hit_rate"], ".0%"), number(row["reuse_steps"], ".1f"), number(row["balance"], ".2f")]
         table.add_row(

@@ -78,7 +78,7 @@ def worsened(change: dict[str, Any]) -> bool:
 
 def show(builds: pd.DataFrame, changed: pd.DataFrame, reason: str) -> None:
     """Builds and changes on the terminal; `reason`: why some builds are not judged."""
-    screen, table = console(), grid("device", "metric", "build", "median", "least", "most", "runs", left=3, fold=True)
+    screen, table = console(), grid("device", "metric", "build", "median", "least", "most", "runs", left=3)
     for row in builds.tail(SHOWN).to_dict("records"):
         figures = (f"{row[name]:,.4g} {row['unit']}" for name in ("median", "low", "high"))
         table.add_row(*(str(row[name]) for name in ("device", "metric", "build")), *figures, str(row["runs"]))

@@ -22,7 +22,7 @@ from moescope.terminal import Line, console, grid, words
 from tracer.recording.format import Recording
 
 Facts = dict[str, Any]
-MOST, LEAST_WIDTH = 12, 110
+MOST = 12
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +47,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(facts))
         return int(broken)
     screen = console()
-    screen.width = max(screen.width, LEAST_WIDTH)
     for part in (heading, graphs, experts, types_of_nodes, contexts_and_stages, idle, closure):
         for line in part(facts):
-            screen.print(line, no_wrap=True, overflow="ellipsis")
+            screen.print(line)
     return int(broken)
 
 

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         return int(bool(failures))
     cells = ([f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row] for row in rows[:SHOWN])
     screen = console(wide=True)
-    screen.print(grid(*names, left=len(names), fold=True, rows=cells))
+    screen.print(grid(*names, left=len(names), rows=cells))
     if len(rows) > SHOWN:
         screen.print(f"{len(rows) - SHOWN} more rows: use LIMIT, or --json for all")
     return int(bool(failures))

@@ -128,7 +128,7 @@ def show_recorded(known: recorded.Recorded, beside: dict[str, Any]) -> None:
         errors = {name: number(beside[f"error_{name}"], "+.1%") for name in ("ttft_ms", "tpot_ms")}
         times = [
             f"{label} {number(beside[f'{who}_{name}'], ',.2f')} ms" + (f" ({errors[name]})" if who == "simulated" else "")
-            for label, name in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"))
+            for label, name in (("TTFT", "ttft_ms"), ("decode step", "tpot_ms"))
         ]
         screen.print(f"{who:9} {', '.join(times)}, hits {number(beside[f'{who}_hit_rate'], '.1%')}")
     screen.print()
@@ -136,8 +136,8 @@ def show_recorded(known: recorded.Recorded, beside: dict[str, Any]) -> None:
 
 def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, steps: int) -> None:
     """One line a run; a star marks what nothing beats in both memory and time per token."""
-    columns = ("cache MiB", "prefetch", "chunk", "TTFT ms", "TPOT ms", "p90", "hits", "stall ms", "loaded MiB", "Pareto")
-    table = grid(*columns, left=0, fold=True)
+    columns = ("peak MiB", "prefetch", "chunk", "TTFT ms", "decode step ms", "p90", "hits", "stall ms", "loaded MiB", "Pareto")
+    table = grid(*columns, left=0)
     for outcome, flag in zip(outcomes, best, strict=True):
         s = outcome.summary()
         sizes = (f"{outcome.peak_bytes / MIB:.2f}", str(s["prefetch"] or "off"), str(s["chunk"]))

@@ -138,7 +138,7 @@ def top_findings(answer: Section) -> list[Line]:
     """The findings with the largest estimated savings."""
     rows = [(f"{f['saving_share']:.0%}", f["text"].rpartition(":")[0]) for f in answer["findings"][:FINDINGS]]
     what = as_called("main costs (all: python -m analyzer findings)")
-    return [grid("of step time", what, left=(what,), fold=True, rows=rows)] if rows else []
+    return [grid("of step time", what, left=(what,), rows=rows)] if rows else []
 
 
 def operators(answer: Section) -> list[Line]:

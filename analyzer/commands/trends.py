@@ -31,13 +31,17 @@ def run(args: argparse.Namespace) -> int:
     lines = [f"{label}: {text}" for label, text, _ in trends.sentences(facts)]
     nothing = f"{facts['step_ms']['n']} decode steps show no slow first one, no change of level, no drift, no period, no burst"
     print("\n".join(lines or [nothing]))
-    if facts["model"]:
-        m = facts["model"]
+    m = facts["model"]
+    if m and not trends.explains(m):
+        constant = f"a constant is off by {m['mape_constant']:.1%} on average on {m['judged_on']} unseen steps"
+        print(f"the context does not explain how long steps take: {constant}, a line over the context by {m['mape']:.1%}")
+    elif m:
         sign = "-" if m["us_per_token"] < 0 else "+"
         print(
             f"step = {m['base_ms']:.2f} ms {sign} {abs(m['us_per_token']):.2f} µs x context; off by {m['mape']:.1%} on average "
             f"on {m['judged_on']} unseen steps ({m['mape_constant']:.1%} for a constant)"
         )
+    growing = trends.certain(growing)
     if len(growing):
-        show(growing, "growth with the context, decode")
+        show(growing, "growth with the context, decode (slopes of more than three times their error)")
     return 0

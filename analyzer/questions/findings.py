@@ -232,8 +232,8 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
     if trend["periodic"]:
         text = f"every {trend['periodic']['period']:.1f} steps, one step is slower than the others"
         yield facts.finding("periodic", text, lost * trend["periodic"]["share"], trend["periodic"], query)
-    grown = trends.growth(facts.tables, steps)
-    for row in grown[(grown["ns_per_token"] > 3 * grown["error_ns"]) & (grown["r2"] > 0.5)].head(1).to_dict("records"):
+    grown = trends.certain(trends.growth(facts.tables, steps))
+    for row in grown[grown["r2"] > 0.5].head(1).to_dict("records"):
         reach = float((steps["context"] - steps["context"].min()).sum())
         text = f"{row['type']} grows with the context by {row['ns_per_token'] / 1e3:.2f} µs per step and token"
         query = QUERIES["growth"].format(**row)

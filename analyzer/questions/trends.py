@@ -1,6 +1,6 @@
 """Across tokens: how step times spread, drift, swing and jump, and which operators grow with the context."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LEAST = 8
 """Fewer steps than this show no trend."""
 PERIOD_P = 0.001
+SURE = 3.0
+"""Standard errors by which a slope has to exceed none."""
 
 
 def decode_steps(tables: Tables) -> pd.DataFrame:
@@ -90,6 +92,16 @@ def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     table["base_us"] /= 1e3
     table["share"] = table["ns_per_token"] / total if total else np.nan
     return table.sort_values("ns_per_token", ascending=False, ignore_index=True)[columns]
+
+
+def certain(grown: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `growth` whose slope is more than three times its standard error."""
+    return grown[grown["ns_per_token"] > SURE * grown["error_ns"]]
+
+
+def explains(model: Mapping[str, Any]) -> bool:
+    """Does knowing the context predict unseen steps better than a constant?"""
+    return bool(model) and model["mape"] < model["mape_constant"]
 
 
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, float]:

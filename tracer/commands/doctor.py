@@ -81,7 +81,7 @@ def show(checks: list[Check], machine: str = "") -> None:
     """Print the checks as a table, with a machine's name where it is another, and the remedies of what is missing."""
     from moescope.terminal import console, grid, words
 
-    table = grid("", "requirement", "for", "seen", left=4, fold=True, title=machine)
+    table = grid("", "requirement", "for", "seen", left=4, title=machine)
     for check in checks:
         mark = ("ok", "green") if check.ok else ("missing", "red") if check.required else ("absent", "yellow")
         table.add_row(words(mark), check.name, check.needed_for, check.seen)

@@ -107,7 +107,7 @@ def print_table(rows: list[Row]) -> None:
     from moescope.terminal import console, grid
 
     columns = ("level", "program", "site", "at", "instruction", "ns/hit", "cold", "why")
-    table = grid(*columns, left=tuple(name for name in columns if name not in ("ns/hit", "cold")), fold=True)
+    table = grid(*columns, left=tuple(name for name in columns if name not in ("ns/hit", "cold")))
     for row in rows:
         later, unmeasured = row.offset < 0, not row.ns_per_hit
         site = row.symbol if later else f"{os.path.basename(row.library)}+{row.offset:#x} {row.symbol}"

@@ -66,7 +66,7 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
 
 def phase_table(now: Snapshot) -> Table:
     """Where a mean step's time goes."""
-    table = grid("phase", "ms a step", "where", left=3, fold=True)
+    table = grid("phase", "ms a step", "where", left=3)
     for phase, groups in now.phases.items():
         total = max(groups["total"], 1e-9)
         ranked = sorted(((ms, name) for name, ms in groups.items() if name != "total" and ms >= LEAST * total), reverse=True)
@@ -77,7 +77,7 @@ def phase_table(now: Snapshot) -> Table:
 
 def operator_table(now: Snapshot) -> Table:
     """The costliest operator types."""
-    table = grid("operator", "runs", "ms", "share", "mean µs", "waiting", fold=True)
+    table = grid("operator", "runs", "ms", "share", "mean µs", "waiting")
     for row in now.operators:
         figures = (
             f"{row['count']:,}",

@@ -171,7 +171,7 @@ def durations(run: Run, across: dict[str, Any]) -> Block:
         traces.append(curve(phase or "unknown", slot, step[of_phase["token_id"]].to_numpy(), of_phase["ms"]))
     scale = {"type": "log"} if len(traces) > 1 else {"rangemode": "tozero"}
     model, decode = across.get("model") or {}, tokens[tokens["phase"] == "decode"]
-    if model and len(decode):
+    if trends.explains(model) and len(decode):
         context = decode["position"].where(decode["position"] >= 0, np.arange(len(decode)))
         fitted = model["base_ms"] + model["us_per_token"] / 1e3 * context
         line = curve("fitted to the context", 7, step[decode["token_id"]].to_numpy(), fitted)
@@ -202,7 +202,8 @@ def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
         slope = model["us_per_token"]
         law = f"{model['base_ms']:,.2f} ms {'-' if slope < 0 else '+'} {abs(slope):,.2f} µs per token of context"
         error = f"off by {100 * model['mape']:.0f} % on unseen steps, a constant by {100 * model['mape_constant']:.0f} %"
-        items.append(("step against context", f"{law}; {error}"))
+        told = f"{law}; {error}" if trends.explains(model) else f"not explained by a line: {error}"
+        items.append(("step against context", told))
     return items
 
 
