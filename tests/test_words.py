@@ -20,6 +20,7 @@ from analyzer.compare.verdict_text import needed
 from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN, judge
 from analyzer.questions import expert_loads
 from analyzer.questions.figures import cache_hits
+from analyzer.questions.npu import labels as npu_labels
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import load
 from moescope.terminal import PlainConsole, console, grid
@@ -295,3 +296,10 @@ def test_the_npu_screen_fits_a_terminal_of_80_columns(capsys, monkeypatch: pytes
     main(["npu", str(folder)])
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80 and "…" not in out
+
+
+def test_graphs_of_equal_names_are_told_apart_by_object_and_profile_level() -> None:
+    columns = {"tier": 0, "object_id": [4, 9, 9], "kind": "", "graph_name": "main", "profile_level": [1, 2, 1]}
+    executes = pd.DataFrame(columns)
+    assert npu_labels(executes).tolist() == ["main #4 basic", "main #9 detailed", "main #9 basic"]
+    assert npu_labels(executes.assign(profile_level=1)).tolist() == ["main #4", "main #9", "main #9"]

@@ -35,11 +35,20 @@ def node_type(name: str, op_map: OpMap) -> str:
 
 
 def labels(executes: pd.DataFrame) -> pd.Series:
-    """What to call an execution's graph: kind and tier where the engine records them, else QNN's name and the object's number."""
+    """What to call an execution's graph: kind and tier where the engine records them, else QNN's name and the object's number.
+
+    Where executions of several profile levels were recorded, the level is part of it: their times are not comparable.
+    """
     tier = np.where(executes["tier"] > 0, " T" + executes["tier"].astype(str), "")
     number = np.where(executes["object_id"] >= 0, " #" + executes["object_id"].astype(str), "")
     named = executes["graph_name"] + number
-    return pd.Series(np.where(executes["kind"] != "", executes["kind"] + tier, named), executes.index)
+    level = " " + level_names(executes) if executes["profile_level"].nunique() > 1 else ""
+    return pd.Series(np.where(executes["kind"] != "", executes["kind"] + tier, named), executes.index) + level
+
+
+def level_names(executes: pd.DataFrame) -> pd.Series:
+    """The profile level of each execution in QNN's words."""
+    return executes["profile_level"].map(lambda level: LEVELS.get(level, str(level)))
 
 
 def total(values: pd.Series) -> float | None:
@@ -143,7 +152,7 @@ def statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
     done = executes[executes["complete"]].assign(graph=labels(executes))
     by_node = nodes(tables, op_map or {})
     by_type = by_node.groupby("type", as_index=False)[["runs", "cycles", "share"]].sum().sort_values("cycles", ascending=False)
-    levels = done["profile_level"].map(lambda level: LEVELS.get(level, str(level))).value_counts()
+    levels = level_names(done).value_counts()
     return {
         "executes": len(executes),
         "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),

@@ -14,6 +14,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LEAST = 8
 """Fewer steps than this show no trend."""
 PERIOD_P = 0.001
+EXPLAINED = 0.9
+"""Of a constant's error, what a line over the context may leave at most."""
 SURE = 3.0
 """Standard errors by which a slope has to exceed none."""
 
@@ -100,8 +102,8 @@ def certain(grown: pd.DataFrame) -> pd.DataFrame:
 
 
 def explains(model: Mapping[str, Any]) -> bool:
-    """Does knowing the context predict unseen steps better than a constant?"""
-    return bool(model) and model["mape"] < model["mape_constant"]
+    """Does knowing the context predict unseen steps better than a constant, by more than chance does?"""
+    return bool(model) and model["mape"] < EXPLAINED * model["mape_constant"]
 
 
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, float]:
