@@ -89,7 +89,7 @@ def test_a_soc_that_is_none_is_refused_and_one_that_the_emulator_refuses_is_name
     if not htp.available():
         assert "'abc' is not an SoC number" in refused(capsys, ["convert", str(package), str(package / "other"), "--soc", "abc"])
         if htp.EMULATED:
-            assert "reports SoC 9999" in refused(capsys, ["generate", str(package), *htp_too, "--soc", "9999"])
+            assert "the emulated SoC is 9999" in refused(capsys, ["generate", str(package), *htp_too, "--soc", "9999"])
 
 
 @pytest.mark.parametrize("verb", [["tune"], ["train-predictor", "--text", __file__]])
