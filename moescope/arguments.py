@@ -7,7 +7,7 @@ PHASES = ("prefill", "decode")
 
 
 def add_run(parser: argparse.ArgumentParser, newest: bool = False) -> None:
-    """RUN as `args.run_dir`; with `newest` it may be left out."""
+    """RUN as `args.run_dir`; with `newest` it may be omitted."""
     if newest:
         parser.add_argument("run_dir", metavar="RUN", nargs="?", type=Path, help="default: the newest folder under recordings/")
     else:
@@ -43,7 +43,7 @@ def add_token(parser: argparse.ArgumentParser) -> None:
 
 
 def add_phase(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    """`--phase`, None for all steps where it may be left out."""
+    """`--phase`, None for all steps where it may be omitted."""
     text = "steps of this phase" if required else "only steps of this phase (default: all)"
     parser.add_argument("--phase", choices=PHASES, required=required, help=text)
 

@@ -135,7 +135,7 @@ class MoE:
         repetition_penalty: float = 1.0,
         logprobs: int | None = None,
     ) -> Iterator[Token]:
-        """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is left out.
+        """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is omitted.
 
         prompt: text, ids, or messages {role, content} for the model's chat template. Generators may
         run in several threads: their steps take turns. keep_kv: keys and values stay for the next call with keep_kv, which

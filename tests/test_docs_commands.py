@@ -19,6 +19,7 @@ from tests.test_docs import PAGES, commands
 
 pytestmark = pytest.mark.needs("probes")
 DATA = ROOT / "tests" / "data"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 # fmt: off
 RECORDINGS = [
     "OTHER", "OTHER_RUN", "ALL", "RUN_FP32", "RUN_INT4", "run", "slow", "fast", "before", "after", "main", "branch", "first",
@@ -57,7 +58,7 @@ REPLACED = {
     "runtime/telemetry/_probes.so": str(ROOT / "runtime" / "telemetry" / "_probes.so"),
 }
 """Names that a reader puts their own in the place of."""
-MINUTES = "works for minutes: tests/test_"
+MINUTES = "takes minutes: tests/test_"
 NOT_RUN = {
     r".* --on (adb|ssh).*": "a device: tests/test_on_device.py",
     r".*(s3://|--dask ).*": "an object store: tests/test_many_recordings.py",
@@ -66,18 +67,17 @@ NOT_RUN = {
     r"tracer run .+": "programs of the reader's own: tests/test_tracer_llamacpp.py",
     r"tracer compare .*": "programs of the reader's own: tests/test_tracer_compare.py",
     r"tracer plan .*": "files of a device: tests/test_collector_plan.py",
-    r"tracer doctor --btf .*": "types of another kernel: tests/test_tracer_doctor.py",
+    r"tracer doctor --btf FILE": "types of another kernel: tests/test_tracer_doctor.py",
     r"tracer probes (--probes|/path/to|/usr/lib).*": "libraries of the reader's own: tests/test_tracer_custom.py",
     r".* \.\.\.": "leaves out what the reader fills in: tests/test_tracer_options.py",
-    r"analyzer (ceilings --(fresh|out) .*|roofline RUN --ceilings .*)": f"{MINUTES}analyzer_complexity.py",
-    r"analyzer (device --measure|predict .* --device here.toml) .*": f"{MINUTES}predict_roofline.py",
     r"analyzer kernels (train|predict) .*": f"{MINUTES}predict_kernels.py",
     r"analyzer simulate .* --prefetch off,recorded.*": "a recording that prefetched: tests/test_predict_recorded.py",
     r"analyzer import-qnn (profile.csv|qnn/\*.csv) --onto .*": "profiles of that run: tests/test_analyzer_qnn_import.py",
     r"analyzer npu .* --op-map .*": "maps of that run: tests/test_analyzer_qnn_import.py",
     r"analyzer fidelity .* --truth .*": "times from elsewhere: tests/test_end_to_end.py",
     r"analyzer (import-profile onnxruntime|ledger recordings/imported).*": "another's profile: tests/test_analyzer_import.py",
-    r"runtime (bench|tune|train-predictor|perplexity) .*": f"{MINUTES}runtime_tune.py",
+    r"runtime (tune|train-predictor) .*": f"a converted package, and {MINUTES}runtime_tune.py",
+    r"runtime perplexity .* --text - .*": "standard input: tests/test_runtime_quality.py",
     r"runtime (convert .*|inspect /models/qwen3-moe)": "a checkpoint: tests/test_runtime_models.py",
     r"runtime chat .*": "somebody who types: tests/test_runtime_chat.py",
 }
@@ -109,7 +109,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, words in MADE.items():
         with open(folder / name, "w") as file:
             command = [sys.executable, "-m", *words.split()]
-            subprocess.run(command, cwd=folder, stdout=file, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+            subprocess.run(command, cwd=folder, stdout=file, check=True, env=ENVIRONMENT)
     (folder / "MODEL_DIR").mkdir()
     shutil.copy(DATA / "infersim" / "hf_configs" / "qwen3-30B-A3B_config.json", folder / "MODEL_DIR" / "config.json")
     shutil.copy(next((folder / "PACKAGE").rglob("tokenizer.json")), folder / "MODEL_DIR")
@@ -117,6 +117,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "all.txt").write_text("\n".join(lines))
     (folder / "all.jsonl").write_text("\n".join(json.dumps({"prompt": line}) for line in lines))
     (folder / "prompt.txt").write_text(lines[0])
+    for name in ("FILE", "wiki.test.raw"):
+        (folder / name).write_text("\n".join(lines))
+    shutil.copy("/sys/kernel/btf/vmlinux", folder / "kernel.btf")
+    for words in ("ceilings --out phone.json", "device --measure --out here.toml"):
+        subprocess.run([sys.executable, "-m", "analyzer", *words.split()], cwd=folder, check=True, env=ENVIRONMENT)
     return folder
 
 
@@ -136,16 +141,17 @@ def test_a_command_runs_as_printed(at_stage: Path, command: str, capfd: pytest.C
     room, *words = shlex.split(command)
     if room == "runtime":  # in a process of its own, as it brings threads and the emulator
         run = [sys.executable, "-m", room, *words]
-        code = subprocess.run(run, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode
+        code = subprocess.run(run, check=False, env=ENVIRONMENT).returncode
     else:
         code = moescope(words) if room == "moescope" else import_module(f"{room}.__main__").ROOM.main(words)
     said = capfd.readouterr()
     assert code == 0, said.err
-    assert said.out.strip() or said.err.strip()
+    written = Path(words[words.index("--out") + 1]) if "--out" in words else None
+    assert said.out.strip() or said.err.strip() or (written and written.stat().st_size)
 
 
 def test_every_form_that_does_not_run_is_one_of_the_documents() -> None:
     assert [form for form in NOT_RUN if not any(re.fullmatch(form, command) for command in printed())] == []
     named = {name for reason in NOT_RUN.values() for name in re.findall(r"tests/\w+\.py", reason)}
     assert len(named) > 10 and [name for name in named if not (ROOT / name).exists()] == []
-    assert len(RUNNING) > 130
+    assert len(RUNNING) > 145

@@ -260,7 +260,7 @@ def test_a_provider_without_a_table_is_told_and_the_program_goes_on(fake: Path, 
 
 @pytest.mark.parametrize(
     ("api", "told"),
-    [((2, 40, 0), ""), ((2, 41, 0), "newer than 2.40"), ((2, 16, 0), "left out qnn_context_with_signal, qnn_context_list")],
+    [((2, 40, 0), ""), ((2, 41, 0), "newer than 2.40"), ((2, 16, 0), "omitted qnn_context_with_signal, qnn_context_list")],
 )
 def test_a_version_of_the_api_decides_which_slots_are_trusted(api: tuple[int, ...], told: str) -> None:
     engine = all_engines()["qnn"]

@@ -140,7 +140,7 @@ class Session:
             self.drain.wake_on(fd)
 
     def go_without(self) -> list[str]:
-        """Fit the options to a kernel that lacks what they need; what is left out, in words."""
+        """Fit the options to a kernel that lacks what they need; what is omitted, in words."""
         missing = []
         if self.options.buffer == "ring" and not has_ring_buffers(self.kernel.lib):
             self.options.buffer = "perf"

@@ -53,12 +53,12 @@ def verdict(document: Document) -> Section:
     blocks.append(pairs(items))
     blocks.append(
         note(
-            "The unit is the run. A change is called one where the Mann-Whitney test says so, corrected for all metrics of its "
-            f"family (Holm, {100 * rules['alpha']:g} % family-wise), the bootstrap interval of the median ratio leaves out 0, "
-            f"and the change is beyond {100 * rules['practical']:g} % and beyond this machine's own noise between unchanged runs."
-            f" The same is what has an interval within ±{100 * rules['practical']:g} %; anything else is inconclusive."
-            " What all operators of a run have in common, its pace, is taken out of each of them where it is the same on both"
-            " sides: interval and p are then of the candidate's median at the base's pace, which has columns of its own."
+            "The unit is the run. A difference counts as a change if the Mann-Whitney test is significant, corrected for all "
+            f"metrics of its family (Holm, {100 * rules['alpha']:g} % family-wise), the bootstrap interval of the median ratio "
+            f"excludes 0, and the change exceeds {100 * rules['practical']:g} % and this machine's noise between unchanged runs."
+            f" A metric is the same if its interval lies within ±{100 * rules['practical']:g} %; otherwise it is inconclusive."
+            " The pace, common to all operators of a run, is divided out of each of them if it is the same on both"
+            " sides: interval and p then refer to the candidate's median at the base's pace, which has its own columns."
         )
     )
     return Section("verdict", "Verdict", blocks)
@@ -141,7 +141,7 @@ def forest(document: Document) -> Section | None:
 
 
 def runs(document: Document) -> Section | None:
-    """Every run of the metrics of speed: nothing is left out as an outlier."""
+    """Every run of the metrics of speed: nothing is omitted as an outlier."""
     speed = [m for m in document["metrics"] if m["family"] == "speed"]
     if not speed:
         return None

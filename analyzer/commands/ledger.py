@@ -70,6 +70,6 @@ def side_by_side(answer: dict[str, Any]) -> pd.DataFrame:
 
 
 def in_ms(rows: pd.DataFrame) -> pd.DataFrame:
-    """Tokens with times in ms; causes that never occur left out."""
+    """Tokens with times in ms; causes that never occur omitted."""
     used = [name for name in (*ledger.CAUSES, ledger.RESIDUAL, "total") if name == "total" or (rows[name] != 0).any()]
     return pd.concat([rows[["token_id", "phase", "position"]], rows[used] / 1e6], axis=1)

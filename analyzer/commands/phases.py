@@ -87,7 +87,7 @@ def added(spent: dict[str, float], parts: tuple[str, ...]) -> str:
 
 
 def in_ms(rows: pd.DataFrame) -> pd.DataFrame:
-    """Tokens with times in ms; columns that are zero everywhere left out."""
+    """Tokens with times in ms; columns that are zero everywhere omitted."""
     times = rows.select_dtypes("float64") / 1e6
     used = [name for name in times.columns if name in (phases.RESIDUAL, "total") or (times[name] != 0).any()]
     return pd.concat([rows[["phase", "position"]], times[used]], axis=1).reset_index()

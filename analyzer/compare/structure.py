@@ -39,7 +39,7 @@ class Drift:
 
 
 def changes(base: list[Result], cand: list[Result]) -> list[Change]:
-    """Operators, backends and dims that vanished or appeared; those implied by a coarser change are left out."""
+    """Operators, backends and dims that vanished or appeared; those implied by a coarser change are omitted."""
     changed: list[Change] = []
     sides = [[run.metrics[run.metrics["family"] == "operator"] for run in side] for side in (base, cand)]
     sides = [[run for run in side if len(run)] for side in sides]

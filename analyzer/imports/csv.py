@@ -119,7 +119,7 @@ class Sequence:
 
 
 def read_csv(path: Path) -> Imported:
-    """Read a profile or the viewer's text; damaged lines are left out and counted. Raises RecordingError for another file."""
+    """Read a profile or the viewer's text; damaged lines are omitted and counted. Raises RecordingError for another file."""
     text = text_of(path)
     if "\0" in text:
         raise RecordingError(f"{path} is not CSV: it is damaged, or QNN's serialized log; convert it with qnn-profile-viewer")

@@ -49,7 +49,7 @@ class Profiled:
 
 @dataclass
 class Dump:
-    """What a file holds, in its order: the spans (COLUMNS), QNN's (operator's number, node, value), and what is left out."""
+    """What a file holds, in its order: the spans (COLUMNS), QNN's (operator's number, node, value), and what is omitted."""
 
     spans: list[tuple[Any, ...]] = field(default_factory=list)
     nodes: list[tuple[int, str, int]] = field(default_factory=list)

@@ -23,7 +23,7 @@ class Flat:
         return struct.unpack_from(form, self.raw, at)[0]
 
     def slot(self, table: int, index: int) -> int:
-        """Where a table's field stands; 0 where it is left out."""
+        """Where a table's field stands; 0 where it is omitted."""
         layout = table - self.number("<i", table)
         entry = 4 + 2 * index
         known = entry + 2 <= self.number("<H", layout)
@@ -36,12 +36,12 @@ class Flat:
         return int(self.number(form, field)) if field else absent
 
     def child(self, table: int, index: int) -> int:
-        """Where the table, text or list that a field refers to begins; 0 where it is left out."""
+        """Where the table, text or list that a field refers to begins; 0 where it is omitted."""
         field = self.slot(table, index)
         return field + int(self.number("<I", field)) if field else 0
 
     def text(self, table: int, index: int) -> str | None:
-        """A field that is text; None where it is left out."""
+        """A field that is text; None where it is omitted."""
         start = self.child(table, index)
         if not start:
             return None

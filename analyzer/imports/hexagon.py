@@ -96,6 +96,6 @@ def ggml_types(operator: str, types: str) -> str:
 
 
 def shape_of(dims: str) -> str:
-    """A result's dims as tables have them (256:5 is 256x5x1x1); the log leaves out the last two where both are 1."""
+    """A result's dims as tables have them (256:5 is 256x5x1x1); the log omits the last two where both are 1."""
     sizes = dims.rpartition(RESULT)[2].split(":")
     return "x".join([*sizes, "1", "1"][:4])

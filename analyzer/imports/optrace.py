@@ -2,7 +2,7 @@
 
 Thread numbers mean different things on different chips (256 is HMX on one, DMA on another), so a thread is known by its name and
 an event's unit by its flags. The viewer lists every event in an overview of its core and again in a process of its QNN
-operation; only one counts. What it lists as not executed is left out.
+operation; only one counts. What it lists as not executed is omitted.
 """
 
 import json

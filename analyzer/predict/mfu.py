@@ -1,7 +1,7 @@
 """Measured kernel efficiency (MFU: operations per second over the unit's peak) from InferSim's benchmark tables.
 
 MFU is made from the measured latency, not read: the tables round theirs to three digits, and to zero where a kernel is bound
-by memory. A row whose own MFU contradicts its latency is left out. Peaks are those the tables were measured against: fp16 for
+by memory. A row whose own MFU contradicts its latency is omitted. Peaks are those the tables were measured against: fp16 for
 attention, fp8 for matrix products.
 """
 
@@ -20,7 +20,7 @@ PEAK = {"h20": {"fp16": 148e12, "fp8": 296e12}, "h800": {"fp16": 989e12, "fp8": 
 ATTENTION_DECODE = ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu")
 ATTENTION_PREFILL = ("dtype", "seq_len", "latency_us", "mfu")
 CONTRADICTION = 0.25
-"""A row is left out where its MFU and the one of its latency differ by more than this share (and by more than rounding)."""
+"""A row is omitted where its MFU and the one of its latency differ by more than this share (and by more than rounding)."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def index_scores(
 ) -> Answer | None:
     """MFU of an indexer's scores against the fp8 peak. shape: (heads, dim); `per_pair`: operations per query and token before it.
 
-    Rows that score several queries of a sequence in one step (`next_n`) are left out: decode here has one.
+    Rows that score several queries of a sequence in one step (`next_n`) are omitted: decode here has one.
     """
     return _at(_index_scores(device, phase, shape, per_pair), (sequences if phase == "decode" else context,), context)
 

@@ -47,7 +47,7 @@ class Trace:
 
 
 def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
-    """The trace in a recording's tables `routes` and `tokens`; steps that miss a part of their routes are left out."""
+    """The trace in a recording's tables `routes` and `tokens`; steps that miss a part of their routes are omitted."""
     routes, tokens = tables["routes"], tables["tokens"].set_index("token_id")
     routed = routes[routes["token_id"].isin(tokens.index)]
     if len(routed) == 0:

@@ -21,7 +21,7 @@ COLUMNS = ("op_id", "token_id", "tid", "begin_ns", "end_ns", "by_tid", "cost_ns"
 def needed(tables: Tables) -> pd.DataFrame:
     """When steps need which thread: op_id, token_id, tid, begin_ns, end_ns, `last` (to be done in its operator).
 
-    Threads compute within operators (waits for each other are left out); op_id is -1 where no operator runs: then the step needs
+    Threads compute within operators (waits for each other are omitted); op_id is -1 where no operator runs: then the step needs
     its own thread.
     """
     shares, tokens = tables["op_threads"], tables["tokens"].set_index("token_id")

@@ -82,7 +82,7 @@ def co_activation(tables: Tables, layer: int, phase: str | None = None) -> np.nd
 def time_by_distance(tables: Tables) -> pd.DataFrame:
     """Decode steps' expert operators by how long ago their experts last ran (ProfInfer's Figure 13).
 
-    Per (token_id, layer): `distance`, mean steps since each expert was last active (those never seen before left out), `new`
+    Per (token_id, layer): `distance`, mean steps since each expert was last active (those never seen before omitted), `new`
     experts seen for the first time, `expert_ns` of its expert operators and loads, `maj_flt` major faults within them.
     """
     reuse = reuse_distance(tables, "decode")

@@ -59,7 +59,7 @@ def cache_hits(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per (token_id, layer): `hits` and `misses`, distinct experts by the cache's state when the layer began, and `rate`.
 
     An expert counts once per step and layer, however many runs it was split into; a prefetched one is a hit.
-    Runs whose engine does not record the state are left out.
+    Runs whose engine does not record the state are omitted.
     """
     runs = tables["experts"]
     runs = runs[runs["cache"] != ""]

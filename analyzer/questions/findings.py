@@ -21,7 +21,7 @@ from moescope.packaged import toml_beside
 TEXTS = toml_beside(__file__, "findings.toml")
 QUERIES: dict[str, str] = TEXTS["queries"]
 LEAST_SHARE = 0.01
-"""Findings that would save less are left out."""
+"""Findings that would save less are omitted."""
 MOST_DISPLACERS = 3
 """Maximum number of other programs that are named."""
 WORTH = 10

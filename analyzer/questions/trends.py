@@ -75,7 +75,7 @@ def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     """What grows with the context: per operator type, `ns_per_token` of a step's time per token of context, with its error.
 
     type, base_us (at no context), ns_per_token, error_ns (standard error of the slope), share (of the sum of all slopes), r2.
-    Only decode steps (`decode_steps`, where they are at hand); the steps' slowest hundredth is left out.
+    Only decode steps (`decode_steps`, where they are at hand); the steps' slowest hundredth is omitted.
     """
     steps = decode_steps(tables) if steps is None else steps
     columns = ["type", "base_us", "ns_per_token", "error_ns", "share", "r2"]

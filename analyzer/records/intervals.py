@@ -183,7 +183,7 @@ class Line:
         return self.high - self.low + 1
 
     def place(self, spans: Intervals) -> Intervals:
-        """The time that intervals cover on the line, cut to it; keys that it does not have are left out."""
+        """The time that intervals cover on the line, cut to it; keys that it does not have are omitted."""
         spans = spans.where(np.isin(spans.key, self.keys))
         begin, end = (np.clip(side, self.low, self.high) - self.low for side in (spans.begin, spans.end))
         shift = np.searchsorted(self.keys, spans.key) * self.width

@@ -18,7 +18,7 @@ Gaps = tuple[np.ndarray, np.ndarray]
 
 
 def known_changes(changes: Any) -> list[dict[str, Any]]:
-    """The manifest's `level_changes`; damaged rows left out."""
+    """The manifest's `level_changes`; damaged rows omitted."""
     rows = changes if isinstance(changes, list) else []
     return [row for row in rows if isinstance(row, dict) and isinstance(row.get("ts_ns"), int)]
 

@@ -53,7 +53,7 @@ class Source:
         self.contents = Contents(recording, block)
         self.unpaired: dict[str, list[dict[str, np.ndarray]]] = {}
         self.damaged = self.contents.damaged
-        """Records left out: their time is impossible."""
+        """Records omitted: their time is impossible."""
         self.first_ns, self.last_ns = self.contents.first_ns, self.contents.last_ns
         self._few: dict[str, Rows] = {}
         self._stretch(-1, EVER, np.empty(0, np.int64))

@@ -304,7 +304,7 @@ class Nest:
         return np.append(self.top, NONE)[event]
 
     def segments(self) -> "Segments":
-        """Each thread's time cut into pieces by its innermost span; time without a span is left out."""
+        """Each thread's time cut into pieces by its innermost span; time without a span is omitted."""
         if len(self.ts) == 0:
             return Segments(self.top, self.ts, self.ts)
         same = np.append(self.thread[1:] == self.thread[:-1], False)

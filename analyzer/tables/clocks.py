@@ -26,7 +26,7 @@ def ranges(numbers: list[int]) -> str:
 
 
 def rows_of(manifest: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """What the manifest says of `policies`, `zones` or `cooling`; damaged rows left out."""
+    """What the manifest says of `policies`, `zones` or `cooling`; damaged rows omitted."""
     rows = section(manifest, "heat").get(name)
     return [r for r in rows if isinstance(r, dict) and isinstance(r.get("number"), int)] if isinstance(rows, list) else []
 

@@ -50,7 +50,7 @@ class TargetThreads:
 
 
 def listed_threads(manifest: Mapping[str, Any]) -> list[tuple[int, int, str]]:
-    """(tid, pid, name) of the manifest's threads; damaged rows left out."""
+    """(tid, pid, name) of the manifest's threads; damaged rows omitted."""
     rows = [row for row in manifest.get("threads") or [] if is_id(row.get("tid")) and is_id(row.get("pid", NONE))]
     return [(row["tid"], row.get("pid", NONE), str(row.get("name", ""))) for row in rows]
 

@@ -110,7 +110,7 @@ def belady(events: Sequence[Event], capacity: int) -> Outcome:
 
 
 def belady_with_bypass(events: Sequence[Event], capacity: int) -> Outcome:
-    """The most hits of any cache, also of one that leaves out what it was just asked for."""
+    """The most hits of any cache, also of one that omits what it was just asked for."""
     return _farthest_first(events, capacity, bypass=True)
 
 

@@ -33,7 +33,7 @@ class Talk:
         self.messages = [{"role": "system", "content": self.args.system}] if self.args.system else []
 
     def answer(self, line: str) -> None:
-        """Print the model's answer to a line; a line that does not fit the context even alone is left out."""
+        """Print the model's answer to a line; a line that does not fit the context even alone is omitted."""
         messages, ids = self._fitting([*self.messages, {"role": "user", "content": line}])
         free = self._context - len(ids)
         if free < 1:

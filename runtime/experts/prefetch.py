@@ -44,7 +44,7 @@ class Odds(Protocol):
 class Prefetcher:
     """Listens to the engine's steps and asks the cache for loads (runtime.experts.routing.Listener).
 
-    `frugal`: stage two leaves out a layer where looking takes longer than the loads that stage one expects there.
+    `frugal`: stage two omits a layer where looking takes longer than the loads that stage one expects there.
     `spare`, `scarce`: least chances of a load while a loading thread has nothing to do, and while all are busy; stage one asks
     for the whole token at once and keeps them all busy. `spent_ns`: what predicting has taken so far.
     """

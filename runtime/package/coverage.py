@@ -20,7 +20,7 @@ IGNORABLE = re.compile(
 def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> None:
     """Raise ModelError for a tensor that is missing, has another shape, that nothing would use, or that holds NaN or infinity.
 
-    predicted_layers: layers behind the last one that predict further tokens (DeepSeek-V3), which this runtime leaves out.
+    predicted_layers: layers behind the last one that predict further tokens (DeepSeek-V3), which this runtime omits.
     """
     outline = Outline(model)
     _read_all(outline, family)

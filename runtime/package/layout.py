@@ -157,7 +157,7 @@ class Package:
         return np.frombuffer(self._map(self.folder / entry["file"]), entry["dtype"]).reshape(entry["shape"])
 
     def graph(self, name: str) -> bytes:
-        """A subgraph's ONNX bytes, its weights left out."""
+        """A subgraph's ONNX bytes, its weights omitted."""
         try:
             return (self.folder / f"{name}.onnx").read_bytes()
         except OSError as error:

@@ -54,7 +54,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="stop once every confidence interval is narrower than this (default: 3%%)",
     )
     parser.add_argument(
-        "--warmup", type=int, default=1, metavar="N", help="warm-up runs per side, left out of the comparison (default: 1)"
+        "--warmup", type=int, default=1, metavar="N", help="warm-up runs per side, excluded from the comparison (default: 1)"
     )
     parser.add_argument(
         "--trace", default="", metavar="OPTIONS", help='options for `python -m tracer run`, as one argument: "--levels token"'

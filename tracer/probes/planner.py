@@ -94,7 +94,7 @@ class Planner:
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
-        """A probe that fails is reported and left out; the others stay."""
+        """A probe that fails is reported and omitted; the others stay."""
         try:
             yield
         except ProbeError as error:

@@ -44,14 +44,14 @@ def numbers(values: np.ndarray) -> np.ndarray:
 class Form:
     """What messages of one kind have in common, built field by field in wire order; a message is a row of the columns.
 
-    A field with `absent` is left out of the messages that have this number there.
+    A field with `absent` is omitted from messages that have this number there.
     """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
     def step(self, kind: int, data: bytes, column: np.ndarray | None = None, absent: int | None = None) -> "Form":
-        """One more step, in one with the constant bytes before it where it is never left out."""
+        """One more step, in one with the constant bytes before it where it is never omitted."""
         if self.steps and self.steps[-1][0] == CONSTANT_STEP and kind != MEMBER_STEP and absent is None:
             data = self.steps.pop()[1] + data
         self.steps.append((kind, data, None if column is None else numbers(column), None, absent))

@@ -48,7 +48,7 @@ def nesting(executes: pd.DataFrame) -> Iterator[Check]:
 def children(events: pd.DataFrame) -> Iterator[Check]:
     """An event's sub-events of its own unit come to no more than itself; what remains is its residual.
 
-    HTP's own times are left out: where they are siblings, one still contains the other (see `nesting`).
+    HTP's own times are omitted: where they are siblings, one still contains the other (see `nesting`).
     """
     of_execute = events[events["execute_id"] >= 0]
     parts = of_execute[of_execute["parent_id"] >= 0]
