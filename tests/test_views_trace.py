@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -425,6 +426,17 @@ def test_a_zipped_trace_says_the_same(usual: tuple[Judge, fixture.Tables], tmp_p
     assert written.bytes == (tmp_path / "trace.pftrace.gz").stat().st_size < plain.bytes / 2
     count = "select count(*) as n, sum(dur) as d, sum(ts) as t from slice"
     assert Judge(tmp_path / "trace.pftrace.gz").rows(count) == judge.rows(count)
+
+
+def test_traces_of_two_recordings_are_read_as_one(usual: tuple[Judge, fixture.Tables], tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=7)
+    for name, made in (("a", fixture.make()), ("b", (manifest, tables))):
+        write_trace(*made, tmp_path / f"{name}.pftrace")
+    with zipfile.ZipFile(tmp_path / "both.zip", "w") as both:
+        both.write(tmp_path / "a.pftrace", "a.pftrace")
+        both.write(tmp_path / "b.pftrace", "b.pftrace")
+    steps = Judge(tmp_path / "both.zip").rows("select count(*) as n from slice where category = 'token'")
+    assert steps == [(len(usual[1]["tokens"]) + len(tables["tokens"]),)]
 
 
 def test_the_shipped_queries_answer_what_the_tables_say(ahead: tuple[Judge, fixture.Tables]) -> None:

@@ -23,6 +23,8 @@ from tracer.probes.elf import read_binary
 from tracer.probes.functions import read_probe_files
 from tracer.probes.plan import Row
 
+WIDE = 140
+"""Columns that the table of probes needs."""
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
 """What the kernel calls this machine → what ELF headers do."""
 
@@ -103,14 +105,26 @@ def refuse_foreign(path: Path) -> None:
 
 
 def print_table(rows: list[Row]) -> None:
-    """One line for each probe; ns per hit with warm and with cold caches."""
+    """One line for each probe, two on a narrow terminal; ns per hit with warm and with cold caches."""
+    from rich.padding import Padding
+
     from moescope.terminal import console, grid
 
+    screen = console(wide=True)
     columns = ("level", "program", "site", "at", "instruction", "ns/hit", "cold", "why")
-    table = grid(*columns, left=tuple(name for name in columns if name not in ("ns/hit", "cold")))
-    for row in rows:
-        later, unmeasured = row.offset < 0, not row.ns_per_hit
-        site = row.symbol if later else f"{os.path.basename(row.library)}+{row.offset:#x} {row.symbol}"
-        costs = ("", "") if later or unmeasured else (f"{row.ns_per_hit:.0f}", f"{row.ns_per_hit_cold:.0f}")
-        table.add_row(row.level, row.program, site, row.at, row.instruction, *costs, row.why)
-    console().print(table)
+    lines = [cells(row) for row in rows]
+    if screen.width >= WIDE:
+        screen.print(grid(*columns, left=tuple(name for name in columns if name not in ("ns/hit", "cold")), rows=lines))
+        return
+    for level, program, site, at, instruction, warm, cold, why in lines:
+        cost = f": {warm} ns/hit, {cold} with cold caches" if warm else ""
+        screen.print(f"{level} {program}, {at}{cost}", style="bold")
+        screen.print(Padding(f"{site}, {instruction}: {why}" if instruction else f"{site}: {why}", (0, 0, 0, 4)))
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A probe as the cells of its line."""
+    later, unmeasured = row.offset < 0, not row.ns_per_hit
+    site = row.symbol if later else f"{os.path.basename(row.library)}+{row.offset:#x} {row.symbol}"
+    costs = ("", "") if later or unmeasured else (f"{row.ns_per_hit:.0f}", f"{row.ns_per_hit_cold:.0f}")
+    return (row.level, row.program, site, row.at, row.instruction, *costs, row.why)
