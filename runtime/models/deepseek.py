@@ -4,7 +4,7 @@ Attention runs in the latent space (arXiv 2405.04434, 2.1.2): the key projection
 into the output, so a token keeps one latent and one rotated key, [rank + rope dims], for all heads.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder, common_sizes
 from runtime.models.rope import read_rope, rope_settings, yarn_scale
 from runtime.models.routers import Router
+
+LATENT_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ class Deepseek(Decoder):
         name, width = prefix + "self_attn.kv_a_proj_with_mqa", self.kv_rank + rope
         weight, bias = checkpoint.tensor(name + ".weight", (width, self.hidden)), checkpoint.optional(name + ".bias", (width,))
         latent, key = g.split(g.linear(normed, "kv_a_proj", weight, self.precisions.attention, bias), self.kv_rank, rope)
-        latent = self.norm(g, checkpoint, latent, prefix + "self_attn.kv_a_layernorm", self.kv_rank)
+        latent = self._latent_norm(g, checkpoint, latent, prefix + "self_attn.kv_a_layernorm", self.kv_rank)
         key = self.rotated(g, g.node("Unsqueeze", [key, g.ints(1)]), "rotated_k")
         return queries, g.node("Concat", [latent, g.node("Squeeze", [key, g.ints(1)])], axis=-1)
 
@@ -96,9 +98,13 @@ class Deepseek(Decoder):
         name = prefix + "self_attn.q_a_proj"
         bias = checkpoint.optional(name + ".bias", (self.q_rank,))
         latent = g.linear(normed, "q_a_proj", checkpoint.tensor(name + ".weight", (self.q_rank, self.hidden)), precision, bias)
-        latent = self.norm(g, checkpoint, latent, prefix + "self_attn.q_a_layernorm", self.q_rank)
+        latent = self._latent_norm(g, checkpoint, latent, prefix + "self_attn.q_a_layernorm", self.q_rank)
         weight = checkpoint.tensor(prefix + "self_attn.q_b_proj.weight", (width, self.q_rank))
         return g.linear(latent, "q_b_proj", weight, precision)
+
+    def _latent_norm(self, g: GraphBuilder, checkpoint: Checkpoint, value: str, name: str, size: int) -> str:
+        """RMS norm of a latent; its epsilon is none of the config's."""
+        return replace(self, epsilon=LATENT_EPSILON).norm(g, checkpoint, value, name, size)
 
     def _attend(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, queries: str, keys: str) -> None:
         """All heads read one cache [1, S, rank + R]; the value projection follows."""
