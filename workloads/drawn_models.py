@@ -77,6 +77,7 @@ def common(draw: Draw) -> dict[str, Any]:
         "intermediate_size": draw([40, 96]),
         "num_experts_per_tok": draw([1, 2, 3]),
         "initializer_range": 0.1,
+        "rms_norm_eps": draw([1e-6, 1e-3]),
         "tie_word_embeddings": draw([False, True]),
         "eos_token_id": None,
         "bos_token_id": None,
@@ -195,6 +196,7 @@ def lfm2_moe(draw: Draw) -> dict[str, Any]:
     changes = {"layer_types": layers, "num_hidden_layers": len(layers), "num_dense_layers": draw([0, 1])}
     changes |= {"conv_L_cache": draw([2, 3, 5]), "conv_bias": draw([False, True]), "use_expert_bias": draw([False, True])}
     changes |= {"norm_topk_prob": draw([False, True]), "routed_scaling_factor": draw([1.0, 2.0])}
+    changes |= {"rms_norm_eps": None, "norm_eps": draw([1e-6, 1e-3])}
     return plain_heads(draw) | rope(draw) | experts(draw) | changes
 
 
