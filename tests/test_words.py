@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main
-from analyzer.commands.summary import ending, losses, phases, speed, top_findings
+from analyzer.commands.summary import ending, grouped_times, losses, phases, speed, top_findings
 from analyzer.compare.verdict_text import needed
 from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN, judge
 from analyzer.questions import expert_loads
@@ -303,3 +303,13 @@ def test_graphs_of_equal_names_are_told_apart_by_object_and_profile_level() -> N
     executes = pd.DataFrame(columns)
     assert npu_labels(executes).tolist() == ["main #4 basic", "main #9 detailed", "main #9 basic"]
     assert npu_labels(executes.assign(profile_level=1)).tolist() == ["main #4", "main #9", "main #9"]
+
+
+def test_the_rows_of_a_step_add_up_however_many_groups_there_are() -> None:
+    for count in (3, 9, 10, 17):
+        times = {f"group {i}": float(1 + i * 7 % 5) for i in range(count)}
+        phase = times | {"residual": 0.5, "total": sum(times.values()) + 0.5}
+        shown = grouped_times({"decode": phase, "prefill": {"group 1": 3.0, "residual": 0.0, "total": 3.0}})
+        assert list(shown["decode"]) == list(shown["prefill"]) and len(shown["decode"]) == min(count, 9) + 2
+        for one in shown.values():
+            assert sum(value or 0.0 for key, value in one.items() if key != "total") == pytest.approx(one["total"])

@@ -105,13 +105,12 @@ def phases(answer: Section) -> list[Line]:
     """Where a step's time goes."""
     if not answer["phases"]:
         return []
-    names = list(answer["phases"])
+    names, groups = list(answer["phases"]), grouped_times(answer["phases"])
     table = grid("ms per step", *(column for name in names for column in (name, "")))
-    keys = dict.fromkeys(key for phase in answer["phases"].values() for key in phase if key not in ("residual", "total"))
-    for key in [*list(keys)[:GROUPS], "residual", "total"]:
+    for key in groups[names[0]]:
         cells = []
         for name in names:
-            value, total = answer["phases"][name].get(key), answer["phases"][name]["total"]
+            value, total = groups[name][key], groups[name]["total"]
             cells += [number(value, ",.3f"), number(value / total if value is not None and total else None, ".0%")]
         table.add_row(key, *cells)
     between = between_ms(answer)
@@ -120,6 +119,21 @@ def phases(answer: Section) -> list[Line]:
             "between steps", *(cell for name in names for cell in (number(between, ",.3f") if name == "decode" else "", ""))
         )
     return [table]
+
+
+def grouped_times(by_phase: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
+    """Times by phase and group: of many groups the largest, and the sum of the others, so that all rows add up to the total."""
+    keys = list(dict.fromkeys(key for phase in by_phase.values() for key in phase if key not in ("residual", "total")))
+    share = {key: max(phase.get(key, 0.0) / (phase["total"] or 1.0) for phase in by_phase.values()) for key in keys}
+    few = sorted(keys, key=share.__getitem__)[: max(len(keys) - GROUPS, 0)]
+    few = few + sorted(set(keys) - set(few), key=share.__getitem__)[:1] if few else []  # their sum takes a row, too
+    rest = {f"{len(few)} others": few} if few else {}
+    return {
+        name: {key: phase.get(key) for key in keys if key not in few}
+        | {label: sum(phase.get(key, 0.0) for key in of) for label, of in rest.items()}
+        | {key: phase[key] for key in ("residual", "total")}
+        for name, phase in by_phase.items()
+    }
 
 
 def between_ms(answer: Section) -> float | None:
