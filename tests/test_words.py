@@ -33,7 +33,7 @@ from tracer.recording.format import Recording
 from tracer.recording.paths import Owner
 from views.__main__ import main as views_main
 from workloads import ROOT
-from workloads.recordings import MAIN, Writer
+from workloads.recordings import MAIN, Writer, runtime
 
 
 def test_an_engine_is_named_only_where_it_ran(tmp_path: Path) -> None:
@@ -313,3 +313,11 @@ def test_the_rows_of_a_step_add_up_however_many_groups_there_are() -> None:
         assert list(shown["decode"]) == list(shown["prefill"]) and len(shown["decode"]) == min(count, 9) + 2
         for one in shown.values():
             assert sum(value or 0.0 for key, value in one.items() if key != "total") == pytest.approx(one["total"])
+
+
+def test_the_ledger_names_what_is_a_mean_step_and_what_is_a_sum(capsys, tmp_path: Path) -> None:
+    assert main(["ledger", str(runtime(3).write(tmp_path))]) == 0
+    out = capsys.readouterr().out
+    assert "ms per step of each phase, and of all steps together" in out
+    (total,) = (line.split() for line in out.splitlines() if line.startswith("total"))
+    assert [float(word) for word in total[1::2]] == pytest.approx([0.001, 0.001, 0.003])

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if not answer:
         print("no tokens in this recording")
         return 0
-    show(side_by_side(answer), "ms per step", 40)
+    show(side_by_side(answer), "ms per step of each phase, and of all steps together", 40)
     run_ms = answer["run_ms"]
     print_plain(f"residual {run_ms['residual_share']:.2%} of {run_ms['total']:,.1f} ms in {len(tables['tokens'])} steps")
     if answer["accelerator"]:
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def side_by_side(answer: dict[str, Any]) -> pd.DataFrame:
-    """A row per cause, two columns per phase, then the run; residual and total last."""
-    spent = {phase or "step": part for phase, part in answer["phases_ms"].items()} | {"run": answer["run_ms"]}
+    """A row per cause, two columns per phase, then all steps; residual and total last."""
+    spent = {phase or "step": part for phase, part in answer["phases_ms"].items()} | {"all steps": answer["run_ms"]}
     names = [name for name in (*ledger.CAUSES, ledger.RESIDUAL, "total") if any(part.get(name) for part in spent.values())]
     table = pd.DataFrame({"": [name.replace("_", " ") for name in names]})
     for title, part in spent.items():
