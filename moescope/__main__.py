@@ -1,4 +1,4 @@
-"""`moescope VERB`: every verb of the rooms under one name."""
+"""`moescope VERB`: the verbs of all packages under one name."""
 
 import gc
 import sys
@@ -10,13 +10,13 @@ from moescope.command_line import Program, Room, Verb
 from moescope.environment import enter_project_environment
 
 ABOUT = "See what a Mixture-of-Experts language model does while it runs on CPU and NPU."
-ROOMS = {"tracer": "Record", "analyzer": "Read", "views": "Look", "runtime": "Runtime"}
+ROOMS = {"tracer": "Record", "analyzer": "Analyze", "views": "View", "runtime": "Runtime"}
 """Room → group of its verbs that no group names."""
 GROUPS = {
     "Record": "run attach probes plan doctor",
-    "Read": "summary findings ledger phases trends threads experts npu backends roofline fidelity dag tables query "
+    "Analyze": "summary findings ledger phases trends threads experts npu backends roofline fidelity dag tables query "
     "import-qnn import-profile routes",
-    "Look": "open top report profdag trace write queries export",
+    "View": "open top report profdag trace write queries export",
     "Compare": "compare compare-commands history regression",
     "Predict": "predict simulate pareto steps kernels quantization device ceilings prompts",
     "Runtime": "generate chat bench perplexity convert tune train-predictor inspect demo-model",

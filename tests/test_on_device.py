@@ -345,7 +345,7 @@ def assert_followed(device: Path, target: subprocess.Popen[bytes], run: Path) ->
     """Attached there for two seconds, a process that computes tokens has them recorded, and lives on."""
     words = ("--no-views", "--on", f"exec:{device}", "--pid", str(target.pid), "--duration", "2s", "-o", str(run))
     done = trace("attach", *words)
-    assert done.returncode == 0 and "lives on" in done.stderr, done.stderr
+    assert done.returncode == 0 and "keeps running" in done.stderr, done.stderr
     assert RawRecording(run).manifest["records"]["token_end"] > 10 and left_on(device) == []
     assert target.poll() is None
 

@@ -1,4 +1,4 @@
-"""Show the CPU against accelerators: operators of equal type, role in the model and shape, with their median times.
+"""Compare CPU and accelerators: median times of operators of equal type, role in the model and shape.
 
 Work that the host only submits has a time if the accelerator's profile reports one.
 

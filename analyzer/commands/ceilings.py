@@ -1,4 +1,4 @@
-"""Measure what this machine can do at most: memory bandwidth and fp32 speed, of one thread and of all CPUs. `roofline` uses it.
+"""Measure this machine's peak memory bandwidth and fp32 speed, of one thread and of all CPUs. `roofline` uses it.
 
 examples:
   python -m analyzer ceilings                       measured once (about 3 s), then read from the cache

@@ -1,4 +1,4 @@
-"""Write the ProfDAG of one token: its operators in execution order, what each reads, how long each took, what it achieved.
+"""Write the ProfDAG of one token: its operators in execution order, with inputs, times and achieved performance.
 
 examples:
   python -m analyzer dag RUN                             the middle decode token, as JSON on standard output

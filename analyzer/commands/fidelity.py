@@ -1,7 +1,7 @@
 """Compare measured times with a reference: accuracy alpha in %, and scaled error ε* in µs of error per ms (lm-Meter's figures).
 
-Without --truth, phases are compared with the log that our runtime wrote of itself (RUN/runtime.json). Kernels need a
-reference from duplicated operators: benchmarks/fidelity.py makes one for our runtime.
+Without --truth, phases are compared with our runtime's own log (RUN/runtime.json). Kernels need a
+reference from duplicated operators: benchmarks/fidelity.py produces one for our runtime.
 
 examples:
   python -m analyzer fidelity RUN

@@ -1,7 +1,7 @@
-"""Keep the results of every build, and see in which build something changed.
+"""Store the results of every build, and show the builds in which metrics changed.
 
 DATASET is a folder or any address that fsspec knows (s3://..., gs://...): hive-partitioned Parquet that other tools read too.
-Or it names recordings, by a pattern or a folder, whose paths say device=NAME and build=NAME.
+Alternatively a pattern or folder of recordings whose paths contain device=NAME and build=NAME.
 
 examples:
   python -m analyzer history results/ --add recordings/run-* --build v1.4

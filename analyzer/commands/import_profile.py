@@ -1,6 +1,6 @@
-"""Make a recording of a profile that a program wrote of itself, so that `summary`, `ledger`, `report` and the others read it.
+"""Turn a profile that a program wrote itself into a recording, for `summary`, `ledger`, `report` and the other verbs.
 
-Read are ONNX Runtime's profile (SessionOptions.enable_profiling; `end_profiling` says where it lies), ExecuTorch's ETDump
+Supported: ONNX Runtime's profile (SessionOptions.enable_profiling; `end_profiling` returns its path), ExecuTorch's ETDump
 (write_etdump_result_to_file) and the log of llama.cpp's Hexagon backend with GGML_HEXAGON_PROFILE=1 or 2 and llama.cpp's debug
 messages on. Columns that a profile lacks are empty in the tables, and the summary lists them.
 

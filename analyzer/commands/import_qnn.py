@@ -1,4 +1,4 @@
-"""Read profiles of QNN that others wrote: ONNX Runtime's CSV, the profile viewer's CSV, text, optrace and summary (JSON).
+"""Import QNN profiles from other tools: ONNX Runtime's CSV, the profile viewer's CSV, text, optrace and summary (JSON).
 
 examples:
   python -m analyzer import-qnn qnn/expert.csv

@@ -1,8 +1,8 @@
-"""Kernel predictors after nn-Meter: what a backend fuses, what a kernel costs by its shape, a chain as the sum of its kernels.
+"""Kernel predictors after nn-Meter: fused operators, a kernel's time by its shape, a chain as the sum of its kernels.
 
-`train` measures shapes on this machine and writes predictors; `predict` reads them, anywhere; `fusion` shows only which pairs of
-operators the backend fuses. Times are CPU seconds of one thread (cpu) or cycles (htp; on x86-64 Qualcomm's
-emulator, microseconds of this machine, no NPU's).
+`train` measures shapes on this machine and writes predictors; `predict` uses them on any machine; `fusion` shows only which pairs
+of operators the backend fuses. Times are CPU seconds of one thread (cpu) or cycles (htp; on x86-64 Qualcomm's emulator,
+microseconds of this machine, not of an NPU).
 
 examples:
   python -m analyzer kernels fusion

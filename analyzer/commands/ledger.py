@@ -1,6 +1,6 @@
-"""Show what every moment of a token was spent on: one cause each, which add up to the token with a residual.
+"""Show the cause of every moment of a token; causes and residual add up to the token.
 
-The causes are those of the token's own thread; analyzer/records/tables.toml says what each means. With an accelerator: what
+The causes are those of the token's own thread; analyzer/records/tables.toml defines them. With an accelerator: what
 a faster one would save, at most the time that tokens wait for it.
 
 examples:

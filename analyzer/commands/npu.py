@@ -1,4 +1,4 @@
-"""Show what the NPU did: graphs, experts, node cycles, stages, idle time, and whether QNN's numbers add up.
+"""Show what the NPU did: graphs, experts, node cycles, stages, idle time, and consistency checks of QNN's numbers.
 
 examples:
   python -m analyzer npu recordings/run-1

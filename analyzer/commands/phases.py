@@ -1,4 +1,4 @@
-"""Show where every moment of a token goes: what operators do for the model, idle gaps by their cause, and what is unexplained.
+"""Show a token's time by operator group, idle time by cause, and the unexplained residual.
 
 Groups, causes and residual add up to the step. `host`: the engine's own code between operators; `scheduling`: the token's
 thread was ready and had no CPU; `asleep`, `disk wait`, `stopped` (by a signal): its state in between.

@@ -1,6 +1,6 @@
 """Choose a subset of prompts whose token lengths are distributed as in the whole file (Kullback-Leibler divergence).
 
-The file holds one prompt a line; lines of JSON with a text in "prompt" or "text" are understood. Without a tokenizer words count.
+The file holds one prompt per line, as text or as JSON with a field "prompt" or "text". Without a tokenizer, words are counted.
 
 examples:
   python -m analyzer prompts all.txt --size 100 --out some.txt

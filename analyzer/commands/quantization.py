@@ -1,7 +1,7 @@
 """lm-Meter's harmonic quantization score: speed gained by quantization against quality lost in accuracy.
 
 Speed comes from two recordings of the same work, accuracy from you: perplexities of the same text, or any score where higher is
-better. 1 is the original; one part that is bad pulls the score down whatever the others gained.
+better. 1 is the original; a single bad part lowers the score, whatever the others gained.
 
 examples:
   python -m analyzer quantization RUN_FP32 RUN_INT4 --perplexity 11.2 11.9

@@ -1,10 +1,10 @@
 """Run SQL over the tables of a recording (DuckDB). `tables RUN` lists them, analyzer/records/tables.toml explains them.
 
 A folder of recordings, a pattern or an address (s3://...) means all recordings there: each table is that of all of them, with a
-column `recording`, the row of the table `recordings` (recording, device, build, run, path). One that cannot be read is named,
+column `recording`, the row of the table `recordings` (recording, device, build, run, path). Unreadable recordings are reported,
 and the exit code is 1.
 
-Besides, these are made when asked for: phases, gaps, npu_gaps, npu_windows, displacements, operator_states, decode_steps, growth,
+These are derived on demand: phases, gaps, npu_gaps, npu_windows, displacements, operator_states, decode_steps, growth,
 activations, density, reuse, time_by_distance, cache_hits, cache_curves, thread_balance, displaced_by
 (analyzer/questions/derived.py explains them).
 

@@ -1,4 +1,4 @@
-"""Write a recording's routes in a format that others read, or turn one such format into another.
+"""Export a recording's routes in another tool's format, or convert such a format into another.
 
 examples:
   python -m analyzer routes RUN --out trace.csv                         BigMoeOnEdge's route_trace v1

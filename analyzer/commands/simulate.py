@@ -1,8 +1,8 @@
-"""Replay a recording's routing with other settings or on another device: TTFT, TPOT, hit rate, stalls. Needs no such device.
+"""Replay a recording's routing with other settings or on another device: TTFT, TPOT, hit rate, stalls. Does not need the device.
 
-Without --device the costs are fitted to the recordings: what would happen here. The first one gives the routes and every setting
-that is not named, and is simulated itself: the error is printed. More recordings of the same model add what it does not show (a
-cache that misses, one that holds everything, prefetching). With --device and --config costs are a roofline's: what to expect
+Without --device the costs are fitted to the recordings, for the recorded machine. The first one gives the routes and every
+setting that is not given, and is simulated itself to print the error. More recordings of the same model add what it does not show
+(a cache that misses, one that holds everything, prefetching). With --device and --config costs are a roofline's: what to expect
 there, by default on the CPU with everything in memory. Lists of settings are swept.
 
 examples:

@@ -1,4 +1,4 @@
-"""Predict each decode step from the ones before it (context length, experts missed), and report the error.
+"""Predict each decode step from the preceding ones (context length, expert misses), and report the error.
 
 examples:
   python -m analyzer steps RUN

@@ -1,4 +1,4 @@
-"""Show a recording on one screen: speed, where the time goes, experts, NPU, scheduling, losses and what tracing cost.
+"""Show a recording on one screen: speed, where the time goes, experts, NPU, scheduling, losses and the cost of tracing.
 
 examples:
   python -m analyzer summary recordings/run-1

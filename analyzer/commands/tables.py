@@ -1,7 +1,7 @@
 """Write the tables of recordings as Parquet files (analyzer/records/tables.toml documents their columns).
 
 Of many recordings (several, a folder of them, a pattern, an address) the tables and the result that `history` and `compare` read
-are kept beside each, where they are not there yet. One that cannot be read is named, the others go on.
+are kept beside each, where they are not there yet. Unreadable recordings are reported and skipped.
 
 examples:
   python -m analyzer tables recordings/run-1

@@ -1,4 +1,4 @@
-"""Show the threads: their states within operators, how evenly they share the work, and who took a CPU from them at what cost.
+"""Show the threads: their states within operators, their load balance, and which threads took a CPU from them at what cost.
 
 examples:
   python -m analyzer threads RUN

@@ -142,7 +142,7 @@ def parse_function(row: dict[str, Any], source: str) -> Function:
         key = "level"
         level = one_of(row.get(key, "operator"), LEVELS)
         key = "at"
-        where = one_of(row.get(key, "both"), WAYS)
+        at = one_of(row.get(key, "both"), WAYS)
         key = "most"
         most = checked(row.get(key, MOST), int, "give a number of functions")
         key = "args"
@@ -150,9 +150,9 @@ def parse_function(row: dict[str, Any], source: str) -> Function:
         for name, text in checked(row.get(key, {}), dict, 'give a table, args = { n = "s32 @1" }', empty=True).items():
             key = f"args.{name}"
             arguments.append(parse_argument(name, text))
-            if where == ("entry" if arguments[-1].at_return else "return"):
-                raise Wrong(f'is not available with at = "{where}"; use at = "both"')
-        function = Function(library, tuple(names), level, where, tuple(arguments), most, source)
+            if at == ("entry" if arguments[-1].at_return else "return"):
+                raise Wrong(f'is not available with at = "{at}"; use at = "both"')
+        function = Function(library, tuple(names), level, at, tuple(arguments), most, source)
         key = "args"
         for at_return in (False, True):
             numbers, texts = function.side(at_return)

@@ -1,4 +1,4 @@
-"""Write the ProfDAG page of one token: its operators, what each reads, where the time went.
+"""Write the ProfDAG page of one token: its operators, their inputs and times.
 
 examples:
   python -m views dag RUN                   the middle decode token, RUN/profdag.html

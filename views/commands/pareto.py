@@ -1,4 +1,4 @@
-"""Write the page of a simulated sweep: memory against time, and which settings nothing beats in both.
+"""Write the page of a simulated sweep: memory against time, and the settings on the Pareto front.
 
 examples:
   python -m analyzer simulate RUN --cache 25%,50%,75%,100% --prefetch off,0.3 --json > sweep.json

@@ -1,4 +1,4 @@
-"""Write the report of a comparison: one HTML file that needs nothing else, not even a network.
+"""Write the report of a comparison: one self-contained HTML file.
 
 examples:
   python -m analyzer compare before/ after/ -o regression.html     does both at once

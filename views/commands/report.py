@@ -1,4 +1,4 @@
-"""Write the report of a recording: one HTML file that needs nothing else, not even a network.
+"""Write the report of a recording: one self-contained HTML file.
 
 examples:
   python -m views report RUN                RUN/report.html

@@ -1,4 +1,4 @@
-"""Write the timeline of a recording as a native Perfetto trace: cpus, threads, NPU, counters.
+"""Write the timeline of a recording as a native Perfetto trace: CPUs, threads, NPU, counters.
 
 examples:
   python -m views trace RUN                 RUN/trace.pftrace

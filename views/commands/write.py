@@ -1,4 +1,4 @@
-"""Write everything there is to look at into the recording: trace.pftrace, report.html, profdag.html.
+"""Write all views into the recording: trace.pftrace, report.html, profdag.html.
 
 examples:
   python -m views write RUN
