@@ -291,7 +291,7 @@ def test_an_interrupted_collector_detaches_and_completes_its_recording(running: 
     assert running.collector.wait(PATIENCE_S) == 0
     done = RawRecording(running.folder)
     assert done.manifest["state"] == "complete" and done.manifest["records"]["token_end"] > 50
-    assert f"process {pid} lives on" in running.output.read_text() and running.ends_well()
+    assert f"process {pid} keeps running" in running.output.read_text() and running.ends_well()
 
 
 def processes(folder: Path) -> list[str]:

@@ -121,7 +121,7 @@ def test_an_interrupted_tracer_detaches_and_completes_its_recording(traced: Trac
     assert wait_until(lambda: changed_sites(pid, manifest) == 0)  # others may trace processes of the same library
     done = RawRecording(traced.folder).manifest
     assert done["state"] == "complete" and done["records"]["token_end"] >= 50
-    assert "lives on" in traced.output.read_text()
+    assert "keeps running" in traced.output.read_text()
     assert traced.finishes()
 
 
@@ -320,7 +320,7 @@ def test_the_doctor_serves_without_root() -> None:
 def test_an_existing_recording_is_not_overwritten(tmp_path: Path) -> None:
     assert trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", "true").returncode == 0
     again = trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", "true")
-    assert again.returncode == 2 and "holds a recording already" in again.stderr
+    assert again.returncode == 2 and "already holds a recording" in again.stderr
 
 
 def test_without_root_one_line_says_how(tmp_path: Path) -> None:
