@@ -89,7 +89,7 @@ def test_a_printed_change_follows_from_the_figures_beside_it(base: list[int], of
     assert metric["ratio"] == pytest.approx(high / low, rel=1e-9, abs=1e-9)
     if interval == "unknown":  # a resample's median was 0
         return
-    bounds = [float(end) for end in re.findall(r"([-+][\d.]+) %", interval)]
+    bounds = [float(end.replace(",", "")) for end in re.findall(r"([-+][\d.,]+) %", interval)]
     assert bounds[0] - 0.05 <= 100 * (metric["ratio"] - 1) <= bounds[1] + 0.05
 
 

@@ -238,7 +238,7 @@ def test_losses_and_an_unfinished_recording_are_marked(tmp_path: Path) -> None:
     manifest |= {"lost": {"op_begin": 7, "op_end": 0, "route": 2}, "state": "recording"}
     marks = judged(tmp_path, manifest, tables).rows(
         "select s.name as name, extract_arg(s.arg_set_id, 'debug.op_begin') as n from slice s join track t on s.track_id = t.id "
-        "where t.name glob '*lacks*' order by s.id"
+        "where t.name glob 'missing from*' order by s.id"
     )
     assert marks == [("9 records lost", 7), ("the recording was not finished", None)]
 
