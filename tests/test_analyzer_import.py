@@ -53,7 +53,7 @@ def test_onnxruntimes_profile_is_a_recording_of_its_runs(tmp_path: Path, capsys:
     capsys.readouterr()
     assert main(["summary", str(tmp_path / "run")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "the profile states neither its phase nor its number of tokens" in said and "0 lost" in said
+    assert "the profile states neither its phase nor its number of tokens" in said and "probes took" not in said
     assert main(["ledger", str(tmp_path / "run"), "--json"]) == 0
     spent = json.loads(capsys.readouterr().out)["run_ms"]
     assert spent["total"] == pytest.approx(tables["tokens"]["duration_ns"].sum() / 1e6)
@@ -108,6 +108,7 @@ def test_the_log_of_llama_cpps_hexagon_backend_is_a_recording(tmp_path: Path, ca
     assert main(["summary", str(tmp_path / "run")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Hexagon 2 batches of 32 operators; 0.3 ms by the NPU's own profile" in said and "in flight" not in said
+    assert "probes took" not in said and "(level " not in said and "? CPUs" not in said  # nobody traced it
     assert "which step sent a batch and when" in said and "at a constant 501.7 MHz" in said
     assert views(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
     text = json.dumps(data_of(tmp_path / "report.html"))

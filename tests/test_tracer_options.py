@@ -140,6 +140,7 @@ def test_the_status_line_gives_rates_between_two_readings() -> None:
     before = Reading(10, 1000, 0, 0, ("token",))
     line = describe(before, Reading(25, 4000, 7, 30_000_000, ("graph", "token")), 2.0)
     assert line == "7.5 tok/s | 1,500 records/s | 7 lost | probes 1.5% of the time | graph,token"
+    assert "probes 0.0% of the time" in describe(Reading(25, 4000, 7, 30_000_000, ()), Reading(30, 5000, 7, 20_000_000, ()), 2.0)
 
 
 @pytest.mark.needs("probes")

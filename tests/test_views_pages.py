@@ -58,6 +58,12 @@ def blocks(path: Path, section: str) -> list[dict[str, Any]]:
     return next(s["blocks"] for s in data_of(path)["sections"] if s["name"] == section)
 
 
+def test_a_cause_has_one_colour_in_all_charts_of_the_ledger(tmp_path: Path) -> None:
+    charts = [block["traces"] for block in blocks(report(tmp_path, *fixture.make(layers=2)), "ledger") if "traces" in block]
+    mean, steps = ({trace["name"]: trace["slot"] for trace in traces} for traces in charts)
+    assert len(mean) > 4 and steps.keys() <= mean.keys() and all(mean[cause] == slot for cause, slot in steps.items())
+
+
 def hostile() -> tuple[dict[str, Any], fixture.Tables]:
     manifest, tables = fixture.make()
     manifest["command"] = [HOSTILE]

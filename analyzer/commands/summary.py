@@ -64,7 +64,9 @@ def heading(answer: Section) -> list[Line]:
     """What was recorded, where."""
     about, machine = answer["recording"], answer["machine"]
     where = f"{machine.get('cpu_model', '?')}, {machine.get('cpus', '?')} CPUs, Linux {machine.get('kernel', '?')}"
-    lines: list[Line] = [words((", ".join(about["engines"]) or "no engine", "bold"), f": {' '.join(command_of(about))}"), where]
+    lines: list[Line] = [words((", ".join(about["engines"]) or "no engine", "bold"), f": {' '.join(command_of(about))}")]
+    if machine.get("cpu_model") or not about["imported"]:
+        lines.append(where)
     if machine["npu"]:
         lines.append(
             f"NPU: {machine['npu']}" + (" (exact results; times of the host, not of a device)" if machine["emulated"] else "")
@@ -267,8 +269,10 @@ def io(answer: Section) -> list[Line]:
 
 
 def losses(answer: Section) -> list[Line]:
-    """Lost and incomplete records, and the cost of tracing."""
+    """Lost and incomplete records, and the cost of tracing; nothing of what was imported."""
     r, c = answer["records"], answer["cost"]
+    if answer["recording"]["imported"]:
+        return []
     lost = sum(r["lost"].values())
     odd = [f"{counted(n, f'{kind} end')} without begin" for kind, n in r["ends_without_begin"].items()]
     odd += [f"{counted(n, NOUNS.get(name, name.removesuffix('s')))} without end" for name, n in r["begins_without_end"].items()]

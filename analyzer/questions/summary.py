@@ -38,7 +38,11 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
     return {
         "recording": recording_summary(recording, tables),
         "machine": machine_summary(recording.manifest),
-        "missing": [*incomplete(source), *missing(tables), *npu_queues.unknown_layouts(tables)],
+        "missing": [
+            *incomplete(source),
+            *([] if is_imported(recording) else missing(tables)),
+            *npu_queues.unknown_layouts(tables),
+        ],
         "warnings": warnings(recording.manifest),
         "tokens": token_summary(tables["tokens"]),
         "phases": phase_shares(tables, rows),
@@ -62,6 +66,11 @@ ABSENT = (
     ("thread_states", "sched", "no scheduling: the causes of idle time are unknown"),
 )
 """(table, level that fills it, what its absence means)."""
+
+
+def is_imported(recording: Recording) -> bool:
+    """Whether no tracer made it: what its source does not hold is in its warnings."""
+    return recording.manifest.get("loader") == UNRECORDED
 
 
 def missing(tables: Tables) -> list[str]:
@@ -105,9 +114,10 @@ def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
     declared = section(manifest, "engines")
     stepped = [name for name in declared if (tables["tokens"]["engine"] == name).any()]
     loaded = [name for name, engine in declared.items() if engine.get("libraries")]
-    imported = list(declared) if manifest.get("loader") == UNRECORDED else []
+    imported = list(declared) if is_imported(recording) else []
     ended = section(manifest, "target").get("exit_code")
-    return {**{key: manifest.get(key) for key in keys}, "engines": stepped or loaded or imported, "exit_code": ended}
+    about = {key: manifest.get(key) for key in keys} | {"imported": is_imported(recording)}
+    return {**about, "engines": stepped or loaded or imported, "exit_code": ended}
 
 
 def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Reading:
 def describe(before: Reading, now: Reading, seconds: float) -> str:
     """The line for what happened between two readings."""
     tokens, records = (now.decode_steps - before.decode_steps) / seconds, (now.records - before.records) / seconds
-    cost = (now.probe_ns - before.probe_ns) / seconds / 1e9
+    cost = max(0, now.probe_ns - before.probe_ns) / seconds / 1e9  # a later window may find the runs so far cheaper
     parts = (f"{tokens:.1f} tok/s", f"{records:,.0f} records/s", f"{now.lost:,} lost", f"probes {cost:.1%} of the time")
     return " | ".join((*parts, ",".join(now.levels)))
 

@@ -56,7 +56,7 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
         parts.append(f"expert hits {hits:.1%} of {now.hits + now.misses:,}")
     base = before if before and now.duration_ns > before.duration_ns else None
     spent, lasted = now.probe_ns - (base.probe_ns if base else 0), now.duration_ns - (base.duration_ns if base else 0)
-    parts.append(f"probes {spent / lasted:.1%} of a CPU" if lasted else "")
+    parts.append(f"probes {max(0, spent) / lasted:.1%} of a CPU" if lasted else "")
     second = [f"{now.records:,} records", f"{now.lost:,} lost", f"last {now.seconds:,.1f} s", now.state, str(run_dir)]
     if now.off:
         second.append(f"off: {', '.join(now.off)}")

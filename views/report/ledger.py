@@ -28,16 +28,16 @@ def over_steps(run: Run, name: str, query: str) -> Block:
     rows = run.ask(query)
     bins = binned(len(rows))
     largest = run.ask(MEANS_QUERY)[list(ledger.CAUSES)].max().sort_values(ascending=False, kind="stable").index
-    shown = {cause: rows[cause] for cause in largest[:GREY] if rows[cause].any()}
-    slots = {cause: slot for slot, cause in enumerate(largest[:GREY])} | {SMALLER: GREY}
-    if (smaller := rows[[*largest[GREY:], ledger.RESIDUAL]].sum(axis=1)).any():
-        shown[SMALLER] = smaller
+    parts = {cause: rows[cause] for cause in largest[:GREY]}
+    parts |= {SMALLER: rows[largest[GREY:]].sum(axis=1), ledger.RESIDUAL: rows[ledger.RESIDUAL]}
+    slots = {cause: slot for slot, cause in enumerate(largest[:GREY])} | {SMALLER: GREY + 1, ledger.RESIDUAL: GREY}
     traces = [
         {
             **{"type": "bar", "marker": {"line": {"width": 0}}, "name": label(cause.replace("_", " ")), "slot": slots[cause]},
             "y": np.round(np.bincount(bins, ns / MS) / np.bincount(bins), 4),
         }
-        for cause, ns in shown.items()
+        for cause, ns in parts.items()
+        if ns.any()
     ]
     axes = {"xaxis": axis(name), "yaxis": axis("ms"), "barmode": "stack", "bargap": 0}
     return chart(f"The ledger of every {name}", traces, per_bin(len(rows)), 320, query, **axes)
