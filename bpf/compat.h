@@ -7,7 +7,8 @@
  * kernel field as OFFSET_<field>, because the headers BCC compiles against need not be the running kernel's. Tracepoint
  * fields likewise, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT gives an array's address. HAS_RECORD(event)
  * tells whether this kernel has such a record; where it has none, the verifier never sees what reads it.
- * KERNEL_AT(type, field, pointer) is the address of a field of a kernel struct; KERNEL_READ below reads it.
+ * KERNEL_AT(type, field, pointer) is the address of a field of a kernel struct; KERNEL_READ below reads it, HAS_FIELD tells
+ * whether this kernel's struct has it.
  */
 #ifndef MOESCOPE_COMPAT_H
 #define MOESCOPE_COMPAT_H
@@ -45,7 +46,9 @@ enum { SYSCALL_PREADV = 295, SYSCALL_PREADV2 = 327 };
 #define BARE_TRACEPOINT(category, name) int name(void *ctx)
 #define NUMBER_SYMBOL(name)
 #define BARE_PERF_EVENT(name) int name(void *ctx)
+#define BARE_RAW_TRACEPOINT(name) int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((char *)(pointer) + OFFSET_##type##_##field)
+#define HAS_FIELD(type, field) (OFFSET_##type##_##field != OFFSET_OF_NOTHING)
 #define task_counter(field)                                                                                            \
 	({                                                                                                             \
 		unsigned long value_ = 0;                                                                              \
@@ -100,7 +103,16 @@ struct pt_regs {
 const volatile bool has_task_btf, has_cookies;
 
 /* The kernel types that are read; the loader finds their real offsets. */
+struct thread_info {
+	u32 cpu;
+} __attribute__((preserve_access_index));
+
 struct task_struct {
+	struct thread_info thread_info;
+	u32 cpu;
+	s32 pid;
+	s32 prio;
+	char comm[16];
 	unsigned long min_flt;
 	unsigned long maj_flt;
 	struct files_struct *files;
@@ -118,13 +130,6 @@ struct trace_event_raw_sched_switch {
 	s32 next_prio;
 } RELOCATED;
 
-struct trace_event_raw_sched_wakeup_template {
-	char comm[16];
-	s32 pid;
-	s32 prio;
-	s32 target_cpu;
-} RELOCATED;
-
 struct trace_event_raw_sched_process_fork {
 	s32 parent_pid;
 	s32 child_pid;
@@ -132,10 +137,6 @@ struct trace_event_raw_sched_process_fork {
 
 struct trace_event_raw_sched_process_exec {
 	u32 __data_loc_filename;
-} RELOCATED;
-
-struct trace_event_raw_sched_process_template {
-	s32 pid;
 } RELOCATED;
 
 struct trace_event_raw_mm_filemap_fault {
@@ -163,19 +164,6 @@ struct trace_event_raw_block_rq {
 	u64 sector;
 	u32 bytes;
 	char rwbs[8];
-} RELOCATED;
-
-struct trace_event_raw_block_rq_completion {
-	u32 dev;
-	u64 sector;
-	int error;
-} RELOCATED;
-
-/* Until Linux 5.18 (d5869fdc189f `block: introduce block_rq_error tracepoint`) the record of completed requests was called so. */
-struct trace_event_raw_block_rq_complete {
-	u32 dev;
-	u64 sector;
-	int error;
 } RELOCATED;
 
 struct trace_event_raw_cpu {
@@ -211,7 +199,9 @@ struct trace_event_raw_cdev_update {
 /* Tells user space, by where it stands in its section, under which number the program counts its runs. */
 #define NUMBER_SYMBOL(name) static const char number_##name SEC(".numbers") __attribute__((used)) = 0;
 #define BARE_PERF_EVENT(name) SEC("perf_event") int name(void *ctx)
+#define BARE_RAW_TRACEPOINT(name) SEC("raw_tracepoint/" #name) int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((void *)&((struct type *)(pointer))->field)
+#define HAS_FIELD(type, field) bpf_core_field_exists(((struct type *)0)->field)
 #define task_counter(field)                                                                                            \
 	({                                                                                                             \
 		unsigned long value_ = 0;                                                                              \
@@ -248,6 +238,9 @@ struct trace_event_raw_cdev_update {
 		bpf_probe_read_kernel(&read_, sizeof(read_), KERNEL_AT(type, field, pointer));                         \
 		read_;                                                                                                 \
 	})
+
+/* An argument of the tracepoint that a raw program stands at. */
+#define RAW_ARG(ctx, number) (((u64 *)(ctx))[number])
 
 /* The eighth argument at a function's entry. */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)

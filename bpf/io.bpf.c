@@ -42,6 +42,21 @@ struct qstr {
 struct dentry {
 	struct qstr d_name;
 } RELOCATED;
+
+struct request {
+	struct request_queue *q;
+	struct gendisk *rq_disk;
+	u64 __sector;
+} RELOCATED;
+
+struct request_queue {
+	struct gendisk *disk;
+} RELOCATED;
+
+struct gendisk {
+	int major;
+	int first_minor;
+} RELOCATED;
 #endif
 
 #define FILE_TYPE 0170000
@@ -50,6 +65,8 @@ struct dentry {
 #define MAP_IS_ANONYMOUS 0x20
 #define A_FILE (0xF11EULL << 48) /* keeps files apart from tensors in `described` */
 #define NO_BYTES 0xFFFFFFFF
+#define NO_SECTOR (~0ULL)
+#define MINOR_BITS 20
 
 /* An open file, as far as it is looked into. */
 struct opened {
@@ -361,7 +378,7 @@ TRACEPOINT(block, block_io_start)
 {
 	struct request_key key = request_at(FIELD(ctx, block_rq, dev, u32), FIELD(ctx, block_rq, sector, u64));
 	u64 id = bpf_get_current_pid_tgid();
-	struct request owner = {id >> 32, (u32)id};
+	struct asker owner = {id >> 32, (u32)id};
 
 	if (ours(id))
 		map_update(MAP(requests), &key, &owner);
@@ -373,7 +390,7 @@ TRACEPOINT(block, block_io_start)
 TRACEPOINT(block, block_rq_issue)
 {
 	struct request_key key = request_at(FIELD(ctx, block_rq, dev, u32), FIELD(ctx, block_rq, sector, u64));
-	struct request *known = map_lookup(MAP(requests), &key), owner;
+	struct asker *known = map_lookup(MAP(requests), &key), owner;
 	u64 id = bpf_get_current_pid_tgid();
 	RECORD(rec_block_issue, r);
 
@@ -395,24 +412,47 @@ TRACEPOINT(block, block_rq_issue)
 	return 0;
 }
 
-/* Which request is complete, and with which error. READ_NOW keeps the compiler from making one read of the two ways. */
-static INLINE struct request_key completed(void *ctx, s32 *error)
+/* Linux 5.15: d152c682f03c "block: add an explicit ->disk backpointer to the request_queue"; until 5.17 the request has it, too. */
+static INLINE void *disk_of(void *request)
 {
-	if (HAS_RECORD(block_rq_completion)) {
-		*error = READ_NOW(FIELD(ctx, block_rq_completion, error, s32));
-		return request_at(READ_NOW(FIELD(ctx, block_rq_completion, dev, u32)),
-				  READ_NOW(FIELD(ctx, block_rq_completion, sector, u64)));
-	}
-	*error = READ_NOW(FIELD(ctx, block_rq_complete, error, s32));
-	return request_at(READ_NOW(FIELD(ctx, block_rq_complete, dev, u32)),
-			  READ_NOW(FIELD(ctx, block_rq_complete, sector, u64)));
+	if (HAS_FIELD(request, rq_disk))
+		return KERNEL_READ(request, rq_disk, request, void *);
+	return KERNEL_READ(request_queue, disk, KERNEL_READ(request, q, request, void *), void *);
 }
 
-TRACEPOINT(block, block_rq_complete)
+/* As the tracepoints tell it of requests as they are issued: of one without a sector, a flush, 0. */
+static INLINE struct request_key key_of(void *request)
 {
-	s32 error;
-	struct request_key key = completed(ctx, &error);
-	struct request *known = map_lookup(MAP(requests), &key), owner;
+	void *disk = disk_of(request);
+	u32 major = KERNEL_READ(gendisk, major, disk, s32), minor = KERNEL_READ(gendisk, first_minor, disk, s32);
+	u64 sector = KERNEL_READ(request, __sector, request, u64);
+
+	return request_at(major << MINOR_BITS | minor, sector == NO_SECTOR ? 0 : sector);
+}
+
+/* What newer kernels tell is a status of the block layer: the error that system calls know it by, as in block/blk-core.c. */
+static INLINE s32 error_of(s32 status)
+{
+	switch (status) {
+	case 1: return -95;  /* BLK_STS_NOTSUPP, EOPNOTSUPP */
+	case 2: return -110; /* BLK_STS_TIMEOUT, ETIMEDOUT */
+	case 3: return -28;  /* BLK_STS_NOSPC, ENOSPC */
+	case 4: return -67;  /* BLK_STS_TRANSPORT, ENOLINK */
+	case 5: return -121; /* BLK_STS_TARGET, EREMOTEIO */
+	case 6: return -52;  /* BLK_STS_RESV_CONFLICT, EBADE */
+	case 7: return -61;  /* BLK_STS_MEDIUM, ENODATA */
+	case 8: return -84;  /* BLK_STS_PROTECTION, EILSEQ */
+	case 9: return -12;  /* BLK_STS_RESOURCE, ENOMEM */
+	case 11: return -78; /* BLK_STS_DM_REQUEUE, EREMCHG */
+	case 12: return -11; /* BLK_STS_AGAIN, EAGAIN */
+	default: return status > 0 ? -5 : status; /* EIO; older kernels tell the error itself */
+	}
+}
+
+RAW_TRACEPOINT(block_rq_complete)
+{
+	struct request_key key = key_of((void *)RAW_ARG(ctx, 0));
+	struct asker *known = map_lookup(MAP(requests), &key), owner;
 	RECORD(rec_block_done, r);
 
 	if (!known)
@@ -425,7 +465,7 @@ TRACEPOINT(block, block_rq_complete)
 	r->h.tid = owner.tid;
 	r->sector = key.sector;
 	r->dev = key.dev;
-	r->error = error;
+	r->error = error_of(RAW_ARG(ctx, 1));
 	r->pad[0] = r->pad[1] = 0;
 	submit(ctx, r);
 	return 0;

@@ -114,7 +114,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 8192);
 	__type(key, struct request_key);
-	__type(value, struct request);
+	__type(value, struct asker);
 } requests SEC(".maps");
 
 /* key: thread id. value: first index of its counters in `counters`. */
@@ -194,8 +194,8 @@ static INLINE void count_runs(u32 number, u32 more)
 {
 	u64 *count = map_lookup(MAP(runs), &number);
 
-	if (count)
-		*count += more;
+	if (count) /* a program on a uprobe may be displaced by another thread's between reading and writing */
+		__sync_fetch_and_add(count, more);
 }
 
 #define count_run(number) count_runs(number, 1)
@@ -230,6 +230,11 @@ enum { BEFORE_FIRST_PROGRAM = __COUNTER__ };
 /* One that not every kernel has: where `exists` is false, the program is empty. */
 #define RECENT_TRACEPOINT(category, name, exists)                                                                      \
 	NUMBERED(name, BARE_TRACEPOINT(category, name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1, exists)
+/*
+ * One that fires in interrupts, wherever these come: the kernel keeps what it tells perf from a CPU that runs another program,
+ * but not what it tells raw programs. They are given the tracepoint's arguments (RAW_ARG), not its record.
+ */
+#define RAW_TRACEPOINT(name) NUMBERED(name, BARE_RAW_TRACEPOINT(name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1, 1)
 #define PERF_EVENT(name) NUMBERED(name, BARE_PERF_EVENT(name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1, 1)
 #define NUMBERED(name, declaration, number, exists)                                                                    \
 	NUMBER_SYMBOL(name)                                                                                            \

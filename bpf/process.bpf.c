@@ -37,9 +37,9 @@ TRACEPOINT(sched, sched_process_exit)
 }
 
 /* Forgotten here and not at exit, so that the thread's last switch is still seen. */
-TRACEPOINT(sched, sched_process_free)
+RAW_TRACEPOINT(sched_process_free)
 {
-	u32 tid = FIELD(ctx, sched_process_template, pid, s32);
+	u32 tid = KERNEL_READ(task_struct, pid, RAW_ARG(ctx, 0), s32);
 
 	map_delete(MAP(threads), &tid);
 	return 0;

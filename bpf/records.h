@@ -486,7 +486,7 @@ struct rec_task_exit {
 	unsigned long long pad[2];
 };
 
-enum fault_flag {
+enum page_fault_flag {
 	FAULT_MAJOR = 1,  /* as the kernel counts it: its page was not in the page cache, or it had to be retried */
 	FAULT_EXACT = 2,  /* `page` is the page that was touched; else the first of a window or read-ahead around it */
 };
@@ -499,7 +499,7 @@ struct rec_page_fault {
 	unsigned int dev;         /* the kernel's dev_t: major << 20 | minor */
 	unsigned int page;        /* index in the file, in pages */
 	unsigned int added;       /* pages that the thread brought into the page cache for it, read-ahead included */
-	unsigned int flags;       /* enum fault_flag */
+	unsigned int flags;       /* enum page_fault_flag */
 };
 
 /* A request goes to the device; the header's thread is the one that asked for it, `issued` on whatever thread. */

@@ -33,10 +33,20 @@ TRACEPOINT(sched, sched_switch)
 	return 0;
 }
 
-/* Both records of a wake-up have one shape. */
+/* The CPU that a thread was given. Linux 5.16: bcf9033e5449 "sched: move CPU field back into thread_info if THREAD_INFO_IN_TASK=y" */
+static INLINE u32 cpu_of(void *task)
+{
+	if (HAS_FIELD(task_struct, cpu))
+		return KERNEL_READ(task_struct, cpu, task, u32);
+	if (HAS_FIELD(thread_info, cpu))
+		return KERNEL_READ(thread_info, cpu, KERNEL_AT(task_struct, thread_info, task), u32);
+	return 0;
+}
+
 static INLINE int woken(void *ctx, u16 kind)
 {
-	u32 woken = FIELD(ctx, sched_wakeup_template, pid, s32);
+	void *task = (void *)RAW_ARG(ctx, 0);
+	u32 woken = KERNEL_READ(task_struct, pid, task, s32);
 	RECORD(rec_sched_waking, r);
 
 	if (!map_lookup(MAP(threads), &woken) && !everyone())
@@ -44,20 +54,20 @@ static INLINE int woken(void *ctx, u16 kind)
 	if (!reserve(r, kind, ENGINE_KERNEL))
 		return 0;
 	r->woken_tid = woken;
-	r->target_cpu = FIELD(ctx, sched_wakeup_template, target_cpu, s32);
-	r->prio = FIELD(ctx, sched_wakeup_template, prio, s32);
+	r->target_cpu = cpu_of(task);
+	r->prio = KERNEL_READ(task_struct, prio, task, s32);
 	r->pad = 0;
-	bpf_probe_read_kernel(r->comm, sizeof(r->comm), FIELD_AT(ctx, sched_wakeup_template, comm));
+	bpf_probe_read_kernel(r->comm, sizeof(r->comm), KERNEL_AT(task_struct, comm, task));
 	submit(ctx, r);
 	return 0;
 }
 
-TRACEPOINT(sched, sched_waking)
+RAW_TRACEPOINT(sched_waking)
 {
 	return woken(ctx, KIND_SCHED_WAKING);
 }
 
-TRACEPOINT(sched, sched_wakeup)
+RAW_TRACEPOINT(sched_wakeup)
 {
 	return woken(ctx, KIND_SCHED_WAKEUP);
 }

@@ -163,7 +163,7 @@ struct request_key {
 	u32 pad;
 };
 
-struct request {
+struct asker {
 	u32 pid;
 	u32 tid;
 };

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analyzer.__main__ import COMMANDS, main
+from analyzer.commands.summary import losses
 from analyzer.questions import experts
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.figures import cache_hits
@@ -241,14 +242,17 @@ def test_speed_follows_from_the_steps_times(tmp_path):
 def test_the_emulator_is_named_and_costs_are_shares(tmp_path):
     cost = {"trap_ns": 600, "bpf_ns": 400, "kernel_ns": 10**9, "tracer_cpu_ns": 1, "target_cpu_ns": 100_000}
     lost = {"op_begin": 3, "op_end": 0}
-    folder = runtime(1).write(tmp_path, qnn={"backend": 6, "api": "2.40", "emulator": True}, cost=cost, lost=lost)
+    qnn = {"backend": 6, "api": "2.40", "emulator": True}
+    probes = [{"program": "sched_switch", "skipped": 7}, {"program": "sys_enter_read", "skipped": 0}]
+    folder = runtime(1).write(tmp_path, qnn=qnn, cost=cost, lost=lost, probes=probes)
     answer = summarize(Recording(folder), load(folder))
     assert answer["machine"]["npu"] == "HTP emulator" and answer["machine"]["emulated"] == ["HTP emulator"]
     assert answer["cost"]["share_of_token_time"] == 1.0 and answer["cost"]["share_of_target_cpu"] == 0.01
     assert "100% of token time" in answer["cost"]["advice"] and "--max-overhead" in answer["cost"]["advice"]
     few = runtime(1).write(tmp_path / "few", cost={**cost, "trap_ns": 0, "bpf_ns": 90})
     assert summarize(Recording(few), load(few))["cost"]["advice"] is None  # 9 %
-    assert answer["records"]["lost"] == {"op_begin": 3}
+    assert answer["records"]["lost"] == {"op_begin": 3} and answer["records"]["skipped"] == {"sched_switch": 7}
+    assert "7 events of sched_switch skipped by the kernel" in "\n".join(map(str, losses(answer)))
 
 
 def crashed() -> Writer:

@@ -276,6 +276,7 @@ def losses(answer: Section) -> list[Line]:
     lost = sum(r["lost"].values())
     odd = [f"{counted(n, f'{kind} end')} without begin" for kind, n in r["ends_without_begin"].items()]
     odd += [f"{counted(n, NOUNS.get(name, name.removesuffix('s')))} without end" for name, n in r["begins_without_end"].items()]
+    odd += [f"{counted(n, 'event')} of {program} skipped by the kernel" for program, n in r["skipped"].items()]
     kept_text = f"{sum(r['kept'].values()):,} records kept, "
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""

@@ -289,6 +289,7 @@ def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
     return {
         "kept": source.count(),
         "lost": lost,
+        "skipped": skipped_events(source.manifest),
         "discarded_slots": source.discarded(),
         "dropped": section(source.manifest, "dropped"),
         "sampling": {k: v for k, v in section(source.manifest, "sampling").items() if isinstance(v, int | float)},
@@ -297,6 +298,14 @@ def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
         "ends_without_begin": {str(kind): int(n) for kind, n in ends.items()},
         "begins_without_end": {name: n for name, n in begins.items() if n},
     }
+
+
+def skipped_events(manifest: dict[str, Any]) -> dict[str, int]:
+    """Events that the kernel kept from programs, because another one ran on that CPU, by program."""
+    rows = manifest.get("probes")
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    counts = {str(row.get("program")): row.get("skipped") for row in rows}
+    return {program: n for program, n in counts.items() if isinstance(n, int) and n > 0}
 
 
 def advice(share: float) -> str | None:

@@ -1,6 +1,7 @@
 """What a guest climbs: each rung prints one line of JSON with what was seen. Times in an emulated guest mean nothing."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 OUT = Path("/out")
 ROOT = Path(__file__).resolve().parents[2]
 CALLS, DEPTH, RELOADS = 300, 40, 50
+PRIORITY = 120  # of an ordinary thread, as the kernel counts
 SIGNING = {0xD503233F: "paciasp", 0xD503245F: "bti c"}
 
 
@@ -144,6 +146,26 @@ def lockdown() -> tuple[bool, str]:
     return "locked down" in told and done.returncode == 2 and "locked down" in done.stderr, done.stderr.strip()[-200:]
 
 
+def answers() -> tuple[bool, str]:
+    """A program reads a disk past the page cache: every request has its answer, and every waking a name, a priority and a CPU."""
+    from workloads.raw_records import RawRecording
+
+    reads = [sys.executable, "workloads/programs/direct_reads.py", "/dev/vda", str(CALLS)]
+    done = command("-m", "tracer", "run", "--no-views", "--levels", "io,sched", "-o", str(OUT / "answers"), "--", *reads)
+    print(done.stderr[-2000:], flush=True)
+    run = RawRecording(OUT / "answers")
+    asked, answered = (Counter(run.records(kind)[["dev", "sector"]].tolist()) for kind in ("block_issue", "block_done"))
+    wakings = run.records("sched_waking")
+    own = wakings[wakings["woken_tid"] == run.manifest["target"]["pid"]]
+    cpus, priorities, names = (set(own[name].tolist()) for name in ("target_cpu", "prio", "comm"))
+    errors = int((run.records("block_done")["error"] != 0).sum())
+    ok = asked == answered and asked.total() >= CALLS and not errors
+    ok &= len(own) > 0 and cpus <= set(range(os.cpu_count() or 1)) and priorities == {PRIORITY}
+    ok &= all(name.startswith(b"python") for name in names)
+    seen = f"{answered.total()} of {asked.total()} requests answered, {errors} errors; {len(own)} wakings"
+    return ok, f"{seen} of {names} on CPUs {cpus}, priorities {priorities}"
+
+
 def tests(*arguments: str) -> tuple[bool, str]:
     """Tests of the project itself."""
     done = command("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
@@ -184,6 +206,7 @@ RUNGS: dict[str, Callable[[], tuple[bool, str]]] = {
     "recorders": recorders,
     "sites": sites,
     "late": late,
+    "answers": answers,
     "signed": signed,
     "runtime": runtime,
     "lockdown": lockdown,

@@ -18,6 +18,7 @@ RUNGS = {
     "doctor": "doctor: nothing that is required is missing",
     "steps": "12 USDT sites of a C program: each of 300 calls counted",
     "late": "library loaded by `dlopen` and dropped 50 times: each of 150 calls counted",
+    "answers": "300 reads past the page cache: each block request answered, each waking of the program right",
     "truth": "`tests/test_tracer_truth.py`: every call, a late library, a child",
     "llama": "`tests/test_tracer_llamacpp.py`: a real llama.cpp",
     "recorders": "`moescope-collect` and the tracer: equal tables of a real llama.cpp, losses counted to the record",

@@ -121,9 +121,10 @@ static struct told told_of(const char *program)
 	u32 size = sizeof(info);
 	struct told told = {runs_of(json_integer_value(json_object_get(plan_programs, program))), 0, 0};
 
-	if (bpf_obj_get_info_by_fd(program_fd(program), &info, &size) || !info.run_cnt)
+	if (bpf_obj_get_info_by_fd(program_fd(program), &info, &size))
 		return told;
-	told.inside = (double)told.hits * info.run_time_ns / info.run_cnt;
+	if (info.run_cnt)
+		told.inside = (double)told.hits * info.run_time_ns / info.run_cnt;
 	told.skipped = info.recursion_misses;
 	return told;
 }

@@ -392,13 +392,19 @@ static int connect(int event, int program)
 	return -1;
 }
 
+static bool is_raw(const char *program)
+{
+	return bpf_program__type(bpf_object__find_program_by_name(object, program)) == BPF_PROG_TYPE_RAW_TRACEPOINT;
+}
+
 int attach_tracepoint(const char *program, const char *category, const char *name)
 {
 	struct perf_event_attr attributes = {.type = PERF_TYPE_TRACEPOINT, .sample_period = 1};
 	int low, high;
 
 	attributes.config = tracepoint_number(category, name);
-	low = connect(open_event(&attributes, 0), program_fd(program));
+	low = is_raw(program) ? bpf_raw_tracepoint_open(name, program_fd(program))
+			      : connect(open_event(&attributes, 0), program_fd(program));
 	high = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, HIGH_FD);
 	if (high < 0)
 		return low;

@@ -105,6 +105,13 @@ class Btf:
             raise BtfError(f"struct {struct_name} has no member {member}")
         return offset
 
+    def offset_or(self, otherwise: int, struct_name: str, member: str) -> int:
+        """The same, or `otherwise` where this kernel has no such member."""
+        try:
+            return self.offset(struct_name, member)
+        except BtfError:
+            return otherwise
+
     def _offset(self, type_id: int, member: str) -> int | None:
         for name, kind, offset in self.members(type_id):
             if name == member:

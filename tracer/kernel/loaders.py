@@ -7,7 +7,7 @@ import re
 import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tracer.errors import ProbeError, RequirementError
 from tracer.kernel.btf import STRUCT, UNION, VMLINUX, Btf
 from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines, symbols
 from tracer.probes.denials import CLOSED, denials, lockdown
-from tracer.probes.kernel_probes import KERNEL_PROBES, SOFTWARE, STAND_INS
+from tracer.probes.kernel_probes import IN_INTERRUPTS, KERNEL_PROBES, SOFTWARE, STAND_INS
 from tracer.probes.perf_events import SYSCALL
 from tracer.probes.tracefs import tracefs
 from tracer.probes.uprobes import UPROBE_MULTI, has_multi_links
@@ -47,7 +47,7 @@ BUFFER_FLAGS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("-DBUFFER_PERF"
 TASK_FIELDS = ("maj_flt", "min_flt")
 # struct → members that KERNEL_AT looks into
 KERNEL_FIELDS = {
-    "task_struct": ("files",),
+    "task_struct": ("files", "pid", "prio", "comm", "thread_info"),
     "files_struct": ("fdt",),
     "fdtable": ("max_fds", "fd"),
     "file": ("f_mapping", "f_path", "f_pos"),
@@ -57,17 +57,23 @@ KERNEL_FIELDS = {
     "super_block": ("s_dev",),
     "dentry": ("d_name",),
     "qstr": ("name",),
+    "request": ("q", "__sector"),
+    "gendisk": ("major", "first_minor"),
 }
+# members that not every kernel has → whether a kernel of this version does, for headers, which cannot be asked
+VARYING_FIELDS: dict[tuple[str, str], Callable[[tuple[int, ...]], bool]] = {
+    ("task_struct", "cpu"): lambda version: version < (5, 16),
+    ("thread_info", "cpu"): lambda version: version >= (5, 16),
+    ("request", "rq_disk"): lambda version: version < (5, 17),
+    ("request_queue", "disk"): lambda version: version >= (5, 15),
+}
+NO_FIELD = 1 << 20
 # tracepoint → the name of its record in bpf/compat.h, where that is another's
 TEMPLATES = {
-    "sched_waking": "sched_wakeup_template",
-    "sched_wakeup": "sched_wakeup_template",
-    "sched_process_free": "sched_process_template",
     "mm_filemap_map_pages": "mm_filemap_op_page_cache_range",
     "mm_filemap_add_to_page_cache": "mm_filemap_op_page_cache",
     "block_io_start": "block_rq",
     "block_rq_issue": "block_rq",
-    "block_rq_complete": "block_rq_completion",
     "cpu_frequency": "cpu",
 }
 USED_FIELD = re.compile(r"\bFIELD(?:_AT)?\(ctx, (\w+), (\w+)")
@@ -195,10 +201,8 @@ class BccLoader(LibbpfLoader):
             self.refused[name] = last_lines(printed[0]) or reason
 
     def _program(self, bcc: Any, name: str) -> Any:
-        category = KERNEL_PROGRAMS.get(name)
-        kind = bcc.BPF.KPROBE if category is None else bcc.BPF.PERF_EVENT if category == SOFTWARE else bcc.BPF.TRACEPOINT
-        attach_type = UPROBE_MULTI if category is None and has_multi_links() else -1
-        return self.module.load_func(name.encode(), kind, attach_type=attach_type)
+        attach_type = UPROBE_MULTI if name not in KERNEL_PROGRAMS and has_multi_links() else -1
+        return self.module.load_func(name.encode(), kind_of(bcc.BPF, name), attach_type=attach_type)
 
     def program_fd(self, name: str) -> int:
         """File descriptor of a program."""
@@ -212,6 +216,15 @@ class BccLoader(LibbpfLoader):
         """Free what was loaded."""
         self.module.cleanup()
         super().close()
+
+
+def kind_of(kinds: Any, name: str) -> int:
+    """Of which type a program is, by BCC's names for them."""
+    if name not in KERNEL_PROGRAMS:
+        return int(kinds.KPROBE)
+    if name in IN_INTERRUPTS:
+        return int(kinds.RAW_TRACEPOINT)
+    return int(kinds.PERF_EVENT if KERNEL_PROGRAMS[name] == SOFTWARE else kinds.TRACEPOINT)
 
 
 @contextlib.contextmanager
@@ -256,13 +269,25 @@ def other_ways() -> str:
 def task_offsets(btf_file: Path | None = None) -> list[str]:
     """Compiler flags: where the kernel's structs keep what we read, by BTF, else by the headers (which must then be its own)."""
     fields = [(owner, name) for owner, names in KERNEL_FIELDS.items() for name in names]
+    nothing = [f"-DOFFSET_OF_NOTHING={NO_FIELD}"]
     if not (btf_file or VMLINUX).exists():
-        flags = ["-include", "linux/sched.h", "-include", "linux/fs.h", "-include", "linux/fdtable.h"]
-        flags += [f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS]
-        return flags + [f"-DOFFSET_{owner}_{name}=offsetof(struct {owner},{name})" for owner, name in fields]
+        return nothing + offsets_by_headers(fields)
     btf = Btf.of_file(btf_file or VMLINUX)
     flags = [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
-    return flags + [f"-DOFFSET_{owner}_{name}={btf.offset(owner, name)}" for owner, name in fields]
+    flags += [f"-DOFFSET_{owner}_{name}={btf.offset(owner, name)}" for owner, name in fields]
+    varying = [f"-DOFFSET_{owner}_{name}={btf.offset_or(NO_FIELD, owner, name)}" for owner, name in VARYING_FIELDS]
+    return nothing + flags + varying
+
+
+def offsets_by_headers(fields: list[tuple[str, str]]) -> list[str]:
+    """The same by the compiler, from the headers of the running kernel."""
+    version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+    fields = fields + [place for place, is_there in VARYING_FIELDS.items() if is_there(version)]
+    absent = [place for place, is_there in VARYING_FIELDS.items() if not is_there(version)]
+    flags = [flag for header in ("sched", "fs", "fdtable", "blk-mq") for flag in ("-include", f"linux/{header}.h")]
+    flags += [f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS]
+    flags += [f"-DOFFSET_{owner}_{name}=offsetof(struct {owner},{name})" for owner, name in fields]
+    return flags + [f"-DOFFSET_{owner}_{name}={NO_FIELD}" for owner, name in absent]
 
 
 def tracepoint_offsets() -> list[str]:

@@ -17,10 +17,11 @@ from tracer.probes.driver_events import driver_layouts
 from tracer.probes.elf import contains
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
-from tracer.probes.kernel_probes import FAULT_ENDS, KERNEL_PROBES, SOFTWARE, STAND_INS, kernel_probes, lacking
+from tracer.probes.kernel_probes import FAULT_ENDS, IN_INTERRUPTS, KERNEL_PROBES, SOFTWARE, STAND_INS, kernel_probes, lacking
 from tracer.probes.perf_events import attach_software, attach_tracepoint
 from tracer.probes.plan import KERNEL, FilePlan, Row
 from tracer.probes.planner import Places, Planner, stem
+from tracer.probes.raw_tracepoints import attach_raw
 from tracer.probes.tracefs import tracefs, why_absent
 
 FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
@@ -349,7 +350,8 @@ class Attachments:
         assert self.loader is not None
         program, cookie = self.loader.attachable(row.program, row.cookie)
         if row.at == "tracepoint":
-            return attach_tracepoint(program, *row.symbol.split(":"))
+            attach = attach_raw if row.program in IN_INTERRUPTS else attach_tracepoint
+            return attach(program, *row.symbol.split(":"))
         if row.at == SOFTWARE:
             first, *others = attach_software(program, FAULT_ENDS[row.program], row.program)
             self._more += others

@@ -34,6 +34,8 @@ KERNEL_PROBES = (
     ("cdev_update", "heat", "thermal"),
     *DRIVER_PROBES,
 )
+IN_INTERRUPTS = ("sched_process_free", "sched_waking", "sched_wakeup", "block_rq_complete")
+"""Raw programs: what perf is told, the kernel keeps from a CPU that an interrupt took from another BPF program."""
 ALWAYS = ("process", "heat")
 """Levels that nobody asks for: without the first nothing goes, and the second is there where there is something to tell."""
 TOLD_OF = {"power": "devices/system/cpu/cpufreq/policy*", "thermal": "class/thermal/*"}

@@ -11,6 +11,11 @@ PROBE_COLUMNS = heads(
     "text program, text library, text symbol, text level, text at, text instruction, text why, number ns per hit, bar hits"
 )
 HIGH_COST = 0.05
+MISSING = (
+    ("Ends without a begin", "ends_without_begin"),
+    ("Begins without an end", "begins_without_end"),
+    ("Events skipped by the kernel", "skipped"),
+)
 
 
 def missing_parts(run: Run) -> list[tuple[str, str]]:
@@ -30,7 +35,7 @@ def missing_parts(run: Run) -> list[tuple[str, str]]:
         )
     if about.get("state") == "recording":
         remarks.append(("warn", "The recording was not finished: it contains what had been written to disk."))
-    for title, key in (("Ends without a begin", "ends_without_begin"), ("Begins without an end", "begins_without_end")):
+    for title, key in MISSING:
         if records.get(key):
             remarks.append(("warn", f"{title}: " + ", ".join(f"{kind} {n:,}" for kind, n in records[key].items()) + "."))
     emulated = (summary.get("machine") or {}).get("emulated") or []
