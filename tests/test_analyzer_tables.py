@@ -398,4 +398,4 @@ def test_a_command_of_a_foreign_manifest_is_shown_as_text(tmp_path, command, cap
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"command": command}))
     for room, verb in ((analyze, "summary"), (view, "report"), (view, "dag"), (view, "trace")):
         assert room([verb, str(tmp_path)]) == 0
-    assert "damaged, or from elsewhere" not in capsys.readouterr().err
+    assert "damaged, or not from MoEScope" not in capsys.readouterr().err
