@@ -259,7 +259,7 @@ function drawSpots(g, nodes, ink) {
   g.beginPath();
   for (const n of nodes) g.rect(n.ax - w / 2, n.ay - h / 2, w, h);
   g.stroke();
-  if (view.scale < NAMES) return;
+  if (view.scale * sharper < NAMES) return; // paper shows smaller letters than a screen
   g.font = `600 ${Math.min(0.8 * h, Math.max(0.62 * h, 9 / view.scale))}px system-ui, sans-serif`;
   g.textAlign = "center";
   for (const n of nodes) {
