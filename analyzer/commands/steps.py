@@ -17,6 +17,11 @@ prepare_parser = add_run_and_json
 FEW = 20
 
 
+def signed(ms: float) -> str:
+    """A summand with its sign before it."""
+    return f"{'-' if ms < 0 else '+'} {abs(ms):.3f}"
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the coefficients and the error."""
     rows, learner = replay(load(args.run_dir))
@@ -25,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
         names = ("seconds", "seconds_per_1000_tokens", "seconds_per_miss")
         print(as_json({"coefficients": dict(zip(names, fit, strict=True)), "error": error, "steps": rows}))
         return 0
-    print(f"a decode step: {fit[0] * 1e3:.3f} ms + {fit[1] * 1e3:.3f} ms per 1000 tokens + {fit[2] * 1e3:.3f} ms per miss")
+    text = f"{fit[0] * 1e3:.3f} ms {signed(fit[1] * 1e3)} ms per 1000 tokens {signed(fit[2] * 1e3)} ms per miss"
+    print(f"a decode step: {text}")
     if error["steps"]:
         sizes = f"median {error['median']:.1%}, p90 {error['p90']:.1%}, bias {error['bias']:+.1%}"
         print(f"predicted before each of {error['steps']:.0f} steps: error {sizes}")
