@@ -5,6 +5,7 @@ import fcntl
 import json
 import mmap
 import os
+import platform
 import resource
 import shutil
 import subprocess
@@ -154,10 +155,15 @@ def has_old_packages() -> str:
     return f"pip finds no {', '.join(missing)}" if missing else ""
 
 
-def llama_library(name: str) -> str:
-    """Empty where an environment variable names a libllama.so with its backends beside it, else what to do."""
-    path = os.environ.get(name, "")
-    return "" if path and Path(path).exists() else f"{name} names no libllama.so (docs/engines.md)"
+def can_use_vulkan() -> str:
+    """Empty where llama.cpp's libraries for Vulkan can be fetched and there is a driver, else which is missing."""
+    drivers = os.environ.get("VK_ICD_FILENAMES") or [
+        *Path("/usr/share/vulkan/icd.d").glob("*"),
+        *Path("/etc/vulkan/icd.d").glob("*"),
+    ]
+    if platform.machine() != "x86_64" or not shutil.which("npm"):
+        return "npm does not bring llama.cpp for Vulkan: not installed, or not x86-64"
+    return "" if drivers else "no driver of Vulkan's is installed (Debian: mesa-vulkan-drivers)"
 
 
 def can_build_blas() -> str:
@@ -180,7 +186,7 @@ FEATURES: dict[str, Callable[[], str]] = {
     ),
     "wheels": can_make_wheels,
     "old packages": has_old_packages,
-    "llama.cpp on Vulkan": lambda: llama_library("LLAMA_VULKAN"),
+    "llama.cpp on Vulkan": can_use_vulkan,
     "BLAS": can_build_blas,
     "bpftrace": lambda: "" if shutil.which("bpftrace") else "bpftrace is not installed",
 }

@@ -1,6 +1,6 @@
 """llama.cpp split between the CPU and another device: operators, copies, submissions and waits are those that it tells itself."""
 
-import os
+import subprocess
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,6 +10,7 @@ from analyzer.questions import ledger, phases
 from tests.test_llamacpp_truth import Both, Operator, Run, fused
 from views.timeline.slices import graph_slices
 from workloads.gguf_model import SMALL
+from workloads.llama_libraries import libraries
 
 LAYERS, ON_DEVICE = 4, 2
 COPY = "DUP"
@@ -19,13 +20,10 @@ COPY = "DUP"
 class Split(Run):
     """A run whose last layers another device computes."""
 
-    library: str = ""
-    """Environment variable that names llama.cpp's library."""
     more: dict[str, str] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        named = {"LLAMA_LIBRARY": os.environ[self.library], "LLAMA_GPU_LAYERS": str(ON_DEVICE)}
-        return super().environment() | named | self.more
+        return super().environment() | {"LLAMA_GPU_LAYERS": str(ON_DEVICE)} | self.more
 
 
 # Fused operators are told as the first of them; a llama.cpp of the first such device alone, which may be Mesa's on the CPU.
@@ -34,7 +32,11 @@ VULKAN = {"GGML_VK_DISABLE_FUSION": "1", "GGML_VK_VISIBLE_DEVICES": "0"}
 
 @pytest.fixture(scope="module")
 def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    run = Split([[20, 1, 7]], replace(SMALL, layers=LAYERS), library="LLAMA_VULKAN", more=VULKAN)
+    try:
+        library = next(libraries("x64-vulkan").glob("libllama.*.so"))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"llama.cpp's libraries cannot be fetched here: {error}")
+    run = Split([[20, 1, 7]], replace(SMALL, layers=LAYERS), library=str(library), more=VULKAN)
     return Both(tmp_path_factory.mktemp("vulkan"), run)
 
 

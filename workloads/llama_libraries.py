@@ -16,7 +16,7 @@ MODULE = ("_GNU_SOURCE", "GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_
 
 
 def libraries(machine: str = "x64") -> Path:
-    """The folder with the libraries for x64 or arm64, fetched the first time."""
+    """The folder with the libraries for x64, x64-vulkan or arm64, fetched the first time."""
     folder, package = FOLDER / "package" / "bins" / f"linux-{machine}", f"@node-llama-cpp/linux-{machine}"
     if not folder.exists():
         if not shutil.which("npm"):
