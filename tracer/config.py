@@ -1,4 +1,4 @@
-"""`--config FILE`: every option of a verb can stand in a TOML file; what the command line says wins."""
+"""`--config FILE`: a TOML file can set every option of a verb; the command line takes precedence."""
 
 import argparse
 import tomllib
@@ -12,7 +12,7 @@ NOT_OPTIONS = ("help", "config")
 
 
 class ConfigAction(argparse.Action):
-    """Makes the file's values the parser's defaults; the command line is then parsed once more over them."""
+    """Makes the file's values the parser's defaults; the command line is then parsed again on top of them."""
 
     def __call__(
         self,
@@ -21,7 +21,7 @@ class ConfigAction(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Read the file; raises TracerError where it or one of its keys is wrong."""
+        """Read the file; raises TracerError if it or one of its keys is wrong."""
         path = Path(str(values))
         setattr(namespace, self.dest, path)
         known = options(parser)
@@ -38,13 +38,13 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """The words over the defaults that a file among them has set."""
+    """Parse the words on top of the defaults from a configuration file among them."""
     args = parser.parse_args(words)
     return parser.parse_args(words) if args.config else args
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """A parser's options by their long names, without dashes in front."""
+    """A parser's options by their long names without leading dashes."""
     rows = ((action, [name for name in action.option_strings if name.startswith("--")]) for action in parser._actions)
     actions = {names[0].removeprefix("--"): action for action, names in rows if names}
     return {name: action for name, action in actions.items() if name not in NOT_OPTIONS}
@@ -61,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def converted(action: argparse.Action, value: Any, where: str) -> Any:
-    """A TOML value as the command line would give it; lists where an option can be repeated, else joined by commas."""
+    """A TOML value converted as from the command line; a list if the option can be repeated, otherwise joined by commas."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise TracerError(f"{where} = {value!r} must be true or false")
@@ -85,13 +85,13 @@ def word(action: argparse.Action, value: Any, where: str) -> Any:
 
 
 def effective(args: argparse.Namespace) -> dict[str, Any]:
-    """The options as they were used, for the manifest."""
+    """The options in effect, for the manifest."""
     rows = {key.replace("_", "-"): value for key, value in vars(args).items() if key not in ("verb", "command")}
     return {key: plain(value) for key, value in rows.items()}
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+    """A value converted for JSON."""
     if isinstance(value, list):
         return [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

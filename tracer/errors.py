@@ -1,4 +1,4 @@
-"""What can go wrong in the tracer; each message is one line with the fact and the remedy."""
+"""The tracer's errors; each message is one line with the fact and the remedy."""
 
 from moescope.errors import UserError
 

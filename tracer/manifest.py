@@ -1,4 +1,4 @@
-"""The manifest: what a reader must know of a recording, and what the probes cost."""
+"""The manifest: what a reader of a recording needs, and the cost of the probes."""
 
 import mmap
 import time
@@ -14,10 +14,10 @@ from tracer.target.watch import Watcher
 
 
 def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tuple[int, int, int]]) -> dict[str, Any]:
-    """Fill in hits and ns per hit of every probe; the sums, ns.
+    """Fill in hits and ns per hit of every probe; returns the sums, ns.
 
-    `costs` is what `calibration.measure` found; `stats(program)` gives (runs, ns inside, skipped). A program that
-    stands at several places is counted once. Those on the kernel's events run for every process of the machine: `kernel_ns`.
+    `costs`: the result of `calibration.measure`; `stats(program)` returns (runs, ns inside, skipped). A program attached at
+    several places counts once. `kernel_ns`: programs on kernel events, which run for every process of the machine.
     """
     total = {"trap_ns": 0, "trap_cold_ns": 0, "bpf_ns": 0, "kernel_ns": 0}
     counted: set[str] = set()
@@ -36,7 +36,7 @@ def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tup
 
 @cache
 def program() -> str:
-    """Our name and version."""
+    """This program's name and version."""
     try:
         return f"moescope {version('moescope')}"
     except PackageNotFoundError:

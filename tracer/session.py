@@ -1,4 +1,4 @@
-"""One tracing session: probes on, records to disk, probes off, whatever happens to the target or to us."""
+"""One tracing session: attaches probes, writes records, and removes the probes whatever happens to target or tracer."""
 
 import contextlib
 import os
@@ -43,14 +43,14 @@ from tracer.target.process import Followed, Target, children, runs, tasks
 from tracer.target.watch import Watcher
 
 PROGRESS_SECONDS = 1.0
-FIRST_MANIFEST_S, RAREST_MANIFEST_S = 5.0, 60.0  # for a recording that is cut short; each costs milliseconds of a CPU
-KERNEL_LEVELS = {"sched", "io"}  # that no probe in a program is needed for
-GRACE_SECONDS = 1.0  # Ctrl-C reaches the target too: see how it ends
+FIRST_MANIFEST_S, RAREST_MANIFEST_S = 5.0, 60.0  # so that an interrupted recording has one; each costs milliseconds of CPU time
+KERNEL_LEVELS = {"sched", "io"}  # these need no probe in a program
+GRACE_SECONDS = 1.0  # Ctrl-C reaches the target too: wait this long for it to end
 
 
 @dataclass
 class Options:
-    """What the user chose."""
+    """The options of a session."""
 
     output: Path
     engines: list[Engine]
@@ -72,7 +72,7 @@ class Options:
 
 
 class Session:
-    """Holds everything that must be undone at the end; use as a context manager."""
+    """A context manager that owns everything that must be undone at the end."""
 
     def __init__(self, options: Options):
         check_architecture(machine.describe()["arch"])
@@ -94,7 +94,7 @@ class Session:
         self.undo.close()
 
     def load(self) -> None:
-        """Load programs, measure what probes cost here, map the rings, attach the kernel's tracepoints."""
+        """Load the programs, measure what a probe hit costs on this machine, map the rings, and attach to kernel tracepoints."""
         self.kernel = Kernel()
         without = self.go_without()
         self.options.levels, brought = with_needed(self.options.levels)
@@ -133,14 +133,14 @@ class Session:
         self.probes.attach_kernel()
 
     def wake_by_doorbell(self) -> None:
-        """Wake the drain by a perf event, where no ring buffer does."""
+        """Wake the drain by a perf event on kernels without ring buffers."""
         doorbell = Doorbell(self.kernel, self.loader.map_fd("doorbell"))
         self.undo.callback(doorbell.close)
         for fd in doorbell.fds:
             self.drain.wake_on(fd)
 
     def go_without(self) -> list[str]:
-        """Fit the options to a kernel that lacks what they need; what is omitted, in words."""
+        """Drop options that this kernel cannot serve; returns a message for each."""
         missing = []
         if self.options.buffer == "ring" and not has_ring_buffers(self.kernel.lib):
             self.options.buffer = "perf"
@@ -161,13 +161,13 @@ class Session:
         return {name: Ring(maps[name], size, width) for name, width in STREAMS.items()}
 
     def follow(self, target: Target | Followed) -> None:
-        """Mark the target's threads as ours, attach to what it has mapped already, and let it go."""
+        """Register the target's threads, attach to the files that it has mapped already, and let it run."""
         self.target = target
         self.clocks = [machine.clocks()]
         self.heat = Heat(self.layouts["heat"], self.drain.add)
         self.heat.turn()
         self.began_ns, self.cpu_before_ns = time.monotonic_ns(), time.process_time_ns()
-        with contextlib.suppress(OSError):  # a kernel before 5.3: its end is seen at the next turn
+        with contextlib.suppress(OSError):  # before Linux 5.3: its end is noticed at the next turn
             ending = os.pidfd_open(target.pid)
             self.undo.callback(os.close, ending)
             self.drain.wake_on(ending, once=True)
@@ -189,7 +189,7 @@ class Session:
         target.release()
 
     def turn(self, last: bool = False) -> bool:
-        """Empty the buffers once and answer the target; True where it did something that was answered."""
+        """Empty the buffers once and answer the target; True if anything was answered."""
         picked = self.drain.turn(self.watcher.kinds, last)
         for slot in picked:
             self.watcher.answer(slot)
@@ -232,7 +232,7 @@ class Session:
     def finish(self) -> None:
         """Stop recording, drain what is left, and complete the manifest.
 
-        Removing a probe waits for the kernel's grace period, a tenth of a second each: where the target is gone that
+        Removing a probe waits for a grace period of the kernel, a tenth of a second each. If the target is gone, removal
         continues in the background while results are written.
         """
         self.ended_ns = time.monotonic_ns()
@@ -261,7 +261,7 @@ class Session:
         self.target.check_start()
 
     def survivors(self) -> list[str]:
-        """A line for each process that the target started and that outlives it: nobody follows it from here on."""
+        """A line for each child process that outlives the target; it is no longer followed."""
         if self.target.poll():
             return []
         pids = {int(row["pid"]) for row in self.watcher.threads.values()} - {self.target.pid}
@@ -273,7 +273,7 @@ class Session:
         return any(row.engine != KERNEL for row in self.probes.rows)
 
     def losses(self) -> dict[str, int]:
-        """Records that found a ring full, by kind, counted in the kernel."""
+        """Records lost because a ring was full, by kind, as counted in the kernel."""
         counts = {}
         for name, layout in self.layouts.items():
             raw = self.kernel.lookup(self.loader.map_fd("lost"), struct.pack("<I", layout["kind"]), 8)
@@ -281,7 +281,7 @@ class Session:
         return {name: count for name, count in counts.items() if count}
 
     def reading(self) -> Reading:
-        """The counters for the status line."""
+        """Current counters for the status line."""
         steps, seen, lost = self.drain.tokens.decode_steps, self.drain.seen, sum(self.losses().values())
         levels = sorted(self.options.levels - self.probes.shed_levels)
         cost = account(self.probes.rows, self.probes.costs, self.accounting.of)
@@ -323,16 +323,16 @@ class Session:
             write_manifest(self.folder, manifest)
 
     def spent_ns(self) -> int:
-        """Time that the probes of cheap levels took on the target's threads, by accounting, and CPU time of the tracer, ns.
+        """Time in probes of cheap levels on the target's threads, from the accounting, plus the tracer's CPU time, in ns.
 
-        Both as if they kept the engine from its work: one thread passes these probes while the others wait for it, and an
-        engine that uses all CPUs waits for the thread that the tracer displaced.
+        Both count in full as delay of the engine: one thread hits these probes while the others wait for it, and an engine
+        that uses all CPUs waits for the thread that the tracer displaced.
         """
         cheap = account([row for row in self.probes.rows if row.level in CHEAP], self.probes.costs, self.accounting.of)
         return cheap["trap_cold_ns"] + cheap["bpf_ns"] + time.process_time_ns()
 
     def own_cost(self) -> dict[str, float]:
-        """What recording costs beside the probes: the share of one core that the tracer takes, and bytes on disk."""
+        """Costs of recording other than probes: the tracer's share of one core, and bytes on disk."""
         written, records = self.drain.bytes_written(), int(self.drain.written.sum())
         wall, cpu = time.monotonic_ns() - self.began_ns, time.process_time_ns() - self.cpu_before_ns
         share = cpu / wall if wall else 0.0

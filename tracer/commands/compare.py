@@ -29,8 +29,8 @@ SEPARATOR = "--vs"
 LEAST_PAIRS = 5
 """With fewer runs per side no test reaches significance in a family of five metrics."""
 EARLY_ALPHA = 0.001
-"""A verdict ends the runs only at this level (R. Peto, 1976): testing after every pair inflates false alarms. An interval that is
-narrow enough ends them whatever it says, and costs no error rate."""
+"""A verdict ends the runs only at this level (R. Peto, 1976): testing after every pair inflates false alarms. A sufficiently
+narrow interval ends them whatever the verdict, which does not affect the error rate."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """(command A, command B); raises where there are not exactly two."""
+    """(command A, command B); raises TracerError unless there are exactly two."""
     words = words[1:] if words[:1] == ["--"] else words
     if words.count(SEPARATOR) != 1:
         raise TracerError(f"two commands are needed: python -m tracer compare -- COMMAND_A {SEPARATOR} COMMAND_B")
@@ -75,7 +75,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record alternately, compare, stop when it is clear; the exit code of the last comparison."""
+    """Record alternately, compare, stop when the result is clear; returns the last comparison's exit code."""
     need_root()
     commands = split(args.command)
     if args.warmup < 0 or args.runs < 0:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]], folder: Path, number: int, owner: Owner) -> None:
-    """One run of each command: A B in even pairs, B A in odd ones."""
+    """Record each command once: A B in even pairs, B A in odd ones."""
     sides = list(zip(("base", "cand"), commands, strict=True))
     for side, command in sides if number % 2 == 0 else sides[::-1]:
         target = folder / side / f"run-{number:03}"
@@ -113,7 +113,7 @@ def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]],
 
 
 def waited(tracing: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """(status, standard error) of a tracer; Ctrl-C reaches it too, so it may finish."""
+    """(status, standard error) of a tracer; Ctrl-C reaches it too, so it is left to finish."""
     try:
         errors = tracing.communicate()[1]
     except KeyboardInterrupt:
@@ -124,7 +124,7 @@ def waited(tracing: subprocess.Popen[bytes]) -> tuple[int, str]:
 
 
 def compared(folder: Path, owner: Owner, *more: str) -> tuple[int, dict[str, Any]]:
-    """(exit code, document) of `analyzer compare` over what has been recorded, made by the invoking user."""
+    """(exit code, document) of `analyzer compare` over the recordings so far, run as the invoking user."""
     command = ["-m", "analyzer", "compare", str(folder / "base"), str(folder / "cand"), "--json", *more]
     drop = owner.become if os.geteuid() == 0 and owner.uid else None
     done = subprocess.run(
@@ -136,7 +136,7 @@ def compared(folder: Path, owner: Owner, *more: str) -> tuple[int, dict[str, Any
 
 
 def enough(args: argparse.Namespace, folder: Path, pairs: int, owner: Owner) -> bool:
-    """Whether to stop: the number asked for, or every interval of speed narrow enough or its verdict beyond doubt."""
+    """Whether to stop: the number of pairs is reached, or each interval of speed is narrow enough or its verdict certain."""
     if args.runs:
         return pairs >= args.runs
     if pairs < LEAST_PAIRS:
@@ -150,7 +150,7 @@ def enough(args: argparse.Namespace, folder: Path, pairs: int, owner: Owner) -> 
 
 
 def report(args: argparse.Namespace, folder: Path, owner: Owner) -> int:
-    """Write and print the result."""
+    """Write and print the result; returns the exit code."""
     here = folder.resolve()
     limits = [word for limit in args.fail_on for word in ("--fail-on", limit)]
     code, document = compared(here, owner, "-o", str(here / "regression.html"), *limits)

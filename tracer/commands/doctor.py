@@ -41,7 +41,7 @@ EXAMPLES = """examples:
 
 @dataclass
 class Check:
-    """One requirement: what for, whether it holds, what was seen, and the remedy."""
+    """A requirement: its purpose, whether it is met, what was found, and the remedy."""
 
     name: str
     needed_for: str
@@ -59,7 +59,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything; the exit code is 1 where something required is missing."""
+    """Check everything; the exit code is 1 if something required is missing."""
     if args.on:
         return int(any([report(checks_of(target), args.json, target) for target in targets(args.on)]))
     if args.btf:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(checks: list[Check], as_json: bool, machine: str = "") -> int:
-    """Print what was found; 1 where something required is missing."""
+    """Print the checks; returns 1 if something required is missing."""
     if as_json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
     else:
@@ -78,7 +78,7 @@ def report(checks: list[Check], as_json: bool, machine: str = "") -> int:
 
 
 def show(checks: list[Check], machine: str = "") -> None:
-    """Print the checks as a table, with a machine's name where it is another, and the remedies of what is missing."""
+    """Print the checks as a table, headed by the machine's name if it is another one, and the remedies for what is missing."""
     from moescope.terminal import console, grid, words
 
     table = grid("", "requirement", "for", "seen", left=4, title=machine)
@@ -100,11 +100,11 @@ OFFERED = (
     ("cookies", "--probes", False, "Linux 5.15 or newer makes it cheaper"),
     ("fast_nop", "probes that cost one trap", False, "a kernel that emulates a probed nop instead of single-stepping it"),
 )
-"""What `moescope-collect --probe-features` tells: key, what for, whether it is required, remedy."""
+"""The output of `moescope-collect --probe-features`: key, purpose, whether it is required, remedy."""
 
 
 def checks_of(target: str) -> list[Check]:
-    """The same for another machine, examined by its collector."""
+    """The checks of another machine, made by its collector."""
     with visiting(target) as device:
         root, features = device.way.root or "the shell itself", device.features
     seen = [Check("root", "everything", True, True, root, "")]
@@ -130,7 +130,7 @@ def _architecture() -> Check:
 
 
 def _permitted() -> Check:
-    """Rules that refuse what the kernel offers; a requirement that fails for one of these is not missing."""
+    """Check for rules that deny features the kernel has; a requirement that fails because of one is not missing."""
     against = list(denials())
     enforces = "enforcing" if selinux_enforces() else "not enforcing"
     seen = "; ".join(against) or f"lockdown {lockdown() or 'none'}, SELinux {enforces}"
@@ -195,7 +195,7 @@ def _event(category: str, name: str, purpose: str, remedy: str) -> Check:
 
 
 def _programs(btf: Path | None) -> Check:
-    """Load every program that there is, and name those which this kernel refuses."""
+    """Load all BPF programs, and name those that this kernel refuses."""
 
     def load() -> str:
         kernel = Kernel()
@@ -275,7 +275,7 @@ QNN_PATIENCE_S = 60
 
 
 def _htp() -> Check:
-    """The package, and the devices that it finds: Qualcomm's libraries run in a process of their own."""
+    """Check for the QNN package and the devices that it finds; Qualcomm's libraries run in a separate process."""
     check = _package("onnxruntime-qnn", "NPU (HTP; emulated on x86-64)", False, "pip install 'moescope[npu]'")
     if not check.ok:
         return check
@@ -302,7 +302,7 @@ DRIVER_FOLDERS = ("vendor/lib64", "system/lib64", "usr/lib", "usr/lib64", "usr/l
 
 
 def hexagon(root: Path = Path("/")) -> Check:
-    """The library through which llama.cpp's Hexagon backend reaches the NPU; it is looked up, never opened."""
+    """Check for the library by which llama.cpp's Hexagon backend reaches the NPU; it is looked up, never loaded."""
     paths = [path for folder in DRIVER_FOLDERS for path in sorted((root / folder).glob("libcdsprpc.so*"))]
     purpose = "llama.cpp's Hexagon backend (level graph); no device has confirmed it"
     seen = str(paths[0]) if paths else "not found"
@@ -310,7 +310,7 @@ def hexagon(root: Path = Path("/")) -> Check:
 
 
 def engines_on_npus() -> Check:
-    """What stood for the NPU where an engine was tried."""
+    """What took the place of the NPU when an engine was tested."""
     seen = "; ".join(f"{engine.name}: {engine.tried_on}" for engine in all_engines().values() if engine.tried_on)
     remedy = "on a device, begin with docs/unseen-device.md"
     return Check("engines on an NPU", "no device has confirmed them", False, True, f"tested on: {seen}", remedy)
@@ -344,5 +344,5 @@ PACKAGE_CHECKS: list[Callable[[], Check]] = [
 
 
 def loading_checks(btf: Path | None) -> list[Callable[[], Check]]:
-    """Checks of what needs the kernel's types: its own, or those in a file."""
+    """The checks that need the kernel's types: its own, or those in a file."""
     return [partial(check, btf) for check in (_btf, _libbpf, _programs, _bcc)]

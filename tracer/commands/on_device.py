@@ -36,26 +36,26 @@ HOST_ONLY = {
     "pmc": "",
     "btf": None,
 }
-"""Options of the host's tracer alone, with what they are where nobody gives them."""
+"""Options that only the host's tracer has, with their defaults."""
 GOOD, FINDING, WRONG = 0, 1, 2
 Then = Callable[[Path, Owner], None]
 
 
 def add_on(parser: argparse.ArgumentParser) -> None:
-    """Other machines."""
+    """Declare `--on`."""
     text = "another machine: ssh:USER@HOST, adb, adb:SERIAL, exec:COMMAND, or @FILE of such lines; repeatable (docs/devices.md)"
     parser.add_argument("--on", action="append", default=[], metavar="TARGET", help=text)
 
 
 def add_on_and_libraries(parser: argparse.ArgumentParser) -> None:
-    """Other machines, to record on."""
+    """Declare `--on` and `--libraries`, for verbs that record."""
     add_on(parser)
     text = "with --on: folder or file of the engine on that machine; repeatable (default: beside the command)"
     parser.add_argument("--libraries", action="append", default=[], metavar="PATH", help=text)
 
 
 def targets(words: list[str]) -> list[str]:
-    """The machines that were named, each once; a file names one in each line."""
+    """The named machines without duplicates; a file names one per line."""
     lines = [line for word in words for line in (Path(word[1:]).read_text().splitlines() if word[:1] == "@" else [word])]
     named = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not named:
@@ -64,7 +64,7 @@ def targets(words: list[str]) -> list[str]:
 
 
 def refuse_host_only(args: argparse.Namespace) -> None:
-    """Raise TracerError for options that the collector does not know."""
+    """Raise TracerError for options that the collector does not have."""
     given = [name for name, default in HOST_ONLY.items() if getattr(args, name) != default]
     if given:
         raise TracerError(f"--{given[0].replace('_', '-')} and --on cannot be combined: moescope-collect does not support it yet")
@@ -72,11 +72,11 @@ def refuse_host_only(args: argparse.Namespace) -> None:
 
 @dataclass
 class Visit:
-    """A recording on one device, from the first word to the recording's folder here."""
+    """A recording on one device, from connecting to the recording's folder on the host."""
 
     args: argparse.Namespace
     words: list[str]
-    """The command, or a process's number."""
+    """The command, or a process id."""
     target: str
     output: Path
     voice: Voice
@@ -86,7 +86,7 @@ class Visit:
     interrupts: int = 0
 
     def run(self) -> int:
-        """Record, and fetch; the exit code. A failure is reported and does not affect the others."""
+        """Record and fetch; returns the exit code. A failure is reported and does not affect the other devices."""
         try:
             with self.owner.acting():
                 self.job = self.resumed() or self.begin()
@@ -99,12 +99,12 @@ class Visit:
         return WRONG
 
     def resumed(self) -> Job | None:
-        """The job that an earlier call had to leave on the device."""
+        """The job that an earlier call had to leave on the device, or None."""
         places = [self.output] if self.alone else [path.parent for path in self.output.glob(f"*/{STATE}")]
         return next((job for place in places if (job := resumed(place, self.target))), None)
 
     def begin(self) -> Job:
-        """Plan for the device, and start there; nothing stays there where that fails."""
+        """Plan for the device and start the job; if that fails, nothing stays on the device."""
         self.voice.progress("examining the device")
         with left_clean(settle(reach(self.target))) as device:
             self.check()
@@ -116,7 +116,7 @@ class Visit:
             return start(device, folder, *collector_words(self.args, self.words))
 
     def plan(self, device: Device) -> dict[str, Any]:
-        """Bring the engine's files that are not here yet, and plan with them."""
+        """Pull the engine's files that are not kept here yet, and plan with them."""
         planner = planner_of(self.args, device)
         kept = kept_files()
         find = files_of_process if "pid" in self.args else files_of_command
@@ -129,7 +129,7 @@ class Visit:
         return plan
 
     def attend(self, job: Job) -> int:
-        """Follow to the end, fetch, and clean up."""
+        """Follow the job to its end, fetch the recording, and clean up; returns the exit code."""
         with ThreadPoolExecutor(1) as other:
             printing = other.submit(job.follow, "output", self.voice.output)
             status = job.follow("messages", self.voice.messages)
@@ -146,20 +146,20 @@ class Visit:
         return int(status) if status in ("0", "1", "2") else WRONG
 
     def interrupt(self) -> None:
-        """Ctrl-C: the first ends the recording and fetches it, the second leaves all of it."""
+        """Handle Ctrl-C: the first ends the recording and fetches it, the second abandons it."""
         self.interrupts += 1
         if self.job:
             self.job.interrupt(self.interrupts > 1)
 
     def check(self) -> None:
-        """Raise TracerError where Ctrl-C came before the recording began."""
+        """Raise TracerError if Ctrl-C was pressed before the recording began."""
         if self.interrupts:
             raise TracerError("interrupted before the recording began")
 
 
 @contextlib.contextmanager
 def left_clean(device: Device) -> Iterator[Device]:
-    """Take our folder away from a device where something fails."""
+    """Remove our folder from the device if something fails."""
     try:
         yield device
     except BaseException:
@@ -169,7 +169,7 @@ def left_clean(device: Device) -> Iterator[Device]:
 
 
 def planner_of(args: argparse.Namespace, device: Device) -> Planner:
-    """Knows the engines, levels and functions that the user chose."""
+    """A planner for the engines, levels and functions that the user chose."""
     added, functions = read_probe_files(args.probes)
     engines = choose(names_in(args.engine, "--engine"), added)
     levels, _ = with_needed(chosen_levels(args.levels))
@@ -177,7 +177,7 @@ def planner_of(args: argparse.Namespace, device: Device) -> Planner:
 
 
 def collector_words(args: argparse.Namespace, words: list[str]) -> tuple[list[str], list[str]]:
-    """(the collector's options, the command; none where a process is followed)."""
+    """(the collector's options, the command; no command if a process is followed)."""
     options = ["--duration", str(args.duration)] if args.duration else []
     options += ["--tokens", str(args.tokens)] if args.tokens else []
     options += ["--ring-mib", str(args.ring_mib)] if args.ring_mib else []
@@ -185,13 +185,13 @@ def collector_words(args: argparse.Namespace, words: list[str]) -> tuple[list[st
 
 
 def kept_files() -> Sysroot:
-    """Where the files of devices are kept."""
+    """The store of the devices' files."""
     return Sysroot(invoking_user().kept() / "sysroot")
 
 
 @contextlib.contextmanager
 def visiting(target: str) -> Iterator[Device]:
-    """A device for a look at it."""
+    """A device for inspection, cleaned up afterwards."""
     device = settle(reach(target))
     try:
         yield device
@@ -200,18 +200,18 @@ def visiting(target: str) -> Iterator[Device]:
 
 
 def build_of(plan: dict[str, Any]) -> str:
-    """The engine's build as eight digits: of the files that get probes."""
+    """The engine's build as eight digits, from the files that get probes."""
     ids = sorted(file["id"] for file in plan["files"] if file["rows"])
     return hashlib.sha256(" ".join(ids).encode()).hexdigest()[:8]
 
 
 def folder_name(target: str) -> str:
-    """A target as the name of a folder."""
+    """The folder name for a target."""
     return re.sub(r"[^\w.@-]+", "_", short(target)).strip("_.") or "device"
 
 
 def record_on(args: argparse.Namespace, words: list[str], then: Then) -> int:
-    """Record on every device that --on names, at the same time; `then` makes of each recording what the host makes of its own."""
+    """Record on all devices that --on names, concurrently; `then` processes each recording as the host does its own."""
     refuse_impossible(args)
     refuse_host_only(args)
     refuse_missing_levels(args, chosen_levels(args.levels), False)
@@ -235,7 +235,7 @@ def record_on(args: argparse.Namespace, words: list[str], then: Then) -> int:
 
 
 def together(visits: list[Visit]) -> list[int]:
-    """The exit codes of all, which go on at the same time; Ctrl-C reaches each."""
+    """Run all visits concurrently; returns their exit codes. Ctrl-C reaches each of them."""
 
     presses: list[int] = []
     answered = 0
@@ -252,5 +252,5 @@ def together(visits: list[Visit]) -> list[int]:
 
 
 def output_of(path: Path | None) -> Path:
-    """The folder for all recordings of a call."""
+    """The folder for all recordings of one call."""
     return path or Path("recordings") / time.strftime("%Y%m%d-%H%M%S")

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the way from them to a session."""
+"""Options that several verbs share, and their conversion to a session's options."""
 
 import argparse
 import contextlib
@@ -18,11 +18,11 @@ from tracer.recording.paths import Owner, invoking_user
 from tracer.session import Options
 
 RING_MIB, RING_MIB_ON_DEVICES = 32, 8
-"""Where nobody gives --ring-mib: the tracer's, and moescope-collect's own."""
+"""The default of --ring-mib: the tracer's, and moescope-collect's."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Engines, levels, loader, output."""
+    """Declare engines, levels, loader and output."""
     parser.add_argument("-o", "--output", type=output_folder, help="new folder of the recording (default: recordings/<time>)")
     parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
     parser.add_argument("--levels", default="all", help=f"all, or a choice of {','.join(LEVELS)} (default: all)")
@@ -58,12 +58,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_btf(parser: argparse.ArgumentParser) -> None:
-    """A file with the kernel's types."""
+    """Declare the option for a file with the kernel's types."""
     parser.add_argument("--btf", type=Path, metavar="FILE", help="BTF types for a kernel without built-in BTF (docs/kernels.md)")
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
-    """When to stop, and what to leave out."""
+    """Declare when to stop and what to leave out."""
     parser.add_argument(
         "--duration", type=seconds, default=0.0, metavar="TIME", help="how long to record: 10, 10s, 500ms (default: to the end)"
     )
@@ -89,7 +89,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def share(text: str) -> float:
-    """A share as people write it: 10, 10%, 0.5%."""
+    """Parse a share: 10, 10%, 0.5%."""
     with contextlib.suppress(ValueError):
         value = float(text.removesuffix("%")) / 100
         if 0 < value <= 1:
@@ -98,7 +98,7 @@ def share(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A time as people write it: 2, 2s, 50ms, 300us."""
+    """Parse a time in seconds: 2, 2s, 50ms, 300us."""
     for unit, factor in (("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("", 1.0)):
         if text.endswith(unit):
             with contextlib.suppress(ValueError):
@@ -110,13 +110,13 @@ def seconds(text: str) -> float:
 
 
 def add_probe_files(parser: argparse.ArgumentParser) -> None:
-    """Functions and engines of the user's own."""
+    """Declare the option for files with the user's functions and engines."""
     text = "TOML file with further functions or an engine to probe (docs/engines.md); repeatable"
     parser.add_argument("--probes", type=Path, action="append", default=[], metavar="FILE", help=text)
 
 
 def need_root() -> None:
-    """Raise where the user may not load BPF programs, or where they would know the target by another pid."""
+    """Raise if the user may not load BPF programs, or if these would see the target under another pid."""
     if os.geteuid() != 0:
         raise RequirementError("not root: probes need root; type `sudo python -m tracer ...` (see `python -m tracer doctor`)")
     if has_other_pids():
@@ -133,7 +133,7 @@ def chosen_levels(text: str) -> set[str]:
 
 
 def make_output(path: Path | None, owner: Owner) -> Path:
-    """Create the folder with the owner's rights; one that is not empty is refused."""
+    """Create the folder with the owner's rights; refuses one that is not empty."""
     folder = path or Path("recordings") / time.strftime("%Y%m%d-%H%M%S")
     try:
         with owner.acting():
@@ -162,7 +162,7 @@ def output_folder(text: str) -> Path:
 
 
 def names_in(text: str, option: str) -> list[str]:
-    """The names in `a,b,c`; raises TracerError where one is empty."""
+    """The names in `a,b,c`; raises TracerError if one is empty."""
     names = [part.strip() for part in text.split(",")]
     if not all(names):
         raise TracerError(f"{option} {text!r} has an empty name; write a,b,c")
@@ -170,7 +170,7 @@ def names_in(text: str, option: str) -> list[str]:
 
 
 def refuse_impossible(args: argparse.Namespace) -> None:
-    """Raise TracerError for values that no session can have."""
+    """Raise TracerError for values that no session can use."""
     if args.ring_mib is not None and (args.ring_mib < 1 or args.ring_mib & (args.ring_mib - 1)):
         raise TracerError(f"--ring-mib {args.ring_mib} is not a power of two")
     for name in ("tokens", "min_tps"):
@@ -183,7 +183,7 @@ def refuse_impossible(args: argparse.Namespace) -> None:
 
 
 def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: bool) -> None:
-    """Raise TracerError where an option needs a level that is not recorded."""
+    """Raise TracerError if an option needs a level that is not recorded."""
     by_tokens = args.tokens or args.min_tps or args.max_overhead or args.only_slower_than
     if by_tokens and "token" not in levels:
         raise TracerError(
@@ -194,7 +194,7 @@ def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: 
 
 
 def session_options(args: argparse.Namespace) -> Options:
-    """Everything a session needs; raises before anything has been touched."""
+    """The session's options; raises before anything is changed."""
     need_root()
     refuse_impossible(args)
     args.ring_mib = args.ring_mib or RING_MIB

@@ -47,7 +47,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, and say what is lacking."""
+    """Write the plan, and print what is missing."""
     added, functions = read_probe_files(args.probes)
     levels, brought = with_needed(chosen_levels(args.levels))
     features = read_features(args.features)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_features(path: Path | None) -> dict[str, Any]:
-    """What decides on places: the device's architecture, and whether its kernel executes a probed nop without a step."""
+    """What placement depends on: the device's architecture, and whether its kernel executes a probed nop without a step."""
     if not path:
         return {"arch": platform.machine(), "fast_nop": has_fast_nop()}
     try:
@@ -84,13 +84,13 @@ def read_features(path: Path | None) -> dict[str, Any]:
 
 
 def programs(words: list[str], sysroot: str) -> list[str]:
-    """The executables that a command's words name, where they lie here."""
+    """The executables that a command's words name, by their paths here."""
     paths = [f"{sysroot}/{word}" if sysroot else shutil.which(word) for word in words]
     return [path for path in paths if path and os.path.isfile(path)]
 
 
 def beside(words: list[str]) -> list[Path]:
-    """Where a program's libraries mostly lie: in its folder, and in those that LD_LIBRARY_PATH names."""
+    """The usual folders of a program's libraries: its own, and those in LD_LIBRARY_PATH."""
     folders = [Path(path).resolve().parent for path in programs(words[:1], "")]
     folders = [folder for each in folders for folder in (each, each.parent / "lib") if each.name != "bin" or folder != each]
     folders += [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]

@@ -26,7 +26,7 @@ from tracer.probes.plan import Row
 WIDE = 140
 """Columns that the table of probes needs."""
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
-"""What the kernel calls this machine → what ELF headers do."""
+"""The kernel's name of this machine → its name in ELF headers."""
 
 EXAMPLES = """examples:
   sudo python -m tracer probes /usr/lib/libllama.so /usr/lib/libggml-cpu.so
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def placed_on(args: argparse.Namespace, target: str) -> list[Row]:
-    """What would be placed in files of another machine, by the plan for it."""
+    """The rows of the plan for another machine's files."""
     with visiting(target) as device:
         planner = planner_of(args, device)
         files = device.identify("; ".join(f"echo {quote(str(path))}" for path in args.file))
@@ -96,7 +96,7 @@ def show(rows: list[Row], as_json: bool) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise TracerError where a file is not a program or library of this machine."""
+    """Raise TracerError if a file is not a program or library for this machine."""
     if not path.is_file():
         raise TracerError(f"{path} is not a file")
     architecture = read_binary(str(path)).machine
@@ -123,7 +123,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A probe as the cells of its line."""
+    """The table cells of a probe."""
     later, unmeasured = row.offset < 0, not row.ns_per_hit
     site = row.symbol if later else f"{os.path.basename(row.library)}+{row.offset:#x} {row.symbol}"
     costs = ("", "") if later or unmeasured else (f"{row.ns_per_hit:.0f}", f"{row.ns_per_hit_cold:.0f}")

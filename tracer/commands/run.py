@@ -50,7 +50,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trace the command; the exit code is 1 where the command failed or records were lost."""
+    """Trace the command; the exit code is 1 if the command failed or records were lost."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if args.on:
         return record_on(args, command, show_results)
@@ -59,18 +59,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def python() -> str:
-    """The interpreter that has the project's packages."""
+    """The Python interpreter that has the project's packages."""
     return str(VENV_PYTHON) if VENV_PYTHON.exists() else sys.executable
 
 
 def as_owner(owner: Owner, command: list[str]) -> subprocess.CompletedProcess[bytes]:
-    """Run one of our own modules as the invoking user."""
+    """Run one of this project's modules as the invoking user."""
     drop = owner.become if os.geteuid() == 0 and owner.uid else None
     return subprocess.run([python(), *command], preexec_fn=drop, env=owner.environment(), check=False)
 
 
 def demo_command(options: Options) -> list[str]:
-    """The bundled demo's command line; its model is written from a seed the first time."""
+    """The bundled demo's command line; its model is generated from a seed the first time."""
     owner, folder = options.owner, options.output.resolve()
     model = owner.kept() / "demo-model"
     if not (model / "config.json").exists():
@@ -89,7 +89,7 @@ def say(line: str) -> None:
 
 
 def record(options: Options, make_target: Any, with_views: bool) -> int:
-    """Run one session over the target and write its results; the heart of `run` and `attach`."""
+    """Run a session over the target and write its results; shared by `run` and `attach`."""
     with Session(options) as session:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: setattr(session, "stop_requested", True))
@@ -103,7 +103,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
         target: Target | Followed = make_target()
         session.undo.callback(target.abandon)
         say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
-        with contextlib.closing(Status()) as status:  # made before the target begins, which would wait for its imports
+        with contextlib.closing(Status()) as status:  # created before the target starts, which would wait for its imports
             session.follow(target)
             try:
                 session.run(lambda now: status.show(now.reading()) if status.due() else None)
@@ -119,7 +119,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
 
 
 def see_off(session: Session, target: Target | Followed) -> int:
-    """Wait for a command that runs on after the recording has ended; 1 if it fails."""
+    """Wait for a command that outlives the recording; returns 1 if it fails."""
     while target.poll() and not session.stop_requested:
         time.sleep(WAIT_SECONDS)
     return int(bool(target.exit_code))
@@ -134,7 +134,7 @@ def discard_empty(folder: Path) -> None:
 
 
 def conclude(session: Session, target: Target | Followed) -> int:
-    """Print how it ended; 1 if the user should look into it."""
+    """Print how the recording ended; returns 1 if the user should look into it."""
     for warning in session.probes.warnings:
         say(warning)
     lost = session.losses()
@@ -159,7 +159,7 @@ VIEWS = {"trace.pftrace": "timeline", "report.html": "report", "profdag.html": "
 
 
 def write_results(output: Path, owner: Owner) -> None:
-    """Tables, summary and views, made without root by the invoking user."""
+    """Write tables, summary and views as the invoking user, without root."""
     as_owner(owner, ["-m", "views", "write", str(output)])
     as_owner(owner, ["-m", "analyzer", "summary", str(output)])
     for name, what in VIEWS.items():
@@ -168,7 +168,7 @@ def write_results(output: Path, owner: Owner) -> None:
 
 
 def show_results(output: Path, owner: Owner) -> None:
-    """The same for a recording that came from elsewhere, and what to do with it."""
+    """Write the results of a recording from another machine, and print the next step."""
     write_results(output, owner)
     sys.stdout.flush()
     say(as_called(next_step(output, True)))

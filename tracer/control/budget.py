@@ -1,8 +1,8 @@
-"""`--max-overhead`: costly levels are on for part of the time only, so that decode slows down by no more than was allowed.
+"""`--max-overhead`: costly levels are on only part of the time, so that decode slows down by no more than allowed.
 
-The cost is not accounted but seen: tokens with these levels on, or while they come and go, against the tokens without them, in
-this very run. What the rest of the recording costs cannot be seen so, is accounted, and leaves them less. Both are in the
-manifest, so that a recording says what recording it cost.
+Their cost is measured, not accounted: tokens with these levels on, or while they are switched, against tokens without them, in
+the same run. The cost of the rest of the recording cannot be measured this way; it is accounted and reduces their share. Both
+are in the manifest, so that a recording states its own overhead.
 """
 
 import statistics
@@ -17,22 +17,22 @@ import numpy as np
 
 from tracer.control.switching import Change, Switch
 
-CHEAP = ("token", "graph", "process", "heat")  # on all the time
-WINDOW_TOKENS, WINDOW_NS = 8, 250_000_000  # what a window has at least
-PATIENCE_NS = 5_000_000_000  # a window ends without that many tokens where decode pauses
-LOOK_AGAIN_NS = 10_000_000_000  # how long levels that cost less than is allowed stay on between two looks
-ON_WINDOWS = 4  # how many windows' time off, at least, each time on is followed by
-AIM = 0.85  # of what is allowed is aimed at: levels go off only once it has been seen what they took
-LEAST_SHARE = 0.1  # of what is allowed is left to the costly levels, whatever the rest of the recording takes
-OVERDRAWN = 2.0  # times what is allowed may be lost before levels that seemed cheap go off
+CHEAP = ("token", "graph", "process", "heat")  # always on
+WINDOW_TOKENS, WINDOW_NS = 8, 250_000_000  # minimum of a window
+PATIENCE_NS = 5_000_000_000  # after this, a window ends without that many tokens, since decode pauses
+LOOK_AGAIN_NS = 10_000_000_000  # how long levels that cost less than allowed stay on between two checks
+ON_WINDOWS = 4  # minimum time off after each time on, in windows
+AIM = 0.85  # target share of the allowed slowdown: levels go off only after their cost has been measured
+LEAST_SHARE = 0.1  # share of the allowed slowdown that is left to the costly levels, whatever the rest of the recording takes
+OVERDRAWN = 2.0  # times the allowed slowdown may be lost before levels that seemed cheap go off
 KEPT_WINDOWS = 19
-ASSUMED = 1.0  # slowdown while on, before anything has been seen
-REMEMBERED = 0.9  # of the time lost and not lost so far, at each look
+ASSUMED = 1.0  # slowdown while on, before any measurement
+REMEMBERED = 0.9  # share kept of the time lost and not lost so far, at each check
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch with the costly levels on, or off; the median of its decode tokens, ns, or 0 where it had too few."""
+    """A period with the costly levels on, or off; the median of its decode tokens, ns, or 0 if there were too few."""
 
     on: bool
     token_ns: float
@@ -40,17 +40,17 @@ class Window:
 
 @dataclass
 class Tokens:
-    """A number of decode tokens and the sum of their times, ns; older ones weigh less."""
+    """Number of decode tokens and sum of their times, ns; older ones weigh less."""
 
     count: float = 0.0
     time_ns: float = 0.0
 
     def add(self, durations_ns: list[int]) -> None:
-        """Count these in."""
+        """Add these tokens."""
         self.count, self.time_ns = self.count + len(durations_ns), self.time_ns + sum(durations_ns)
 
     def fade(self) -> None:
-        """Let what was counted weigh less from now on."""
+        """Reduce the weight of the tokens counted so far."""
         self.count, self.time_ns = REMEMBERED * self.count, REMEMBERED * self.time_ns
 
 
@@ -58,7 +58,7 @@ class Tokens:
 class Budget:
     """Decides when the costly levels go off and on; does nothing by itself.
 
-    allowed: a slowdown, 0.1 for 10 %. besides: what the rest of the recording takes of it.
+    allowed: a slowdown, 0.1 for 10 %. besides: the part of it that the rest of the recording takes.
     """
 
     allowed: float
@@ -70,31 +70,31 @@ class Budget:
         self._with, self._without = Tokens(), Tokens()
 
     def slowdown(self) -> float | None:
-        """How much longer a token takes while the levels are on: the median over the latest neighbouring windows."""
+        """Relative increase of the time per token while the levels are on: the median over the latest neighbouring windows."""
         known = [window for window in self.windows if window.token_ns]
         steps = [(a, b) if a.on else (b, a) for a, b in pairwise(known) if a.on != b.on]
         return statistics.median(on.token_ns / off.token_ns for on, off in steps) - 1 if steps else None
 
     def lost(self) -> float | None:
-        """The share by which decode has been slower of late than without these levels, coming and going included."""
+        """The share by which decode has recently been slower than without these levels, switching included."""
         if not self._without.count:
             return None
         undisturbed = self._without.time_ns / self._without.count * (self._with.count + self._without.count)
         return (self._with.time_ns + self._without.time_ns) / undisturbed - 1
 
     def observe(self, on: bool, durations_ns: list[int]) -> None:
-        """Take in decode tokens that lie within the present window, in which the levels are on, or off."""
+        """Add decode tokens within the current window, in which the levels are on, or off."""
         self._tokens += durations_ns
         (self._with if on else self._without).add(durations_ns)
 
     def observe_change(self, durations_ns: list[int]) -> None:
-        """Take in decode tokens that began while probes came or went."""
+        """Add decode tokens that began while probes were being attached or removed."""
         self._with.add(durations_ns)
 
     def is_over(self, on: bool, since_ns: int, now_ns: int) -> bool:
-        """Whether the present window has lasted long enough; if so it is kept, and the next begins.
+        """Whether the current window has lasted long enough; if so, it is kept and the next one begins.
 
-        since_ns: when the change that began it was done.
+        since_ns: when the change that began the window was completed.
         """
         lasted = now_ns - since_ns
         enough = len(self._tokens) >= WINDOW_TOKENS and lasted >= WINDOW_NS
@@ -110,7 +110,7 @@ class Budget:
         return True
 
     def _room(self) -> float:
-        """What is left of the allowed slowdown for the costly levels."""
+        """The part of the allowed slowdown that is left for the costly levels."""
         return max(AIM * self.allowed - self.besides, LEAST_SHARE * self.allowed)
 
     def _is_beyond(self, share: float) -> bool:
@@ -118,9 +118,9 @@ class Budget:
         return lost is not None and lost > share
 
     def _may_stay(self, lasted: int) -> bool:
-        """Whether the levels stay on: until the time off that this asks for makes coming and going worth while.
+        """Whether the levels stay on: until the required time off is long enough to make switching worthwhile.
 
-        What was lost counts besides: one window that the machine disturbed may have shown no cost.
+        The time lost counts too, since a single disturbed window may have shown no cost.
         """
         if self._is_beyond(OVERDRAWN * self._room()):
             return False
@@ -128,23 +128,23 @@ class Budget:
         return lasted < (min(LOOK_AGAIN_NS, ON_WINDOWS * WINDOW_NS / off_per_on) if off_per_on > 0 else LOOK_AGAIN_NS)
 
     def _off_per_on(self) -> float:
-        """How long the levels must be off for each time that they are on: time lost = room x time not lost."""
+        """Required time off per time on: time lost = room x time not lost."""
         slowdown, room = self.slowdown(), self._room()
         slowdown = ASSUMED if slowdown is None else slowdown
         return slowdown / (1 + slowdown) * (1 + room) / room - 1
 
 
 class Sampling:
-    """Carries out what the budget decides. `spent_ns` gives what the rest of the recording has taken so far, by accounting."""
+    """Carries out the budget's decisions. `spent_ns` returns the accounted cost so far of the rest of the recording."""
 
     def __init__(self, allowed: float, switch: Switch, spent_ns: Callable[[], int]):
         self.budget, self.switch, self._spent_ns = Budget(allowed), switch, spent_ns
         self.costly = sorted(switch.probes.levels - set(CHEAP))
         self._began_ns = 0
-        self._looked = (0, 0)  # when, and what was spent by then
+        self._looked = (0, 0)  # time of the last check, and the cost by then
 
     def turn(self, finished: np.ndarray, learning: bool) -> None:
-        """Take in the steps that ended and switch where it is time; not while an engine's probes still learn where to stand."""
+        """Add the steps that ended and switch levels if due, but not while probes are still learning their sites."""
         if learning or not self.costly:
             return
         now = time.monotonic_ns()
@@ -166,12 +166,12 @@ class Sampling:
             self.switch.begin([Change(now, level, not on, tps, why) for level in self.costly])
 
     def _look(self, now: int) -> None:
-        """Find what the rest of the recording has taken since the last look."""
+        """Determine what the rest of the recording has cost since the last check."""
         (before, spent_before), spent = self._looked, self._spent_ns()
         self._looked, self.budget.besides = (now, spent), (spent - spent_before) / (now - before)
 
     def to_json(self) -> dict[str, Any]:
-        """What was seen, for the manifest."""
+        """The measured costs, for the manifest."""
         done = [row["done_ns"] for row in self.switch.changes if row["level"] in self.costly[:1] and row["done_ns"]]
         times = np.diff([self._began_ns, *done, time.monotonic_ns()]) if self._began_ns else np.zeros(1)
         slowdown, share = self.budget.slowdown(), times[::2].sum() / max(times.sum(), 1)

@@ -1,6 +1,6 @@
-"""`--min-tps`: watch the decode speed, shed the costliest probes while it is too low, put them back when it has recovered.
+"""`--min-tps`: watches the decode speed, sheds the costliest probes while it is too low, and restores them once it recovers.
 
-Tokens that are slow because their context has grown or experts were missed are not a reason to shed anything: it would not help.
+Tokens that are slow because of a longer context or missed experts are no reason to shed probes, which would not help.
 """
 
 import statistics
@@ -17,20 +17,20 @@ from tracer.control.switching import Change, Switch
 from tracer.recording.tokens import Misses
 
 Stats = Callable[[str], tuple[int, int, int]]  # program → (runs, ns inside, skipped)
-KEPT = ("token", "process")  # what the guard itself sees by, and what finds libraries and threads
-COSTLY = ("io", "sched", "operator", "expert", "qnn", "graph")  # the order where nothing has been measured yet
-WINDOW, NEEDED = 15, 5  # tokens that the median is taken of, at most and at least
-MARGIN = 1.1  # how far above the target decode must be before a level comes back
+KEPT = ("token", "process")  # the guard itself needs the first; the second finds libraries and threads
+COSTLY = ("io", "sched", "operator", "expert", "qnn", "graph")  # the order before anything has been measured
+WINDOW, NEEDED = 15, 5  # maximum and minimum number of tokens for the median
+MARGIN = 1.1  # factor by which decode must exceed the target before a level is restored
 HOLD_NS, LONGEST_HOLD_NS = 2_000_000_000, 256_000_000_000
 
 
 @dataclass
 class Controller:
-    """Decides which level to switch, from the times of decode tokens alone; does nothing by itself.
+    """Decides which level to switch, only from the times of decode tokens; does nothing by itself.
 
-    Below `min_tps` it sheds one level after the other. Above it by a margin for `hold_ns` it restores the level shed last.
-    A level whose return makes decode fall again within `hold_ns` is shed again, and `hold_ns` doubles; once a returned
-    level has stood that long, `hold_ns` is the shortest again.
+    Below `min_tps` it sheds one level after another. After `hold_ns` above it by a margin, it restores the level shed last.
+    If decode becomes too slow again within `hold_ns`, that level is shed again and `hold_ns` doubles; once a restored level
+    has stayed on for that long, `hold_ns` returns to its minimum.
     """
 
     min_tps: float
@@ -43,15 +43,15 @@ class Controller:
         self._trial: tuple[str, int] | None = None  # the level restored last, and when
 
     def observe(self, durations_ns: Iterable[int]) -> None:
-        """Take in decode tokens in order."""
+        """Add decode tokens in order."""
         self._times.extend(durations_ns)
 
     def tps(self) -> float:
-        """Tokens per second by the median of the latest; 0 where too few are known."""
+        """Tokens per second, from the median of the latest tokens; 0 if there are too few."""
         return 1e9 / max(statistics.median(self._times), 1) if len(self._times) >= NEEDED else 0.0
 
     def decide(self, now_ns: int, on: dict[str, float]) -> Change | None:
-        """The change to make now, if any; `on` gives the levels that may be shed, with what they cost lately."""
+        """The change to make now, if any; `on`: the levels that may be shed, with their recent cost."""
         tps = self.tps()
         if not tps:
             return None
@@ -92,30 +92,30 @@ class Controller:
 
 
 class Explanation:
-    """Are the latest decode steps slow because of their context and misses? What these cost is learnt while speed is good."""
+    """Whether the latest decode steps are slow because of context and misses, whose costs are learnt while speed is good."""
 
     def __init__(self, min_tps: float):
         self.min_tps, self.latency, self.withheld = min_tps, StepLatency(), 0
-        self._latest: deque[float] = deque(maxlen=WINDOW)  # seconds, less what context and misses add to a typical step
+        self._latest: deque[float] = deque(maxlen=WINDOW)  # seconds, minus what context and misses add to a typical step
 
     def observe(self, steps: Iterable[tuple[int, int, float]], good: bool) -> None:
-        """Take in (context, experts missed, seconds) of steps; learn from them where decode is fast enough."""
+        """Add steps as (context, experts missed, seconds); learn from them if decode is fast enough."""
         for context, missed, seconds in steps:
             self._latest.append(seconds - self.latency.beyond_typical(context, missed))
             if good:
                 self.latency.update(context, missed, seconds)
 
     def holds(self) -> bool:
-        """Would a typical step be fast enough now?"""
+        """Whether a typical step would be fast enough now."""
         enough = len(self._latest) >= NEEDED and self.latency.steps >= WINDOW
         return enough and statistics.median(self._latest) <= 1 / self.min_tps
 
     def forget(self) -> None:
-        """The latest steps were measured in another way than those to come."""
+        """Drop the latest steps, which were measured under other conditions than the coming ones."""
         self._latest.clear()
 
     def to_json(self) -> dict[str, Any]:
-        """What was learnt, how far off it was, and how often it withheld a change, for the manifest."""
+        """The learnt costs, their errors, and how often they prevented a change, for the manifest."""
         error = {name: None if value != value else round(value, 5) for name, value in self.latency.error().items()}
         names = ("seconds", "seconds_per_1000_tokens", "seconds_per_miss")
         learnt = dict(zip(names, (float(f"{value:.6g}") for value in self.latency.coefficients), strict=True))
@@ -123,7 +123,7 @@ class Explanation:
 
 
 class Quality:
-    """Carries out what the controller decides."""
+    """Carries out the controller's decisions."""
 
     def __init__(self, min_tps: float, switch: Switch, misses: Misses | None = None):
         self.controller, self.explanation, self.switch = Controller(min_tps), Explanation(min_tps), switch
@@ -131,7 +131,7 @@ class Quality:
         self._spent_before: dict[str, float] = {}
 
     def turn(self, finished: np.ndarray, stats: Stats) -> None:
-        """Take in the steps that ended and begin a change where one is due."""
+        """Add the steps that ended and begin a change if one is due."""
         if self.switch.busy():
             return
         good = self.switch.settled(finished)
@@ -143,7 +143,7 @@ class Quality:
         levels = [level for level in self.switch.levels_on() if level not in KEPT]
         spent = self._spent(stats) if 0 < self.controller.tps() < self.controller.min_tps else {}
         lately = {level: spent.get(level, 0.0) - self._spent_before.get(level, 0.0) for level in levels}
-        on = {level: ns for level, ns in lately.items() if ns > 0}  # to shed what costs nothing would gain nothing
+        on = {level: ns for level, ns in lately.items() if ns > 0}  # shedding a level without cost gains nothing
         if on and 0 < self.controller.tps() < self.controller.min_tps and self.explanation.holds():
             self.explanation.withheld += 1
             return
@@ -157,7 +157,7 @@ class Quality:
         return self.explanation.to_json()
 
     def _explain(self, steps: np.ndarray, durations_ns: list[int]) -> None:
-        """Explain the steps by context and misses, if the level that records misses is on."""
+        """Explain the steps' times by context and misses, if the level that records misses is on."""
         missed = self.misses.within(steps) if self.misses else [0] * len(steps)
         if "expert" in self.switch.probes.shed_levels:
             self.explanation.forget()
@@ -169,7 +169,7 @@ class Quality:
         self._spent_before = self._spent(stats)
 
     def _spent(self, stats: Stats) -> dict[str, float]:
-        """ns spent so far in the probes of each level: the traps as calibrated, the programs as the kernel counts them."""
+        """ns spent so far in the probes of each level: traps by calibration, programs by the kernel's counts."""
         probes = self.switch.probes
         programs = {row.program: row for row in list(probes.rows)}
         total: dict[str, float] = {}

@@ -1,16 +1,16 @@
-"""What happens right now, in one line: decode speed, records, losses, what the probes cost, and the levels that are on."""
+"""The status line: decode speed, records, losses, cost of the probes, and the levels that are on."""
 
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
-EVERY_S, SPARSE_S = 1.0, 5.0  # on a terminal, and in a log
+EVERY_S, SPARSE_S = 1.0, 5.0  # interval on a terminal, and in a log
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Counters at one time."""
+    """The counters at one moment."""
 
     decode_steps: int
     records: int
@@ -20,15 +20,15 @@ class Reading:
 
 
 def describe(before: Reading, now: Reading, seconds: float) -> str:
-    """The line for what happened between two readings."""
+    """The status line for the time between two readings."""
     tokens, records = (now.decode_steps - before.decode_steps) / seconds, (now.records - before.records) / seconds
-    cost = max(0, now.probe_ns - before.probe_ns) / seconds / 1e9  # a later window may find the runs so far cheaper
+    cost = max(0, now.probe_ns - before.probe_ns) / seconds / 1e9  # a later window may lower the estimate for earlier runs
     parts = (f"{tokens:.1f} tok/s", f"{records:,.0f} records/s", f"{now.lost:,} lost", f"probes {cost:.1%} of the time")
     return " | ".join((*parts, ",".join(now.levels)))
 
 
 class Status:
-    """Shows the line: rewritten in place on a terminal, now and then as a line of its own elsewhere."""
+    """Shows the line: rewritten in place on a terminal, elsewhere printed at intervals."""
 
     def __init__(self) -> None:
         self.live: Any = None
@@ -43,11 +43,11 @@ class Status:
         self._at = self._due = time.monotonic()
 
     def due(self) -> bool:
-        """Whether `show` would show anything: taking a reading costs."""
+        """Whether `show` would print now; avoids readings, which cost time."""
         return self._last is None or time.monotonic() >= self._due
 
     def show(self, now: Reading) -> None:
-        """Take a reading; the line appears when it is time."""
+        """Add a reading; prints the line if it is due."""
         moment = time.monotonic()
         if self._last is None:
             self._last, self._at, self._due = now, moment, moment + self._every
@@ -63,7 +63,7 @@ class Status:
             print(f"moescope: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Give the line back."""
+        """Clear the status line."""
         if self.live:
             self.live.stop()
             self.live = None

@@ -1,8 +1,8 @@
-"""A decode step's time, learnt while running: recursive least squares over context length and experts missed.
+"""Learns a decode step's time online: recursive least squares over context length and experts missed.
 
-A step's time grows nearly linearly with the context, and by about the same for every expert that has to be loaded; the machine's
-state (clock, heat) changes slowly. Hence a line whose past weighs less with every step. The guard of decode speed learns it while
-recording, the analyzer afterwards.
+A step's time grows nearly linearly with the context, and by about the same for every expert that has to be loaded; the
+machine's state (clock, heat) changes slowly. Hence a linear model that discounts older steps. The guard of decode speed learns
+it while recording, the analyzer afterwards.
 """
 
 from collections import deque
@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 FORGET = 0.98
-"""Weight of the past per step: half of it is gone after 34 steps."""
+"""Discount of the past per step: its weight halves every 34 steps."""
 
 WIDE, SLOPE = 1e6, 100.0
-"""First variance of the constant (nothing is known) and of the slopes, over the noise's: slopes of ten times it are likely."""
+"""Initial variance of the constant (unknown) and of the slopes, relative to the noise's: slopes of ten times it are likely."""
 
 REMEMBERED = 10_000
-"""Steps whose errors count."""
+"""Number of latest steps whose errors are kept."""
 
 CONTEXT_SCALE = 1000.0
-"""Context counts in thousands of tokens, so that all coefficients are of a size."""
+"""Context is scaled to thousands of tokens, so that all coefficients are of similar size."""
 
 
 @dataclass
 class StepLatency:
     """Predicts a decode step from (context tokens, experts missed); `coefficients`: s, s per 1000 tokens, s per miss.
 
-    `typical`: mean of what the steps so far had (1, context in thousands, misses), the past weighing less.
+    `typical`: discounted mean of (1, context in thousands, misses) over the steps so far.
     """
 
     forget: float = FORGET
@@ -38,11 +38,11 @@ class StepLatency:
     _errors: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def predict(self, context: int, missed: int) -> float:
-        """Seconds expected of a step; 0 before any was seen."""
+        """Predicted seconds of a step; 0 before the first one."""
         return max(float(_row(context, missed) @ self.coefficients), 0.0)
 
     def update(self, context: int, missed: int, seconds: float) -> float:
-        """Learn from a step that took `seconds`; returns what was predicted for it beforehand."""
+        """Learn from a step that took `seconds`; returns its prediction from before."""
         row, expected = _row(context, missed), self.predict(context, missed)
         if self.steps >= len(row):
             self._errors.append(expected / seconds - 1)
@@ -56,12 +56,12 @@ class StepLatency:
         return expected
 
     def beyond_typical(self, context: int, missed: int) -> float:
-        """Seconds that a step takes longer than a typical one because of its context and its misses; 0 before enough was seen."""
+        """Seconds that a step's context and misses add compared with a typical step; 0 before enough steps were seen."""
         more = (_row(context, missed) - self.typical) @ self.coefficients
         return float(more) if self.steps > len(self.coefficients) else 0.0
 
     def error(self) -> dict[str, float]:
-        """Relative error of the latest predictions: median and 90th percentile of its size, and its mean (bias)."""
+        """Relative error of the latest predictions: median and 90th percentile of the absolute value, and mean (bias)."""
         if not self._errors:
             return {"steps": 0.0, "median": float("nan"), "p90": float("nan"), "bias": float("nan")}
         errors = np.array(self._errors)

@@ -1,4 +1,4 @@
-"""Switches levels off and on while a recording runs, and keeps a row of each change for the manifest."""
+"""Switches levels off and on during a recording, and keeps a row per change for the manifest."""
 
 import threading
 import time
@@ -23,30 +23,30 @@ class Change:
 
 
 class Switch:
-    """Carries out changes in a thread: the drain must not wait for the kernel. `changed` is called behind each."""
+    """Carries out changes in a thread, since the drain must not wait for the kernel. `changed` is called after each."""
 
     def __init__(self, probes: Attachments, changed: Callable[[], None]):
         self.probes, self.changed = probes, changed
         self.changes: list[dict[str, Any]] = []
         self.settled_ns = 0
-        """When the last change was done."""
+        """When the last change was completed."""
         self._worker: threading.Thread | None = None
 
     def busy(self) -> bool:
-        """Whether a change is under way."""
+        """Whether a change is in progress."""
         return self._worker is not None and self._worker.is_alive()
 
     def levels_on(self) -> set[str]:
-        """Levels that are not switched off now."""
+        """Levels that are currently on."""
         return self.probes.levels - self.probes.shed_levels
 
     def settled(self, steps: np.ndarray) -> np.ndarray:
-        """The whole decode steps among `steps` that began after the last change was done, by their ends."""
+        """The complete decode steps among `steps` that began after the last change was completed, ordered by their ends."""
         good = steps[steps["decode"] & steps["complete"] & (steps["begin_ns"] >= self.settled_ns)]
         return good[np.argsort(good["end_ns"])]
 
     def begin(self, changes: list[Change], done: Callable[[], None] = lambda: None) -> None:
-        """Start to carry out changes; `done` is called when they have been."""
+        """Start carrying out changes; `done` is called at the end."""
         rows = [{**asdict(change), "done_ns": None} for change in changes]
         self.changes += rows
         self._worker = threading.Thread(target=self._carry_out, args=(rows, done))
@@ -62,6 +62,6 @@ class Switch:
             row["done_ns"] = self.settled_ns
 
     def close(self) -> None:
-        """Wait for a change that is under way."""
+        """Wait for a change in progress."""
         if self._worker:
             self._worker.join()

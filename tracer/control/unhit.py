@@ -1,15 +1,15 @@
-"""Probes that every token should pass and none does: their alternatives are tried, and the recording says so."""
+"""Probes that every token should hit but none does: tries their alternatives, and notes it in the recording."""
 
 from collections.abc import Callable, Iterator
 
 from tracer.engines import Engine
 from tracer.probes.attach import Attachments
 
-TOKENS = 2  # that ended without a hit: one may have begun before the probes stood
+TOKENS = 2  # that ended without a hit: one may have begun before the probes were attached
 
 
 class Unhit:
-    """Looks at the levels for which an engine declares what every token passes, until something of each was hit."""
+    """Watches the levels for which an engine declares probes that every token hits, until one probe of each was hit."""
 
     def __init__(self, probes: Attachments, runs: Callable[[str], int], changed: Callable[[], None]):
         self.probes, self.runs, self.changed = probes, runs, changed
@@ -17,7 +17,7 @@ class Unhit:
         self.settled: set[tuple[str, str]] = set()
 
     def turn(self) -> None:
-        """Move the probes of levels that tokens pass without a hit."""
+        """Move the probes of levels that had no hit in several tokens."""
         for engine in self.probes.engines:
             levels = dict.fromkeys(probe.level for probe in engine.probes if probe.every_token)
             for level in [each for each in levels if each in self.probes.levels and (engine.name, each) not in self.settled]:
@@ -34,7 +34,7 @@ class Unhit:
             self.tokens[key] = tokens
 
     def _tokens(self, engine: Engine) -> int:
-        """How many tokens, or prompts, the engine has finished while it was observed."""
+        """Number of tokens, or prompts, that the engine has finished while it was observed."""
         ends = (probe.program for probe in engine.probes if probe.level == "token" and probe.at == "return")
         return max(map(self.runs, ends), default=0)
 

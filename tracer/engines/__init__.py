@@ -1,4 +1,4 @@
-"""Engines are declarations: a TOML file here says which libraries to watch for, what to probe in them, and at which level."""
+"""Engines are declarations: TOML files here list the libraries to watch for, what to probe in them, and at which level."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from tracer.errors import EngineError
 
 LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched", "io")
 NEEDS = {"operator": "graph", "expert": "graph"}
-"""Level → the one without which its records have no names or do not come at all: what a graph holds is told where it begins."""
+"""Level → the level that it requires for its names or its records: a graph's contents are recorded at its begin."""
 ANCHORS = ("strings", "calls", "jumps")
 WAYS = ("entry", "return", "tail")
 EXAMPLES: dict[Any, str] = {
@@ -28,8 +28,8 @@ FOLDER = Path(__file__).parent
 class Probe:
     """One declared probe: the BPF program, and the site by USDT name, first existing symbol, QNN table slot, or learnt.
 
-    It stands where its level or one that it serves is chosen. A probe that `teaches` where others are to stand goes when
-    they do.
+    It is used if its level or one that it serves is chosen. A probe that `teaches` the sites of others is removed once they
+    are attached.
     """
 
     program: str
@@ -37,22 +37,22 @@ class Probe:
     serves: tuple[str, ...] = ()
     usdt: str = ""
     symbols: tuple[str, ...] = ()
-    otherwise: tuple[str, ...] = ()  # to try in this order where no `symbols` exist, or are called
-    every_token: bool = False  # the engine passes it, or another of its level that says so, in every token
+    otherwise: tuple[str, ...] = ()  # alternatives, in this order, if none of `symbols` exists or is called
+    every_token: bool = False  # the engine hits it, or another such probe of its level, in every token
     slot: int = -1
     learnt: str = ""
     teaches: bool = False
-    table: str = ""  # name of the table of functions that `slot` is in; "" for QNN's
-    since: int = 0  # version of the table that brought the slot
+    table: str = ""  # name of the function table that has `slot`; "" for QNN's
+    since: int = 0  # version of the table that added the slot
     at: str = "entry"
-    unless: tuple[str, ...] = ()  # not in a file that has one of these symbols
-    once: bool = False  # not where the program stands already in another library of the folder: they call each other
-    late: bool = False  # placed, and its BPF program loaded, once a late engine's library is opened, or what is learnt has been
-    spared_by: tuple[str, ...] = ()  # not while all these programs stand, in the same files, and no other way of calling was seen
+    unless: tuple[str, ...] = ()  # not used in a file that has one of these symbols
+    once: bool = False  # not used if the program is already attached in another library of the folder: they call each other
+    late: bool = False  # attached, and its BPF program loaded, only once a late engine's library is opened or its site was learnt
+    spared_by: tuple[str, ...] = ()  # unused while all these are attached, in the same files, unless another caller appears
     anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/probes/anchors.py)
 
     def wanted(self, levels: set[str]) -> bool:
-        """Whether it stands at these levels."""
+        """Whether it is used at these levels."""
         return not levels.isdisjoint((self.level, *self.serves))
 
 
@@ -66,20 +66,20 @@ class Engine:
     probes: tuple[Probe, ...]
     graphs: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
-    together: bool = False  # the program opens all of its libraries in a folder and chooses then: they get their probes at once
+    together: bool = False  # the program opens all its libraries in a folder before it chooses: they get their probes together
     marker: str = ""
-    operator_table: tuple[str, ...] = ()  # first of the names of operators, as an array in a file holds them
-    late: bool = False  # few programs use it: its BPF programs are loaded when one opens a library of its
+    operator_table: tuple[str, ...] = ()  # the first operator names of the array in a file
+    late: bool = False  # few programs use it: its BPF programs are loaded when one of its libraries is opened
     inspect: bool = True
-    inspectable: tuple[str, ...] = ()  # beginnings of the names of files that may be looked into where `inspect` forbids it
+    inspectable: tuple[str, ...] = ()  # prefixes of the names of files that may be inspected although `inspect` forbids it
     api_major: int = 0
-    api_minor: int = 0  # the newest that the slots were held against
-    tried_on: str = ""  # what stood for the NPU where no device has confirmed what the engine tells
-    backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that tell a ggml backend
+    api_minor: int = 0  # the newest API version that the slots were checked against
+    tried_on: str = ""  # what took the place of the NPU, if no device has confirmed the engine's records
+    backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that identify a ggml backend
     source: str = field(default="", compare=False)
 
     def owns(self, file_name: str) -> bool:
-        """Whether a library of this file name may hold the engine's code."""
+        """Whether a library with this file name may contain the engine's code."""
         return file_name.startswith(self.libraries)
 
     def inspects(self, path: str) -> bool:
@@ -88,7 +88,7 @@ class Engine:
 
 
 def with_needed(levels: set[str]) -> tuple[set[str], list[str]]:
-    """The levels with those that they need; a sentence for each that was brought."""
+    """(the levels and those that they require, a sentence for each added one)."""
     asking: dict[str, list[str]] = {}
     for level in sorted(levels & NEEDS.keys()):
         if NEEDS[level] not in levels:
@@ -98,12 +98,12 @@ def with_needed(levels: set[str]) -> tuple[set[str], list[str]]:
 
 
 def frozen(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its lists as tuples."""
+    """The row with tuples instead of lists."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
 
 def parse_engine(data: dict[str, Any], path: Path) -> Engine:
-    """An engine from its declaration; `path` is where it stands. Raises EngineError with the file, the key and the remedy."""
+    """An engine from its declaration in the file `path`. Raises EngineError with the file, the key and the remedy."""
     name = data.get("name", "(no name)")
     rows = data.get("probes")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -130,7 +130,7 @@ def parse_engine(data: dict[str, Any], path: Path) -> Engine:
 
 
 def check_keys(kind: type, row: dict[str, Any], where: str) -> None:
-    """Raise where a key is unknown, missing, or a list where it must not be (or the other way round)."""
+    """Raise EngineError if a key is unknown or missing, or a list where it must not be, or vice versa."""
     known = {each.name: each for each in fields(kind) if each.name != "source"}
     for key, value in row.items():
         if key not in known:
@@ -144,13 +144,13 @@ def check_keys(kind: type, row: dict[str, Any], where: str) -> None:
 
 
 def all_engines() -> dict[str, Engine]:
-    """Every declared engine by name."""
+    """All declared engines by name."""
     engines = (parse_engine(tomllib.loads(path.read_text()), path) for path in sorted(FOLDER.glob("*.toml")))
     return {engine.name: engine for engine in engines}
 
 
 def choose(names: list[str], added: list[Engine] | None = None) -> list[Engine]:
-    """The engines called `names`, `auto` being all of them, and those that the user adds, which replace ours of their name."""
+    """The engines called `names` (`auto`: all), and those that the user adds, which replace built-in ones of the same name."""
     more = {engine.name: engine for engine in added or []}
     return [engine for engine in _named(names) if engine.name not in more] + list(more.values())
 

@@ -1,6 +1,6 @@
-"""What the BPF programs cost: every run is counted in the kernel, what a run takes is measured in short windows.
+"""Cost of the BPF programs: the kernel side counts every run; time per run is sampled in short windows.
 
-The kernel can time every run, but that costs more than some of our programs themselves.
+The kernel can time every run, but that costs more than some of the programs themselves.
 """
 
 import os
@@ -13,17 +13,17 @@ from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader, program_numbers
 
 FIRST_WINDOW_S, WINDOW_S = 0.3, 0.05
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 16.0  # between windows: each wakes the tracer twice, and the first tell the most
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 16.0  # between windows: each wakes the tracer twice, and the first are the most informative
 
 
 def possible_cpus() -> int:
-    """For how many CPUs per-CPU maps hold values."""
+    """Number of CPUs for which per-CPU maps hold values."""
     with open("/sys/devices/system/cpu/possible") as file:
         return int(file.read().strip().replace(",", "-").split("-")[-1]) + 1
 
 
 class Accounting:
-    """Runs of every program, and the time within it."""
+    """Number of runs of every program, and the time spent in it."""
 
     def __init__(self, kernel: Kernel, loader: LibbpfLoader):
         self.kernel, self.loader = kernel, loader
@@ -32,11 +32,11 @@ class Accounting:
         self._closes = time.monotonic() + FIRST_WINDOW_S
 
     def due(self) -> float:
-        """Until when a window that is open should stay so (time.monotonic)."""
+        """When to close the open window (time.monotonic); infinity if none is open."""
         return self._closes if self._window >= 0 else float("inf")
 
     def turn(self) -> None:
-        """Open or close the window where it is time."""
+        """Open or close the window if it is due."""
         now = time.monotonic()
         if self._window >= 0 and now >= self._closes:
             self.close()
@@ -45,12 +45,12 @@ class Accounting:
             self._window, self._closes = self.kernel.enable_stats(), now + WINDOW_S
 
     def runs(self, program: str) -> int:
-        """How often a program ran: on the target's threads where it stands on a uprobe, else on all."""
+        """How often a program ran: on the target's threads if it is attached to a uprobe, otherwise on all threads."""
         raw = self.kernel.lookup(self.loader.map_fd("runs"), struct.pack("<I", self.numbers[program]), 8 * self.cpus)
         return int(np.frombuffer(raw, "<u8").sum())
 
     def of(self, program: str) -> tuple[int, int, int]:
-        """(runs, ns inside, skipped): runs exactly, ns from what a run took in the windows, events kept from the program."""
+        """(exact number of runs, ns in them extrapolated from the windows, events that the kernel kept from the program)."""
         timed, inside, skipped = self.kernel.program_stats(self.loader.program_fd(program))
         runs = self.runs(program)
         return runs, round(runs * inside / timed) if timed else 0, skipped

@@ -26,7 +26,7 @@ MAGIC = b"\x9f\xeb"
 
 
 def check_file(path: Path) -> None:
-    """Raise BtfError where a file holds no types: raw BTF, or an ELF file with a section of it."""
+    """Raise BtfError if a file is neither raw BTF nor an ELF file with a BTF section."""
     if not path.is_file():
         raise BtfError(f"--btf {path}: no such file")
     try:
@@ -60,7 +60,7 @@ class Btf:
 
     @classmethod
     def of_file(cls, path: Path) -> "Btf":
-        """Raw BTF, or that of an ELF file: a compiled BPF object, a kernel."""
+        """Types of a raw BTF file, or of an ELF file such as a compiled BPF object or a kernel."""
         blob = path.read_bytes()
         if blob.startswith(MAGIC):
             return cls(blob)
@@ -74,7 +74,7 @@ class Btf:
         return self.strings[offset : self.strings.index(0, offset)].decode()
 
     def head(self, type_id: int) -> tuple[str, int, int, int, int]:
-        """(name, kind, count, size or type, position of what follows) of a type."""
+        """(name, kind, count, size or type, position after this header) of a type."""
         position = self.offsets[type_id]
         name, info, size = struct.unpack_from("<III", self.data, position)
         return self.string(name), info >> 24 & 0x1F, info & 0xFFFF, size, position + 12
@@ -99,14 +99,14 @@ class Btf:
         return {self.string(text): value for text, value in rows}
 
     def offset(self, struct_name: str, member: str) -> int:
-        """Byte offset of a member of a struct, also where it stands in an anonymous struct or union of it."""
+        """Byte offset of a struct's member, including members of its anonymous structs and unions."""
         offset = self._offset(self.find(STRUCT, struct_name), member)
         if offset is None:
             raise BtfError(f"struct {struct_name} has no member {member}")
         return offset
 
     def offset_or(self, otherwise: int, struct_name: str, member: str) -> int:
-        """The same, or `otherwise` where this kernel has no such member."""
+        """Byte offset of a struct's member, or `otherwise` if this kernel's struct has no such member."""
         try:
             return self.offset(struct_name, member)
         except BtfError:

@@ -1,4 +1,4 @@
-"""What this kernel offers to BPF programs, each thing found by trying it, and the options that it was built with."""
+"""Features that this kernel offers to BPF programs, each detected by trying it, and its build options."""
 
 import ctypes
 import gzip
@@ -17,14 +17,14 @@ CONFIGS = ("/proc/config.gz", "/boot/config-{0}", "/lib/modules/{0}/config", "/l
 
 @dataclass(frozen=True)
 class Offered:
-    """Features of the kernel that BPF programs are given before they are loaded: `has_<field>` of bpf/compat.h."""
+    """Kernel features written into the BPF programs before loading: `has_<field>` of bpf/compat.h."""
 
     task_btf: bool
     cookies: bool
 
 
 def offered(lib: ctypes.CDLL) -> Offered:
-    """What this kernel has."""
+    """Detect this kernel's features."""
     return Offered(
         # Linux 5.11: 3ca1032ab7ab "bpf: Implement get_current_task_btf and RET_PTR_TO_BTF_ID"; typed by the kernel's BTF
         task_btf=VMLINUX.exists() and lib.libbpf_probe_bpf_helper(KPROBE_TYPE, CURRENT_TASK_BTF, None) == 1,
@@ -40,7 +40,7 @@ def has_ring_buffers(lib: ctypes.CDLL) -> bool:
 
 @cache
 def kernel_config() -> dict[str, str] | None:
-    """The options that the running kernel was built with; None if this machine does not show them."""
+    """The running kernel's build options; None if this machine does not expose them."""
     for place in CONFIGS:
         path = place.format(platform.release())
         if not os.path.exists(path):
@@ -52,7 +52,7 @@ def kernel_config() -> dict[str, str] | None:
 
 
 def option_state(name: str) -> str:
-    """`CONFIG_X=y`, `CONFIG_X is not set`, or the bare name where the kernel's configuration is not known."""
+    """`CONFIG_X=y`, `CONFIG_X is not set`, or the bare name if the kernel's configuration is unknown."""
     config = kernel_config()
     if config is None:
         return name

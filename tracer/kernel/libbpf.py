@@ -19,18 +19,18 @@ from tracer.probes.uprobes import KPROBE_PROGRAM, UPROBE_MULTI, has_multi_links,
 
 STATS_RUN_TIME = 0
 LOG_CALLBACK = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
-WARNING = 0  # libbpf's level of messages that tell what went wrong
+WARNING = 0  # libbpf's level for error messages
 MESSAGE_BYTES = 1 << 20
 REFUSED = re.compile(r"^libbpf: prog '(\w+)': (?:(BPF program load failed)|failed to|relo #\d+: failed)", re.M)
-LAST_LINES = 3  # of the verifier's, which end with what it does not like
+LAST_LINES = 3  # of the verifier's log, which ends with the reason for the refusal
 LONGEST_LINE = 160
-COOKIE_MARK = 0x0C00C1E5  # stands for the cookie in programs for kernels without cookies (bpf/custom.bpf.c)
+COOKIE_MARK = 0x0C00C1E5  # placeholder for the cookie in programs for kernels without cookies (bpf/custom.bpf.c)
 MOVE_NUMBER = 0xB7
 INSTRUCTION = struct.Struct("<BBhi")
 
 
 class Refused(ProbeError):
-    """The kernel refused one program, after it had accepted others."""
+    """The kernel refused a program after accepting others."""
 
     def __init__(self, program: str, why: str, accepted: set[str]):
         super().__init__(f"the kernel refused the BPF program {program}: {why}; see `python -m tracer doctor`")
@@ -38,7 +38,7 @@ class Refused(ProbeError):
 
 
 def last_lines(text: str) -> str:
-    """What the verifier said last, before its statistics."""
+    """The last lines of the verifier's log before its statistics."""
     said = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("libbpf:", "processed ", "-- "))]
     return " | ".join(line[:LONGEST_LINE] for line in said[-LAST_LINES:])
 
@@ -70,7 +70,7 @@ def _library() -> ctypes.CDLL:
 
 
 class Kernel:
-    """Thin calls on programs and maps by file descriptor; shared by both loaders."""
+    """Thin wrappers for calls on programs and maps by file descriptor; shared by both loaders."""
 
     def __init__(self) -> None:
         self.lib = _library()
@@ -79,7 +79,7 @@ class Kernel:
         self.lib.libbpf_set_print(self._print)
 
     def _note(self, level: int, text: bytes, args: int) -> int:
-        """Keep what libbpf warns of; `args` is a va_list, which both architectures hand over as an address."""
+        """Keep libbpf's warnings; `args` is a va_list, which both architectures pass as an address."""
         if level == WARNING:
             message = ctypes.create_string_buffer(MESSAGE_BYTES)
             ctypes.CDLL(None).vsnprintf(message, ctypes.c_size_t(MESSAGE_BYTES), text, c_void_p(args))
@@ -88,7 +88,7 @@ class Kernel:
 
     @cached_property
     def offered(self) -> Offered:
-        """What this kernel offers to programs."""
+        """Features that this kernel offers to programs."""
         before = self.messages
         self.messages = []
         answer = offered(self.lib)
@@ -101,21 +101,21 @@ class Kernel:
             raise ProbeError(f"cannot write a BPF map: {os.strerror(ctypes.get_errno())}")
 
     def delete(self, map_fd: int, key: bytes) -> None:
-        """Remove one map element, where it is there."""
+        """Remove one map element if it exists."""
         self.lib.bpf_map_delete_elem(map_fd, key)
 
     def lookup(self, map_fd: int, key: bytes, value_bytes: int) -> bytes:
-        """One map element's value; zeros where it is absent."""
+        """One map element's value; zeros if absent."""
         value = ctypes.create_string_buffer(value_bytes)
         self.lib.bpf_map_lookup_elem(map_fd, key, value)
         return value.raw
 
     def enable_stats(self) -> int:
-        """Let the kernel count runs and run time of BPF programs while the returned descriptor is open; -1 if it cannot."""
+        """Have the kernel count runs and run time of BPF programs while the returned descriptor is open; -1 if it cannot."""
         return int(self.lib.bpf_enable_stats(STATS_RUN_TIME))
 
     def program_stats(self, program_fd: int) -> tuple[int, int, int]:
-        """(runs, ns inside the program) since statistics were enabled, and events that the kernel kept from it."""
+        """(runs, ns inside the program: both while statistics were enabled; events that the kernel kept from the program)."""
         info = ProgramInfo()
         size = c_uint32(ctypes.sizeof(info))
         if self.lib.bpf_obj_get_info_by_fd(program_fd, byref(info), byref(size)):
@@ -138,9 +138,9 @@ class OpenOptions(ctypes.Structure):
 
 
 class BpfObject:
-    """An object file opened by libbpf: its maps, and those of its programs that were asked for.
+    """An object file opened by libbpf: its maps and the requested programs.
 
-    `btf`: a file with the types of the running kernel, for one that does not hold its own.
+    `btf`: a file with the running kernel's types, for kernels that do not expose BTF.
     """
 
     def __init__(self, kernel: Kernel, path: Path, btf: Path | None = None):
@@ -163,7 +163,7 @@ class BpfObject:
         return programs
 
     def _tell_offered(self) -> None:
-        """Set the constants by which programs are fitted to this kernel."""
+        """Set the constants that adapt the programs to this kernel."""
         places = symbols(self.path)
         size = ctypes.c_size_t()
         section = self.kernel.lib.bpf_object__find_map_by_name(c_void_p(self.handle), b".rodata")
@@ -173,7 +173,7 @@ class BpfObject:
                 ctypes.c_bool.from_address(start + places[f"has_{name}"]).value = value
 
     def share_maps(self, other: "BpfObject", names: Iterable[str]) -> None:
-        """Take another object's maps, which is loaded, instead of making these."""
+        """Reuse the named maps of another, loaded object instead of creating them."""
         for name in names:
             own = self.kernel.lib.bpf_object__find_map_by_name(c_void_p(self.handle), name.encode())
             self.kernel.lib.bpf_map__reuse_fd(c_void_p(own), other.map_fd(name))
@@ -184,7 +184,7 @@ class BpfObject:
         self.kernel.lib.bpf_map__set_max_entries(c_void_p(map_handle), c_uint32(entries))
 
     def load(self, wanted: set[str]) -> None:
-        """Create the maps and load the programs named in `wanted`; raises Refused at the first that the kernel refuses."""
+        """Create the maps and load the programs in `wanted`; raises Refused at the first program that the kernel refuses."""
         missing = wanted - self.programs.keys()
         if missing:
             raise ProbeError(f"{self.path.name} has no program {', '.join(sorted(missing))}: check the name, or run `make build`")
@@ -207,7 +207,7 @@ class BpfObject:
         return ProbeError(f"the kernel refused the BPF programs: {reason}: {denied or said}; see `python -m tracer doctor`")
 
     def _before(self, program: str) -> set[str]:
-        """The programs that were loaded before this one: libbpf goes through them in the order that it lists them in."""
+        """The programs that were loaded before this one: libbpf loads them in the order in which it lists them."""
         return set(itertools.takewhile(lambda name: name != program, self.programs))
 
     def map_fd(self, name: str) -> int:
@@ -225,7 +225,7 @@ class BpfObject:
         return int(fd)
 
     def copy_with_cookie(self, name: str, cookie: int) -> int:
-        """A loaded copy of a program in which its cookie is written; its descriptor."""
+        """Load a copy of a program with its cookie patched in; returns the descriptor."""
         program = c_void_p(self.programs[name])
         count = int(self.kernel.lib.bpf_program__insn_cnt(program))
         code = bytearray(ctypes.string_at(self.kernel.lib.bpf_program__insns(program), count * INSTRUCTION.size))
@@ -247,7 +247,7 @@ class BpfObject:
 
 @cache
 def symbols(path: Path) -> dict[str, int]:
-    """Name → where in its section it stands, of each symbol of an object file."""
+    """Symbol name → offset in its section, for every symbol of an object file."""
     offsets = {}
     for entries, strings in read_binary(str(path)).tables:
         for name, value in zip(entries["name"].tolist(), entries["value"].tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The two loaders behind one face: both give program and map descriptors; the maps always come from the compiled object."""
+"""Two loaders with one interface of program and map descriptors; the maps always come from the compiled object."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ KERNEL_PROGRAMS = {name: category for name, _, category in (*KERNEL_PROBES, *STA
 BUFFER_MAPS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("doorbell",)}
 BUFFER_FLAGS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("-DBUFFER_PERF",)}
 TASK_FIELDS = ("maj_flt", "min_flt")
-# struct → members that KERNEL_AT looks into
+# struct → members that KERNEL_AT reads
 KERNEL_FIELDS = {
     "task_struct": ("files", "pid", "prio", "comm", "thread_info"),
     "files_struct": ("fdt",),
@@ -60,7 +60,7 @@ KERNEL_FIELDS = {
     "request": ("q", "__sector"),
     "gendisk": ("major", "first_minor"),
 }
-# members that not every kernel has → whether a kernel of this version does, for headers, which cannot be asked
+# members that some kernels lack → whether a kernel version has them; needed with headers, which cannot be queried
 VARYING_FIELDS: dict[tuple[str, str], Callable[[tuple[int, ...]], bool]] = {
     ("task_struct", "cpu"): lambda version: version < (5, 16),
     ("thread_info", "cpu"): lambda version: version >= (5, 16),
@@ -68,7 +68,7 @@ VARYING_FIELDS: dict[tuple[str, str], Callable[[tuple[int, ...]], bool]] = {
     ("request_queue", "disk"): lambda version: version >= (5, 15),
 }
 NO_FIELD = 1 << 20
-# tracepoint → the name of its record in bpf/compat.h, where that is another's
+# tracepoint → the tracepoint whose record in bpf/compat.h it shares
 TEMPLATES = {
     "mm_filemap_map_pages": "mm_filemap_op_page_cache_range",
     "mm_filemap_add_to_page_cache": "mm_filemap_op_page_cache",
@@ -89,13 +89,13 @@ class LibbpfLoader:
     def __init__(
         self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring", btf: Path | None = None
     ):
-        if lockdown() == CLOSED:  # each program would be refused on its own, minutes in all
+        if lockdown() == CLOSED:  # each program would be refused separately, which takes minutes
             raise RequirementError("; ".join(denials()))
         if not (btf or VMLINUX).exists():
             raise RequirementError(f"this kernel has no BTF ({btf or VMLINUX}), which the default loader needs; {other_ways()}")
-        self.refused: dict[str, str] = {}  # program → what the kernel said against it
-        self.copies: dict[tuple[str, int], int] = {}  # (program, cookie) → descriptor of the copy that has it inside
-        self.late: dict[str, BpfObject] = {}  # program that was brought → the object that it came with
+        self.refused: dict[str, str] = {}  # program → the kernel's reason for refusing it
+        self.copies: dict[tuple[str, int], int] = {}  # (program, cookie) → descriptor of the copy with the cookie patched in
+        self.late: dict[str, BpfObject] = {}  # program loaded later → the object that contains it
         self._open = partial(open_object, kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {}, btf)
         self._shared = (*MAPS, *BUFFER_MAPS[buffer])
         self.object = self._load(wanted)
@@ -105,7 +105,7 @@ class LibbpfLoader:
         self.late |= dict.fromkeys(wanted, self._load(wanted, self.object))
 
     def _load(self, wanted: set[str], owner: BpfObject | None = None) -> BpfObject:
-        """Load the object without the programs that the kernel refuses: what it accepts is verified twice at most."""
+        """Load the object without the programs that the kernel refuses; each accepted program is verified at most twice."""
         unknown = wanted
         while True:
             opened = self._open()
@@ -138,7 +138,7 @@ class LibbpfLoader:
         return self.late.get(name, self.object).program_fd(name)
 
     def attachable(self, name: str, cookie: int) -> tuple[int, int]:
-        """(descriptor of a program, cookie to attach it with): without cookies in this kernel, of a copy that has it inside."""
+        """(program descriptor, cookie to attach with); on kernels without cookies, a copy with the cookie patched in, and 0."""
         if not cookie or self.object.kernel.offered.cookies:
             return self.program_fd(name), cookie
         if (name, cookie) not in self.copies:
@@ -157,7 +157,7 @@ class LibbpfLoader:
 
 
 class BccLoader(LibbpfLoader):
-    """Compiles the same sources through BCC against kernel headers; the maps are made from their own object."""
+    """Compiles the same sources through BCC against kernel headers; the maps come from an object of their own."""
 
     name = "bcc"
 
@@ -190,7 +190,7 @@ class BccLoader(LibbpfLoader):
             self._load_one(import_bcc(), name)
 
     def _load_one(self, bcc: Any, name: str) -> None:
-        """Load one program, or note what the kernel said against it: BCC prints that."""
+        """Load one program, or note the kernel's reason for refusing it, which BCC prints."""
         reason = ""
         with captured_stderr() as printed:
             try:
@@ -209,7 +209,7 @@ class BccLoader(LibbpfLoader):
         return int(self.programs[name])
 
     def attachable(self, name: str, cookie: int) -> tuple[int, int]:
-        """The program and the cookie: BCC's programs need a kernel that has cookies, others refuse them."""
+        """The program's descriptor and the cookie: kernels without cookies refuse BCC's programs."""
         return self.program_fd(name), cookie
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class BccLoader(LibbpfLoader):
 
 
 def kind_of(kinds: Any, name: str) -> int:
-    """Of which type a program is, by BCC's names for them."""
+    """A program's type, from BCC's constants."""
     if name not in KERNEL_PROGRAMS:
         return int(kinds.KPROBE)
     if name in IN_INTERRUPTS:
@@ -229,7 +229,7 @@ def kind_of(kinds: Any, name: str) -> int:
 
 @contextlib.contextmanager
 def captured_stderr() -> Iterator[list[str]]:
-    """Keeps back what C code prints to standard error; the list holds it afterwards."""
+    """Capture what C code prints to standard error; the list holds it afterwards."""
     printed: list[str] = []
     with tempfile.TemporaryFile() as file:
         stderr_copy = os.dup(2)
@@ -252,13 +252,13 @@ def open_object(kernel: Kernel, path: Path, ring_bytes: dict[str, int], btf: Pat
 
 
 def headers() -> Path | None:
-    """The kernel headers that BCC would use."""
+    """The kernel headers that BCC would use, if there are any."""
     path = Path("/lib/modules") / platform.release() / "build"
     return path if path.exists() else None
 
 
 def other_ways() -> str:
-    """What to do on a kernel without BTF."""
+    """Advice for kernels without BTF."""
     file = "give --btf FILE with its types (docs/kernels.md)"
     if headers():
         return f"{file}, or use --loader bcc"
@@ -267,7 +267,7 @@ def other_ways() -> str:
 
 
 def task_offsets(btf_file: Path | None = None) -> list[str]:
-    """Compiler flags: where the kernel's structs keep what we read, by BTF, else by the headers (which must then be its own)."""
+    """Compiler flags with the offsets of the kernel's struct members: from BTF, else from headers of exactly this kernel."""
     fields = [(owner, name) for owner, names in KERNEL_FIELDS.items() for name in names]
     nothing = [f"-DOFFSET_OF_NOTHING={NO_FIELD}"]
     if not (btf_file or VMLINUX).exists():
@@ -280,7 +280,7 @@ def task_offsets(btf_file: Path | None = None) -> list[str]:
 
 
 def offsets_by_headers(fields: list[tuple[str, str]]) -> list[str]:
-    """The same by the compiler, from the headers of the running kernel."""
+    """Compiler flags with the same offsets, which the compiler takes from the running kernel's headers."""
     version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
     fields = fields + [place for place, is_there in VARYING_FIELDS.items() if is_there(version)]
     absent = [place for place, is_there in VARYING_FIELDS.items() if not is_there(version)]
@@ -291,7 +291,7 @@ def offsets_by_headers(fields: list[tuple[str, str]]) -> list[str]:
 
 
 def tracepoint_offsets() -> list[str]:
-    """Compiler flags: where the running kernel's tracepoints keep their fields, from tracefs; 0 for what it lacks."""
+    """Compiler flags with the offsets of tracepoint fields, from tracefs; 0 for fields that this kernel lacks."""
     sources = "".join(path.read_text() for path in sorted(BPF_SOURCE.parent.glob("*.bpf.c")))
     places = {f"{event}_{field}": "0" for event, field in USED_FIELD.findall(sources)}
     for name, _, category in KERNEL_PROBES:
@@ -306,7 +306,7 @@ LOADERS = {"libbpf": LibbpfLoader, "bcc": BccLoader}
 
 
 def import_bcc() -> Any:
-    """Debian's BCC bindings: pure Python over ctypes, so a virtual environment may borrow them."""
+    """Import Debian's BCC bindings: pure Python over ctypes, so a virtual environment can use them."""
     try:
         import bcc
     except ImportError:
@@ -321,7 +321,7 @@ def import_bcc() -> Any:
 
 
 def layouts() -> dict[str, Any]:
-    """Every record's layout for the manifest, from the object's BTF."""
+    """The layout of every record, for the manifest, from the object's BTF."""
     if not BPF_OBJECT.exists():
         raise RequirementError(f"{BPF_OBJECT.name} has not been built; run `make build`")
     btf = Btf.of_file(BPF_OBJECT)
@@ -345,11 +345,11 @@ def struct_bytes(name: str) -> int:
 
 
 def program_numbers() -> dict[str, int]:
-    """Program → the number under which it counts its runs: where its mark stands in the object's section of marks."""
+    """Program → the number under which it counts its runs: the offset of its mark in the object's section of marks."""
     return {name.removeprefix("number_"): at for name, at in symbols(BPF_OBJECT).items() if name.startswith("number_")}
 
 
 def check_architecture(machine: str) -> None:
-    """Raise where this architecture's system calls are not known."""
+    """Raise RequirementError if this architecture's system calls are not known."""
     if machine not in SYSCALL:
         raise RequirementError(f"{machine} is not supported; x86_64 and aarch64 are")

@@ -1,4 +1,4 @@
-"""Perf buffers in place of a ring, for kernels that have no BPF ring buffer (before 5.8): one per CPU, drained in batches."""
+"""Perf buffers, one per CPU, drained in batches: used instead of a ring on kernels without BPF ring buffers (before 5.8)."""
 
 import contextlib
 import mmap
@@ -23,14 +23,14 @@ ONLINE = Path("/sys/devices/system/cpu/online")
 
 
 def stride_of(slot_bytes: int) -> int:
-    """Bytes of the sample that carries one slot's record: its head and the record, padded to 8."""
+    """Bytes of the sample that carries one slot's record: header and record, padded to 8."""
     return (RAW_OFFSET + slot_bytes - RING_HEADER_BYTES + 7) // 8 * 8
 
 
 def decode(data: np.ndarray, slot_bytes: int) -> tuple[np.ndarray, int]:
-    """(slots as a ring would hold them, records lost) of whole perf records in order of writing.
+    """(slots as a ring would hold them, records lost) of complete perf records in the order in which they were written.
 
-    Samples have one size: runs of them are found and copied at once; what stands between two runs reports losses.
+    All samples have the same size, so whole runs of them are copied at once; between runs there are records of losses.
     """
     stride, record = stride_of(slot_bytes), slot_bytes - RING_HEADER_BYTES
     runs: list[np.ndarray] = []
@@ -57,19 +57,19 @@ def decode(data: np.ndarray, slot_bytes: int) -> tuple[np.ndarray, int]:
 
 
 class CpuBuffer:
-    """One CPU's buffer: a page of head and tail, then the data, once."""
+    """One CPU's buffer: a page with head and tail, then the data, mapped once."""
 
     def __init__(self, memory: mmap.mmap, slot_bytes: int):
         self.memory, self.slot = memory, slot_bytes
         self.data = np.frombuffer(memory, np.uint8, offset=PAGE)
         self.lost = 0
-        # Whole words: the kernel looks at any moment, and struct.pack_into zeroes first.
+        # Written as whole words: the kernel may read at any moment, and struct.pack_into zeroes the bytes first.
         self.head_word = np.frombuffer(memory, np.uint64, 1, DATA_HEAD)
         self.tail_word = np.frombuffer(memory, np.uint64, 1, DATA_TAIL)
         self.tail = int(self.tail_word[0])
 
     def take(self) -> np.ndarray:
-        """Every record written so far, copied; their space is the kernel's again."""
+        """Copies of all records written so far; their space is returned to the kernel."""
         head = int(self.head_word[0])
         size = len(self.data)
         first, length = self.tail % size, head - self.tail
@@ -85,12 +85,12 @@ class CpuBuffer:
     def close(self) -> None:
         """Unmap."""
         del self.data, self.head_word, self.tail_word
-        with contextlib.suppress(BufferError):  # a drain that failed still holds a view
+        with contextlib.suppress(BufferError):  # a failed drain still holds a view
             self.memory.close()
 
 
 class PerfBuffer:
-    """One perf event array with a buffer on every CPU; the interface of `ring.Ring`."""
+    """A perf event array with a buffer per CPU; has the interface of `ring.Ring`."""
 
     def __init__(self, kernel: Kernel, map_fd: int, total_bytes: int, slot_bytes: int):
         cpus = online()
@@ -105,14 +105,14 @@ class PerfBuffer:
             kernel.update(map_fd, struct.pack("<I", cpu), struct.pack("<I", fd))
 
     def take(self) -> np.ndarray:
-        """Every finished record as slots, uint8 [n, slot bytes], one CPU after the other."""
+        """All finished records as slots, uint8 [n, slot bytes], CPU by CPU."""
         return np.concatenate([cpu.take() for cpu in self.cpus.values()])
 
     def release(self) -> None:
-        """Taking copies, so the space is free already."""
+        """Does nothing: `take` copies, so the space is already free."""
 
     def lost(self) -> dict[str, int]:
-        """Records lost by CPU, as the buffers report; a loss is reported with the next record that finds room."""
+        """Records lost by CPU, as the buffers report them: each loss with the next record that fits."""
         return {str(number): cpu.lost for number, cpu in self.cpus.items()}
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class PerfBuffer:
 
 
 class Doorbell:
-    """Wakes the reader at once for the records that the target waits for; its buffers are overwritten, never read."""
+    """Wakes the reader immediately for records that the target waits on; its buffers are overwritten and never read."""
 
     def __init__(self, kernel: Kernel, map_fd: int):
         self.fds: list[int] = []
@@ -144,7 +144,7 @@ class Doorbell:
 
 
 def mapped(fd: int, size: int, access: int) -> mmap.mmap:
-    """A perf event's buffer in our memory."""
+    """Map a perf event's buffer."""
     try:
         return mmap.mmap(fd, size, mmap.MAP_SHARED, access)
     except OSError as error:
@@ -155,7 +155,7 @@ def mapped(fd: int, size: int, access: int) -> mmap.mmap:
 
 
 def online() -> list[int]:
-    """The CPUs that run."""
+    """Numbers of the CPUs that are online."""
     cpus: list[int] = []
     for part in ONLINE.read_text().split(","):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""The plan as a file: all that a recorder on another machine must know, so that it decides nothing itself (docs/devices.md)."""
+"""The plan as a file: all that a collector on another machine needs, so that it makes no decisions (docs/devices.md)."""
 
 import json
 import os
@@ -23,19 +23,19 @@ from tracer.recording.paths import BPF_SOURCE
 
 PLAN_VERSION = 1
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
-"""What the kernel calls a machine → what ELF headers do."""
+"""The kernel's name of a machine → its name in ELF headers."""
 UNKNOWN_OPERATOR = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class FileRoot:
-    """Where files are searched: below `sysroot`, which a device's paths begin under; "" is this machine."""
+    """Where files are looked up: below `sysroot`, a copy of the device's root; "" for this machine."""
 
     sysroot: str
     arch: str
 
     def shown(self, path: str) -> str:
-        """A file's path on the device."""
+        """A file's path as seen on the device."""
         return "/" + os.path.relpath(path, self.sysroot) if self.sysroot else path
 
     def is_of(self, path: str) -> bool:
@@ -44,7 +44,7 @@ class FileRoot:
 
 
 def contains_elf(path: str) -> bool:
-    """Whether a file begins as ELF files do."""
+    """Whether a file starts with ELF's magic bytes."""
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"\x7fELF"
@@ -53,12 +53,12 @@ def contains_elf(path: str) -> bool:
 
 
 def identity(path: str, build_id: str) -> str:
-    """By what a file is known wherever it lies: its build id, or the XXH3 of its content where it has none."""
+    """What identifies a file wherever it is stored: its build id, or the XXH3 of its content if it has none."""
     return build_id or f"xxh3:{digest(Path(reach.way_to(path)).read_bytes())}"
 
 
 def libraries(planner: Planner, folders: list[Path]) -> Iterator[str]:
-    """The files in folders, and those given themselves, that hold an engine's code by their names, or a user's functions."""
+    """The given files, and those in given folders, whose names are those of an engine's libraries or of a user's functions."""
     for folder in folders:
         names = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
         for path in filter(Path.is_file, names):
@@ -69,7 +69,7 @@ def libraries(planner: Planner, folders: list[Path]) -> Iterator[str]:
 def compose(
     planner: Planner, place: FileRoot, programs: list[str], folders: list[Path], loops: list[LearntLoop]
 ) -> dict[str, Any]:
-    """The whole plan, for programs (executables) and the libraries in folders. Raises TracerError where no probe would stand."""
+    """The whole plan, for programs (executables) and the libraries in folders. Raises TracerError if it has no probe."""
     seen: dict[str, dict[str, Any]] = {}
     candidates = [*((path, True) for path in programs), *((path, False) for path in libraries(planner, folders))]
     for path, is_executable in candidates:
@@ -85,7 +85,7 @@ def compose(
 
 
 def leave_unneeded(planner: Planner, files: list[dict[str, Any]]) -> None:
-    """Take out the probes that serve a late engine alone, where none of the files is of one."""
+    """Remove the probes that serve only late engines if no file belongs to one."""
     if {engine.name for engine in planner.engines if engine.late} & {name for file in files for name in file["engines"]}:
         return
     late = {probe.program for engine in planner.engines for probe in engine.probes if probe.late and not probe.learnt}
@@ -94,7 +94,7 @@ def leave_unneeded(planner: Planner, files: list[dict[str, Any]]) -> None:
 
 
 def described(planner: Planner, place: FileRoot, plan: FilePlan, loops: list[LearntLoop]) -> dict[str, Any]:
-    """One file of the plan."""
+    """The plan's entry for one file."""
     build = plan.build_id or read_binary(plan.path).build_id
     one = {"path": place.shown(plan.path), "id": identity(plan.path, build), "build_id": build, "engines": plan.engines}
     loop = next((each for each in loops if each.id == one["id"]), None)
@@ -108,7 +108,7 @@ def described(planner: Planner, place: FileRoot, plan: FilePlan, loops: list[Lea
 
 
 def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[str, int]:
-    """Settings for a file's graph loop, whose probes replace those that teach where it is known."""
+    """Settings for a file's graph loop; where the loop is known, its probes replace the ones that learn it."""
     mine = [(engine, probe) for engine in planner.engines for probe in engine.probes if engine.name in plan.engines]
     teachers = {probe.program for _, probe in mine if probe.teaches} & plan.programs()
     if not teachers:
@@ -122,7 +122,7 @@ def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[
 
 
 def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the plan says beside its files; programs are those that can stand in these, and the kernel's."""
+    """The plan's entries other than files; its programs are those attached in the files and those on kernel events."""
     levels, numbers = planner.levels, program_numbers()
     kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, *ALWAYS)]
     present = {name for file in files for name in file["engines"]}
@@ -153,13 +153,13 @@ def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]]) -> dic
 
 
 def described_engine(engine: Engine, planner: Planner) -> dict[str, Any]:
-    """An engine as the manifest needs it, and the newest function table that its slots were checked with."""
+    """An engine's entry for the manifest, with the newest function table that its slots were checked against."""
     names = {"operators": planner.operators[engine.name], "graphs": list(engine.graphs)}
     return {"id": engine.id, **names, "api": [engine.api_major, engine.api_minor]}
 
 
 def at_run_time(engine: Engine, probe: Probe) -> dict[str, Any]:
-    """A probe whose address is known only at run time: a slot of a function table, or a function that the program passes."""
+    """The entry of a probe whose address is known only at run time: a function table's slot, or a function the program passes."""
     keys = ("program", "level", "slot", "table", "since", "at", "learnt", "spared_by")
     return {"engine": engine.name, **{key: getattr(probe, key) for key in keys}}
 

@@ -66,22 +66,22 @@ NAMED = {
 
 @dataclass(frozen=True)
 class Event:
-    """One event: the name that the user gave, perf's type and its config."""
+    """An event: the user's name for it, perf's type and config."""
 
     name: str
     type: int
     config: int
 
     def open(self, tid: int) -> int:
-        """Count it on one thread, on whatever CPU; the descriptor ends it. Raises OSError.
+        """Count the event on one thread, on any CPU, until the returned descriptor is closed. Raises OSError.
 
-        Pinned: it counts all the time or, where the PMU has no room, says so, but is never extrapolated.
+        The event is pinned: it either counts all the time or reports that the PMU has no room; it is never extrapolated.
         """
         head = struct.pack("<IIQQQQQ", self.type, ATTR_BYTES, self.config, 0, 0, 0, PINNED)
         return open_event(head.ljust(ATTR_BYTES, b"\0"), tid, -1)
 
     def works(self) -> bool:
-        """Whether this machine has it."""
+        """Whether this machine can count the event."""
         try:
             os.close(self.open(0))
         except OSError:
@@ -90,7 +90,7 @@ class Event:
 
 
 def raw_config(name: str) -> int | None:
-    """The config of a raw code, `r1c2` or `0x1c2`; None where it does not fit 64 bits."""
+    """The config of a raw code, `r1c2` or `0x1c2`; None if it exceeds 64 bits."""
     digits = name[2:] if name.startswith("0x") else name[1:] if name.startswith("r") else ""
     with contextlib.suppress(ValueError):
         return int(digits, 16) if digits.isalnum() and int(digits, 16) < 2**64 else None
@@ -98,12 +98,12 @@ def raw_config(name: str) -> int | None:
 
 
 def offered() -> list[str]:
-    """Names of the events that this machine has, each found by opening it."""
+    """Names of the events that this machine has, each tested by opening it."""
     return [name for name, (kind, config) in NAMED.items() if Event(name, kind, config).works()]
 
 
 def parse(names: list[str]) -> tuple[Event, ...]:
-    """The events of these names; raises TracerError where one is unknown, absent on this machine, or too many are asked for."""
+    """The events with these names; raises TracerError if one is unknown, absent on this machine, or there are too many."""
     if len(names) > MAX_EVENTS:
         raise TracerError(f"--pmc takes at most {MAX_EVENTS} events, {len(names)} were given")
     events = tuple(_event(name) for name in names)
@@ -124,20 +124,20 @@ def _event(name: str) -> Event:
 
 
 class Counters:
-    """The counters of all threads; the kernel side finds a thread's through its first index in the map `counters`."""
+    """The counters of all threads; the BPF programs find a thread's by its first index in the map `counters`."""
 
     def __init__(self, kernel: Kernel, map_fds: dict[str, int], events: tuple[Event, ...]):
         self.kernel, self.map_fds, self.events = kernel, map_fds, events
         self.fds: dict[int, list[int]] = {}  # thread → descriptors
         self.slots: dict[int, int] = {}
         self.free = list(range(MAX_THREADS - 1, -1, -1))
-        self.uncounted = 0  # threads that ended before their counters stood, or for which there was no room
+        self.uncounted = 0  # threads that ended before their counters were opened, or for which there was no room
         if events:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     def add(self, tid: int) -> None:
-        """Count on a thread; one that has ended already is counted as missed."""
+        """Start counting on a thread; one that has already ended adds to `uncounted`."""
         if not self.events or tid in self.fds:
             return
         fds: list[int] = []

@@ -1,1 +1,1 @@
-"""Where probes stand, why there, and how they are attached."""
+"""Where probes are placed, why there, and how they are attached."""

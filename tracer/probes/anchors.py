@@ -1,7 +1,7 @@
-"""Functions of a stripped program, found by what their code refers to: a text in its data, or an imported function it calls.
+"""Finds functions of a stripped program by what their code refers to: a text in its data, or an imported function.
 
-Where functions begin is read from .eh_frame_hdr, which unwinding needs, so that `strip` leaves it. References are found by
-looking at every 32-bit displacement of the code at once.
+The starts of functions come from .eh_frame_hdr, which `strip` keeps because unwinding needs it. References are found by
+evaluating all 32-bit displacements of the code at once.
 """
 
 import struct
@@ -22,8 +22,8 @@ from tracer.probes.reach import way_to
 CHUNK = 1 << 24
 EH_HEADER = 12  # version, three encodings, pointer to .eh_frame, count of the table that follows
 PCREL_TABLE = b"\x01\x1b\x03\x3b"  # the encodings that linkers write
-STUB_STARTS = (0, 1, 4, 5)  # bytes in front of a stub's jump: none, a prefix, endbr64, both
-ARM64_WINDOW = 8  # instructions between adrp and the one that adds the low bits
+STUB_STARTS = (0, 1, 4, 5)  # bytes before a stub's jump: none, a prefix, endbr64, both
+ARM64_WINDOW = 8  # instructions after adrp in which the one that adds the low bits is looked for
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Code:
 
 
 class Image:
-    """A program's code, the places where its functions begin, and its data, by address."""
+    """A program's code, the start addresses of its functions, and its data, by address."""
 
     def __init__(self, path: str):
         self.raw = np.memmap(way_to(path), np.uint8, "r")
@@ -62,11 +62,11 @@ class Image:
         return np.sort(table[:, 0].astype(np.int64) + address)
 
     def file_offset(self, address: int) -> int:
-        """The file offset of an address that is loaded."""
+        """The file offset of a loaded address."""
         return next(address - start + offset for start, offset, size in self.loads if start <= address < start + size)
 
     def texts(self, text: str) -> list[int]:
-        """The addresses at which a NUL-terminated text stands."""
+        """All addresses of a NUL-terminated text."""
         wanted, addresses = text.encode() + b"\0", []
         for address, offset, size in self.loads:
             data = self.raw[offset : offset + size].tobytes()
@@ -77,22 +77,22 @@ class Image:
         return addresses
 
     def function_of(self, address: int) -> int:
-        """Where the function that holds an address begins."""
+        """The start of the function that contains an address."""
         row = int(np.searchsorted(self.starts, address, "right")) - 1
         return int(self.starts[row]) if row >= 0 else -1
 
     def functions_of(self, addresses: list[int]) -> set[int]:
-        """The functions that hold some addresses."""
+        """The starts of the functions that contain these addresses."""
         return {self.function_of(address) for address in addresses} - {-1}
 
     def end_of(self, start: int) -> int:
-        """Where the next function begins."""
+        """The start of the next function."""
         row = int(np.searchsorted(self.starts, start, "right"))
         return int(self.starts[row]) if row < len(self.starts) else start + 1
 
 
 def import_slots(elf: ELFFile) -> dict[str, int]:
-    """Imported function → address of the slot that holds where it is."""
+    """Imported function → address of the slot that holds its address."""
     slots: dict[str, int] = {}
     for section in elf.iter_sections():
         symbols = elf.get_section(section["sh_link"]) if isinstance(section, RelocationSection) else None
@@ -104,7 +104,7 @@ def import_slots(elf: ELFFile) -> dict[str, int]:
 
 
 def x86_references(image: Image, low: int, high: int) -> list[tuple[int, int, int]]:
-    """(address of a 32-bit displacement, the two bytes before it) wherever code refers to low .. high relative to itself."""
+    """(address of a 32-bit displacement, the two bytes before it) wherever code refers to low .. high by a relative address."""
     references = []
     for code in image.codes:
         for begin in range(0, len(code.data), CHUNK):
@@ -121,7 +121,7 @@ def x86_references(image: Image, low: int, high: int) -> list[tuple[int, int, in
 
 
 def x86_loads(image: Image, target: int) -> list[int]:
-    """Where code takes an address: `lea target(%rip), reg`, or `mov $target, reg` where the program has a fixed address."""
+    """Where code takes an address: `lea target(%rip), reg`, or `mov $target, reg` in a program at a fixed address."""
     relative = [at for at, code, mode in x86_references(image, target, target + 1) if code == 0x8D and mode & 0xC7 == 0x05]
     absolute = []
     if target < 1 << 31:
@@ -145,13 +145,13 @@ def x86_transfers(image: Image, low: int, high: int, calls: bool, jumps: bool) -
 
 
 def x86_stubs(image: Image, slot: int) -> list[int]:
-    """Where a stub may begin that jumps through the slot of an imported function."""
+    """Possible start addresses of stubs that jump through the slot of an imported function."""
     jumps = [at - 2 for at, code, mode in x86_references(image, slot, slot + 1) if (code, mode) == (0xFF, 0x25)]
     return [jump - before for jump in jumps for before in STUB_STARTS]
 
 
 def x86_uses(image: Image, slot: int, calls: bool, jumps: bool) -> list[int]:
-    """Where code calls, or jumps to, the imported function of a slot: through a stub, or through the slot itself."""
+    """Where code calls, or jumps to, the imported function of a slot, through a stub or through the slot itself."""
     through = x86_references(image, slot, slot + 1)
     transfers = [at for at, code, mode in through if calls and (code, mode) == (0xFF, 0x15)]
     for jump in [at - 2 for at, code, mode in through if (code, mode) == (0xFF, 0x25)]:
@@ -164,7 +164,7 @@ def x86_uses(image: Image, slot: int, calls: bool, jumps: bool) -> list[int]:
 
 
 def arm64_pairs(image: Image, target: int, low_bits: tuple[int, int, int]) -> list[int]:
-    """Where adrp forms the page of an address and a later instruction, (mask, value, shift of the offset), its low bits."""
+    """Where adrp forms an address's page and a later instruction, matched by (mask, value, offset shift), adds its low bits."""
     mask, value, shift = low_bits
     references = []
     for code in image.codes:
@@ -176,7 +176,7 @@ def arm64_pairs(image: Image, target: int, low_bits: tuple[int, int, int]) -> li
             for word in words[i + 1 : i + 1 + ARM64_WINDOW].tolist():
                 same = word >> 5 & 31 == int(words[i]) & 31
                 if word & 0x9F00001F == int(words[i]) & 0x9F00001F:
-                    break  # the register is formed anew: the next stub
+                    break  # the register is overwritten: the next stub begins
                 if word & mask == value and same and (word >> 10 & 0xFFF) << shift == target & 0xFFF:
                     references.append(int(addresses[i]))
                     break
@@ -216,7 +216,9 @@ STUBS = {"x64": x86_stubs, "AArch64": arm64_stubs}
 
 
 def whole(image: Image, start: int) -> int:
-    """The function that a part belongs to which the compiler moved away: nobody calls it, one other function jumps into it."""
+    """The function that the code at `start` belongs to: `start`, or for a part that the compiler split off, which nothing calls,
+    the only function that jumps into it.
+    """
     transfers = MACHINES[image.machine][1]
     if transfers(image, start, start + 1, True, False):
         return start
@@ -225,7 +227,7 @@ def whole(image: Image, start: int) -> int:
 
 
 def candidates(image: Image, anchor: dict[str, Any]) -> set[int]:
-    """Addresses of the functions that refer to everything that the anchor names."""
+    """Addresses of the functions that refer to everything that an anchor names."""
     loads, _, uses = MACHINES[image.machine]
     sets: list[set[int]] = []
     for text in anchor.get("strings", ()):
@@ -245,7 +247,7 @@ def _image(path: str, stamp: tuple[int, int]) -> Image:
 
 
 def image_of(path: str) -> Image:
-    """A program's image; ProbeError where it cannot be read."""
+    """A program's image; raises ProbeError if it cannot be read."""
     try:
         status = Path(path).stat()
         return _image(path, (status.st_ino, status.st_mtime_ns))
@@ -254,14 +256,14 @@ def image_of(path: str) -> Image:
 
 
 def find(path: str, anchor: dict[str, Any]) -> int | None:
-    """The file offset of the one function that an anchor describes; None where there is none, or more than one."""
+    """The file offset of the only function that an anchor describes; None if there is none or more than one."""
     image = image_of(path)
     functions = candidates(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
     return image.file_offset(functions.pop()) if len(functions) == 1 else None
 
 
 def stub(path: str, function: str) -> int | None:
-    """The file offset of the stub through which code calls an imported function; None where there is none."""
+    """The file offset of the stub through which code calls an imported function; None if there is none."""
     image = image_of(path)
     slot = image.slots.get(function) if image.machine in MACHINES else None
     if slot is None:

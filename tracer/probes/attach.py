@@ -1,4 +1,4 @@
-"""Probes as they stand: what a plan says is attached, taken away and given back."""
+"""The probes of a session: attaches what a plan lists, and sheds and restores levels."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ from tracer.probes.planner import Places, Planner, stem
 from tracer.probes.raw_tracepoints import attach_raw
 from tracer.probes.tracefs import tracefs, why_absent
 
-FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
+FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # these locate the other probes' sites: hit once, never shed
 
 
 class Loader(Protocol):
@@ -50,11 +50,11 @@ class Loader(Protocol):
 
 @dataclass
 class EngineState:
-    """What was found of an engine in this run."""
+    """What is known of an engine in this run."""
 
     libraries: dict[str, str] = field(default_factory=dict)
     operators: list[str] = field(default_factory=list)
-    untold: str = ""  # why its operators and experts are not recorded
+    untold: str = ""  # the reason why its operators and experts are not recorded
 
 
 class Attachments:
@@ -65,28 +65,28 @@ class Attachments:
         self.planner = planner = Planner(engines, levels, functions)
         self.rows, self.warnings, self.named = planner.rows, planner.warnings, planner.named
         self.state = {engine.name: EngineState(operators=planner.operators[engine.name]) for engine in engines}
-        self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
-        self._more: list[int] = []  # descriptors of probes that need one per cpu
+        self._fds: dict[int, int] = {}  # row index → the descriptor that holds its probe
+        self._more: list[int] = []  # further descriptors of probes that need one per CPU
         self._known: set[tuple[int, int, int, str, int]] = set()
-        self._opened: set[str] = set()  # files that the program was seen to open or to run
-        self._folders: set[str] = set()  # in which all libraries were gone through
-        self.attaching_ns = 0  # time in the kernel to place probes
+        self._opened: set[str] = set()  # files that the program has opened or executed
+        self._folders: set[str] = set()  # whose libraries have all been examined
+        self.attaching_ns = 0  # time that the kernel took to place probes
         self._visits: set[tuple[int, int, int, str, bool]] = set()
         self.shed_levels: set[str] = set()
-        self.spared: list[tuple[Probe, Row]] = []  # what attach_spared would place
-        self._changing = threading.Lock()  # levels are shed and restored beside the drain
+        self.spared: list[tuple[Probe, Row]] = []  # probes that attach_spared would place
+        self._changing = threading.Lock()  # levels are shed and restored concurrently with the drain
         self.loader: Loader | None = None
-        self.remove: Callable[[Iterable[int]], None] = uprobes.detach  # probes, given what holds them
-        self._late, self._waiting = planner.programs(late=True), list[Row]()  # programs that are not loaded yet, their probes
-        self.refused: set[str] = set()  # programs that this kernel does not take, and what is of no use without them
+        self.remove: Callable[[Iterable[int]], None] = uprobes.detach  # removes probes, given their descriptors
+        self._late, self._waiting = planner.programs(late=True), list[Row]()  # programs that are not loaded yet; their rows
+        self.refused: set[str] = set()  # programs that this kernel refused, and those that are useless without them
         self.costs: dict[str, float] = {}
 
     def programs(self) -> set[str]:
-        """Names of the BPF programs that are loaded at first: those that may be needed at the chosen levels, and are not late."""
+        """Names of the BPF programs to load first: those that the chosen levels may need, except late ones."""
         return {name for name, _, _ in kernel_probes(self.levels)} | self.planner.programs()
 
     def drop(self, refused: dict[str, str]) -> None:
-        """Continue without programs that the kernel refused (program → why), and without the other ends of their calls."""
+        """Continue without programs that the kernel refused (program → reason), nor their begin or end counterparts."""
         for program, why in sorted(refused.items()):
             self.warnings.append(f"the kernel refused {program}: {why}; {self._goes_without(program)}")
         stems = {stem(program) for program in refused}
@@ -100,7 +100,7 @@ class Attachments:
         return f"level {', '.join(sorted(levels))} is recorded without it" if levels else what
 
     def attach_kernel(self) -> None:
-        """Attach the kernel's own probes: of the process level, without which nothing goes, and of the chosen levels."""
+        """Attach probes on kernel events: of the process level, which is always required, and of the chosen levels."""
         assert self.loader is not None
         offered = kernel_probes(self.levels)
         for number, layout in driver_layouts([name for name, _, _ in offered]).items():
@@ -115,14 +115,14 @@ class Attachments:
         self.warnings += lacking(self.levels, offered)
 
     def attach_file(self, path: str, is_executable: bool = False) -> int:
-        """Attach every engine's probes that a file offers; returns how many were added."""
+        """Attach all engines' probes that apply to a file; returns how many were added."""
         self._opened.add(reach.real(path))
         return self._attach_file(path, is_executable)
 
     def attach_beside(self, path: str) -> int:
-        """Attach to the libraries beside one of an engine whose libraries are opened together.
+        """Attach to the libraries in the same folder as this one, if its engine opens them together; returns how many were added.
 
-        The first probe after a while waits for a grace period of the kernel's, 10 ms and more; those right behind it do not.
+        The first probe after a pause waits for a grace period of the kernel, 10 ms or more; those right after it do not.
         """
         folder = os.path.dirname(reach.real(path))
         beside = [] if folder in self._folders else self.planner.beside(path)
@@ -131,7 +131,7 @@ class Attachments:
         return sum(map(self._attach_file, beside))
 
     def look_ahead(self, command: list[str]) -> None:
-        """Do what a command's start would wait for: search the programs that it names, prepare what decides on places."""
+        """Do ahead of time what would delay a command's start: search the programs it names, test for fast nops."""
         has_fast_nop()
         programs = [path for word in command if (path := shutil.which(word)) and contains(path, b"\x7fELF")]
         for path, engine in itertools.product(programs, self.engines):
@@ -149,7 +149,7 @@ class Attachments:
         return len(self.rows) - before
 
     def _was_attached(self, path: str, real: str, is_executable: bool) -> bool:
-        """Whether this file, unchanged, was gone through before under this name: its probes stand in every process."""
+        """Whether this file was already examined, unchanged and under this name: its probes are active in every process."""
         try:
             status = os.stat(reach.way_to(real))
         except OSError:
@@ -175,7 +175,7 @@ class Attachments:
             self.state[name].operators = operators
 
     def _bring(self, programs: set[str]) -> None:
-        """Load programs of which few, or none at once, have need."""
+        """Load those of these late programs that are not loaded yet."""
         assert self.loader is not None
         needed = programs & self._late
         self._late -= needed
@@ -184,14 +184,14 @@ class Attachments:
             self.drop({program: why for program, why in self.loader.refused.items() if program in needed})
 
     def _end_waiting(self) -> None:
-        """Place the probes that waited for a library of a late engine, now that it is opened."""
+        """Attach the probes that waited for a late engine's library, which is now open."""
         self._bring({probe.program for engine in self.engines for probe in engine.probes if not probe.learnt})
-        rows = {(row.program, os.path.dirname(row.library)): row for row in reversed(self._waiting)}  # each is `once`
+        rows = {(row.program, os.path.dirname(row.library)): row for row in reversed(self._waiting)}  # each of them is `once`
         self._waiting.clear()
         self._attach_all(list(rows.values()))
 
     def _attach_all(self, rows: list[Row]) -> int:
-        """Attach each; returns how many were added."""
+        """Attach each row; returns how many were added."""
         before = len(self.rows)
         for row in rows:
             with self.planner.reported():
@@ -199,11 +199,11 @@ class Attachments:
         return len(self.rows) - before
 
     def attach_api(self, table: str, slots: Places, version: int) -> int:
-        """Attach probes at those slots of a table of functions that `version` has; how many were added."""
+        """Attach probes at the slots of a function table that `version` has; returns how many were added."""
         return self._attach_all(self.planner.api(table, slots, version))
 
     def at_run_time(self) -> list[Row]:
-        """Rows, with offset -1, of probes whose addresses are known only at run time: slots of function tables."""
+        """Rows, with offset -1, of probes whose addresses are known only at run time (slots of function tables)."""
         rows = []
         for engine in self.engines:
             for probe in engine.probes:
@@ -220,7 +220,7 @@ class Attachments:
         return self._attach_all([row for probe, row in planned if not self._is_spared(probe)])
 
     def _is_spared(self, probe: Probe) -> bool:
-        """Whether other probes record everything that it would, as far as is known."""
+        """Whether other probes record everything that this one would, as far as is known."""
         standing = [row for row in self.rows if not row.retired_ns]
         files = [{row.library for row in standing if row.program == program} for program in probe.spared_by]
         return bool(files) and all(each and each == files[0] for each in files)
@@ -231,18 +231,18 @@ class Attachments:
         return all(here.issuperset(probe.spared_by) for probe, _ in self.spared)
 
     def attach_spared(self) -> None:
-        """Attach the probes that others were thought to stand for: there is a caller that these do not see."""
+        """Attach the spared probes: there is a caller that the probes meant to replace them do not see."""
         spared, self.spared = self.spared, []
         self._attach_all([row for _, row in spared])
 
     def attach_callback(self, engine: Engine, name: str, path: str, offset: int) -> None:
-        """Attach the probes that are declared as learnt under `name` at a function that the program passed."""
+        """Attach the probes declared as learnt under `name`, at a function that the program passed."""
         self._attach_all(self.planner.callback(engine, name, path, offset))
 
     def attach_learnt(self, engine: Engine, sites: dict[str, tuple[str, int]], why: str) -> bool:
-        """Attach the probes whose sites, given as name → (file, offset behind a call), were learnt.
+        """Attach the probes whose sites were learnt, given as name → (file, offset after a call).
 
-        False, and nothing changes, where a call is not cheap to probe.
+        Returns False, and changes nothing, if one of the calls is not cheap to probe.
         """
         rows = self.planner.learnt(engine, sites, why)
         self._bring({row.program for row in rows})
@@ -251,7 +251,7 @@ class Attachments:
         return bool(rows)
 
     def move(self, engine: Engine, level: str) -> list[str]:
-        """Take the probes of a level to where else they could stand, as far as they have not; the functions there."""
+        """Move the probes of a level to alternative sites that were not tried yet; returns the names of the functions there."""
         moved = []
         probes = {probe.program: probe for probe in engine.probes if probe.otherwise and probe.level == level}
         standing = [i for i, row in enumerate(self.rows) if row.program in probes and not row.retired_ns]
@@ -266,16 +266,16 @@ class Attachments:
         return list(dict.fromkeys(moved))
 
     def teachers(self) -> set[str]:
-        """The programs that stand and teach where others could."""
+        """The attached programs that learn the sites of others."""
         teachers = {probe.program for engine in self.engines for probe in engine.probes if probe.teaches}
         return {row.program for row in self.rows if not row.retired_ns} & teachers
 
     def is_blind(self) -> bool:
-        """Whether of all that teaches only the barrier was found: the program is stripped."""
+        """Whether the barrier is the only learning probe attached, as in a stripped program."""
         return self.teachers() == {"ggml_op_wait"}
 
     def retire_teachers(self, engine: Engine) -> None:
-        """Remove the probes that taught where others stand by now, in the files where these do."""
+        """Remove the learning probes in the files in which the probes at the learnt sites are attached."""
         learnt = {probe.program for probe in engine.probes if probe.learnt}
         files = {row.library for row in self.rows if row.program in learnt}
         teachers = {probe.program for probe in engine.probes if probe.teaches}
@@ -292,14 +292,14 @@ class Attachments:
             self.warnings.append(f"{engine.name}: levels operator and expert are switched off: {why}")
 
     def _retire(self, indices: list[int]) -> None:
-        """Remove probes for good."""
+        """Permanently remove probes, given their rows' indices."""
         with self._changing:
             for index in indices:
                 self.rows[index].retired_ns = time.monotonic_ns()
             self.remove([self._fds.pop(index) for index in indices if index in self._fds])
 
     def _attach(self, row: Row) -> None:
-        """Attach a probe in a file, unless it stands there."""
+        """Attach a probe in a file, unless it is already there."""
         try:
             status = os.stat(reach.way_to(row.library))
         except OSError as error:
@@ -310,7 +310,7 @@ class Attachments:
             self._known.add(key)
 
     def _stand(self, row: Row) -> None:
-        """Attach a new row's probe, unless its level is shed, and keep the row; nothing where its program was refused."""
+        """Attach a new row's probe, unless its level is shed, and keep the row; does nothing if its program was refused."""
         if row.program in self.refused:
             return
         with self._changing:
@@ -322,7 +322,7 @@ class Attachments:
         return row.level in self.shed_levels and row.program not in FINDERS
 
     def shed(self, levels: Iterable[str]) -> None:
-        """Remove the probes of levels; those of libraries still to come wait for `restore`."""
+        """Remove the probes of levels; those of libraries opened later wait for `restore`."""
         with self._changing:
             self.shed_levels.update(levels)
             gone = [self._fds.pop(index) for index in list(self._fds) if self._is_shed(self.rows[index])]
@@ -339,7 +339,7 @@ class Attachments:
                 self._fds[index] = self._open(self.rows[index])
 
     def _open(self, row: Row) -> int:
-        """Attach what a row says; returns the descriptor that holds the probe."""
+        """Attach a row's probe; returns the descriptor that holds it."""
         began = time.monotonic_ns()
         try:
             return self._open_now(row)
@@ -365,9 +365,9 @@ class Attachments:
         self._more.clear()
 
     def libraries(self, engine: Engine) -> dict[str, str]:
-        """Path → build id of the engine's files that the program opened."""
+        """Path → build id of the engine's files that the program has opened."""
         return {path: build for path, build in self.state[engine.name].libraries.items() if path in self._opened}
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Rows for the manifest: without probes in files that the program never opened."""
+        """Rows for the manifest, without probes in files that the program never opened."""
         return [asdict(row) for row in self.rows if not row.library or row.library in self._opened]

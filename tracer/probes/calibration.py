@@ -1,4 +1,4 @@
-"""What one probe hit costs on this machine, measured before every recording on empty functions."""
+"""Cost of a probe hit on this machine, measured on empty functions before every recording."""
 
 import ctypes
 import os
@@ -18,15 +18,15 @@ CASES = {
 COLD_BYTES, COLD_CALLS = 2 << 20, 60
 REPEATS = 5
 UNKNOWN = {f"{heat}{name}": 0.0 for name in CASES for heat in ("", "cold_")}
-"""The costs where the program to measure them with was refused."""
+"""The costs if the kernel refused the program to measure them with."""
 
 
 def measure(program_fd: int) -> dict[str, float]:
-    """Nanoseconds per hit of an empty program, by cost class; `return` is an entry and its return probe together.
+    """Nanoseconds per hit of an empty program, by cost class; `return` is an entry probe and its return probe together.
 
-    Classes `cold_<class>` are the same with the caches filled by other data between hits, as a program does that works on a
-    few MiB: what a hit really costs lies between the two. Whatever else the machine does only adds to a time, so that the least
-    of some counts; and what is stepped is trapped into twice, so that it costs no less than what is emulated.
+    In classes `cold_<class>` other data fills the caches between hits, as in a program that works on a few MiB; the real cost
+    lies between the two. Other activity on the machine only adds time, so the minimum of several rounds is taken. A stepped
+    instruction traps twice, so its cost is at least that of an emulated one.
     """
     if not CALIBRATION.exists():
         raise RequirementError(f"{CALIBRATION.name} has not been built; run `make build`")

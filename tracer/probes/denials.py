@@ -8,10 +8,10 @@ from pathlib import Path
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
 SELINUX = Path("/sys/fs/selinux/enforce")
 CLOSED = "confidentiality"
-"""The mode of lockdown that forbids reading the kernel's memory."""
+"""The lockdown mode that forbids reading kernel memory."""
 CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""The inode of the PID namespace that the kernel begins with: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
+"""The inode of the initial PID namespace: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
 OTHER_PIDS = (
     "this process is in a PID namespace of its own (a container), where programs have other numbers than in the kernel: "
     "give it the host's (docker run --pid=host)"
@@ -19,14 +19,14 @@ OTHER_PIDS = (
 
 
 def why_denied(code: int) -> str:
-    """What on this machine forbids BPF or probes to a process that is root, in words; empty where nothing is known to."""
+    """Text that says what on this machine forbids BPF or probes to root; empty if no reason is known."""
     if code not in (errno.EPERM, errno.EACCES):
         return ""
     return "; ".join(denials()) or "a seccomp filter, a security module or a container forbids it"
 
 
 def denials() -> Iterator[str]:
-    """Whatever of this machine's rules may forbid BPF, with the remedy."""
+    """This machine's rules that may forbid BPF, each with the remedy."""
     mode = lockdown()
     if mode == CLOSED:
         yield f"the kernel is locked down ({LOCKDOWN}: {mode}), so BPF cannot read its memory: boot with lockdown=integrity"
@@ -40,7 +40,7 @@ def denials() -> Iterator[str]:
 
 
 def has_other_pids() -> bool:
-    """Whether /proc numbers programs otherwise than BPF programs see them; never in a kernel without PID namespaces."""
+    """Whether process ids in /proc differ from those that BPF programs see; False on kernels without PID namespaces."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE
     except OSError:
@@ -48,7 +48,7 @@ def has_other_pids() -> bool:
 
 
 def lockdown() -> str:
-    """The kernel's lockdown mode: none, integrity, confidentiality; empty where it has none."""
+    """The kernel's lockdown mode: none, integrity, confidentiality; empty if the kernel has no lockdown."""
     try:
         text = LOCKDOWN.read_text()
     except OSError:
@@ -57,7 +57,7 @@ def lockdown() -> str:
 
 
 def selinux_enforces() -> bool:
-    """Whether SELinux is there and enforcing."""
+    """Whether SELinux is present and enforcing."""
     try:
         return SELINUX.read_text().strip() == "1"
     except OSError:
@@ -73,7 +73,7 @@ def selinux_domain() -> str:
 
 
 def has_capability(number: int) -> bool:
-    """Whether this process has a capability, or the one that stood for all such before Linux 5.8."""
+    """Whether this process has a capability, or CAP_SYS_ADMIN, which covered it before Linux 5.8."""
     lines = Path("/proc/self/status").read_text().splitlines()
     mask = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(mask >> number & 1 or mask >> CAP_SYS_ADMIN & 1)

@@ -1,4 +1,4 @@
-"""The tracepoints of the NPU's driver: which of their fields are recorded, and where this kernel keeps them."""
+"""The tracepoints of the NPU's driver: which of their fields are recorded, and their offsets in this kernel."""
 
 import re
 import struct
@@ -23,7 +23,7 @@ DRIVER_EVENTS = {
     "fastrpc_dma_free": ("", "size", "", "", ""),
     "fastrpc_perf_counters": ("", "invoke", "handle", "sc", ""),
 }
-"""Tracepoint → its fields that the record has as context, value, handle, scalars and status; ordered as enum driver_event."""
+"""Tracepoint → its fields for context, value, handle, scalars and status of the record; in the order of enum driver_event."""
 CATEGORIES = ("fastrpc", "qcom_glink")
 DRIVER_PROBES = [(name, "graph", next(c for c in CATEGORIES if name.startswith(c))) for name in DRIVER_EVENTS]
 """(program, level, category); hardly any kernel has them."""
@@ -41,7 +41,7 @@ def driver_layout(name: str, format_text: str) -> bytes:
 
 
 def driver_layouts(names: list[str]) -> dict[int, bytes]:
-    """Number of each event → where this kernel keeps its fields."""
+    """Event number → struct driver_layout with the offsets of its fields in this kernel."""
     numbers = {name: number for number, name in enumerate(DRIVER_EVENTS)}
     places = {name: tracefs() / "events" / category / name / "format" for name, _, category in DRIVER_PROBES}
     return {numbers[name]: driver_layout(name, places[name].read_text()) for name in names if name in numbers}

@@ -1,4 +1,4 @@
-"""What the tracer reads from ELF files: symbols, USDT sites, build ids, and the way from addresses to file offsets."""
+"""What the tracer reads from ELF files: symbols, USDT sites, build ids, and the mapping of addresses to file offsets."""
 
 import re
 import struct
@@ -36,12 +36,12 @@ NOTE = struct.Struct("<III")
 STUB = "@plt"
 SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
 FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-LITTLE_64 = b"\x7fELF\x02\x01"  # begins a file for 64 bits, lowest byte first
-MACHINES = {62: "x64", 183: "AArch64"}  # as pyelftools calls them
-RESERVED = 0xFF00  # from here on a number of sections or segments stands elsewhere
+LITTLE_64 = b"\x7fELF\x02\x01"  # the first bytes of a 64-bit little-endian file
+MACHINES = {62: "x64", 183: "AArch64"}  # pyelftools' names
+RESERVED = 0xFF00  # from this value on, the number of sections or segments is stored elsewhere
 
 
-# What the compiler appends to the name of a copy that it made of a function.
+# What the compiler appends to the names of a function's clones.
 CLONE = re.compile(rb"(\.(isra|constprop|lto_priv|llvm)\.\d+)+|\.\d+")
 SIGNATURE = re.compile(rb"[^.]*")
 MANGLED = re.compile(rb"[A-Za-z0-9_]*(\.(isra|constprop|lto_priv|llvm)\.\d+)*")
@@ -50,7 +50,7 @@ CHANGING = re.compile(rb"\.(isra|constprop)\.")
 
 @dataclass(frozen=True)
 class Symbol:
-    """A function as it was found; `changed` where the compiler may have taken arguments away."""
+    """A function found in a file; `changed` if the compiler may have removed arguments."""
 
     name: str
     offset: int
@@ -76,11 +76,11 @@ class Binary:
 
     @cached_property
     def names(self) -> list[SymbolNames]:
-        """The names of each table's rows."""
+        """The names of each symbol table."""
         return [SymbolNames(entries["name"], strings) for entries, strings in self.tables]
 
     def symbol(self, name: str) -> int | None:
-        """The file offset of the function `name`, or None. Linkers let names share their tails, hence any match counts."""
+        """The file offset of the function `name`, or None. Linkers merge names with common tails, hence any match counts."""
         for names, (entries, _) in zip(self.names, self.tables, strict=True):
             rows = [row for row in names.beginning_with(name.encode() + b"\0") if is_function(entries[row])]
             if rows:
@@ -88,7 +88,7 @@ class Binary:
         return None
 
     def function_at(self, offset: int) -> str:
-        """The name of the function that a file offset lies in, by its symbols; otherwise the offset."""
+        """The name of the function that contains a file offset; the offset itself if no symbol covers it."""
         address = next((offset - at + start for start, at, size in self.segments if at <= offset < at + size), -1)
         for entries, strings in self.tables:
             inside = (entries["value"] <= address) & (address - entries["value"] < entries["size"])
@@ -97,11 +97,10 @@ class Binary:
         return f"{offset:#x}"
 
     def find(self, name: str) -> "Symbol | None":
-        """The function declared as `name`: under this name, as a local C++ function, or as the compiler's clone of either.
+        """The function declared as `name`: under this name, as a local C++ function, or a compiler's clone of either.
 
-        NAME@plt is the stub through which the file calls an imported function. A name that ends in * is the beginning of a
-        mangled one, whatever its signature; one with a * within stands for all that differ there, of which the first by name
-        is meant.
+        NAME@plt is the stub through which the file calls an imported function. A name that ends in * is the prefix of a
+        mangled name with any signature; of the functions that match a name with * inside, the first by name is taken.
         """
         if name not in self._found:
             self._found[name] = self._find(name)
@@ -126,7 +125,7 @@ class Binary:
         return min(symbols, key=lambda symbol: (symbol.changed, symbol.name), default=None)
 
     def _like(self, first: str, last: str) -> "Symbol | None":
-        """A C or C++ function whose name begins and ends so, with lower-case letters, digits and _ between."""
+        """A C or C++ function whose name has this beginning and end, with lower-case letters, digits and _ between."""
         if not any(last.encode() in strings for _, strings in self.tables):
             return None
         sought = re.compile(rf"(?:_ZL?\d+)?{first}[a-z][a-z0-9_]*{last}(?:[RP]\d.*|\..*)?")
@@ -135,7 +134,7 @@ class Binary:
         return Symbol(named[offset], offset, bool(CHANGING.search(named[offset].encode()))) if offset is not None else None
 
     def _beginning_with(self, start: bytes, rest: re.Pattern[bytes]) -> list["Symbol"]:
-        """Functions whose name is `start` and what `rest` matches."""
+        """Functions whose name is `start` followed by a match of `rest`."""
         symbols = []
         for names, (entries, _) in zip(self.names, self.tables, strict=True):
             for row in names.beginning_with(start):
@@ -147,11 +146,11 @@ class Binary:
         return symbols
 
     def mentions(self, name: str) -> bool:
-        """Whether the file defines, or asks for, a symbol of this name."""
+        """Whether the file defines or imports a symbol of this name."""
         return any(names.beginning_with(name.encode() + b"\0") for names in self.names)
 
     def functions(self, wanted: Callable[[str], bool]) -> dict[int, str]:
-        """File offset → name of the functions whose name is wanted; of several names for one place the first."""
+        """File offset → name of the functions whose name is wanted; the first of several names for one offset."""
         names: dict[int, str] = {}
         for entries, strings in self.tables:
             for entry in entries[np.isin(entries["info"] & 0xF, FUNCTION_TYPES) & (entries["value"] > 0)]:
@@ -163,14 +162,14 @@ class Binary:
         return names
 
     def begins_function(self, offset: int) -> bool:
-        """Whether a function's symbol stands at this file offset."""
+        """Whether a function's symbol has this file offset."""
         for start, at, size in self.segments:
             if at <= offset < at + size:
                 return any(bool((entries["value"] == offset - at + start).any()) for entries, _ in self.tables)
         return False
 
     def file_offset(self, address: int) -> int | None:
-        """The file offset of a virtual address, or None where no segment holds it."""
+        """The file offset of a virtual address; None if no segment contains it."""
         for start, offset, size in self.segments:
             if start <= address < start + size:
                 return address - start + offset
@@ -184,7 +183,7 @@ class Binary:
 
 
 class FileHeader(NamedTuple):
-    """What stands at the beginning of an ELF file; of segments and sections: (file offset, bytes of each, how many)."""
+    """The header of an ELF file; segments and sections as (file offset, bytes of each, count)."""
 
     machine: str
     segments: tuple[int, int, int]
@@ -193,7 +192,7 @@ class FileHeader(NamedTuple):
 
     @classmethod
     def of(cls, file: BinaryIO) -> "FileHeader":
-        """Read at once where it is an ordinary one of a machine that we know, otherwise by pyelftools, in a millisecond."""
+        """Read the header: directly for ordinary files of known machines, otherwise by pyelftools, which takes a millisecond."""
         raw = file.read(FILE_HEADER.size)
         if raw.startswith(LITTLE_64) and len(raw) == FILE_HEADER.size:
             _, _, machine, _, _, first_segment, first_section, *_ = header = FILE_HEADER.unpack(raw)
@@ -209,10 +208,10 @@ class FileHeader(NamedTuple):
 
 
 class Headers:
-    """An ELF file's segments and sections, each read at once: pyelftools makes objects of all, and the target is stopped
-    meanwhile.
+    """An ELF file's segments and sections, each table read at once: the target is stopped meanwhile, and pyelftools would
+    create an object for each entry.
 
-    `loads`: (address, file offset, size) of what is loaded. Empty where the file is not for 64 bits.
+    `loads`: (address, file offset, size) of loaded segments. Everything is empty if the file is not a 64-bit one.
     """
 
     def __init__(self, file: BinaryIO):
@@ -231,32 +230,32 @@ class Headers:
         return np.frombuffer(self.at(offset, count * dtype.itemsize), dtype)
 
     def data(self, section: np.void) -> bytes:
-        """What stands in a section."""
+        """A section's content."""
         return self.at(int(section["offset"]), int(section["size"]))
 
     def at(self, offset: int, size: int) -> bytes:
-        """What stands in the file at an offset."""
+        """`size` bytes of the file at an offset."""
         self.file.seek(offset)
         return self.file.read(size)
 
     def of_type(self, *types: int) -> np.ndarray:
-        """The sections of some types."""
+        """The sections of these types."""
         return self.sections[np.isin(self.sections["type"], types)]
 
     def constants(self) -> list[tuple[int, int, int]]:
-        """(address, file offset, size) of loaded sections that are not code; `loads` where the file has no sections."""
+        """(address, file offset, size) of loaded sections other than code; `loads` if the file has no sections."""
         is_data = self.sections["flags"] & (SHF_ALLOC | SHF_EXECINSTR) == SHF_ALLOC
         kept = self.sections[is_data & (self.sections["type"] == SHT_PROGBITS)]
         rows: list[tuple[int, int, int]] = kept[["addr", "offset", "size"]].tolist()
         return rows or self.loads
 
     def named(self, name: str) -> np.void | None:
-        """The section of a name."""
+        """The section with this name; None if there is none."""
         return next((each for each in self.sections if self._names.startswith(name.encode() + b"\0", each["name"])), None)
 
 
 def notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
-    """(whose, type, description) of each note in a section."""
+    """(owner, type, description) of each note in a section."""
     offset = 0
     while offset + NOTE.size <= len(data):
         name_bytes, size, kind = NOTE.unpack_from(data, offset)
@@ -266,7 +265,7 @@ def notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
 
 
 def _usdt(headers: Headers, data: bytes, binary: Binary) -> None:
-    """Note a USDT site as `provider:name` → its file offset."""
+    """Record a USDT note's site as `provider:name` → file offset."""
     base_section = headers.named(".stapsdt.base")
     address, base, _ = struct.unpack_from("<QQQ", data)
     provider, name, _ = (part.decode() for part in data[24:].split(b"\0")[:3])
@@ -294,13 +293,13 @@ def _read(path: str, _: tuple[int, int, int]) -> Binary:
 
 
 def stamp(path: str) -> tuple[int, int, int]:
-    """What changes when a file does."""
+    """A value that changes when the file does."""
     status = Path(way_to(path)).stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_binary(path: str) -> Binary:
-    """Parse an ELF file; parsed files are remembered until they change."""
+    """Parse an ELF file; parsed files are cached until they change."""
     try:
         return _read(path, stamp(path))
     except (OSError, ELFError, UnicodeDecodeError, ValueError, IndexError, struct.error) as error:
@@ -308,7 +307,7 @@ def read_binary(path: str) -> Binary:
 
 
 def contains(path: str, text: bytes) -> bool:
-    """Whether a file holds `text`: a quick look before an executable is parsed; remembered until the file changes."""
+    """Whether a file contains `text`: a quick check before an executable is parsed, cached until the file changes."""
     try:
         return _contains(path, text, stamp(path))
     except (OSError, ValueError):
@@ -322,7 +321,7 @@ def _contains(path: str, text: bytes, _: tuple[int, int, int]) -> bool:
 
 
 def places(file: BinaryIO, text: bytes, begin: int, end: int) -> Iterator[int]:
-    """Where `text` stands between two offsets of a file; in pieces that stay in the processor's cache."""
+    """Offsets of `text` between two offsets of a file, searched in pieces that fit the processor's cache."""
     for offset in range(begin, end, PIECE):
         file.seek(offset)
         piece = file.read(min(PIECE + len(text) - 1, end - offset))

@@ -1,4 +1,4 @@
-"""Whether the kernel emulates a probed nop: detected by kernel features, not by a measurement."""
+"""Whether the kernel emulates a probed nop, detected by kernel features, not by measurement."""
 
 import ctypes
 import errno
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tracer.probes.perf_events import libc
 
-UPROBE_CALL = 336  # of x86-64: what a probed long nop is replaced by
+UPROBE_CALL = 336  # the x86-64 system call that replaces a probed long nop
 SYMBOLS = Path("/proc/kallsyms")
 
 
@@ -16,7 +16,7 @@ SYMBOLS = Path("/proc/kallsyms")
 def has_fast_nop() -> bool:
     """On x86-64 the 5-byte nop becomes a system call (Linux 6.18: ba2bfc97b462 "uprobes/x86: Add support to optimize uprobes").
 
-    On arm64 kernels that simulate the nop have a function of that name.
+    arm64 kernels that simulate the nop have a function simulate_nop.
     """
     if platform.machine() == "x86_64":
         return libc.syscall(ctypes.c_long(UPROBE_CALL)) < 0 and ctypes.get_errno() != errno.ENOSYS

@@ -1,4 +1,4 @@
-"""Functions that a user names in a TOML file: what to read of their arguments, checked before anything is probed."""
+"""Functions that a user declares in a TOML file, with the arguments to read; checked before anything is probed."""
 
 import re
 import struct
@@ -12,7 +12,7 @@ from tracer.engines import LEVELS, Engine, parse_engine
 from tracer.errors import EngineError
 
 SIZES = {f"{sign}{bits}": bits // 8 for bits in (8, 16, 32, 64) for sign in "us"} | {"ptr": 8, "f32": 4, "f64": 8, "str": 0}
-RETURN, NOTHING = 6, 7  # sources beyond the six argument registers
+RETURN, NOTHING = 6, 7  # sources other than the six argument registers
 MAX_READS = 2
 VALUES, PARTS = 3, 5  # CALL_VALUES and CALL_PARTS of bpf/records.h
 MAX_NUMBERS, MAX_TEXTS = VALUES * PARTS, PARTS - 1
@@ -28,7 +28,7 @@ SPEC = struct.Struct("<IIIii")  # struct arg_spec: from, width[2], offset[2]
 
 @dataclass(frozen=True)
 class Argument:
-    """One value to read: its type, the register it starts from (0-5, 6: return value), and offsets of reads, inner first."""
+    """A value to read: its type, the register to start from (0-5, 6: return value), and offsets of reads, innermost first."""
 
     name: str
     type: str
@@ -37,7 +37,7 @@ class Argument:
 
     @property
     def at_return(self) -> bool:
-        """Whether it is known only when the function has returned."""
+        """Whether the value is known only at return."""
         return self.source == RETURN
 
     def spec(self) -> bytes:
@@ -51,7 +51,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Function:
-    """One declaration: a library, functions in it by name or glob pattern, and what to record of their calls."""
+    """A declaration: a library, functions in it by name or glob pattern, and what to record of their calls."""
 
     library: str
     symbols: tuple[str, ...]
@@ -62,7 +62,7 @@ class Function:
     source: str = field(default="", compare=False)
 
     def owns(self, path: str, file_name: str, is_executable: bool) -> bool:
-        """Whether a mapped file is the one meant: by kind, by absolute path, or by the beginning of its name."""
+        """Whether a mapped file is the declared one: the executable, an absolute path, or a prefix of the file name."""
         if self.library == EXECUTABLE:
             return is_executable
         if self.library.startswith("/"):
@@ -71,15 +71,15 @@ class Function:
 
     @property
     def prefix(self) -> str:
-        """What the kernel side watches for when files are opened; "" where it need not."""
+        """The file name prefix that the BPF programs watch for when files are opened; "" if none."""
         return "" if self.library == EXECUTABLE else Path(self.library).name
 
     def matches(self, name: str) -> bool:
-        """Whether a function of this name is meant."""
+        """Whether a function's name matches the declaration."""
         return any(fnmatchcase(name, pattern) for pattern in self.symbols)
 
     def side(self, at_return: bool) -> tuple[list[Argument], list[Argument]]:
-        """(numbers, texts) to read at entry or at return, in the order in which records carry them."""
+        """(numbers, texts) to read at entry or at return, in the records' order."""
         mine = [argument for argument in self.arguments if argument.at_return == at_return]
         return [a for a in mine if a.type != "str"], [a for a in mine if a.type == "str"]
 
@@ -94,11 +94,11 @@ class Function:
 
 
 class Wrong(Exception):
-    """What is wrong with one key of a declaration, and what to write instead."""
+    """A wrong key of a declaration: what is wrong, and what to write instead."""
 
 
 def parse_argument(name: str, text: Any) -> Argument:
-    """An argument from its text, such as `u64 *(@3 + 16)`."""
+    """Parse an argument such as `u64 *(@3 + 16)`."""
     if not isinstance(text, str) or len(text.split(None, 1)) != 2:
         raise Wrong(f"{text!r} is not an argument; {GRAMMAR}")
     kind, place = text.split(None, 1)
@@ -113,7 +113,7 @@ def parse_argument(name: str, text: Any) -> Argument:
 
 
 def parse_place(text: str) -> tuple[int, list[int]]:
-    """(register, offsets of reads) of `@2`, `return`, `*@2`, `*(@2 + 8)`, `*(*(@2 + 8) - 4)`."""
+    """(register, offsets of reads) of a place such as `@2`, `return`, `*@2`, `*(@2 + 8)` or `*(*(@2 + 8) - 4)`."""
     if text == "return":
         return RETURN, []
     if register := REGISTER.match(text):
@@ -126,7 +126,7 @@ def parse_place(text: str) -> tuple[int, list[int]]:
 
 
 def parse_function(row: dict[str, Any], source: str) -> Function:
-    """One `[[function]]`; raises EngineError with the file, the key and the remedy."""
+    """Parse one `[[function]]`; raises EngineError with the file, the key and the remedy."""
     where = f"{source}: function {row.get('symbol') or row.get('symbols') or '(no symbol)'}"
     for key in row:
         if key not in KEYS:
@@ -164,14 +164,14 @@ def parse_function(row: dict[str, Any], source: str) -> Function:
 
 
 def checked(value: Any, kind: type, remedy: str, empty: bool = False) -> Any:
-    """The value where it is of that kind and not empty."""
+    """Return the value; raises Wrong unless it is of this type and, without `empty`, not empty."""
     if not isinstance(value, kind) or isinstance(value, bool) or not (value or empty):
         raise Wrong(("missing" if value is None else f"{value!r} is wrong") + f"; {remedy}")
     return value
 
 
 def one_of(value: Any, known: tuple[str, ...]) -> str:
-    """The value where it is one of a few."""
+    """Return the value; raises Wrong unless it is one of the known ones."""
     if value not in known:
         raise Wrong(f"{value!r} is not known; known: {', '.join(known)}")
     return str(value)
@@ -201,7 +201,7 @@ def read_probe_files(paths: list[Path]) -> tuple[list[Engine], list[Function]]:
 
 
 def rows(data: dict[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
-    """The tables of `[[key]]`."""
+    """The list of tables `[[key]]`."""
     rows = data.get(key, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise EngineError(f"{path}: key {key}: write it as [[{key}]], one for each")

@@ -1,12 +1,12 @@
-"""Where a build of llama.cpp keeps the loop variables that the operators' one probe reads: learnt from its first graphs.
+"""Learns from the first graphs where a build of llama.cpp keeps the loop variables that the single operator probe reads.
 
-The kernel side reports, for each operator, from where the leading thread entered the barrier behind it, and in which places of
-that caller's frame the operator's index and the graph stood at that moment. The graph loop is the caller that nearly
-all operators have in common; a place that keeps agreeing while the operator changes is where the loop has its variable.
+For each operator, the BPF program reports the address from which the leading thread entered the barrier after it, and which
+places of that caller's frame held the operator's index and the graph at that moment. The graph loop is the caller that nearly
+all operators have in common; a place that keeps agreeing while the operator changes is the loop's variable.
 
-In a stripped program no probe sees the operator. There the kernel side examines every barrier that is entered from a frame
-with the graph in it, and reports which places hold a number that has grown since the one before. The operator's index grows
-to the last index but one where the loop has no barrier behind the last; the index of the operator behind it to the last.
+In a stripped program no probe sees the operator. There the BPF program examines every barrier that is entered from a frame
+that holds the graph, and reports which places hold a number that has grown since the previous barrier. If the loop has no
+barrier after the last operator, the operator's index grows to the last but one, and the next operator's index to the last.
 """
 
 from collections import Counter
@@ -24,15 +24,15 @@ REGISTERS = {
     "aarch64": tuple(f"x{number}" for number in range(19, 30)),
 }
 LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/structs.h
-GRAPHS = 2  # the end of one in which learning began, and a whole one
-LEAST_SITES = 32  # where other devices take most operators the CPU's graphs are short: a place may agree by chance in a few
-MOST_GRAPHS = 64  # that do not tell: this build is not like those that we know
-AGREE = 0.85  # where operators are fused unannounced they pass the barrier and disagree
+GRAPHS = 2  # the rest of the one in which learning began, and a whole one
+LEAST_SITES = 32  # if other devices run most operators, the CPU's graphs are short: with few sites a place may agree by chance
+MOST_GRAPHS = 64  # graphs without a result: this build differs from the known ones
+AGREE = 0.85  # operators that were fused without notice pass the barrier and disagree
 
 
 @dataclass(frozen=True)
 class Loop:
-    """What was learnt: the addresses behind the two calls of the barrier, and places as numbered in bpf/ggml.h."""
+    """A learnt loop: the return addresses of its two barrier calls, and places as numbered in bpf/ggml.h."""
 
     call: int
     last_call: int
@@ -43,7 +43,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class LearntLoop:
-    """The same for a file, whichever process has it mapped: file offsets behind the two calls, `loop` and `last`."""
+    """A learnt loop by file, independent of the process: file offsets after the two calls, `loop` and `last`."""
 
     id: str
     sites: dict[str, int]
@@ -55,14 +55,14 @@ class LearntLoop:
 
 @dataclass
 class Learning:
-    """Gathers `site` records of one process until they agree."""
+    """Collects a process's `site` records until they agree."""
 
     sites: list[np.void] = field(default_factory=list)
     last_sites: list[np.void] = field(default_factory=list)
     graphs: int = 0
 
     def observe(self, record: np.void) -> Loop | None:
-        """Take one more record; the loop, once whole graphs identify it."""
+        """Take another record; returns the loop once whole graphs identify it."""
         if not record["last"]:
             self.sites.append(record)
             return None
@@ -73,7 +73,7 @@ class Learning:
 
     @property
     def hopeless(self) -> bool:
-        """Whether enough graphs were seen to give up; a single thread enters no barrier to learn from."""
+        """Whether enough graphs were seen to give up; with a single thread there are no barriers to learn from."""
         return self.graphs >= MOST_GRAPHS
 
     def _conclude(self) -> Loop | None:
@@ -89,14 +89,14 @@ class Learning:
 
 
 def index(sites: list[np.void], ends: list[np.void]) -> tuple[np.ndarray, int]:
-    """(votes for each place, what its number is more than the operator's) where a probe sees the operator."""
+    """(votes for each place, how much its number exceeds the operator's index), for builds in which a probe sees the operator."""
     here, before = votes(sites, "here"), votes(sites, "before")
     more = int(before.max() > here.max())
     return before if more else here, more
 
 
 def growing_index(sites: list[np.void], ends: list[np.void]) -> tuple[np.ndarray, int]:
-    """The same where none does; `ends` are the barriers behind the last operators, where the loop itself calls these."""
+    """The same for stripped builds; `ends` are the barriers after the last operators, if the loop itself calls them."""
     here = votes(sites, "here")
     growing = here >= AGREE * len(sites)
     if ends:
@@ -107,13 +107,13 @@ def growing_index(sites: list[np.void], ends: list[np.void]) -> tuple[np.ndarray
 
 
 def votes(sites: list[np.void], field: str) -> np.ndarray:
-    """How many of the masks in a field have each bit set, shape [64]."""
+    """For each bit, the number of masks in a field that have it set, shape [64]."""
     masks = np.array([site[field] for site in sites], np.uint64)
     return ((masks[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).sum(axis=0).astype(np.int64)
 
 
 def of_recording(folder: Path) -> list[LearntLoop]:
-    """The loops that a collector's recording teaches: its `site` records, and the files in which their addresses lie."""
+    """The loops learnt from the `site` records of a collector's recording, and the files that contain their addresses."""
     recording = Recording(folder)
     files = {row["address"]: row for row in recording.manifest.get("sites", [])}
     kind, dtype = recording.layouts["site"]
@@ -130,6 +130,6 @@ def of_recording(folder: Path) -> list[LearntLoop]:
 
 
 def frame_place(number: int) -> str:
-    """The name of a place of the frame, as numbered in bpf/ggml.h."""
+    """The name of a frame place, as numbered in bpf/ggml.h."""
     registers = REGISTERS[machine.describe()["arch"]]
     return registers[number] if number < len(registers) else f"stack word {number - len(registers)}"

@@ -1,4 +1,4 @@
-"""A table of names in a program: an array of pointers to text, read from its file, for programs that cannot be asked."""
+"""Reads a table of names, an array of pointers to text, from a program's file; for programs that cannot be asked."""
 
 import re
 
@@ -16,7 +16,7 @@ MOST, LONGEST = 1024, 64
 
 
 def read(path: str, first: tuple[str, ...]) -> list[str]:
-    """The names of the table that begins with `first`; none where the file holds no such table."""
+    """The names in the table that begins with `first`; empty if the file has no such table."""
     try:
         with open(way_to(path), "rb") as file:
             return _read(Headers(file), first)
@@ -39,7 +39,7 @@ def _read(headers: Headers, first: tuple[str, ...]) -> list[str]:
 
 
 def addresses(headers: Headers, text: str) -> list[int]:
-    """Where a NUL-terminated text stands once it is loaded."""
+    """The virtual addresses of a NUL-terminated text."""
     return [
         place - offset + address
         for address, offset, size in headers.constants()
@@ -48,7 +48,7 @@ def addresses(headers: Headers, text: str) -> list[int]:
 
 
 def pointers(headers: Headers) -> tuple[np.ndarray, np.ndarray]:
-    """(address, target), by address, of what may be pointers: relocated ones, and where there are none every aligned word."""
+    """(address, target) of possible pointers, sorted by address: the relocated ones, or every aligned word if there are none."""
     section = headers.named(".rela.dyn")
     rows = np.frombuffer(headers.data(section), RELOCATION) if section is not None else np.empty(0, RELOCATION)
     rows = rows[rows["info"] == RELATIVE.get(headers.machine, -1)]
@@ -65,7 +65,7 @@ def pointers(headers: Headers) -> tuple[np.ndarray, np.ndarray]:
 
 
 def names(headers: Headers, table: list[int]) -> list[str]:
-    """The texts that a table points to, up to the first that is not a name."""
+    """The texts that a table of pointers points to, up to the first that is not a name."""
     answer: list[str] = []
     for target in table:
         place = next((target - start + offset for start, offset, size in headers.loads if start <= target < start + size), None)

@@ -1,4 +1,4 @@
-"""Where the functions that a user named were found: their numbers in the manifest, their probes' cookies, what is missing."""
+"""Where the user's functions were found: their numbers in the manifest, their probes' cookies, and what is missing."""
 
 import difflib
 import os
@@ -10,15 +10,15 @@ from tracer.errors import ProbeError
 from tracer.probes.elf import Binary
 from tracer.probes.functions import Function
 
-MAX_FUNCTIONS = 511  # MAX_CALL_SPECS of bpf/structs.h, two for each; number 0 is none
+MAX_FUNCTIONS = 511  # MAX_CALL_SPECS of bpf/structs.h has two for each; number 0 means none
 PROGRAMS = ("custom_begin", "custom_end")
 USER = Engine("user", 6, (), ())
-NEAR = 3  # names to suggest
+NEAR = 3  # number of suggested names
 
 
 @dataclass(frozen=True)
 class Site:
-    """One function of a file, with what its probes send by cookie: number << 1 | at return."""
+    """A function of a file, with its probes' specs by cookie: number << 1 | at return."""
 
     function: Function
     name: str
@@ -27,13 +27,13 @@ class Site:
     inspect: bool
 
     def probe(self, cookie: int) -> Probe:
-        """The probe with this cookie."""
+        """The probe that has this cookie."""
         at_return = cookie & 1
         return Probe(PROGRAMS[at_return], self.function.level, at="return" if at_return else "entry")
 
 
 class NamedFunctions:
-    """All functions that the user's files name, in the order in which they were found."""
+    """All functions that the user's files declare, in the order in which they were found."""
 
     def __init__(self, declared: list[Function]):
         self.declared = declared
@@ -44,15 +44,15 @@ class NamedFunctions:
         self._closed = [engine for engine in all_engines().values() if not engine.inspect] if declared else []
 
     def programs(self) -> set[str]:
-        """Names of the BPF programs that are needed."""
+        """Names of the required BPF programs."""
         return set(PROGRAMS) if self.declared else set()
 
     def prefixes(self) -> set[str]:
-        """Beginnings of the file names to watch for."""
+        """Prefixes of the file names to watch for."""
         return {function.prefix for function in self.declared if function.prefix}
 
     def wants(self, path: str, file_name: str, is_executable: bool) -> bool:
-        """Whether any declaration means this file."""
+        """Whether any declaration is for this file."""
         return os.path.isfile(path) and any(function.owns(path, file_name, is_executable) for function in self.declared)
 
     def sites(self, binary: Binary, file_name: str, is_executable: bool, warnings: list[str]) -> list[Site]:
@@ -91,7 +91,7 @@ class NamedFunctions:
         return self._sites[key]
 
     def missing(self) -> list[str]:
-        """A line for each declaration that no function was found for."""
+        """A line for each declaration without a matching function."""
         probed = {site.function for site in self._sites.values()}
         lines = []
         for function in self.declared:
@@ -105,13 +105,13 @@ class NamedFunctions:
 
 
 def near(function: Function, binary: Binary) -> list[str]:
-    """Names in the file that resemble those that were not found."""
+    """Names in the file that resemble the missing ones."""
     names = list(binary.functions(lambda name: True).values())
     return [match for symbol in function.symbols for match in difflib.get_close_matches(symbol, names, NEAR)][:NEAR]
 
 
 def describe(number: int, name: str, function: Function, path: str) -> dict[str, Any]:
-    """The function's row of the manifest: its arguments in the order in which records carry them, numbers and texts apart."""
+    """The function's row in the manifest: its arguments in the records' order, numbers and texts separately."""
     sides: dict[str, Any] = {}
     for at_return, side in ((False, "entry"), (True, "return")):
         numbers, texts = function.side(at_return)

@@ -1,4 +1,4 @@
-"""Perf events: tracepoints and counters that run programs, and buffers that take what programs output. Closing detaches."""
+"""Perf events: tracepoints and counters that run BPF programs, and buffers for the programs' output. Closing detaches."""
 
 import ctypes
 import fcntl
@@ -12,7 +12,7 @@ from tracer.probes.denials import why_denied
 from tracer.probes.tracefs import tracefs, why_absent
 
 PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT = 1, 2
-BPF_OUTPUT = 10  # software event that BPF programs write records to
+BPF_OUTPUT = 10  # the software event to which BPF programs write records
 SAMPLE_RAW = 1 << 10
 BY_BYTES = 1 << 14  # flag: wake the reader by bytes written, not by records
 IOC_ENABLE, IOC_SET_BPF = 0x2400, 0x40042408
@@ -33,7 +33,7 @@ def open_event(attributes: bytes, tid: int, cpu: int) -> int:
 
 
 def opened(attributes: bytes, what: str, cpu: int = 0) -> int:
-    """An event on all threads; `what` names it in the error."""
+    """Open an event on all threads; `what` names it in the error."""
     try:
         return open_event(attributes, -1, cpu)
     except OSError as error:
@@ -41,7 +41,7 @@ def opened(attributes: bytes, what: str, cpu: int = 0) -> int:
 
 
 def connect(fd: int, program_fd: int, what: str) -> int:
-    """Run a program at an event, and enable it; returns the event's descriptor."""
+    """Attach a program to an event and enable it; returns the event's descriptor."""
     try:
         fcntl.ioctl(fd, IOC_SET_BPF, program_fd)
         fcntl.ioctl(fd, IOC_ENABLE, 0)
@@ -52,7 +52,7 @@ def connect(fd: int, program_fd: int, what: str) -> int:
 
 
 def set_aside(fd: int) -> int:
-    """The descriptor under a high number: should the tracer be killed, the kernel removes the probes in the target before it."""
+    """Move a descriptor to a high number: if the tracer is killed, the kernel then removes the target's probes before it."""
     try:
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
     except OSError:
@@ -74,7 +74,7 @@ def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
 
 
 def open_output(cpu: int, wakeup_bytes: int) -> int:
-    """An event that takes what BPF programs output on one CPU; wakes its reader after `wakeup_bytes`, with 0 at every record."""
+    """Open an event for BPF output on one CPU; wakes its reader after `wakeup_bytes`, or at every record if that is 0."""
     flags, wakeup = (BY_BYTES, wakeup_bytes) if wakeup_bytes else (0, 1)
     head = struct.pack("<IIQQQQQI", PERF_TYPE_SOFTWARE, ATTR_BYTES, BPF_OUTPUT, 1, SAMPLE_RAW, 0, flags, wakeup)
     what = f"a perf buffer on CPU {cpu}"

@@ -1,7 +1,7 @@
-"""Where a probe stands: the cheapest instruction at which what the probe reads is still in place.
+"""Where to place a probe: the cheapest instruction at which everything that the probe reads is still in place.
 
-A uprobe's cost is decided by the instruction under it: the kernel emulates some and single-steps the others out of line,
-which on a virtual machine costs ten times as much.
+A uprobe's cost depends on the probed instruction: the kernel emulates some and single-steps the others out of line, which
+costs ten times as much on a virtual machine.
 """
 
 import re
@@ -32,9 +32,9 @@ ARM64_SIMULATED = (
     (0xFFFFFC1F, 0xD63F0000),
     (0xFFFFFC1F, 0xD65F0000),
 )
-# What is not probed: other branches to registers (with authentication), exceptions, msr, exclusives, memory copy and set, all
-# loads of literals and prefetches of them. Literals into general registers were simulated until Linux 6.12 (acc450aa0709
-# "arm64: probes: Remove broken LDR (literal) uprobe support", in the stable series too): wrongly, and some kernels oops there.
+# Never probed: other branches to registers (with authentication), exceptions, msr, exclusives, memory copy and set, all
+# loads and prefetches of literals. Until Linux 6.12, literal loads into general registers were simulated, but wrongly, and some
+# kernels oops there (acc450aa0709 "arm64: probes: Remove broken LDR (literal) uprobe support", in the stable series too).
 ARM64_REFUSED = (
     (0xFE000000, 0xD6000000),
     (0xFF000000, 0xD4000000),
@@ -49,7 +49,7 @@ ARM64_STEPPED_HINTS = {7, 8, 10, 24, 25, 26, 27, 32, 34, 36, 38}  # XPACLRI, PAC
 REFUSED = "refused"
 NOP5 = b"\x0f\x1f\x44\x00\x00"
 LONGEST = 16  # bytes of an instruction
-# Branches whose target may stand in the instruction, and that target as capstone writes it.
+# Branches that may encode their target in the instruction, and that target as capstone prints it.
 BRANCH = {"x64": re.compile("j.*|call|loop.*"), "AArch64": re.compile("bl?|b[.].*|cbn?z|tbn?z")}
 DIRECT = re.compile("(?:^|#)(0x[0-9a-f]+|[0-9]+)$")
 CALL_BYTES = 5  # a direct call: 5 bytes on x86-64, 4 on arm64
@@ -57,7 +57,7 @@ CALL_BYTES = 5  # a direct call: 5 bytes on x86-64, 4 on arm64
 
 @dataclass(frozen=True)
 class Placement:
-    """A chosen instruction: bytes from the function's start, its text, its cost class, and the reason."""
+    """A chosen instruction: its distance from the function's start in bytes, its text, its cost class, and the reason."""
 
     delta: int
     instruction: str
@@ -94,7 +94,7 @@ def cost_class(instruction: capstone.CsInsn, machine: str) -> str:
 
 
 def arm64_class(word: int) -> str:
-    """The cost class of an arm64 instruction; a nop has the class that is measured on one, `nop5`: simulated since Linux 6.13."""
+    """The cost class of an arm64 instruction; a nop, simulated since Linux 6.13, has class `nop5`, which is measured on one."""
     if word == ARM64_NOP:
         return "nop5"
     if any(word & mask == value for mask, value in ARM64_SIMULATED):
@@ -105,15 +105,15 @@ def arm64_class(word: int) -> str:
 
 
 def rank(cost: str, fast_nop: bool) -> int:
-    """The order of the cost classes, cheapest first: by how the kernel executes them, whatever a busy machine measures.
+    """Rank of a cost class, cheapest first: by how the kernel executes it, independent of measurements on a busy machine.
 
-    A nop of class `nop5` is executed without a step where `fast_nop` (tracer/probes/fast_nop.py), and stepped elsewhere.
+    A nop of class `nop5` is executed without a single step if `fast_nop` (tracer/probes/fast_nop.py), and otherwise stepped.
     """
     return {"nop5": 0 if fast_nop else 2, "emulated": 1, "stepped": 3}[cost]
 
 
 def _target(instruction: capstone.CsInsn) -> int | None:
-    """Where a direct branch goes, relative to the function's start; None for everything else."""
+    """The target of a direct branch, relative to the function's start; None for all other instructions."""
     if not _is_branch(instruction) or not instruction.operands:
         return None
     operand = instruction.operands[-1]
@@ -121,7 +121,7 @@ def _target(instruction: capstone.CsInsn) -> int | None:
 
 
 def _decoded(code: bytes, machine: str) -> Iterator[capstone.CsInsn]:
-    """Instructions in all detail, one at a time: most callers need but the first few, and detail takes long."""
+    """Decode instructions in full detail, lazily: most callers need only the first few, and detail is slow."""
     decoder, offset = _decoder(machine), 0
     while decoder:
         instruction = next(decoder.disasm(code[offset : offset + LONGEST], offset, 1), None)
@@ -132,7 +132,7 @@ def _decoded(code: bytes, machine: str) -> Iterator[capstone.CsInsn]:
 
 
 def _loop_begins(code: bytes, machine: str) -> int:
-    """The first place behind the entry that code further on jumps back to: what stands there may run more than once a call."""
+    """The first place after the entry to which later code jumps back: from there on, code may run more than once per call."""
     decoder, targets = _decoder(machine), []
     for offset, _, mnemonic, operands in decoder.disasm_lite(code, 0) if decoder else ():
         target = DIRECT.search(operands) if BRANCH[machine].fullmatch(mnemonic) else None
@@ -159,9 +159,9 @@ def _written(instruction: capstone.CsInsn, machine: str) -> set[str]:
 
 @lru_cache(maxsize=1024)
 def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
-    """The cheapest instruction on the straight line from the entry at which arguments, stack and return address are intact.
+    """The cheapest instruction on the straight path from the entry at which arguments, stack and return address are intact.
 
-    `fast_nop`: whether this kernel emulates a probed nop. Raises ProbeError where there is none to probe.
+    `fast_nop`: whether this kernel emulates a probed nop. Raises ProbeError if no instruction can be probed.
     """
     is_decoded = False
     candidates: list[tuple[int, int, str, str]] = []
@@ -175,7 +175,7 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
             break
     if not is_decoded:
         return Placement(0, "", "stepped", "code of this architecture is not decoded: probe at the symbol")
-    if candidates and min(candidates)[1] > 0:  # the first instruction is in no loop: most functions need not be searched for one
+    if candidates and min(candidates)[1] > 0:  # the first instruction is in no loop, so most functions need no search for loops
         loop = _loop_begins(code, machine)
         candidates = [candidate for candidate in candidates if candidate[1] < loop]
     if not candidates:
@@ -188,7 +188,7 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
 
 
 def place_tail(code: bytes, machine: str, fast_nop: bool) -> Placement:
-    """The tail jump of a short function; the entry if there is none."""
+    """The tail jump of a short function, or the entry if there is none."""
     for instruction in _decoded(code, machine):
         target = _target(instruction)
         leaves = target is not None and not 0 <= target < len(code)
@@ -201,7 +201,7 @@ def place_tail(code: bytes, machine: str, fast_nop: bool) -> Placement:
 
 
 def place_call(before: bytes, machine: str, why: str) -> Placement | None:
-    """The direct call that the `CALL_BYTES` bytes in front of a return address end with; None where it is not such a call."""
+    """The direct call at the end of the `CALL_BYTES` bytes before a return address; None if there is no such call."""
     decoder, size = _decoder(machine), 4 if machine == "AArch64" else CALL_BYTES
     instructions = list(decoder.disasm(before[-size:], 0)) if decoder else []
     call = instructions[0] if len(instructions) == 1 else None
@@ -211,9 +211,9 @@ def place_call(before: bytes, machine: str, why: str) -> Placement | None:
 
 
 def place_usdt(before: bytes, is_entry: bool, fast_nop: bool, machine: str = "x64") -> Placement:
-    """A USDT site, or the 5-byte nop in front of it where that is cheaper here and is the function's entry, so always executed.
+    """A USDT site, or the 5-byte nop before it if that is cheaper and is the function's entry, hence always executed.
 
-    `before` holds the five bytes in front of the site, `is_entry`: whether a function begins with them.
+    `before` holds the five bytes before the site; `is_entry`: whether a function begins with them.
     """
     if before == NOP5 and is_entry and rank("nop5", fast_nop) == 0:
         return Placement(
@@ -223,5 +223,5 @@ def place_usdt(before: bytes, is_entry: bool, fast_nop: bool, machine: str = "x6
 
 
 def place_fixed(instruction: str, cost: str, why: str) -> Placement:
-    """A site that must not or need not be inspected."""
+    """The placement at a site that must not or need not be inspected."""
     return Placement(0, instruction, cost, why)

@@ -1,19 +1,19 @@
-"""What is to be attached, as data: a row for each probe, and what is known of the file that it stands in."""
+"""What to attach, as data: a row for each probe, and what is known of its file."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PLANNED = ("program", "engine", "level", "symbol", "offset", "at", "instruction", "cost", "why", "cookie")
-"""What a plan says of a probe; its file is told once for all of them."""
+"""A probe's fields in a plan; its file is given once for all of the file's probes."""
 
 
 KERNEL = "kernel"
-"""In place of an engine: the probe stands on an event of the kernel's."""
+"""The engine of probes on kernel events."""
 
 
 @dataclass
 class Row:
-    """One probe in the manifest."""
+    """A probe's row in the manifest."""
 
     program: str
     engine: str
@@ -29,7 +29,7 @@ class Row:
     ns_per_hit_cold: float = 0.0
     bpf_ns_per_hit: float = 0.0
     hits: int = 0
-    retired_ns: int = 0  # when it was removed before the end, since others had taken its place
+    retired_ns: int = 0  # when it was removed before the end because others had replaced it
     cookie: int = 0
     skipped: int = 0
 
@@ -38,8 +38,8 @@ class Row:
 class FilePlan:
     """What to attach in one file.
 
-    `engines` are those whose library it is, `operators` an engine's operator names by number as this file has them, `specs` what
-    probes of the user's functions read, by their cookies (struct call_spec).
+    `engines`: those whose library it is; `operators`: an engine's operator names by number, as in this file; `specs`: what the
+    probes of the user's functions read (struct call_spec), by cookie.
     """
 
     path: str
@@ -50,10 +50,10 @@ class FilePlan:
     specs: dict[int, bytes] = field(default_factory=dict)
 
     def programs(self) -> set[str]:
-        """The BPF programs that stand in it."""
+        """The BPF programs that are attached in it."""
         return {row.program for row in self.rows}
 
 
 def planned(row: Row) -> dict[str, Any]:
-    """A row as a plan holds it: without what is measured."""
+    """A row as stored in a plan, without measured fields."""
     return {key: value for key, value in asdict(row).items() if key in PLANNED}

@@ -1,4 +1,4 @@
-"""Where probes stand: declarations and a file's symbols, notes and code become rows of a plan. Nothing is attached."""
+"""Decides where probes go: turns declarations and a file's symbols, notes and code into rows of a plan. Attaches nothing."""
 
 import contextlib
 import os
@@ -21,14 +21,14 @@ from tracer.probes.plan import FilePlan, Row
 TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
 Places = dict[int, tuple[str, int]]
-"""Slot of a table of functions → (file, offset)."""
+"""Slot of a function table → (file, offset)."""
 
 Site = tuple[int, str, Placement]
-"""File offset of a function, its name, the place in it."""
+"""File offset of a function, its name, and the place in it."""
 
 
 def cheapest(sites: list[Site]) -> list[Site]:
-    """The first of several functions that would do, or the first that has a cheap instruction where it has none."""
+    """The first of several suitable functions, or the first with a cheap instruction if that one has none."""
     cheap = [site for site in sites if site[2].cost != "stepped"]
     if not cheap or cheap[0] == sites[0]:
         return sites[:1]
@@ -38,19 +38,19 @@ def cheapest(sites: list[Site]) -> list[Site]:
 
 
 def needs_anchors(engine: Engine, binary: Binary) -> bool:
-    """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
+    """Whether a file contains an engine's code but none of its function names, not even as an import."""
     names = tuple(name for probe in engine.probes for name in (*probe.symbols, *probe.otherwise))
     return bool(engine.marker) and not mentions_any(binary, names) and contains(binary.path, engine.marker.encode())
 
 
 @lru_cache(maxsize=256)
 def mentions_any(binary: Binary, names: tuple[str, ...]) -> bool:
-    """Whether a file defines, or asks for, a symbol of one of these names."""
+    """Whether a file defines or imports a symbol of one of these names."""
     return any(map(binary.mentions, names))
 
 
 def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: list[Probe], known: list[Probe]) -> list[str]:
-    """The warning for a function table whose version differs from the one that the slots were checked with."""
+    """The warning for a function table whose version differs from the one that the slots were checked against."""
     version, checked = ".".join(map(str, api)), f"{engine.api_major}.{engine.api_minor}"
     left_out = ", ".join(dict.fromkeys(stem(probe.program) for probe in wanted if probe not in known))
     said = [f"{engine.name}: backend {backend} has API {version}: omitted {left_out}"] if left_out else []
@@ -66,10 +66,10 @@ def stem(program: str) -> str:
 
 
 class Planner:
-    """Plans file after file: where a probe stands may depend on what stands in other files of the folder.
+    """Plans files one by one: where a probe goes may depend on the probes in other files of the folder.
 
-    `rows` are those that were planned and stand, or stood; carrying out a plan adds to them. With `everywhere` a probe that has
-    alternatives stands at each of them: nobody moves it where the program turns out to pass another.
+    `rows` are the planned rows that are or were attached; carrying out a plan adds to them. With `everywhere`, a probe that has
+    alternatives is placed at all of them, for recorders that cannot move it when the program turns out to use another one.
     """
 
     def __init__(
@@ -87,21 +87,21 @@ class Planner:
         self.operators = {engine.name: list(engine.operators) for engine in engines}
 
     def programs(self, late: bool = False) -> set[str]:
-        """Names of the BPF programs that may stand in the target's files: those that are late, or all others."""
+        """Names of the BPF programs that may be attached in the target's files: the late ones, or all others."""
         wanted = [(engine, probe) for engine in self.engines for probe in engine.probes if probe.wanted(self.levels)]
         names = {probe.program for engine, probe in wanted if (engine.late or probe.late) == late}
         return names if late else names | self.named.programs()
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
-        """A probe that fails is reported and omitted; the others stay."""
+        """Report and omit a probe that fails; the others stay."""
         try:
             yield
         except ProbeError as error:
             self.warnings.append(str(error))
 
     def file(self, path: str, is_executable: bool = False) -> FilePlan:
-        """What to attach in a file, which the target calls `path`."""
+        """The plan of a file, which is `path` for the target."""
         real, names = reach.real(path), {os.path.basename(path), os.path.basename(reach.real(path))}
         plan = FilePlan(real, "")
         for engine in self.engines:
@@ -117,7 +117,7 @@ class Planner:
         return plan
 
     def beside(self, path: str) -> list[str]:
-        """The libraries that stand beside one of an engine whose libraries are opened together, with it."""
+        """All libraries of this one's engine in the same folder, itself included, if the engine opens them together."""
         folder, name = os.path.split(reach.real(path))
         together = [engine for engine in self.engines if engine.together and engine.owns(name)]
         there = sorted(os.listdir(folder)) if together and os.path.isdir(folder) else []
@@ -152,7 +152,7 @@ class Planner:
         plan.operators[engine.name] = self.operators[engine.name]
 
     def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
-        """Where a probe stands in a binary, then where else it could."""
+        """A probe's site in a binary, then its alternatives."""
         if probe.usdt:
             yield from self._usdt_sites(probe, binary)
         elif not any(map(binary.find, probe.unless)) and not (probe.once and self._stands_beside(probe, binary.path)):
@@ -181,7 +181,7 @@ class Planner:
         return self.everywhere and bool(probe.otherwise)
 
     def _stands_beside(self, probe: Probe, path: str) -> bool:
-        """Whether the program stands in another file of the same folder, and that is enough."""
+        """Whether the program is attached in another file of the same folder, and once is enough."""
         if self._is_everywhere(probe):
             return False
         standing = {row.library for row in self.rows if row.program == probe.program and not row.retired_ns} - {path}
@@ -201,21 +201,21 @@ class Planner:
         return symbol.offset, symbol.name, self._entry(binary, symbol.offset, symbol.name, choose)
 
     def _entry(self, binary: Binary, offset: int, name: str, choose: Callable[..., Placement] = place_entry) -> Placement:
-        """Where a probe stands in a function."""
+        """The place of a probe in a function."""
         try:
             return choose(binary.bytes_at(offset), binary.machine, self.fast_nop())
         except ProbeError as error:
             raise ProbeError(f"{binary.path}: {name}: {error}") from None
 
     def _usable(self, probe: Probe, symbol: Symbol, binary: Binary) -> bool:
-        """A clone that may lack arguments cannot be probed where they are read."""
+        """Whether a function can be probed: not at the entry of a clone that may lack arguments, which adds a warning."""
         if symbol.changed and probe.at == "entry":
             self.warnings.append(f"{binary.path}: {symbol.name} may have lost arguments to optimization: no {probe.program}")
             return False
         return True
 
     def callback(self, engine: Engine, name: str, path: str, offset: int) -> list[Row]:
-        """The probes that are declared as learnt under `name`, at a function that the program passed."""
+        """Rows of the probes declared as learnt under `name`, at a function that the program passed."""
         rows = []
         for probe in engine.probes:
             if probe.learnt == name and probe.wanted(self.levels):
@@ -226,7 +226,7 @@ class Planner:
         return rows
 
     def api(self, table: str, slots: Places, version: int) -> list[Row]:
-        """Probes at those slots of a table of functions that `version` has."""
+        """Rows of the probes at the slots of a function table that `version` has."""
         rows = []
         for engine in self.engines:
             for probe in engine.probes:
@@ -239,9 +239,9 @@ class Planner:
         return rows
 
     def table(self, engine: Engine, slots: Places, api: tuple[int, ...], backend: int) -> list[tuple[Probe, Row]]:
-        """Probes at the slots of a function table that a backend of API version `api` returned."""
+        """Probes, with their rows, at the slots of a function table that a backend of API version `api` returned."""
         wanted = [p for p in engine.probes if p.slot >= 0 and not p.table and p.wanted(self.levels)]
-        shared = Counter(slots.values())  # what a backend does not support is often one function for all
+        shared = Counter(slots.values())  # a backend often uses one function for everything that it does not support
         unshared = {slot for slot, place in slots.items() if shared[place] == 1}
         known = [p for p in wanted if api[0] == engine.api_major and api[1] >= p.since and p.slot in unshared]
         self.warnings += [line for line in unknown_slots(engine, api, backend, wanted, known) if line not in self.warnings]
@@ -254,7 +254,7 @@ class Planner:
         return self._entry(read_binary(path), offset, f"{offset:#x}")
 
     def learnt(self, engine: Engine, sites: dict[str, tuple[str, int]], why: str) -> list[Row]:
-        """Probes whose sites, given as name → (file, offset behind a call), were learnt; none where that is expensive."""
+        """Rows of probes whose sites were learnt, given as name → (file, offset after a call); none if a site is expensive."""
         path = sites["loop"][0]
         binary = read_binary(path)
         probes = [probe for probe in engine.probes if probe.learnt in sites and probe.wanted(self.levels)]
@@ -267,7 +267,7 @@ class Planner:
         return [row(engine, p, path, offset, f"{binary.function_at(offset)} call", place) for p, offset, place in chosen]
 
     def elsewhere(self, engine: Engine, probe: Probe, path: str) -> Row | None:
-        """Where else in a file a probe could stand than where it stood."""
+        """The row of a probe at its next site in a file that was not tried yet; None if there is none."""
         tried = {other.symbol for other in self.rows if (other.program, other.library) == (probe.program, path)}
         site = next((each for each in self._sites(engine, probe, read_binary(path)) if each[1] not in tried), None)
         return row(engine, probe, path, *site) if site else None

@@ -1,4 +1,4 @@
-"""Raw programs at tracepoints: what fires in an interrupt reaches them whatever else runs on that CPU. Closing detaches."""
+"""Raw programs at tracepoints: they get events in interrupts whatever else runs on that CPU. Closing detaches."""
 
 import ctypes
 import struct

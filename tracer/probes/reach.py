@@ -1,33 +1,33 @@
-"""The way to files to which no path leads from here: of another root, in memory alone, or deleted while they are mapped."""
+"""Access to files that no path leads to from here: below another root, only in memory, or deleted while mapped."""
 
 import os
 import re
 import stat
 
-MEMORY = "/memfd:"  # what the kernel shows of a file in memory begins with
+MEMORY = "/memfd:"  # the kernel's prefix for the names of files in memory
 DESCRIPTOR = re.compile(r"/(?:dev|proc/(?:self|thread-self|\d+))/fd/(\d+)")
-MOST_LINKS = 40  # that the kernel follows too
-_ways: dict[str, str] = {}  # path as it is shown → path to open
+MOST_LINKS = 40  # the kernel's limit too
+_ways: dict[str, str] = {}  # displayed path → path to open
 
 
 def note(shown: str, way: str) -> str:
-    """Remember the way to a file under the path that it is shown by; returns that path."""
+    """Remember the path that opens a file under the path that is displayed; returns the latter."""
     _ways.setdefault(shown, way)
     return shown
 
 
 def way_to(shown: str) -> str:
-    """The path to open a file by."""
+    """The path that opens a file."""
     return _ways.get(shown, shown)
 
 
 def real(shown: str) -> str:
-    """The path with its links followed; as it is where they do not lead there from here."""
+    """The path with its links resolved; unchanged if it only has meaning elsewhere."""
     return shown if shown in _ways else os.path.realpath(shown)
 
 
 def within(root: str, path: str) -> str:
-    """A path below another root, its links followed there; raises OSError where these go in circles."""
+    """A path below another root with its links resolved there; raises OSError if they form a cycle."""
     done, parts, links = "", path.split("/"), 0
     while parts:
         part = parts.pop(0)
@@ -44,7 +44,7 @@ def within(root: str, path: str) -> str:
 
 
 def opened(pid: int, path: str) -> str:
-    """What to call a file that a process opens by `path`; raises OSError where there is no such file."""
+    """The displayed path of a file that a process opens as `path`; raises OSError if there is no such file."""
     if number := DESCRIPTOR.fullmatch(path):
         return descriptor(f"/proc/{pid}/fd/{number[1]}")
     here = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
@@ -56,7 +56,7 @@ def opened(pid: int, path: str) -> str:
 
 
 def descriptor(way: str) -> str:
-    """What to call a file that lies behind a process's descriptor; raises OSError where no file lies there."""
+    """The displayed path of a process's open file, given its link in /proc; raises OSError if there is none."""
     path = os.readlink(way)
     if not path.startswith(MEMORY):
         return path
@@ -65,16 +65,16 @@ def descriptor(way: str) -> str:
     if shown in _ways or not stat.S_ISREG(status.st_mode):
         os.close(file)
         return shown
-    return note(shown, f"/proc/self/fd/{file}")  # stays open: the process may close its own once the library is loaded
+    return note(shown, f"/proc/self/fd/{file}")  # stays open: the process may close its descriptor once the library is loaded
 
 
 def in_memory(path: str, inode: int) -> str:
-    """What to call a file in memory, which has no path: these two are shown of it, and many may have one name."""
+    """The displayed path of a file in memory, which has none: its name and inode, since several may share a name."""
     return f"{MEMORY}{inode}/{path.removeprefix(MEMORY).removesuffix(' (deleted)')}"
 
 
 def mapped(pid: int, path: str, inode: int, span: str) -> str:
-    """What to call a file that a process has mapped at `span` (start-end), from its path and inode in /proc/PID/maps."""
+    """The displayed path of a file that a process maps at `span` (start-end), from its path and inode in /proc/PID/maps."""
     below, way = f"/proc/{pid}/root{path}", f"/proc/{pid}/map_files/{span}"
     if path.startswith(MEMORY):
         return note(in_memory(path, inode), way)

@@ -1,40 +1,40 @@
-"""A symbol table by its names: all of them are put in order once, by their first letters, since engines ask for many."""
+"""A symbol table indexed by name: all names are sorted once by their first letters, since engines look up many."""
 
 from bisect import bisect_left, bisect_right
 from functools import cached_property
 
 import numpy as np
 
-LETTERS = 8  # of a name, as one number: the first is worth the most
-MANY = 64  # names that begin alike, as those of one C++ namespace do: their later letters are compared at once
+LETTERS = 8  # of a name, as one number: the first is the most significant
+MANY = 64  # names with a common beginning, as in a C++ namespace: their later letters are compared at once
 
 
 class SymbolNames:
-    """The rows of a symbol table, which may be damaged, found by how their names begin; `strings` is its string table."""
+    """Looks up rows of a symbol table, which may be damaged, by the beginning of their names; `strings`: its string table."""
 
     def __init__(self, positions: np.ndarray, strings: bytes):
         self.positions, self.strings = positions, strings
 
     @cached_property
     def _letters(self) -> np.ndarray:
-        """The letters that stand at each position of the string table, as one number."""
+        """The letters from each position of the string table, as one number."""
         return np.ndarray(len(self.strings) + 1, ">u8", self.strings + bytes(LETTERS), strides=(1,))
 
     @cached_property
     def _ordered(self) -> tuple[memoryview, np.ndarray, np.ndarray]:
-        """(first letters, position of the name, row), in the order of the letters."""
+        """(first letters, position of the name, row), sorted by the letters."""
         positions = np.minimum(self.positions, len(self.strings))
         keys = self._letters[positions].astype(np.uint64)
         order = np.argsort(keys)
         return memoryview(keys[order]), positions[order], order
 
     def beginning_with(self, start: bytes) -> list[int]:
-        """The rows whose name, with the zero byte behind it, begins so; in the order of the string table, then of rows."""
+        """The rows whose name, with its terminating zero byte, begins with `start`; by string table position, then by row."""
         keys, positions, rows = self._ordered
         first, last = (int.from_bytes(start[:LETTERS].ljust(LETTERS, fill), "big") for fill in (b"\0", b"\xff"))
         low = bisect_left(keys, first)
         high = bisect_right(keys, last, low)
-        if low == high:  # as for most of what is asked: an engine's functions are spread over several libraries
+        if low == high:  # the usual case: an engine's functions are spread over several libraries
             return []
         positions, rows = positions[low:high], rows[low:high]
         if high - low > MANY and len(start) > LETTERS:
@@ -45,6 +45,6 @@ class SymbolNames:
         return [row for _, row in sorted(place for place in near if self.strings.startswith(start, place[0]))]
 
     def name(self, row: int) -> bytes:
-        """The name of a row; raises ValueError where it has no end."""
+        """The name of a row; raises ValueError if it is not terminated."""
         position = int(self.positions[row])
         return self.strings[position : self.strings.index(0, position)]

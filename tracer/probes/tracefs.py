@@ -1,4 +1,4 @@
-"""Tracefs: where the kernel's tracepoints are listed, and what keeps them from being read."""
+"""Tracefs: where the kernel's tracepoints are listed, and what prevents reading them."""
 
 import ctypes
 import errno
@@ -17,7 +17,7 @@ mount_call = ctypes.CDLL(None, use_errno=True).mount
 
 @cache
 def tracefs() -> Path:
-    """Where tracefs is mounted; root mounts it at its standard place where it is at none."""
+    """Where tracefs is mounted; as root, mounts it at its standard place if it is not mounted."""
     places = mounted(Path("/proc/self/mounts").read_text())
     if not places and os.geteuid() == 0:
         mount()
@@ -25,13 +25,13 @@ def tracefs() -> Path:
 
 
 def mount() -> int:
-    """Mount tracefs at its standard place; the error's number, 0 where it is mounted now."""
+    """Mount tracefs at its standard place; returns the error number, or 0 if it is mounted now."""
     done = mount_call(b"tracefs", bytes(TRACEFS), b"tracefs", 0, None) == 0 or ctypes.get_errno() == errno.EBUSY
     return 0 if done else ctypes.get_errno()
 
 
 def mounted(table: str) -> list[Path]:
-    """Where a table of mounts has a tracefs that can be looked into."""
+    """The readable tracefs mounts in a table of mounts."""
     rows = [line.split() for line in table.splitlines()]
     return [Path(row[1]) for row in rows if row[2] == "tracefs" and os.path.isdir(f"{row[1]}/events")]
 
@@ -42,7 +42,7 @@ def has_tracepoint(category: str, name: str) -> bool:
 
 
 def why_absent() -> tuple[str, str]:
-    """(what keeps tracepoints from being read, the remedy); two empty texts where nothing does."""
+    """(what prevents reading tracepoints, the remedy); two empty texts if nothing does."""
     try:
         if os.listdir(tracefs() / "events"):
             return "", ""
@@ -57,7 +57,7 @@ def why_absent() -> tuple[str, str]:
 
 
 def refusal(code: int) -> tuple[str, str]:
-    """What keeps root from a tracefs that the kernel has, and the remedy; `code` is the error of looking into it."""
+    """(what denies root a tracefs that the kernel has, the remedy); `code` is the error number of listing it."""
     against = "; ".join(denials())
     if " tracefs " in Path("/proc/self/mounts").read_text():
         state = "closed" if code else "empty"

@@ -1,4 +1,4 @@
-"""Uprobes: a program at an instruction of a file, in every process that maps it; closing the descriptor detaches."""
+"""Uprobes: run a program at an instruction of a file, in every process that maps it; closing the descriptor detaches."""
 
 import ctypes
 import errno
@@ -15,12 +15,12 @@ from tracer.probes.denials import why_denied
 from tracer.probes.perf_events import ATTR_BYTES, connect, libc, opened
 
 PROG_LOAD, LINK_CREATE = 5, 28
-KPROBE_PROGRAM = 2  # the type of programs that run at probes
-PERF_EVENT, UPROBE_MULTI = 41, 48  # ways of attaching
+KPROBE_PROGRAM = 2  # the program type for probes
+PERF_EVENT, UPROBE_MULTI = 41, 48  # attach types
 AT_RETURN = 1
 SYSCALL = {"x86_64": 321, "aarch64": 280}
 RETURN_0 = struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
-EXPECTED_ATTACH_TYPE_AT = 68  # bytes into what PROG_LOAD reads
+EXPECTED_ATTACH_TYPE_AT = 68  # offset in the attributes of PROG_LOAD
 UPROBE = Path("/sys/bus/event_source/devices/uprobe")
 CLOSERS = 32
 
@@ -35,7 +35,7 @@ def bpf(command: int, attributes: bytes) -> int:
 
 
 def multi_link(program_fd: int, path: str, offset: int, at_return: bool, cookie: int) -> int:
-    """A link of the kernel's uprobe_multi kind; raises OSError."""
+    """Attach by a uprobe_multi link; returns its descriptor; raises OSError."""
     text = ctypes.create_string_buffer(path.encode())
     place, mark = ctypes.c_uint64(offset), ctypes.c_uint64(cookie)
     where = (ctypes.addressof(text), ctypes.addressof(place), 0, ctypes.addressof(mark))
@@ -44,7 +44,7 @@ def multi_link(program_fd: int, path: str, offset: int, at_return: bool, cookie:
 
 
 def load_program(instructions: bytes, attach_type: int = 0) -> int:
-    """Load a program for probes from its instructions; raises OSError."""
+    """Load a probe program from its instructions; returns its descriptor; raises OSError."""
     code, licence = ctypes.create_string_buffer(instructions), ctypes.create_string_buffer(b"GPL")
     head = struct.pack("<IIQQ", KPROBE_PROGRAM, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(licence))
     return bpf(PROG_LOAD, head.ljust(EXPECTED_ATTACH_TYPE_AT, b"\0") + struct.pack("<I", attach_type))
@@ -52,10 +52,10 @@ def load_program(instructions: bytes, attach_type: int = 0) -> int:
 
 @cache
 def has_multi_links() -> bool:
-    """Whether this kernel attaches uprobes without perf events: such probes go away in a fraction of the time.
+    """Whether this kernel attaches uprobes without perf events: such probes are removed in a fraction of the time.
 
-    Linux 6.6: 89ae89f53d20 "bpf: Add multi uprobe link". It does so only with programs that were loaded with UPROBE_MULTI as
-    the way they will be attached.
+    Linux 6.6: 89ae89f53d20 "bpf: Add multi uprobe link". It requires programs that were loaded with UPROBE_MULTI as the
+    expected attach type.
     """
     try:
         program = load_program(RETURN_0, UPROBE_MULTI)
@@ -64,19 +64,19 @@ def has_multi_links() -> bool:
     try:
         multi_link(program, "/", 0, False, 0)
     except OSError as error:
-        return error.errno == errno.EBADF  # it looked at the file, which is none; other kernels do not get that far
+        return error.errno == errno.EBADF  # it checked the file, which is a directory; other kernels fail earlier
     finally:
         os.close(program)
     return False
 
 
 def has_uprobes() -> bool:
-    """Whether this kernel has uprobes at all: CONFIG_UPROBE_EVENTS brings them."""
+    """Whether this kernel has uprobes at all, which CONFIG_UPROBE_EVENTS enables."""
     return UPROBE.exists() or has_multi_links()
 
 
 def perf_event(path: str, offset: int, at_return: bool) -> int:
-    """A perf event at the place, which has no program yet."""
+    """Open a perf event at the place, without a program yet."""
     try:
         kind = int((UPROBE / "type").read_text())
         bit = int((UPROBE / "format" / "retprobe").read_text().split(":")[1])
@@ -90,7 +90,7 @@ def perf_event(path: str, offset: int, at_return: bool) -> int:
 
 
 def perf_link(program_fd: int, event: int, cookie: int) -> int:
-    """Connect a program and an event through a link, which carries a cookie (Linux 5.15); raises OSError."""
+    """Attach a program to an event by a link that carries a cookie (Linux 5.15); raises OSError."""
     try:
         return bpf(LINK_CREATE, struct.pack("<IIIIQ", program_fd, event, PERF_EVENT, 0, cookie))
     finally:
@@ -98,9 +98,9 @@ def perf_link(program_fd: int, event: int, cookie: int) -> int:
 
 
 def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool, cookie: int = 0) -> int:
-    """Probe byte `offset` of the file `path` in every process that maps it; returns the descriptor that holds the probe.
+    """Probe offset `offset` of the file `path` in every process that maps it; returns the descriptor that holds the probe.
 
-    The program finds a `cookie` other than 0 with bpf_get_attach_cookie.
+    The program reads a `cookie` other than 0 by bpf_get_attach_cookie.
     """
     what = f"{path}+{offset:#x}"
     try:
@@ -113,6 +113,6 @@ def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool, cook
 
 
 def detach(fds: Iterable[int]) -> None:
-    """Close what holds probes, at once: each waits until no CPU can be inside it any more, and they can wait together."""
+    """Close the descriptors of probes concurrently: each close waits until no CPU can be inside the probe any more."""
     with ThreadPoolExecutor(CLOSERS) as pool:
         list(pool.map(os.close, fds))

@@ -1,7 +1,7 @@
-"""Checksums of a recording's files, a line for each segment of them, by which damage is found and its place is named.
+"""Checksums of a recording's files, one per segment, by which damage is detected and located.
 
-`events.sum` and `details.sum` hold 16 bytes per segment: where it ends in `events.bin` or `details.bin`, and its XXH3 (64 bits).
-A segment ends after a MiB, and whenever the manifest is written: what a crash leaves without a checksum is the last one.
+`events.sum` and `details.sum` hold 16 bytes per segment: its end offset in `events.bin` or `details.bin`, and its XXH3 (64 bits).
+A segment ends after a MiB, and whenever the manifest is written: a crash leaves only the last one without a checksum.
 """
 
 import contextlib
@@ -17,44 +17,44 @@ ENTRY = np.dtype([("end", "<u8"), ("sum", "<u8")])
 
 
 def digest(data: bytes | memoryview) -> str:
-    """The checksum of a whole, as 16 hexadecimal digits."""
+    """The checksum of some bytes, as 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
 def sums_of(path: Path) -> Path:
-    """The file of the checksums of a file."""
+    """The path of a file's checksums."""
     return path.with_suffix(".sum")
 
 
 class Sums:
-    """The checksums of a file that grows."""
+    """The checksums of a growing file."""
 
     def __init__(self, path: Path):
         self.fd = os.open(sums_of(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self.hash, self.sealed, self.end = xxhash.xxh3_64(), 0, 0
 
     def add(self, data: memoryview) -> None:
-        """Take note of what was appended."""
+        """Account for appended data."""
         self.hash.update(data)
         self.end += len(data)
         if self.end - self.sealed >= SEGMENT_BYTES:
             self.seal()
 
     def seal(self) -> None:
-        """End the segment, if there is any."""
+        """End the current segment, if it is not empty."""
         if self.end > self.sealed:
             os.write(self.fd, np.array((self.end, self.hash.intdigest()), ENTRY).tobytes())
             self.hash, self.sealed = xxhash.xxh3_64(), self.end
 
     def close(self) -> None:
-        """End the last segment, without a checksum where the disk is full: the writer of its records has reported that."""
+        """End the last segment, without a checksum if the disk is full, which the writer of its records has already reported."""
         with contextlib.suppress(OSError):
             self.seal()
         os.close(self.fd)
 
 
 def check(path: Path) -> tuple[list[tuple[int, int]], int]:
-    """(damaged stretches of a file, from and to which byte; up to where it has checksums). OSError where it has none."""
+    """(damaged byte ranges of a file, offset up to which it has checksums). Raises OSError if it has none."""
     raw = sums_of(path).read_bytes()
     entries = np.frombuffer(raw[: len(raw) // ENTRY.itemsize * ENTRY.itemsize], ENTRY)
     size = path.stat().st_size if path.exists() else 0

@@ -1,4 +1,4 @@
-"""From the buffers to the files: one turn takes whole batches, returns the few records to act on, writes the rest."""
+"""Moves records from the buffers to the files: each turn takes whole batches, returns the few to act on, writes the rest."""
 
 import os
 import select
@@ -13,24 +13,24 @@ from tracer.recording.format import STREAMS, RecordingError
 from tracer.recording.slow_tokens import SlowTokens
 from tracer.recording.tokens import Misses, Tokens, column, is_any, kinds_of
 
-LAG_NS = 20_000_000  # records that another CPU was still writing have arrived by then
-QUICK_S, WATCHFUL_S, SLOW_S = 0.02, 0.25, 1.0  # between two turns: while many records come; at most, with and without a watch
-PASSING = ("task_fork", "task_exit")  # what the target does not wait for, though someone acts on it
+LAG_NS = 20_000_000  # by then, records that another CPU was still writing have arrived
+QUICK_S, WATCHFUL_S, SLOW_S = 0.02, 0.25, 1.0  # between two turns: while many records arrive; at most, with and without a watch
+PASSING = ("task_fork", "task_exit")  # acted on, but the target does not wait for it
 BUSY_SHARE, IDLE_SHARE = 1 / 4, 1 / 64  # of a buffer, filled since the last turn
 
 
 class Buffer(Protocol):
-    """What rings and perf buffers offer."""
+    """The interface of rings and perf buffers."""
 
     fds: list[int]
     size: int
 
     def take(self) -> np.ndarray:
-        """Every finished record as slots; valid until `release`."""
+        """All finished records as slots; valid until `release`."""
         ...
 
     def release(self) -> None:
-        """Give the space of what was taken back."""
+        """Return the space of the taken records."""
         ...
 
     def lost(self) -> dict[str, int]:
@@ -43,7 +43,7 @@ class Buffer(Protocol):
 
 
 class SlotFile:
-    """A file that slots are appended to, and its checksums."""
+    """A file to which slots are appended, and its checksums."""
 
     def __init__(self, path: Path):
         self.path, self.bytes = path, 0
@@ -51,7 +51,7 @@ class SlotFile:
         self.sums = Sums(path)
 
     def append(self, slots: np.ndarray) -> None:
-        """Write whole slots."""
+        """Append whole slots."""
         data = np.ascontiguousarray(slots).reshape(-1).data
         self.bytes += len(data)
         try:
@@ -71,7 +71,7 @@ class SlotFile:
 class Pace:
     """How long to sleep between turns: short while the buffers fill, longer while they do not.
 
-    Urgent records wake anyway, and so does a buffer of which a good part is full.
+    Urgent records wake it anyway, and so does a buffer that is largely full.
     """
 
     def __init__(self, slowest: float):
@@ -79,7 +79,7 @@ class Pace:
         self.seconds = QUICK_S
 
     def after(self, share: float, answered: bool) -> None:
-        """Take into account which share of a buffer was filled in the last turn, and whether the target was answered."""
+        """Adapt to the share of a buffer that was filled since the last turn, and to whether the target was answered."""
         if answered:
             self.seconds = min(self.seconds, QUICK_S)
         elif share > BUSY_SHARE:
@@ -91,7 +91,7 @@ class Pace:
 
 
 class Drain:
-    """The buffers with their files, the token steps seen, and what is counted on the way."""
+    """The buffers with their files, the token steps seen, and counts of records."""
 
     def __init__(
         self,
@@ -116,11 +116,11 @@ class Drain:
                 self.wake_on(fd)
 
     def wake_on(self, fd: int, once: bool = False) -> None:
-        """Let a descriptor end the sleep between turns."""
+        """Have a descriptor end the sleep between turns."""
         self._poll.register(fd, select.EPOLLIN | (select.EPOLLONESHOT if once else 0))
 
     def sleep(self, most: float) -> None:
-        """Until it is time for the next turn, or `most` seconds have passed."""
+        """Sleep until the next turn is due, at most `most` seconds."""
         self._poll.poll(max(0.0, min(self.pace.seconds, most)))
 
     def turn(self, wanted: tuple[int, ...], last: bool = False) -> list[np.ndarray]:
@@ -146,13 +146,13 @@ class Drain:
         return picked
 
     def add(self, slots: np.ndarray) -> None:
-        """Append records that the tracer makes itself to the events."""
+        """Append the tracer's own records to the events."""
         self.files["events"].append(slots)
         self.written += np.bincount(kinds_of(slots), minlength=256)[:256]
         self.seen += len(slots)
 
     def seal(self) -> None:
-        """Give what was written so far its checksums."""
+        """Write the checksums of everything written so far."""
         for file in self.files.values():
             file.sums.seal()
 
@@ -162,7 +162,7 @@ class Drain:
         return {name: int(written[layout["kind"]]) for name, layout in self.layouts.items() if written[layout["kind"]]}
 
     def bytes_written(self) -> int:
-        """Bytes in the files."""
+        """Size of the files in bytes."""
         return sum(file.bytes for file in self.files.values())
 
     def lost_by_cpu(self) -> dict[str, dict[str, int]]:

@@ -1,10 +1,10 @@
-"""The recording on disk: a folder with `manifest.json` and two files of fixed-size slots, readable after any crash.
+"""The recording on disk: a folder with `manifest.json` and two files of fixed-size slots; readable after any crash.
 
     manifest.json   what was traced, on what, with which probes, and what was lost (see `Manifest` keys in docs/recording.md)
-    events.bin      64-byte slots as they stood in the ring: 8 bytes of ring header, then a record of bpf/records.h
+    events.bin      64-byte slots as in the ring: 8 bytes of ring header, then a record of bpf/records.h
     details.bin     256-byte slots, likewise
 
-    *.sum           checksums of the two (tracer/recording/checksums.py); the manifest holds its own
+    *.sum           checksums of both (tracer/recording/checksums.py); the manifest contains its own
 
 Slots are only ever appended, so whatever reached the disk before a crash is a valid recording.
 """
@@ -30,7 +30,7 @@ SHAPE = {
     dict: "machine heat model options step_latency sampling io engines qnn target records lost dropped cost layouts",
     list: "clocks threads probes functions level_changes qnn_logs models",
 }
-"""Parts of the manifest that are objects, and those that are lists of objects."""
+"""The manifest's parts that are objects, and those that are lists of objects."""
 
 
 class RecordingError(UserError):
@@ -63,7 +63,7 @@ def dtype_from_json(rows: list[list[Any]], itemsize: int) -> np.dtype:
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object with the checksum of all that it holds besides."""
+    """A JSON object with a checksum of its other members."""
     held = {key: value for key, value in content.items() if key != "checksum"}
     return {"checksum": digest(json.dumps(held).encode()), **held}
 
@@ -74,7 +74,7 @@ def is_whole(content: dict[str, Any]) -> bool:
 
 
 def check_shape(path: Path, manifest: Any) -> None:
-    """Raise RecordingError where a part of the manifest is of another type."""
+    """Raise RecordingError if a part of the manifest has the wrong type."""
     if not isinstance(manifest, dict):
         raise RecordingError(f"{path}/manifest.json is not a JSON object; record again")
     for kind, keys in SHAPE.items():
@@ -86,11 +86,11 @@ def check_shape(path: Path, manifest: Any) -> None:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Replace the manifest atomically: a reader sees the old or the new one, never half."""
+    """Replace the manifest atomically: a reader sees either the old or the new one."""
     temporary = folder / "manifest.json.new"
-    indent = 1 if manifest.get("state") == "complete" else None  # without is ten times as fast, and this is done every second
+    indent = 1 if manifest.get("state") == "complete" else None  # without is ten times as fast, and this happens every second
     temporary.unlink(missing_ok=True)
-    with temporary.open("x") as file:  # made here: whoever may write to the folder cannot lead us elsewhere
+    with temporary.open("x") as file:  # exclusive creation: others who may write to the folder cannot redirect it by a link
         file.write(json.dumps(sealed(manifest), indent=indent))
     os.replace(temporary, folder / "manifest.json")
 
@@ -103,8 +103,8 @@ def text(value: bytes) -> str:
 class Recording:
     """A recording opened for reading.
 
-    `manifest` is the parsed manifest.json; `layouts` holds (number, dtype) of each kind of record, whose fields are those of
-    `struct rec_<kind>` in bpf/records.h (header fields ts, pid, tid, kind, cpu, engine included). `is_whole` is false if the
+    `manifest` is the parsed manifest.json; `layouts` holds (number, dtype) of each record kind, with the fields of
+    `struct rec_<kind>` in bpf/records.h (including the header's ts, pid, tid, kind, cpu, engine). `is_whole` is false if the
     manifest was changed after it was written.
     """
 
@@ -136,7 +136,7 @@ class Recording:
 
     @property
     def has_sums(self) -> bool:
-        """Whether its streams were written with checksums: the manifest says so, or the files are there."""
+        """Whether its streams were written with checksums: by the manifest, or because the files exist."""
         there = any(sums_of(self.path / f"{stream}.bin").exists() for stream in STREAMS)
         return there or bool(self.manifest.get("checksums"))
 
@@ -146,12 +146,12 @@ class Recording:
         return "checksum" in self.manifest or self.has_sums
 
     def slot_count(self, stream: str) -> int:
-        """Whole slots of `events` or `details` that are on disk now."""
+        """Number of whole slots of `events` or `details` that are on disk now."""
         path = self.path / f"{stream}.bin"
         return path.stat().st_size // STREAMS[stream] if path.exists() else 0
 
     def map_slots(self, stream: str, begin: int, end: int) -> np.ndarray:
-        """Slots begin to end of a stream, shape [n, slot bytes], uint8, mapped from disk for as long as the answer lives."""
+        """Slots `begin` to `end` of a stream, uint8 [n, slot bytes], mapped from disk while the array is in use."""
         width = STREAMS[stream]
         if begin >= end:
             return np.empty((0, width), np.uint8)

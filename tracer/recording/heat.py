@@ -1,6 +1,6 @@
-"""Clocks and heat from sysfs: frequency policies, thermal zones and cooling devices, each second, as records `heat`.
+"""Clocks and heat from sysfs: reads frequency policies, thermal zones and cooling devices every second into `heat` records.
 
-The kernel's own events (bpf/heat.bpf.c) come as the same records between the readings, where it has such.
+If the kernel has events for them (bpf/heat.bpf.c), these add the same records between the readings.
 """
 
 import re
@@ -18,14 +18,14 @@ SYSFS = Path("/sys")
 KHZ, LEAST_KHZ, MOST_KHZ, ZONE, COOLING = range(5)
 """enum heat_of of bpf/records.h."""
 SHARE = 100
-"""Readings lie at least so many times as far apart as one takes: some sensors answer slowly."""
+"""The minimum interval between readings, as a multiple of a reading's duration: some sensors are slow."""
 POLICY = {"scaling_cur_freq": KHZ, "scaling_min_freq": LEAST_KHZ, "scaling_max_freq": MOST_KHZ}
 POLICIES, ZONES, DEVICES = "devices/system/cpu/cpufreq/policy", "class/thermal/thermal_zone", "class/thermal/cooling_device"
 
 
 @dataclass
 class Gauge:
-    """One number that is read again and again: what it is of, and its last value (None: not read yet)."""
+    """A number that is read repeatedly: its source, and its last value (None: not read yet)."""
 
     what: int
     number: int
@@ -34,14 +34,14 @@ class Gauge:
 
 
 def numbered(prefix: str, root: Path) -> list[tuple[int, Path]]:
-    """(number, folder) of everything below sysfs that is called so, in order."""
+    """(number, folder) of everything below sysfs named `prefix` and a number, in order."""
     parent, name = (root / prefix).parent, (root / prefix).name
     matches = [(re.fullmatch(rf"{name}(\d+)", folder.name), folder) for folder in parent.glob(f"{name}*")]
     return sorted((int(match[1]), folder) for match, folder in matches if match)
 
 
 def text(path: Path) -> str:
-    """A file's first line; "" where it cannot be read."""
+    """A file's first line; "" if it cannot be read."""
     try:
         return path.read_text(errors="replace").split("\n", 1)[0].strip()
     except OSError:
@@ -49,7 +49,7 @@ def text(path: Path) -> str:
 
 
 def whole(path: Path) -> int | None:
-    """A file's number; None where it holds none now, or one of more than 32 bits."""
+    """The number in a file; None if there is none now, or one of more than 32 bits."""
     try:
         number = int(text(path))
     except ValueError:
@@ -58,14 +58,14 @@ def whole(path: Path) -> int | None:
 
 
 def policy(number: int, folder: Path) -> dict[str, Any]:
-    """A frequency policy: its CPUs, their governor, and what the hardware can, kHz."""
+    """A frequency policy: its CPUs, their governor, and the hardware's limits, kHz."""
     cpus = [int(word) for word in text(folder / "related_cpus").split() if word.isdecimal()]
     hardware = {name: whole(folder / f"cpuinfo_{short}_freq") for name, short in (("least", "min"), ("most", "max"))}
     return {"number": number, "cpus": cpus, "governor": text(folder / "scaling_governor"), **hardware}
 
 
 def zone(number: int, folder: Path) -> dict[str, Any]:
-    """A thermal zone: its type, and the trip points [type, 1/1000 °C] where something is done about its heat."""
+    """A thermal zone: its type, and the trip points [type, 1/1000 °C] at which its heat is acted on."""
     trips: list[list[Any]] = []
     while kind := text(folder / f"trip_point_{len(trips)}_type"):
         trips.append([kind, whole(folder / f"trip_point_{len(trips)}_temp")])
@@ -73,13 +73,13 @@ def zone(number: int, folder: Path) -> dict[str, Any]:
 
 
 def governors(root: Path = SYSFS) -> str:
-    """The governor of all policies, or each policy's in order where they differ; "" where there is none."""
+    """The governor of all policies, or each policy's in order if they differ; "" if there is none."""
     names = [text(folder / "scaling_governor") for _, folder in numbered(POLICIES, root)]
     return ", ".join(names if len(set(names)) > 1 else names[:1])
 
 
 def describe(root: Path = SYSFS) -> dict[str, Any] | None:
-    """What can be read, for the manifest: `policies`, `zones` and `cooling`; None where there is nothing."""
+    """What can be read, for the manifest: `policies`, `zones` and `cooling`; None if there is nothing."""
     parts = {
         "policies": [policy(number, folder) for number, folder in numbered(POLICIES, root)],
         "zones": [zone(number, folder) for number, folder in numbered(ZONES, root)],
@@ -92,7 +92,7 @@ def describe(root: Path = SYSFS) -> dict[str, Any] | None:
 
 
 def gauges(root: Path = SYSFS) -> Iterator[Gauge]:
-    """What is read each second."""
+    """The numbers that are read every second."""
     for number, folder in numbered(POLICIES, root):
         yield from (Gauge(what, number, folder / name) for name, what in POLICY.items())
     yield from (Gauge(ZONE, number, folder / "temp") for number, folder in numbered(ZONES, root))
@@ -100,7 +100,7 @@ def gauges(root: Path = SYSFS) -> Iterator[Gauge]:
 
 
 class Heat:
-    """The readings of a recording. `add` takes slots of the events; `found` is what can be read, for the manifest."""
+    """The readings of a recording. `add` appends slots to the events; `found`: what can be read, for the manifest."""
 
     def __init__(self, layout: dict[str, Any], add: Callable[[np.ndarray], None], root: Path = SYSFS):
         self.found, self.gauges, self.add = describe(root), list(gauges(root)), add
@@ -108,7 +108,7 @@ class Heat:
         self._due_ns = 0
 
     def turn(self, last: bool = False) -> None:
-        """Read everything, if it is time, and write the changes."""
+        """Read everything, if due, and write the changes."""
         began = time.monotonic_ns()
         if not self.gauges or (began < self._due_ns and not last):
             return
@@ -122,7 +122,7 @@ class Heat:
             self.add(self.slots(began, changed))
 
     def slots(self, ts: int, readings: list[tuple[Gauge, int]]) -> np.ndarray:
-        """Records of these readings, as they would stand in the ring."""
+        """Records of these readings, in the ring's format."""
         records = np.zeros(len(readings), self.dtype)
         records["ts"], records["kind"] = ts, self.kind
         records["what"] = [gauge.what for gauge, _ in readings]

@@ -1,4 +1,4 @@
-"""What machine this is, for the manifest."""
+"""Description of this machine, for the manifest."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from tracer.recording import heat
 
 @cache
 def describe() -> dict[str, Any]:
-    """Architecture, kernel, operating system, CPU model, CPUs, frequency governors ("" where there is none) and memory."""
+    """Architecture, kernel, operating system, CPU model, CPUs, frequency governors ("" if there is none) and memory."""
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     model = ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
 
 
 def clocks() -> dict[str, int]:
-    """One reading of the three clocks that traces are written in, nanoseconds."""
+    """A reading of the three clocks that traces use, nanoseconds."""
     return {
         "monotonic_ns": time.monotonic_ns(),
         "boottime_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),

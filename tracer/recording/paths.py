@@ -1,4 +1,4 @@
-"""Where the project's built parts lie, in a checkout and installed, and on whose behalf it runs."""
+"""Paths of the project's built parts, in a checkout or installed, and the user on whose behalf it runs."""
 
 import contextlib
 import ctypes
@@ -33,13 +33,13 @@ BUILT_PARTS = [*BPF_OBJECTS.values(), *MAPS_OBJECTS.values(), *LIBRARIES]
 BUILD = ROOT / "build"
 LIBC = ctypes.CDLL(None)
 NOBODY_AT_ALL = 2**32 - 1
-"""The number that the kernel gives no user: it stands for "leave as it is"."""
+"""The id that no user has: in the kernel's calls it means "leave unchanged"."""
 VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The user who typed sudo; the traced command runs as them and output belongs to them."""
+    """The user who invoked sudo; the traced command runs as them and owns the output."""
 
     uid: int
     gid: int
@@ -48,15 +48,15 @@ class Owner:
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
-        """What this thread does with files meanwhile, it does with the owner's rights instead of root's.
+        """While active, this thread accesses files with the owner's rights instead of root's.
 
-        What it makes is the owner's from the beginning, and a name that the owner could not open leads nowhere.
+        Files that it creates belong to the owner from the start, and files that the owner could not open stay closed.
         """
         if os.geteuid() or not self.uid:
             yield
             return
         LIBC.setfsgid(self.gid)
-        LIBC.setfsuid(self.uid)  # the kernel takes root's rights over files away with it, and gives them back
+        LIBC.setfsuid(self.uid)  # the kernel drops root's file capabilities with it, and restores them later
         try:
             yield
         finally:
@@ -64,7 +64,7 @@ class Owner:
             LIBC.setfsgid(0)
 
     def become(self) -> None:
-        """Drop root for good in this (child) process."""
+        """Permanently drop root in this (child) process."""
         os.initgroups(self.name, self.gid)
         os.setgid(self.gid)
         os.setuid(self.uid)
@@ -74,12 +74,12 @@ class Owner:
         return dict(os.environ, HOME=self.home, USER=self.name, LOGNAME=self.name)
 
     def kept(self) -> Path:
-        """Where what is made once stays: the checkout's build folder, else the owner's cache."""
+        """The folder for things that are generated once: the checkout's build folder, else the owner's cache."""
         return BUILD if IN_CHECKOUT else Path(os.environ.get("XDG_CACHE_HOME") or Path(self.home) / ".cache") / "moescope"
 
 
 def invoking_user() -> Owner:
-    """The user behind sudo, or the present one."""
+    """The user who invoked sudo, or the current one."""
     uid = _number_from_sudo("SUDO_UID", os.getuid())
     try:
         entry = pwd.getpwuid(uid)
@@ -89,7 +89,7 @@ def invoking_user() -> Owner:
 
 
 def _number_from_sudo(name: str, own: int) -> int:
-    """A number that sudo left in the environment, as far as root uses it."""
+    """The id that sudo set in the environment, if this process is root, else `own`; raises UserError if it is no id."""
     text = os.environ.get(name, "") if os.geteuid() == 0 else ""
     if text and not (text.isascii() and text.isdigit() and int(text) < NOBODY_AT_ALL):
         raise UserError(f"{name}={text!r} in the environment is not a user or group id: unset it, or use sudo")

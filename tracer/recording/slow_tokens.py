@@ -1,4 +1,4 @@
-"""`--only-slower-than`: of all records, those of slow tokens reach the file; everything else is counted and dropped."""
+"""`--only-slower-than`: writes only the records of slow tokens; all others are counted and dropped."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from tracer.recording.tokens import STEP, Tokens, column, kinds_of
 STRUCTURAL: tuple[str, ...] = ("tensor", "node", "qnn_object", "qnn_table", "api_table", "session", "io_file")
 STRUCTURAL += ("library", "task_fork", "task_exit", "task_exec", "qnn_callback", "qnn_reader", "qnn_log", "heat")
 OWN = ("token_begin", "token_end")
-KERNEL = 0  # engine number of the kernel's records: their process is whoever was running
+KERNEL = 0  # engine number of the kernel's records: their process is the one that happened to run
 MEMORY_NS = 1_000_000_000  # how long a slow token is remembered, for records that arrive late
 NEVER = np.iinfo(np.int64).max
 
 
 def inside(ts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """For each instant, whether any of the intervals holds it, both ends included."""
+    """For each instant, whether any of the intervals contains it, both ends included."""
     if not len(begin):
         return np.zeros(len(ts), bool)
     order = np.argsort(begin, kind="stable")
@@ -24,12 +24,12 @@ def inside(ts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def names(tokens: np.ndarray) -> list[tuple[int, int, int]]:
-    """What identifies a step: thread, engine, begin."""
+    """The identities of steps: (thread, engine, begin)."""
     return tokens[["tid", "engine", "begin_ns"]].tolist()
 
 
 class Moments:
-    """Where records stand: the time, process, thread and engine of each, and whether it is a token's own."""
+    """Time, process, thread and engine of records, and whether each is a token's begin or end."""
 
     def __init__(self, slots: np.ndarray, own: list[int]):
         self.ts, self.pid, self.tid = column(slots, 0, 8), column(slots, 8, 4), column(slots, 12, 4)
@@ -45,7 +45,7 @@ class Moments:
         for pid in np.unique(tokens["pid"]).tolist():
             mine, of = np.flatnonzero((self.pid == pid) & ~kernel & ~self.own), tokens["pid"] == pid
             answer[mine] = inside(self.ts[mine], begin[of], end[of])
-        last = end - (~tokens["complete"] & (end < NEVER))  # what ended an incomplete step is not its own
+        last = end - (~tokens["complete"] & (end < NEVER))  # the record that ended an incomplete step is not the step's own
         for tid, engine in sorted(set(tokens[["tid", "engine"]].tolist())):
             mine = np.flatnonzero(self.own & (self.tid == tid) & (self.engine == engine))
             of = (tokens["tid"] == tid) & (tokens["engine"] == engine)
@@ -54,11 +54,11 @@ class Moments:
 
 
 class SlowTokens:
-    """Holds records back until the tokens that they belong to are known to be slow or fast.
+    """Holds records back until their tokens are known to be slow or fast.
 
-    A record belongs to the tokens that its process has open at its time, one of the kernel to those of every process, a
-    token's begin and end to that token alone. It is kept where one of its tokens lasted longer than `limit_ns`. When more
-    than `bound_bytes` wait for a decision, the open tokens are kept whatever they will last.
+    A record belongs to the tokens that its process has open at its time; a kernel record to those of every process; a token's
+    begin and end to that token only. It is kept if one of its tokens lasts longer than `limit_ns`. If more than `bound_bytes`
+    wait for a decision, the open tokens are kept whatever their duration.
     """
 
     def __init__(self, limit_ns: int, layouts: dict[str, Any], bound_bytes: int = 64 << 20):
@@ -70,11 +70,11 @@ class SlowTokens:
         self.dropped = np.zeros(256, np.int64)
         self._slow = self._undecided = np.empty(0, STEP)
         self._forced: set[tuple[int, int, int]] = set()
-        self._held: dict[str, list[np.ndarray]] = {}  # of undecided tokens
-        self._fresh: dict[str, np.ndarray] = {}  # newer than what has surely arrived
+        self._held: dict[str, list[np.ndarray]] = {}  # records of undecided tokens
+        self._fresh: dict[str, np.ndarray] = {}  # records that are too new for all earlier ones to have arrived
 
     def sift(self, batches: dict[str, np.ndarray], tokens: Tokens, until_ns: int, last: bool = False) -> dict[str, np.ndarray]:
-        """What of the records so far is to be written now; `until_ns` as given to `tokens.read`."""
+        """The records to write now; `until_ns` as for `tokens.read`."""
         news = self._learn(tokens, until_ns, last)
         kept = {name: self._sift(name, batch, until_ns, news) for name, batch in batches.items()}
         if self.held_bytes() > self.bound_bytes:
@@ -89,7 +89,7 @@ class SlowTokens:
         return sum(slots.nbytes for held in self._held.values() for slots in held)
 
     def _learn(self, tokens: Tokens, until_ns: int, last: bool) -> bool:
-        """Take in what ended and what is open for too long; returns whether records that wait may be decided now."""
+        """Note the tokens that ended or have been open for too long; returns whether waiting records can be decided now."""
         done, left = tokens.finished, tokens.open
         slow = (done["end_ns"] - done["begin_ns"] > self.limit_ns) | self._is_forced(done)
         late = (until_ns - left["begin_ns"] > self.limit_ns) | self._is_forced(left)
@@ -118,7 +118,7 @@ class SlowTokens:
         return np.concatenate([self._judge(name, part) if len(part) else part for part in ready])
 
     def _judge(self, name: str, slots: np.ndarray) -> np.ndarray:
-        """The records to keep; what is undecided goes to `_held`, what belongs to no slow token is counted."""
+        """The records to keep; undecided ones go to `_held`, those of no slow token are counted."""
         moments, kinds = Moments(slots, self.own), kinds_of(slots)
         keep = moments.within(self._slow) | np.isin(kinds, self.structural)
         wait = moments.within(still(self._undecided)) & ~keep
@@ -128,13 +128,13 @@ class SlowTokens:
         return slots[keep]
 
     def to_json(self) -> dict[str, Any]:
-        """What was dropped, for the manifest."""
+        """Counts of dropped records, for the manifest."""
         records = {self.kinds.get(number, str(number)): int(self.dropped[number]) for number in np.flatnonzero(self.dropped)}
         return {"slower_than_ns": self.limit_ns, "tokens": self.tokens, "token_ns": self.token_ns, "records": records}
 
 
 def still(tokens: np.ndarray) -> np.ndarray:
-    """The same tokens without an end."""
+    """The tokens as if they had not ended."""
     tokens = tokens.copy()
     tokens["end_ns"] = NEVER
     return tokens

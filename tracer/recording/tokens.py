@@ -1,4 +1,4 @@
-"""Token steps as they end, paired from the drained records: the filter, the limits and the guard of speed go by them."""
+"""Pairs the drained records to token steps, which the filter, the limits and the guard of decode speed use."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +10,8 @@ from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_j
 KINDS = ("token_begin", "token_end", "task_exit")
 BEGIN, END, EXIT = range(3)
 UNKNOWN, PREFILL, DECODE = range(3)
-MISSED, NO_POSITION = 2, 0xFFFFFFFF  # CACHE_MISS, and where the engine does not tell: see bpf/records.h
-MOST_MISSES = 100_000  # remembered where no step ends
+MISSED, NO_POSITION = 2, 0xFFFFFFFF  # CACHE_MISS, and the value if the engine gives no position: see bpf/records.h
+MOST_MISSES = 100_000  # limit of remembered misses if no step ends
 FIELDS = ["pid", "tid", "engine", "position", "begin_ns", "end_ns", "decode", "complete"]
 STEP = np.dtype({"names": FIELDS, "formats": ["<i8"] * 6 + ["?"] * 2})
 MARK = np.dtype({"names": ["tid", "engine", "ts", "what", "pid", "position", "decode"], "formats": ["<i8"] * 6 + ["?"]})
@@ -23,8 +23,8 @@ def kinds_of(slots: np.ndarray) -> np.ndarray:
 
 
 def is_any(kinds: np.ndarray, wanted: tuple[int, ...]) -> np.ndarray:
-    """Which kinds are among a few; many times cheaper than a set operation on a small batch, and batches are small."""
-    table = np.zeros(256, bool)  # kinds are numbered below
+    """Which kinds are in `wanted`; many times cheaper than a set operation on small batches, as most are."""
+    table = np.zeros(256, bool)  # all kinds are below 256
     table[list(wanted)] = True
     return table[kinds]
 
@@ -41,7 +41,7 @@ def records(slots: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 class Misses:
-    """When experts ran that the cache did not hold, until the steps that waited for them have ended."""
+    """Times of experts that ran without being in the cache, kept until the steps that waited for them have ended."""
 
     def __init__(self, layouts: dict[str, Any]):
         layout = layouts["expert_begin"]
@@ -49,7 +49,7 @@ class Misses:
         self._seen = np.empty((0, 2), np.int64)
 
     def read(self, events: np.ndarray) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         rows = np.flatnonzero(kinds_of(events) == self._kind)
         if len(rows):
             runs = records(events[rows], self._dtype)
@@ -57,7 +57,7 @@ class Misses:
             self._seen = np.concatenate((self._seen, np.stack([column(slots, 8, 4), column(slots, 0, 8)], 1)))[-MOST_MISSES:]
 
     def within(self, steps: np.ndarray) -> list[int]:
-        """How many in each step, of its process; what came before the last of them begins is forgotten."""
+        """Number of misses of its process in each step; those before the begin of the last step are dropped."""
         counts = []
         for step in steps:
             mine = self._seen[self._seen[:, 0] == step["pid"], 1]
@@ -69,9 +69,9 @@ class Misses:
 
 @dataclass
 class Tokens:
-    """Pairs begins with ends by thread and engine; a step is complete where both were seen.
+    """Pairs begins with ends by thread and engine; a step is complete if both were seen.
 
-    A step whose end is missing ends, incomplete, where the next begins on its thread, or with the thread.
+    A step whose end is missing ends, incomplete, when the next one begins on its thread, or with the thread.
     """
 
     layouts: dict[str, Any]
@@ -88,7 +88,7 @@ class Tokens:
         self._waiting = np.empty(0, MARK)
 
     def read(self, events: np.ndarray, until_ns: float) -> None:
-        """Take in a batch; records newer than `until_ns` wait, since older ones of another CPU may still arrive."""
+        """Add a batch; records newer than `until_ns` wait, since older ones from another CPU may still arrive."""
         self.finished = self.finished[:0]
         if not len(events) and not len(self._waiting):
             return
@@ -132,7 +132,7 @@ class Tokens:
         self.decode_steps += int((done["complete"] & done["decode"]).sum())
 
     def _for_every_engine(self, marks: np.ndarray) -> np.ndarray:
-        """A thread's exit ends the steps of whichever engine it runs."""
+        """Repeat each thread exit for every engine, since it ends the steps of all engines that the thread runs."""
         exits = marks["what"] == EXIT
         parts = [marks[~exits]]
         for engine in np.unique(parts[0]["engine"]).tolist() if exits.any() else ():
@@ -150,7 +150,7 @@ class Tokens:
 
 
 def steps(begins: np.ndarray) -> np.ndarray:
-    """Steps that begin at these marks, not ended."""
+    """Steps that begin at these marks and have not ended."""
     rows = np.zeros(len(begins), STEP)
     for name in ("pid", "tid", "engine", "position", "decode"):
         rows[name] = begins[name]

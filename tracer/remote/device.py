@@ -1,4 +1,4 @@
-"""A device that was reached: its root shell, a folder that is taken away again, its collector, its files."""
+"""A connected device: its root shell, our temporary folder on it, its collector and files."""
 
 import contextlib
 import json
@@ -25,29 +25,29 @@ uname -m && echo $folder
 KEEP_CLEAN = """exec setsid sh -c 'read word && exit
 sleep {seconds}
 [ -e {folder}/status ] || rm -rf {folder}' > /dev/null 2>&1"""
-"""Takes our folder away from a device whose host ends, or is cut off for longer than it tries, before a recording has begun."""
+"""Removes our folder from a device if, before a recording begins, the host ends or is cut off for longer than it retries."""
 PATIENCE_S = 150
 
 
 @dataclass
 class Device:
-    """A device that a recording can be made on."""
+    """A device on which recordings can be made."""
 
     way: Transport
     folder: str
-    """Of ours, there; "" once it was taken away."""
+    """Our folder on the device; "" once it was removed."""
     features: dict[str, Any] = field(default_factory=dict)
-    """What its collector found, as `moescope-collect --probe-features` prints it."""
+    """The device's features, as `moescope-collect --probe-features` prints them."""
     keeper: subprocess.Popen[bytes] | None = None
-    """The way to what keeps the device clean, should we end."""
+    """The connection to the script that cleans the device if this process ends."""
 
     @property
     def collector(self) -> str:
-        """The collector's path there."""
+        """The collector's path on the device."""
         return f"{self.folder}/moescope-collect"
 
     def write(self, name: str, text: str) -> None:
-        """Write a file into our folder there."""
+        """Write a file into our folder on the device."""
         with tempfile.NamedTemporaryFile() as file:
             file.write(text.encode())
             file.flush()
@@ -60,23 +60,23 @@ class Device:
         return {row["path"]: row["id"] for row in rows if row and ".." not in PurePosixPath(row["path"]).parts}
 
     def keep_clean(self) -> None:
-        """From now on our folder goes away there should we be killed."""
+        """From now on, have the device remove our folder if this process is killed."""
         script, none = KEEP_CLEAN.format(seconds=PATIENCE_S, folder=quote(self.folder)), subprocess.DEVNULL
         self.keeper = subprocess.Popen(self.way.command(script), stdin=subprocess.PIPE, stdout=none, stderr=none)
 
     def let_be(self) -> None:
-        """The folder stays: a recording is made in it, or it is gone already."""
+        """Stop guarding the folder: a recording is made in it, or it is already gone."""
         if self.keeper:
             with contextlib.suppress(OSError):
                 self.keeper.communicate(b"done\n")
             self.keeper = None
 
     def is_full(self) -> bool:
-        """Whether our folder's disk has no room."""
+        """Whether our folder's disk is full."""
         return self.way.ask(f"df -P {self.folder} | tail -n 1").split()[-3:-2] == ["0"]
 
     def clean(self) -> None:
-        """Take our folder away."""
+        """Remove our folder."""
         if self.folder:
             self.way.insist(lambda: self.way.ask(f"rm -rf {quote(self.folder)}"))
             self.folder = ""
@@ -84,14 +84,14 @@ class Device:
 
 
 def reach(target: str) -> Transport:
-    """A root shell on the device that a user names."""
+    """Connect to the device that a user names, with a root shell."""
     way = way_to(target)
     way.become_root()
     return way
 
 
 def settle(way: Transport) -> Device:
-    """Bring the collector and ask it what the device offers; nothing stays there where that fails."""
+    """Push the collector and query the device's features; if that fails, nothing stays on the device."""
     arch, _, folder = way.ask(MAKE_FOLDER).strip().partition("\n")
     device = Device(way, folder)
     try:
@@ -107,7 +107,7 @@ def settle(way: Transport) -> Device:
 
 
 def collector_for(name: str, arch: str) -> Path:
-    """The collector that runs on an architecture. Raises RequirementError where there is none."""
+    """The collector for an architecture. Raises RequirementError if there is none."""
     path = COLLECTORS / f"moescope-collect-{arch}"
     if arch not in ARCHITECTURES:
         raise RequirementError(f"{name} is an {arch} machine: moescope-collect runs on {' and '.join(ARCHITECTURES)}")

@@ -1,4 +1,4 @@
-"""A recording on a device: started apart from the link, followed over it, fetched, and cleared away."""
+"""A recording on a device: started independently of the link, followed over it, fetched, and removed there."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from tracer.remote.device import Device
 from tracer.remote.transport import DeviceError, LinkError, way_to
 
 STATE = "remote.json"
-"""Lies in a recording's folder while the recording is on a device still: with it the same command resumes."""
+"""The file in a recording's folder while the recording is still on a device; with it, the same command resumes."""
 RUNNING = "running"
 CHUNK = 1 << 16
 Sink = Callable[[bytes], None]
@@ -21,20 +21,20 @@ Sink = Callable[[bytes], None]
 
 @dataclass
 class Job:
-    """One recording; `pid` leads the group of processes that makes it, 0 before it was started."""
+    """A recording; `pid` is the leader of its process group, 0 before it was started."""
 
     device: Device
     output: Path
     pid: int = 0
 
     def save(self) -> None:
-        """Note on the host where the recording is made."""
+        """Note on the host where the recording is being made."""
         way = self.device.way
         state = {"target": way.target, "root": way.root, "folder": self.device.folder}
         (self.output / STATE).write_text(json.dumps(state) + "\n")
 
     def status(self) -> str:
-        """What the job's file says: `running`, or the collector's exit code."""
+        """The job's status from its file: `running`, or the collector's exit code."""
         script = f"read word < {self.device.folder}/status && echo $word; kill -0 {self.pid} || echo ended"
         words = self.device.way.ask(f"({script}) 2> /dev/null; true").split()
         if not words or words == ["ended"]:
@@ -42,7 +42,7 @@ class Job:
         return "killed" if words == [RUNNING, "ended"] else words[0]
 
     def follow(self, name: str, sink: Sink) -> str:
-        """Hand over what a file of the job holds, as it grows, to its end; the job's status. Resumes after cuts of the link."""
+        """Pass on a growing file of the job until its end; returns the job's status. Resumes after cuts of the link."""
         offset, way = 0, self.device.way
         while (status := way.insist(self.status)) == RUNNING:
             offset += self._copy(name, offset, sink)
@@ -51,7 +51,7 @@ class Job:
         return str(status)
 
     def _copy(self, name: str, offset: int, sink: Sink) -> int:
-        """The same while the link holds and the job runs; how many bytes came."""
+        """Pass on the file while the link holds and the job runs; returns the number of bytes received."""
         folder, came = self.device.folder, 0
         script = f"""tail -c +{offset + 1} -f {folder}/{name} &
 while read word < {folder}/status && [ "$word" = {RUNNING} ] && kill -0 {self.pid} 2> /dev/null; do sleep 1; done
@@ -65,12 +65,12 @@ kill $!"""
         return came
 
     def interrupt(self, for_good: bool) -> None:
-        """End the recording, as Ctrl-C on the device's own terminal would; `for_good`, end all of it at once."""
+        """End the recording like Ctrl-C on the device's own terminal; with `for_good`, kill all of its processes at once."""
         with contextlib.suppress(LinkError, DeviceError):
             self.device.way.ask(f"kill -s {'KILL' if for_good else 'INT'} -- -{self.pid}")
 
     def fetch(self, progress: Callable[[str], None]) -> None:
-        """Pull the recording; its manifest comes last, so that what lies here is a recording once it is whole."""
+        """Pull the recording; the manifest comes last, so that a recording with a manifest is whole."""
         place = f"{self.device.folder}/recording"
         script = f"[ ! -d {place} ] || (cd {place} && find . -type f -exec sha256sum {{}} +)"
         lines = self.device.way.insist(lambda: self.device.way.ask(script)).splitlines()
@@ -84,7 +84,7 @@ kill $!"""
             self.device.way.pull(f"{place}/{name}", path, sums[name])
 
     def finish(self) -> None:
-        """Take everything away from the device, and our folder too where nothing was recorded."""
+        """Remove everything from the device, and the host's folder too if nothing was recorded."""
         self.device.clean()
         (self.output / STATE).unlink()
         with contextlib.suppress(OSError):
@@ -92,9 +92,9 @@ kill $!"""
 
 
 def start(device: Device, output: Path, options: list[str], words: list[str]) -> Job:
-    """Start the collector over a command, or over what the options name; it continues when the link is cut.
+    """Start the collector over a command, or over the process in the options; it continues if the link is cut.
 
-    The status has its room on the disk before the recording may fill it.
+    Disk space for the status is reserved before the recording can fill the disk.
     """
     folder = device.folder
     command = " ".join(map(quote, [*options, *(["--", *words] if words else [])]))
@@ -110,7 +110,7 @@ def start(device: Device, output: Path, options: list[str], words: list[str]) ->
 
 
 def resumed(output: Path, target: str) -> Job | None:
-    """The job whose recording belongs into a folder, where it was not fetched yet."""
+    """The job whose recording belongs in a folder and was not fetched yet; otherwise None."""
     try:
         state = json.loads((output / STATE).read_text())
     except FileNotFoundError:

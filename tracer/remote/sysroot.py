@@ -1,4 +1,4 @@
-"""A device's engine files, kept here by build id, so that each build crosses the wire once; and the plan made from them."""
+"""Keeps devices' engine files by build id, so that each build is transferred once, and makes plans from them."""
 
 import contextlib
 import json
@@ -17,20 +17,20 @@ from tracer.probes.planner import Planner
 from tracer.remote.device import Device
 
 Found = tuple[list[str], dict[str, str]]
-"""(programs, path → id of these and of the libraries that may hold an engine's code)."""
+"""(programs, path → id of these and of the libraries that may contain an engine's code)."""
 planning = threading.Lock()
-"""Plans are made one after another: what is known of a file is kept for all."""
+"""Held while planning: plans are made one by one and share what is known of each file."""
 
 
 @dataclass(frozen=True)
 class Sysroot:
-    """The files of all devices, in a folder by their ids."""
+    """The files of all devices, stored in a folder by their ids."""
 
     kept: Path
 
     @contextlib.contextmanager
     def laid_out(self, device: Device, files: dict[str, str]) -> Iterator[Path]:
-        """A folder in which files (path → id) lie as they do on the device; those which are not kept yet are pulled."""
+        """A folder with the files (path → id) at the same paths as on the device; pulls those that are not kept yet."""
         self.kept.mkdir(parents=True, exist_ok=True)
         with scratch(self.kept, "device-") as folder:
             for path, identity in files.items():
@@ -43,20 +43,20 @@ class Sysroot:
             yield (folder / "root").resolve()
 
     def plan(self, device: Device, planner: Planner, programs: list[str], root: Path) -> dict[str, Any]:
-        """The plan for a device's programs and the libraries below `root`, with loops that earlier recordings taught."""
+        """The plan for a device's programs and the libraries below `root`, with loops learnt from earlier recordings."""
         inside = [str(root / path.lstrip("/")) for path in programs]
         loops = [LearntLoop(**json.loads(path.read_text())) for path in self.kept.glob("*.loop")]
         with planning:
             return compose(planner, FileRoot(str(root), device.features["arch"]), inside, [root], loops)
 
     def learn(self, recording: Path) -> None:
-        """Keep what a recording teaches of graph loops, for the next plan of the same builds."""
+        """Keep the graph loops learnt from a recording, for the next plan of the same builds."""
         for loop in of_recording(recording):
             (self.kept / f"{loop.id}.loop").write_text(json.dumps(asdict(loop)))
 
 
 def files_of_command(device: Device, planner: Planner, words: list[str], folders: list[str]) -> Found:
-    """Of a command: the executables that its words name, and libraries in folders; where none are given, those beside it."""
+    """For a command: the executables that its words name, and libraries in the given folders, or else beside it."""
     script = f"""for word in {" ".join(map(quote, words))}; do
   path=$(command -v "$word" 2> /dev/null) || path=$word
   [ -f "$path" ] && [ -x "$path" ] && echo "$path" && readlink -f "$path"
@@ -70,9 +70,9 @@ done; true"""
 
 
 def files_of_process(device: Device, planner: Planner, words: list[str], folders: list[str]) -> Found:
-    """Of a running process: its executable, and the libraries that it has mapped or that lie in folders.
+    """For a running process: its executable, and the libraries that it has mapped or that are in the given folders.
 
-    Those of another mount namespace are reached below the process's root.
+    In another mount namespace, they are accessed below the process's root.
     """
     proc = f"/proc/{words[0]}"
     root = device.way.ask(f"[ $(readlink {proc}/ns/mnt) = $(readlink /proc/self/ns/mnt) ] || printf {proc}/root").strip()
@@ -85,12 +85,12 @@ def files_of_process(device: Device, planner: Planner, words: list[str], folders
 
 
 def prefixes(planner: Planner) -> list[str]:
-    """Beginnings of the names of files that may hold an engine's code."""
+    """Prefixes of the names of files that may contain an engine's code."""
     return sorted({prefix for engine in planner.engines for prefix in engine.libraries} | planner.named.prefixes())
 
 
 def folders_beside(programs: Iterable[str], words: Iterable[str]) -> list[str]:
-    """Where programs' libraries mostly lie: with them, and in folders that a word `LD_LIBRARY_PATH=` names."""
+    """The usual folders of programs' libraries: their own, and those in a word `LD_LIBRARY_PATH=`."""
     own = [PurePosixPath(path).parent for path in programs]
     beside = [str(each) for each in own if each.name != "bin"] + [f"{each.parent}/lib" for each in own]
     named = [word.partition("=")[2] for word in words if word.startswith("LD_LIBRARY_PATH=")]

@@ -1,4 +1,4 @@
-"""A shell on another machine: any command that takes one line of it; files go through that command's input and output."""
+"""A shell on another machine: any command that runs one shell line there; files go through its standard input and output."""
 
 import hashlib
 import os
@@ -19,23 +19,23 @@ from tracer.errors import RequirementError, TracerError
 
 SSH = ["ssh", "-T", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
 DEAF = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
-"""Ctrl-C reaches the commands on a terminal too: it is answered here, and must not cut the way."""
+"""On a terminal, Ctrl-C would reach the commands too: it is handled here and must not cut the link."""
 ENDED = re.compile(r"(?s)(.*)moescope-ended (\d+)\n")
 WAITS_S = (0.2, 1, 2, 4, 8, 15, 30, 60)
 ROOTS = ("", "sudo -n sh -c", "su -c", "su 0 sh -c")
-"""What makes root of a shell: nothing, sudo, su as most have it, su as Android's development images have it."""
+"""Ways for a shell to become root: none needed, sudo, the usual su, and su of Android's development images."""
 
 
 class LinkError(TracerError):
-    """The way to a device is cut, or was never there."""
+    """The link to a device is cut, or could not be made."""
 
 
 class DeviceError(TracerError):
-    """A device was reached and refused."""
+    """A device was reached, but a script failed there."""
 
 
 def way_to(target: str, root: str = "") -> "Transport":
-    """The way to what a user gives as a target. Raises TracerError for what is none."""
+    """The transport to a target given by the user. Raises TracerError if it is not a target."""
     kind, _, rest = target.partition(":")
     if kind == "adb":
         return Transport(target, ["adb", *(["-s", rest] if rest else []), "shell"], root)
@@ -47,31 +47,31 @@ def way_to(target: str, root: str = "") -> "Transport":
 
 
 def short(target: str) -> str:
-    """A target's name in messages: of ssh's words the host, which comes last."""
+    """A target's name in messages: for ssh, the host, which is the last word."""
     return target.split()[-1].removeprefix("ssh:") if target.startswith("ssh:") else target
 
 
 @dataclass
 class Transport:
-    """The way to one device; `root` is what its lines need in front to run as root."""
+    """The link to one device; `root`: the prefix with which its lines run as root."""
 
     target: str
-    """As the user gave it."""
+    """The target as the user gave it."""
     words: list[str]
     root: str = ""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name for messages."""
         return short(self.target)
 
     def command(self, script: str) -> list[str]:
-        """What runs a script there, as root where that was asked for. It says on its standard error how the script ended."""
+        """The command that runs a script there, as root if required. It reports the script's exit on its standard error."""
         line = f"({script}\n); echo moescope-ended $? >&2"
         return [*DEAF, *self.words, f"{self.root} {quote(line)}" if self.root else line]
 
     def ask(self, script: str, stdin: Any = subprocess.DEVNULL, stdout: Any = subprocess.PIPE) -> str:
-        """What a script prints there. Raises LinkError where the device is not reached, DeviceError where the script fails."""
+        """A script's output there. Raises LinkError if the device is not reached, DeviceError if the script fails."""
         try:
             done = subprocess.run(self.command(script), stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, check=False)
         except OSError as error:
@@ -85,7 +85,7 @@ class Transport:
         return (done.stdout or b"").decode(errors="surrogateescape")
 
     def insist(self, action: Callable[[], Any]) -> Any:
-        """The action's answer; while the way is cut, it is tried again, for two minutes."""
+        """The result of the action, which is retried for two minutes while the link is cut."""
         for wait in WAITS_S:
             try:
                 return action()
@@ -94,7 +94,7 @@ class Transport:
         return action()
 
     def become_root(self) -> None:
-        """Determine how to run lines as root. Raises RequirementError where none of the ways leads there."""
+        """Determine how to run lines as root. Raises RequirementError if no way works."""
         for self.root in ROOTS:
             try:
                 if self.ask("id -u").strip() == "0":
@@ -108,7 +108,7 @@ class Transport:
         )
 
     def push(self, path: Path, place: str) -> None:
-        """Copy a file there, from where an earlier attempt was cut. Raises DeviceError where there is no room."""
+        """Copy a file there, continuing an interrupted attempt. Raises DeviceError if there is no room."""
         attempts = count()
 
         def once() -> None:
@@ -123,7 +123,7 @@ class Transport:
         self.insist(once)
 
     def pull(self, place: str, path: Path, wanted: str = "") -> None:
-        """Copy a file from there, whose SHA-256 is `wanted`, from where an earlier attempt was cut."""
+        """Copy a file whose SHA-256 is `wanted` from there, continuing an interrupted attempt."""
         wanted = wanted or self.insist(lambda: self.sum_of(place))
 
         def once() -> None:
@@ -141,7 +141,7 @@ class Transport:
 
 
 class Ssh(Transport):
-    """The same by ssh, over one connection for all lines; when it is cut, the next line makes another."""
+    """A transport by ssh, over one connection for all lines; if it is cut, the next line makes a new one."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -153,14 +153,14 @@ class Ssh(Transport):
         self.words = ["ssh", "-S", self.shared, *self.given]
 
     def command(self, script: str) -> list[str]:
-        """What runs a script there, once the connection stands or has failed."""
+        """The command that runs a script there, after the connection was made or has failed."""
         with self.lock:
             if not self.master or self.master.poll() is not None:
                 self._connect()
         return super().command(script)
 
     def _connect(self) -> None:
-        """Its end there reads from a pipe of ours, so that it ends whenever we do."""
+        """Make the shared connection; its remote end reads from a pipe of this process, so that it ends with this process."""
         words = [*DEAF, "ssh", "-M", "-S", self.shared, *self.given, "cat > /dev/null"]
         out = subprocess.DEVNULL
         self.master = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=out)
@@ -175,5 +175,5 @@ def sum_of(path: Path) -> str:
 
 
 def last_line(text: str) -> str:
-    """What was said last."""
+    """The last line of a text."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

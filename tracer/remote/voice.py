@@ -1,4 +1,4 @@
-"""What devices say while they record: a line of progress for each, and what their programs print."""
+"""Output of devices while they record: a line of progress for each, and what their programs print."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ SPARSE_S = 5.0  # in a log
 
 
 class Board:
-    """The devices' lines of progress: rewritten in place on a terminal, now and then as lines of their own elsewhere."""
+    """The devices' lines of progress: rewritten in place on a terminal, elsewhere printed at intervals."""
 
     def __init__(self) -> None:
         self.lines: dict[str, str] = {}
@@ -39,36 +39,36 @@ class Board:
                 print(f"moescope: {self.lines[name]}", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Make room for what is printed otherwise; the next line of progress brings all back."""
+        """Erase the lines to make room for other output; the next line of progress restores them."""
         if self.live:
             with self.lock:
                 self.live.update("", refresh=True)
 
     def close(self) -> None:
-        """Give the lines back."""
+        """Erase the lines for good."""
         if self.live:
             self.live.stop()
 
 
 class Voice:
-    """One device's words: as they come where it is the only one, else by whole lines with its name in front."""
+    """One device's output: unchanged if it is the only device, otherwise whole lines prefixed with its name."""
 
     def __init__(self, name: str, board: Board, alone: bool):
         self.name, self.board, self.alone = name, board, alone
         self.parts: dict[str, bytes] = {"output": b"", "messages": b""}
 
     def say(self, text: object) -> None:
-        """One line of ours; errors begin with the device's name mostly."""
+        """Print one of our lines, prefixed with the device's name, with which most errors begin anyway."""
         self.board.clear()
         line = one_line(text) if str(text).startswith(self.name) else f"{plain_text(self.name)}: {one_line(text)}"
         print(f"moescope: {line}", file=sys.stderr, flush=True)
 
     def progress(self, line: str) -> None:
-        """What it does now."""
+        """Show the device's progress."""
         self.board.progress(self.name, line)
 
     def output(self, data: bytes) -> None:
-        """What its program prints."""
+        """Pass on the standard output of its program."""
         if self.alone:
             self.board.clear()
             sys.stdout.buffer.write(data)
@@ -77,7 +77,7 @@ class Voice:
             self._lines("output", data, sys.stdout.buffer)
 
     def messages(self, data: bytes) -> None:
-        """What its program and its collector say; progress is shown as such."""
+        """Pass on messages of its program and collector; progress lines are shown as progress."""
         self._lines("messages", data, sys.stderr.buffer)
 
     def _lines(self, kind: str, data: bytes, file: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""A small process that outlives a tracer that is killed: it continues what that held stopped, and it removes probes."""
+"""A small process that outlives a killed tracer: it resumes the processes that the tracer had stopped, and removes probes."""
 
 import contextlib
 import os
@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from tracer.probes.uprobes import detach
 
 PID = struct.Struct("<i")
-PROBES = 0  # in place of a process id: what comes with it holds probes; without anything: remove these now
-MOST_FDS = 250  # with one message; Linux takes 253
+PROBES = 0  # in place of a process id: the descriptors sent along hold probes; without descriptors: remove these probes now
+MOST_FDS = 250  # per message; Linux allows 253
 
 
 class Guard:
-    """The tracer's side of it.
+    """The tracer's end of the connection to the guard.
 
-    Where SIGKILL meets a thread that removes a probe, Linux leaves its breakpoints behind, and programs die of them: hence
-    probes are removed by the guard, which has no part in what the tracer is killed for.
+    If SIGKILL hits a thread that is removing a probe, Linux leaves its breakpoints in place, and programs die of them: hence
+    the guard removes the probes, since whatever kills the tracer does not kill the guard.
     """
 
     def __init__(self) -> None:
@@ -33,18 +33,18 @@ class Guard:
         asked.close()
 
     def add(self, pid: int) -> None:
-        """Watch over one more process."""
+        """Watch another process."""
         self._socket.send(PID.pack(pid))
 
     def remove(self, pid: int) -> None:
-        """Stop watching over a process that has ended, so that a new owner of its number is left alone."""
+        """Stop watching a process that has ended, so that a new process with its number is left alone."""
         self._socket.send(PID.pack(-pid))
 
     def detach(self, holders: Iterable[int]) -> None:
-        """Close the descriptors that hold probes, and wait until these are gone: who closes last removes them."""
+        """Close the descriptors that hold probes and wait until the probes are gone: the last close removes them."""
         fds = list(holders)
         with self._detaching:
-            with contextlib.suppress(OSError):  # a guard that was killed too: then we remove them
+            with contextlib.suppress(OSError):  # the guard was killed too: then the tracer removes them
                 for first in range(0, len(fds), MOST_FDS):
                     socket.send_fds(self._socket, [PID.pack(PROBES)], fds[first : first + MOST_FDS])
             for fd in fds:
@@ -61,13 +61,13 @@ class Guard:
 
 
 def watch_over(asked: socket.socket) -> None:
-    """The guard's side: serve the tracer until it is gone, then let go on what it may have held. Does not return."""
+    """The guard's main loop: serve the tracer until it is gone, then resume what it may have stopped. Does not return."""
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         pids: set[int] = set()
-        with contextlib.suppress(ConnectionError):  # it was killed while it waited for an answer
+        with contextlib.suppress(ConnectionError):  # the tracer was killed while it waited for an answer
             serve(asked, pids)
         time.sleep(0.05 if pids else 0)
         for pid in pids:
@@ -78,7 +78,7 @@ def watch_over(asked: socket.socket) -> None:
 
 
 def serve(asked: socket.socket, pids: set[int]) -> None:
-    """Keep the numbers of the processes to watch over, and remove probes, as asked."""
+    """Keep the ids of the watched processes, and remove probes on request."""
     probes: list[int] = []
     while True:
         data, fds, _, _ = socket.recv_fds(asked, PID.size, MOST_FDS)

@@ -1,26 +1,26 @@
-"""The files that the target reads and maps: (device, inode), as the kernel side names them, to paths."""
+"""The files that the target reads and maps: paths by (device, inode), which is how the BPF programs identify them."""
 
 import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
-MINOR_BITS = 20  # of the kernel's own dev_t
+MINOR_BITS = 20  # of the kernel's internal dev_t
 
 
 def kernel_device(major: int, minor: int) -> int:
-    """The kernel's dev_t, which is not the one that stat(2) gives."""
+    """The kernel's internal dev_t, which differs from the one that stat(2) returns."""
     return major << MINOR_BITS | minor
 
 
 class Files:
-    """What is known so far."""
+    """The files known so far."""
 
     def __init__(self) -> None:
         self.paths: dict[tuple[int, int], str] = {}
 
     def note_mapped(self, pid: int) -> None:
-        """Remember every file that a process has mapped: those that no system call of its own maps, or that were there before."""
+        """Remember all files that a process has mapped: some were mapped earlier, or not by a system call of its own."""
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
                 row = line.split(None, 5)
@@ -29,7 +29,7 @@ class Files:
                     self.paths.setdefault((kernel_device(major, minor), int(row[4])), row[5])
 
     def note_open(self, pid: int, fd: int, device: int, inode: int, name: str) -> None:
-        """Remember a file that a process has open: by its path while the descriptor still leads to it, else by its bare name."""
+        """Remember a file that a process has open: by its path if the descriptor still refers to it, else by its bare name."""
         path = name
         with contextlib.suppress(OSError):
             link = f"/proc/{pid}/fd/{fd}"

@@ -1,4 +1,4 @@
-"""The model of the traced command: the config that a folder on its command line holds, and how its package stores it."""
+"""The model of the traced command: the config in a folder on its command line, and how its package stores it."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ KEPT = ("precisions", "target", "model_type", "fingerprint")
 
 
 def of_command(command: list[str]) -> dict[str, Any] | None:
-    """`path`, `config` (config.json) and, where it was converted, `package` of the first word that names a model's folder."""
+    """`path`, `config` (config.json) and, if converted, `package` of the first word that names a model folder."""
     for word in command[1:]:
         folder = Path(word)
         config = read(folder / "config.json")
@@ -21,7 +21,7 @@ def of_command(command: list[str]) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """A small JSON object; None where there is none."""
+    """Read a small JSON object; None if there is none."""
     try:
         if path.stat().st_size > LARGEST:
             return None

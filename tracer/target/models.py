@@ -1,4 +1,4 @@
-"""Which model a command ran: its files, by size and a hash of samples, cheap enough to take in every recording."""
+"""Which model a command ran: its files, identified by size and a hash of samples, cheap enough for every recording."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ MOST_FILES = 256
 
 
 def named(command: list[str], folder: Path) -> list[Path]:
-    """The model files that a command's words name: a file with such a suffix, or all of those directly in a folder."""
+    """The model files that a command's words name: a file with a model suffix, or all such files directly in a folder."""
     paths: dict[Path, None] = {}
     for word in command:
         for text in (word, word.partition("=")[2]):
@@ -26,7 +26,7 @@ def named(command: list[str], folder: Path) -> list[Path]:
 
 
 def largest_in_use(pid: int) -> list[Path]:
-    """The largest model file that a process has mapped or open, for commands that do not name theirs; none where it has none."""
+    """The largest model file that a process has mapped or open, for commands that do not name theirs; empty if there is none."""
     names: set[str] = set()
     with contextlib.suppress(OSError):
         rows = (line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines())
@@ -40,9 +40,9 @@ def largest_in_use(pid: int) -> list[Path]:
 
 
 def describe(paths: list[Path]) -> list[dict[str, Any]]:
-    """Rows for the manifest: path, bytes, fingerprint (SHA-256 of the size and of samples spread evenly from head to tail).
+    """Rows for the manifest: path, bytes, fingerprint (SHA-256 of the size and of samples spread evenly over the file).
 
-    Half a megabyte is read of each file, whatever its size. Files of other contents but equal samples look the same.
+    Half a megabyte is read of each file, whatever its size. Files that differ only outside the samples look the same.
     """
     rows = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""The traced program: started held back until its probes stand, or followed by process id."""
+"""The traced program: started but held until its probes are attached, or followed by process id."""
 
 import contextlib
 import os
@@ -15,11 +15,11 @@ from tracer.probes import reach
 from tracer.recording.paths import Owner
 
 KERNEL_THREAD = 0x00200000
-"""PF_KTHREAD among a task's flags."""
+"""PF_KTHREAD of a task's flags."""
 
 
 def tasks(pid: int) -> list[int]:
-    """Thread ids of a process; empty when it is gone."""
+    """Thread ids of a process; empty if it is gone."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -47,12 +47,12 @@ class Mapping:
     path: str
 
     def file_offset(self, address: int) -> int:
-        """Where in the file an address of this mapping lies."""
+        """The file offset of an address in this mapping."""
         return address - self.start + self.offset
 
 
 def mappings(pid: int) -> list[Mapping]:
-    """The executable file mappings of a process; empty when it is gone."""
+    """The executable file mappings of a process; empty if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
@@ -68,7 +68,7 @@ def mappings(pid: int) -> list[Mapping]:
 
 
 def executable(pid: int) -> str:
-    """The program that a process runs, as its mappings name it; raises OSError where the process is gone."""
+    """The program that a process runs, by the path in its mappings; raises OSError if the process is gone."""
     inode = os.stat(f"/proc/{pid}/exe").st_ino
     return next((m.path for m in mappings(pid) if m.inode == inode), os.path.realpath(f"/proc/{pid}/exe"))
 
@@ -109,22 +109,22 @@ class Target:
             os._exit(127)
 
     def folder(self) -> Path:
-        """Where relative paths on its command line begin."""
+        """The folder of relative paths on its command line."""
         return Path.cwd()
 
     def release(self) -> None:
-        """Let the command run; raises TargetError where it cannot be executed."""
+        """Let the command run; raises TargetError if it cannot be executed."""
         os.write(self._gate, b"g")
         self.abandon()
 
     def abandon(self) -> None:
-        """Give up on a command that was not released: it ends without having run. Nothing happens to one that runs."""
+        """End a command that was not released, without running it; a running command is left alone."""
         if self._gate >= 0:
             os.close(self._gate)
         self._gate = -1
 
     def check_start(self) -> None:
-        """Raise TargetError where the command could not be executed."""
+        """Raise TargetError if the command could not be executed."""
         data = os.read(self._failure, 4) if self.exit_code is not None else b""
         if data:
             reason = os.strerror(struct.unpack("<i", data)[0])
@@ -141,7 +141,7 @@ class Target:
 
 
 def command_line(pid: int) -> bytes:
-    """The words of a process that runs a program, each with a NUL behind it; raises TargetError where there is none to follow."""
+    """The words of a process's command line, each terminated by NUL; raises TargetError if there is no program to follow."""
     if pid == os.getpid():
         raise TargetError(f"{pid} is the tracer itself; give another process")
     try:
@@ -157,7 +157,7 @@ def command_line(pid: int) -> bytes:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is a process of this number that runs a program."""
+    """Whether a process with this id exists and runs a program."""
     try:
         return bool(command_line(pid))
     except TargetError:
@@ -165,7 +165,7 @@ def runs(pid: int) -> bool:
 
 
 class Followed:
-    """A process that was there before; it is never waited for and never ended."""
+    """A process that was already running; it is never waited for and never ended."""
 
     started_here = False
     exit_code: int | None = None
@@ -176,7 +176,7 @@ class Followed:
         self.command = [part.decode(errors="replace") for part in command_line(pid).split(b"\0") if part]
 
     def folder(self) -> Path:
-        """Where relative paths on its command line begin, as far as it did not change folders."""
+        """The folder of relative paths on its command line, unless it has changed folders."""
         return Path(f"/proc/{self.pid}/cwd").resolve()
 
     def release(self) -> None:
@@ -195,7 +195,7 @@ class Followed:
 
 @contextlib.contextmanager
 def urgent() -> Iterator[None]:
-    """Let this thread run before all ordinary ones, where that is allowed: the stopped target must not wait for them too."""
+    """Give this thread priority over all ordinary ones, if permitted, so that the stopped target does not wait for them too."""
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

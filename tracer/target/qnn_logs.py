@@ -1,4 +1,4 @@
-"""QNN's serialized profiles: files that the target writes and Qualcomm's own tools read, kept whole in the recording."""
+"""QNN's serialized profiles: files that the target writes and Qualcomm's tools read, copied whole into the recording."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ class SerializedLogs:
     named: set[str] = field(default_factory=set)
 
     def note(self, path: str) -> None:
-        """Remember a file; its content is read at the end. It is opened again for every harvest."""
+        """Remember a file, whose content is read at the end. The target opens it again for every harvest."""
         if path in self.named:
             return
         self.named.add(path)
@@ -29,9 +29,9 @@ class SerializedLogs:
             self.paths.append(real)
 
     def keep(self, recording: Path, ended: bool, uid: int) -> list[str]:
-        """Copy each file into the recording, unless it lies there already; what is amiss, in words.
+        """Copy each file into the recording, unless it is there already; returns a message for each problem.
 
-        `ended`: the target has written its last byte. Only files of user `uid` are read: we may read more than they.
+        `ended`: the target has written its last byte. Only files of user `uid` are read: the tracer may read more than they.
         """
         amiss, inside = [], os.path.realpath(recording)
         self.kept = []
@@ -52,7 +52,7 @@ class SerializedLogs:
 
 
 def copy_owned(path: str, place: Path, uid: int) -> None:
-    """Copy a regular file that belongs to `uid`; PermissionError where it does not."""
+    """Copy a regular file that belongs to `uid`; raises PermissionError if it does not."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as source:
         status = os.fstat(source.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:

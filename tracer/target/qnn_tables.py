@@ -1,7 +1,7 @@
-"""QNN's function tables in the memory of a program that was given them before it was followed.
+"""Finds QNN's function tables in the memory of a program that obtained them before it was followed.
 
-A provider is recognised by its structure, as documented in docs/qnn.md: backend, name, API version, then addresses in QNN's own
-libraries. What is read is data that a library handed to the program, never code.
+A provider is recognised by its structure, as documented in docs/qnn.md: backend, name, API version, then addresses in QNN's
+libraries. Only data that a library returned to the program is read, never code.
 """
 
 import re
@@ -16,9 +16,9 @@ from tracer.probes import reach
 
 API_AT, SLOTS_AT, SLOTS = 2, 5, 72  # words into a provider: API version, the first address; more slots than core API 2.40 has
 MOST_BACKENDS = 64
-FEWEST = 20  # addresses that make a table
+FEWEST = 20  # the fewest addresses that count as a table
 NAME, LONGEST_NAME = re.compile(rb"[A-Za-z][\x20-\x7e]{1,62}\0"), 64
-LARGEST = 64 << 20  # bytes of a mapping that is searched: arenas of malloc are no larger, and models are
+LARGEST = 64 << 20  # mappings are searched up to this many bytes: malloc's arenas are no larger, models are
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Provider:
-    """What a provider says: backend, core API version, addresses by slot."""
+    """A provider's backend, core API version, and addresses by slot."""
 
     backend: int
     api: tuple[int, ...]
@@ -41,7 +41,7 @@ class Provider:
 
 
 def areas(pid: int) -> list[Area]:
-    """All mappings of a process; empty when it is gone."""
+    """All mappings of a process; empty if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
@@ -55,9 +55,9 @@ def areas(pid: int) -> list[Area]:
 
 
 def find(pid: int, libraries: set[str], major: int) -> set[Provider]:
-    """The providers of a major API version in a process's memory: in these libraries' data and the heap, else elsewhere.
+    """The providers of a major API version in a process's memory: first in these libraries' data and the heap, else elsewhere.
 
-    Their addresses lie in the libraries' code.
+    A provider's addresses are in the libraries' code.
     """
     mapped = areas(pid)
     code = np.array([(area.start, area.end) for area in mapped if "x" in area.flags and area.path in libraries], np.uint64)
@@ -78,7 +78,7 @@ def _providers(memory: FileIO, group: list[Area], code: np.ndarray) -> Iterator[
     for area in group:
         data = _read(memory, area.start, area.end - area.start) if "x" not in area.flags else b""
         words = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
-        first = np.flatnonzero(words[SLOTS_AT + 1 :] - low < high - low)  # slot 1 creates a backend: no provider lacks it
+        first = np.flatnonzero(words[SLOTS_AT + 1 :] - low < high - low)  # slot 1 creates a backend: every provider has it
         for at in first[words[first] - np.uint64(1) < MOST_BACKENDS].tolist():
             version = tuple(words[at + API_AT : at + SLOTS_AT].view("<u4")[:3].tolist())
             slots = words[at + SLOTS_AT : at + SLOTS_AT + SLOTS]
@@ -89,7 +89,7 @@ def _providers(memory: FileIO, group: list[Area], code: np.ndarray) -> Iterator[
 
 
 def _read(memory: FileIO, address: int, count: int) -> bytes:
-    """What stands at an address; nothing where that cannot be read."""
+    """`count` bytes at an address; empty if they cannot be read."""
     try:
         memory.seek(address)
         return memory.read(count)

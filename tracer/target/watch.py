@@ -31,17 +31,17 @@ from tracer.target.process import executable, mappings, tasks, urgent
 from tracer.target.qnn_logs import SerializedLogs
 
 MAX_PATTERNS = 16
-LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side sends
+LAST_TABLE_PART = 48  # first slot of the last part that the BPF program sends
 UNKNOWN_OPERATOR = 0xFFFFFFFF
-LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
+LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
 QNN_EMULATED_MACHINES = ("x86_64",)
-QNN_HTP = 6  # QNN's number of the backend
+QNN_HTP = 6  # QNN's number for the HTP backend
 NO_PROVIDER = 0xFFFFFFFF
 MISFITS = {
     1: "the tensors of its graphs have an unknown layout",
     2: "its graph loop differs from the learnt one: a node came twice, or does not belong to its graph",
 }
-"""Numbers of enum misfit_of, and what is said."""
+"""Numbers of enum misfit_of → message."""
 SETTINGS = struct.Struct("<17I")  # struct settings of bpf/structs.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", "misfit", *QNN_WATCHED)
@@ -50,7 +50,7 @@ HOLDING = ("task_exec", "library", "api_table", "qnn_table", "qnn_callback", "qn
 
 @dataclass
 class Held:
-    """How long the target was stopped, in ns, and why: until the tracer woke, in the kernel, the rest reading files."""
+    """How long the target was stopped, in ns: until the tracer woke, attaching in the kernel, and the rest reading files."""
 
     stops: int = 0
     ns: int = 0
@@ -65,7 +65,7 @@ class Held:
 
 
 def places(pid: int, addresses: Iterable[int], first: int = 0) -> dict[int, tuple[str, int]]:
-    """Number of the address, from `first` on → (file, offset), of those that lie in a process's files."""
+    """Index of an address, counted from `first` → (file, offset), for the addresses in a process's mapped files."""
     mapped, found = mappings(pid), {}
     for number, address in enumerate(addresses, first):
         place = next((m for m in mapped if m.start <= address < m.end), None)
@@ -75,7 +75,7 @@ def places(pid: int, addresses: Iterable[int], first: int = 0) -> dict[int, tupl
 
 
 class Watcher:
-    """Keeps track of the target's threads, places probes in what it loads, and continues it where the kernel side held it."""
+    """Tracks the target's threads, attaches probes to what it loads, and resumes it after the BPF programs stopped it."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Watcher:
         self.names = {layouts[name]["kind"]: name for name in WATCHED}
         self.kinds = tuple(self.names)
         self.held = Held()
-        self._began_ns = self._attaching_ns = 0  # of the answer that is under way
+        self._began_ns = self._attaching_ns = 0  # of the current answer
         self.learning: dict[int, Learning] = {}
         self.loop: Loop | None = None
         teaches = any(probe.teaches and probe.wanted(probes.levels) for engine in probes.engines for probe in engine.probes)
@@ -119,7 +119,7 @@ class Watcher:
             self.kernel.update(self.loader.map_fd("patterns"), struct.pack("<I", index), PATTERN.pack(len(raw), raw))
 
     def _declare_backends(self) -> None:
-        """Pass the identities of ggml's backends to the kernel side."""
+        """Pass the identities of ggml's backends to the BPF programs."""
         declared = [pair for engine in self.probes.engines for pair in engine.backends.items()]
         for name, identity in declared:
             number = self.backends.get(f"BACKEND_{name.upper()}")
@@ -129,7 +129,7 @@ class Watcher:
             self.loader.update("backends", bytes.fromhex(identity)[:8], struct.pack("<I", number))
 
     def set_chosen(self, stop: int = 1) -> None:
-        """Pass settings to the kernel side: see struct settings in bpf/structs.h."""
+        """Pass settings to the BPF programs: see struct settings in bpf/structs.h."""
         levels = self.probes.levels - self.probes.shed_levels
         mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == LLAMACPP)
         names = max(mine, key=len, default=[])
@@ -146,11 +146,11 @@ class Watcher:
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 
     def attach_mapped(self, pid: int) -> None:
-        """Attach to every engine library, or statically linked engine, that a process has mapped."""
+        """Attach to every engine library or statically linked engine that a process has mapped."""
         self._note_files(pid)
         try:
             program = executable(pid)
-        except FileNotFoundError:  # it has ended meanwhile
+        except FileNotFoundError:  # the process has ended meanwhile
             return
         for path in sorted({mapping.path for mapping in mappings(pid)}):
             self._attach_file(path, path == program)
@@ -173,13 +173,13 @@ class Watcher:
         row["pid"], row["name"] = pid, name or row["name"]
 
     def name_living_threads(self) -> None:
-        """Refresh the names of threads that are still there."""
+        """Refresh the names of threads that still exist."""
         for pid in {row["pid"] for row in self.threads.values()}:
             for tid in self.threads.keys() & set(tasks(pid)):
                 self.note_thread(tid, pid)
 
     def answer(self, slot: np.ndarray) -> None:
-        """Act on one slot of the ring whose kind is in `kinds`."""
+        """Act on a slot of the ring whose kind is in `kinds`."""
         self._began_ns, self._attaching_ns = time.monotonic_ns(), self.probes.attaching_ns
         name = self.names[int(slot[KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[0])]
         dtype = self.dtypes[name]
@@ -188,7 +188,7 @@ class Watcher:
             getattr(self, f"_on_{name}")(record, int(record["pid"]))
 
     def _on_task_fork(self, record: np.void, pid: int) -> None:
-        """A new thread is named when it ends, or with those that live: it has hardly begun, and some programs make thousands."""
+        """Track a new thread; it is named at its end or with the living ones: now is too early, and there may be thousands."""
         child = int(record["child_tid"])
         self.counters.add(child)
         is_process = not os.path.isdir(f"/proc/{pid}/task/{child}") and os.path.isdir(f"/proc/{child}")
@@ -224,7 +224,7 @@ class Watcher:
         self.files.note_open(pid, *where, text(record["name"]))
 
     def _on_qnn_table(self, record: np.void, pid: int) -> None:
-        """Collect a provider's slots; with its last part, place the probes."""
+        """Collect a provider's slots; with the last part, attach the probes."""
         engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
         if int(record["provider"]) == NO_PROVIDER:
             reason = "provided no function table: its calls are not recorded"
@@ -232,7 +232,7 @@ class Watcher:
             return
         table, backend = ("qnn", int(record["provider"])), int(record["backend"])
         if int(record["first"]) == 0:
-            self.slots.pop((pid, table), None)  # another library's provider of this number
+            self.slots.pop((pid, table), None)  # another library's provider with this number
         slots = self._collect(record, pid, table)
         if int(record["first"]) < LAST_TABLE_PART:
             return
@@ -241,7 +241,7 @@ class Watcher:
             self._continue(record, pid)
 
     def _find_qnn_tables(self, pid: int) -> None:
-        """Probe the tables that a process was given before it was followed."""
+        """Probe the function tables that a process obtained before it was followed."""
         for engine in (each for each in self.probes.engines if each.name == "qnn"):
             libraries = {path for path in self.probes.libraries(engine) if not engine.inspects(path)}
             providers = qnn_tables.find(pid, libraries, engine.api_major)
@@ -259,7 +259,7 @@ class Watcher:
             self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
 
     def _on_qnn_callback(self, record: np.void, pid: int) -> None:
-        """Probe the function that asynchronous executions notify, if it is in a file."""
+        """Probe the function that asynchronous executions call at their end, if it is in a file."""
         engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
         site = self._site(pid, int(record["address"]))
         if site:
@@ -270,7 +270,7 @@ class Watcher:
         self._continue(record, pid)
 
     def _on_qnn_reader(self, record: np.void, pid: int) -> None:
-        """Stand at QNN's own readers of events, unless the caller is known to hand on what it reads."""
+        """Probe QNN's event readers, unless other probes record everything that the caller reads."""
         site = self._site(pid, int(record["address"]))
         if not site or not self.probes.stands_for_spared(site[0]):
             self.probes.attach_spared()
@@ -282,7 +282,7 @@ class Watcher:
             self.qnn_logs.note(os.path.join(os.readlink(f"/proc/{pid}/cwd"), text(record["path"])))
 
     def _on_api_table(self, record: np.void, pid: int) -> None:
-        """Collect a table of functions; with its last part, place the probes."""
+        """Collect a function table; with its last part, attach the probes."""
         table = text(record["table"])
         slots = self._collect(record, pid, (table, int(record["address"])))
         if record["last"]:
@@ -290,13 +290,13 @@ class Watcher:
             self._continue(record, pid)
 
     def _collect(self, record: np.void, pid: int, table: Any) -> dict[int, tuple[str, int]]:
-        """Slot → (file, offset) of a table's parts so far."""
+        """Slot → (file, offset) from a table's parts received so far."""
         slots = self.slots.setdefault((pid, table), {})
         slots |= places(pid, record["slots"].tolist(), int(record["first"]))
         return slots
 
     def _on_site(self, record: np.void, pid: int) -> None:
-        """Learn where the graph loop is, stand there, and let the probes that taught us go once both saw a whole graph."""
+        """Learn where the graph loop is, probe it, and remove the learning probes once both have seen a whole graph."""
         if self.loop:
             self.graphs_since += int(record["last"] and record["ts"] > self.stands_since)
             if self.graphs_since >= GRAPHS and self.learns:
@@ -315,19 +315,19 @@ class Watcher:
         why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
         sites = {"loop": site} if site == last else {"loop": site, "last": last}
         stands = self.probes.attach_learnt(self._llamacpp(), sites, why)
-        self.set_chosen()  # makes graphs news: what they record now they note where nodes are news to them
+        self.set_chosen()  # makes all graphs new again, so that the probes note nodes that are new to them
         self.stands_since = time.monotonic_ns()
         if not stands:
             self._learn(LEARN_NOTHING, None)
 
     def _on_misfit(self, record: np.void, pid: int) -> None:
-        """Stop recording what cannot be recorded correctly for this build."""
+        """Stop recording what cannot be recorded correctly with this build."""
         self._learn(LEARN_NOTHING, None)
         self.probes.give_up(self._llamacpp(), MISFITS[int(record["what"])])
         self.set_chosen()
 
     def is_learning(self) -> bool:
-        """Whether probes stand that still look for an engine's graph loop."""
+        """Whether probes that still search for an engine's graph loop are attached."""
         return self.learns != LEARN_NOTHING and bool(self.probes.teachers())
 
     def _learn(self, what: int, loop: Loop | None) -> None:
@@ -338,7 +338,7 @@ class Watcher:
         return next(engine for engine in self.probes.engines if engine.id == LLAMACPP)
 
     def _site(self, pid: int, address: int) -> tuple[str, int] | None:
-        """(file, offset) of an address of a process; None where the process is gone."""
+        """(file, offset) of an address in a process; None if the process is gone."""
         return places(pid, [address]).get(0)
 
     def _continue(self, record: np.void, pid: int) -> None:
