@@ -1,1 +1,1 @@
-"""Answers computed from the tables, one question a module."""
+"""Analyses of the tables, one question per module."""

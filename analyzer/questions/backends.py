@@ -1,4 +1,4 @@
-"""The CPU against accelerators: operators of equal type, role in the model and shape that ran on both."""
+"""Comparison of CPU and accelerators: operators of equal type, role in the model and shape that ran on both."""
 
 import re
 
@@ -14,12 +14,12 @@ LAYER = re.compile(r"-\d+(?=$|[ #])|(?<=blk\.)\d+|(?<=_l)\d+(?=$| )")
 
 
 def role(name: str) -> str:
-    """What a tensor is in any layer: ffn_out of ffn_out-3."""
+    """A tensor's name without its layer number: ffn_out for ffn_out-3."""
     return LAYER.sub("", name)
 
 
 def timed(tables: Tables) -> pd.DataFrame:
-    """Every operator whose own time is known: type, role, shape, backend, us. What is submitted has one by a profile alone."""
+    """Every operator with a known time: type, role, shape, backend, us. Submitted operators have one only from a profile."""
     operators, measured = tables["operators"], tables["npu_operators"]
     graphs = tables["graphs"].set_index("graph_id")[["backend", "kind"]].reindex(operators["graph_id"])
     known = operators["complete"].to_numpy() & ~enqueued(tables) & ~graphs["kind"].isin(BESIDE).to_numpy()
@@ -32,7 +32,7 @@ def timed(tables: Tables) -> pd.DataFrame:
 
 
 def beside(*recordings: Tables) -> pd.DataFrame:
-    """The table `backends`: each kind of operator that ran on the CPU and elsewhere, with both medians; the costliest first."""
+    """The table `backends`: each kind of operator that ran on the CPU and elsewhere, with both medians, costliest first."""
     rows = pd.concat([timed(tables) for tables in recordings], ignore_index=True)
     rows = rows[(rows["shape"] != "") & (rows["backend"] != "")]
     by_backend = rows.groupby([*SAME, "backend"], observed=True)["us"]

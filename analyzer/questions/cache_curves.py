@@ -1,8 +1,8 @@
-"""What an expert cache of any size would have hit, from the routing alone.
+"""Simulated hit rates of expert caches of any size, from the recorded routing.
 
-Event by event: a layer's step asks for all its experts at once, and each is a hit or a miss against the cache as it stood when
-the layer began; what is asked for together does not evict each other where the cache can hold it. Slots are shared by all
-layers: one cache of (layer, expert) pairs. Only some events may count, a phase's; the others still fill the cache.
+Replayed by event: a step requests all experts of a layer at once, and each is a hit or a miss in the cache as it was when the
+layer began; experts of one event do not evict each other if the cache can hold them all. Slots are shared by all
+layers: one cache of (layer, expert) pairs. If a phase is given, only its events count; the others still fill the cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from runtime.cache_rules.replay import Event, Outcome, belady, belady_with_bypas
 
 
 def lfru(events: Sequence[Event], size: int) -> Outcome:
-    """The runtime's rule with its LFRU policy, of events whose keys are (layer, expert)."""
+    """The result of the runtime's LFRU policy for events with keys (layer, expert)."""
     forms = [Event(tuple(Form(layer, expert, CPU, 0) for layer, expert in keys), counts) for keys, counts in events]
     return replay(forms, size, LFRU())
 
@@ -35,7 +35,7 @@ SHOWN = ("lru", "lfu", "belady")
 
 
 def events_of(tables: Tables, phase: str | None = None) -> list[Event]:
-    """What each layer of each step asked for, (layer, expert) pairs, in order; only those of `phase` count, where it is given."""
+    """The (layer, expert) pairs that each layer of each step requested, in order; if `phase` is given, only its events count."""
     rows = activations(tables).sort_values(["token_id", "layer", "expert"])
     phases = tables["tokens"].set_index("token_id")["phase"].reindex(rows["token_id"]).tolist()
     columns = (rows[name].tolist() for name in ("token_id", "layer", "expert"))
@@ -50,7 +50,7 @@ def events_of(tables: Tables, phase: str | None = None) -> list[Event]:
 def curves(
     tables: Tables, sizes: Sequence[int] | None = None, phase: str | None = None, policies: Sequence[str] = SHOWN
 ) -> pd.DataFrame:
-    """Hit rate by cache size: slots, share (of all experts seen), a column by policy. By default at eighths of what was seen."""
+    """Hit rate by cache size: slots, share (of all experts seen), a column per policy. Default sizes: eighths of them."""
     events = events_of(tables, phase)
     n_experts = len({pair for event in events for pair in event.keys})
     chosen = sorted({max(1, n_experts * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
@@ -62,7 +62,7 @@ def curves(
 
 
 def slots_for(tables: Tables, rate: float, phase: str | None = None, policy: str = "lru") -> int | None:
-    """The fewest slots with which a policy reaches a hit rate; None where even all experts do not."""
+    """The smallest number of slots with which a policy reaches a hit rate; None if even all experts do not."""
     events = events_of(tables, phase)
     n_experts = len({pair for event in events for pair in event.keys})
     low, high = 1, n_experts
@@ -78,7 +78,7 @@ def slots_for(tables: Tables, rate: float, phase: str | None = None, policy: str
 
 
 def expert_bytes(tables: Tables) -> float:
-    """Mean size of one expert, from its loads; NaN where none was recorded."""
+    """Mean size of one expert, from recorded loads; NaN without any."""
     loads = tables["loads"]
     sizes = loads.loc[(loads["action"] == "load") & (loads["bytes"] > 0), "bytes"]
     return float(sizes.mean()) if len(sizes) else float(np.nan)

@@ -1,4 +1,4 @@
-"""The summary of a recording, kept beside its tables: read again without loading a single table."""
+"""The summary of a recording, cached beside its tables, so that it is read without loading a table."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def stat_of(path: Path) -> list[int] | None:
-    """Size and time of a file; None where there is none."""
+    """Size and time of a file; None if it does not exist."""
     with contextlib.suppress(OSError):
         stat = path.stat()
         return [stat.st_size, stat.st_mtime_ns]
@@ -21,7 +21,7 @@ def stat_of(path: Path) -> list[int] | None:
 
 
 def stamp(folder: Path, roof: Path) -> dict[str, Any]:
-    """What a summary depends on: the recording, the ceilings of this machine, and this program."""
+    """The inputs of a summary: the recording, the ceilings of this machine, and this program."""
     code = [stat_of(path) or [0, 0] for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.toml")])]
     return {
         "files": [stat_of(folder / name) for name in INPUTS],
@@ -31,7 +31,7 @@ def stamp(folder: Path, roof: Path) -> dict[str, Any]:
 
 
 def summary(run_dir: Path) -> dict[str, Any]:
-    """summary.summarize of a recording, from RUN/tables/summary.json where that is up to date."""
+    """summary.summarize of a recording, from RUN/tables/summary.json if that is up to date."""
     from analyzer.questions.ceilings import cache_file
 
     path, now = run_dir / "tables" / "summary.json", stamp(run_dir, cache_file())
@@ -48,7 +48,7 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def fresh(run_dir: Path) -> dict[str, Any]:
-    """The summary made from the tables."""
+    """The summary computed from the tables."""
     from analyzer.jsonable import plain
     from analyzer.questions.summary import NEEDED, summarize
     from analyzer.records.reading import Source

@@ -1,8 +1,8 @@
-"""What this machine can do at most: memory bandwidth and floating-point speed, measured once and kept.
+"""Upper limits of this machine: memory bandwidth and floating-point speed, measured once and cached.
 
-Measured with NumPy, whose kernels release the interpreter: `bandwidth` is that of dot products of vectors far larger than any
+Measured with NumPy, which releases the interpreter lock: `bandwidth` is that of dot products of vectors far larger than any
 cache (reading only, as weights are read), `flops` that of fp32 matrix products of 512 x 512, `launch_ns` that of a product of
-8 x 8, the least that a call costs. Each for one thread and for all CPUs, the best of several short runs: it is a ceiling.
+8 x 8, the minimum cost of a call. Each is the best of several short runs, for one thread and for all CPUs.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Ceilings:
     launch_ns: float
 
     def of(self, threads: int) -> tuple[float, float]:
-        """(bytes/s, flops/s) for that many threads: in between, in proportion, but never above all CPUs' figures."""
+        """(bytes/s, flops/s) for `threads` threads: proportional to one thread's figures, limited to those of all CPUs."""
         share = min(max(threads, 1), self.cpus)
         bandwidth, flops = (
             min(max(share * table["1"], table["1"]), max(table["1"], table[str(self.cpus)]))
@@ -47,12 +47,12 @@ class Ceilings:
         return bandwidth, flops
 
     def fits(self, machine: dict[str, Any]) -> bool:
-        """Whether they were measured on a machine of this kind, as a manifest describes it."""
+        """Whether they were measured on a machine like the one that a manifest describes."""
         return (machine.get("cpu_model"), machine.get("cpus")) == (self.cpu_model, self.cpus)
 
 
 def cpu_model() -> str:
-    """The CPU's name as the kernel gives it."""
+    """The CPU's name from the kernel."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("model name", "Hardware", "Processor")):
             return line.split(":", 1)[1].strip()
@@ -60,14 +60,14 @@ def cpu_model() -> str:
 
 
 def cache_file() -> Path:
-    """Where the ceilings of this machine are kept."""
+    """The file with the cached ceilings of this machine."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moescope"
     name = hashlib.sha256(f"{VERSION} {os.uname().machine} {cpu_model()} {os.cpu_count()}".encode()).hexdigest()[:16]
     return folder / f"ceilings-{name}.json"
 
 
 def read(path: Path) -> Ceilings:
-    """Ceilings from a file, maybe one made on another machine."""
+    """Ceilings from a file, possibly of another machine."""
     try:
         return Ceilings(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -77,7 +77,7 @@ def read(path: Path) -> Ceilings:
 
 
 def write(ceilings: Ceilings, path: Path) -> None:
-    """Keep ceilings in a file."""
+    """Write ceilings to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(asdict(ceilings), indent=1))
@@ -85,7 +85,7 @@ def write(ceilings: Ceilings, path: Path) -> None:
 
 
 def measure() -> Ceilings:
-    """Measure now, in a process of its own: the BLAS library reads its number of threads at import."""
+    """Measure now, in a separate process, since BLAS libraries read their number of threads at import."""
     single = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(part for part in (package, os.environ.get("PYTHONPATH")) if part)
@@ -97,7 +97,7 @@ def measure() -> Ceilings:
 
 
 def load(machine: dict[str, Any], path: Path | None = None) -> Ceilings | None:
-    """The ceilings for a recording's machine: a file's, else this machine's kept ones where it is of that kind, else None."""
+    """The ceilings for a recording's machine: from `path`, else this machine's cached ones if it is of that kind, else None."""
     if path is not None:
         return read(path)
     ceilings = read(cache_file()) if cache_file().exists() else None
@@ -105,7 +105,7 @@ def load(machine: dict[str, Any], path: Path | None = None) -> Ceilings | None:
 
 
 def rate(once: Callable[[], object], threads: int) -> float:
-    """Calls per second of all threads together, the best of several runs."""
+    """Total calls per second of all threads, the best of several runs."""
 
     def loop(until: float) -> int:
         count = 0

@@ -1,6 +1,6 @@
-"""A series of steps taken apart: a slow first one, changes of level, drifts, spikes that come regularly, bursts of slow steps.
+"""Decomposition of a series of steps: slow first step, changes of level, drifts, periodic spikes, bursts of slow steps.
 
-The model: a line in each of some segments, noise that may follow itself (AR(1)), and steps that stick out upwards. Those are set
+The model: a line in each of several segments, possibly autocorrelated noise (AR(1)), and upward outliers. Outliers are set
 aside first; the segments are then the partition of least cost, found exactly by dynamic programming over all partitions.
 """
 
@@ -42,13 +42,13 @@ class Shift:
 
     @property
     def change(self) -> float:
-        """By how much."""
+        """The difference of the levels."""
         return self.after - self.before
 
 
 @dataclass(frozen=True)
 class Drift:
-    """From step `at` to step `until` the level moves steadily."""
+    """From step `at` to step `until` the level changes steadily."""
 
     at: int
     until: int
@@ -58,7 +58,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Period:
-    """A spike of typically `height` every `steps` steps, seen `count` times, first at `first`."""
+    """A spike of typical height `height` every `steps` steps, seen `count` times, first at `first`."""
 
     steps: float
     height: float
@@ -77,9 +77,9 @@ class Burst:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a series is made of. first: the first step as a multiple of what follows, where it is set aside, else 0.
+    """The parts of a series. first: the first step as a multiple of the following steps if it was set aside, else 0.
 
-    rest: what is left of each step, 0 where it was set aside; singles: the share of the variance that single spikes make.
+    rest: the residual of each step, 0 if it was set aside; singles: the share of the variance due to single spikes.
     """
 
     first: float
@@ -92,7 +92,7 @@ class Parts:
 
 
 class Segment(NamedTuple):
-    """Steps begin to end of a partition; `sloping`: their level is a line that is not flat."""
+    """Steps begin to end of a partition; `sloping`: their level is a line with a slope."""
 
     begin: int
     end: int
@@ -100,7 +100,7 @@ class Segment(NamedTuple):
 
 
 def running_median(values: np.ndarray, width: int = MEDIAN_WIDTH) -> np.ndarray:
-    """The median around each step; beyond its ends the series is mirrored about its slope there."""
+    """The median around each step; beyond its ends the series is mirrored along its local slope."""
     half = min(width, len(values) - 1) // 2
     if half <= 0:
         return values.copy()
@@ -117,7 +117,7 @@ def slope_of(values: np.ndarray) -> float:
 
 
 def standing_out(values: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """(runs of steps that stick out of their neighbourhood, upwards; by how much each step does)."""
+    """(runs of consecutive steps far above the running median; each step's difference from that median)."""
     if len(values) < MIN_STEPS:
         return [], np.zeros(len(values))
     over = values - running_median(values)
@@ -127,7 +127,7 @@ def standing_out(values: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def take_apart(values: np.ndarray) -> Parts:
-    """Everything that the model finds in a series."""
+    """All parts of a series according to the model."""
     y = np.asarray(values, np.float64)
     following = float(np.median(y[1 : MEDIAN_WIDTH + 1])) if len(y) > MIN_STEPS else np.inf
     skipped = int(y[0] > SLOW_FIRST * following > 0) if len(y) else 0
@@ -150,17 +150,17 @@ def take_apart(values: np.ndarray) -> Parts:
 
 
 def shifts(values: np.ndarray) -> list[Shift]:
-    """Every significant change of level, in order. Spikes do not count; a steady drift is not a shift."""
+    """Every significant change of level, in order. Spikes are ignored; a steady drift is not a shift."""
     return take_apart(values).shifts if len(values) >= LEAST_SERIES else []
 
 
 def period(values: np.ndarray) -> Period | None:
-    """The periodic disturbance of a series, if there is one."""
+    """The periodic spikes of a series, if there are any."""
     return take_apart(values).period
 
 
 def regular(places: np.ndarray, over: np.ndarray, skipped: int) -> Period | None:
-    """Spikes at regular distances, a few missed ones allowed."""
+    """Spikes at regular distances, allowing for a few missing ones."""
     if len(places) < MIN_SPIKES:
         return None
     gap = np.diff(places)
@@ -175,8 +175,8 @@ def regular(places: np.ndarray, over: np.ndarray, skipped: int) -> Period | None
 def variance(values: np.ndarray) -> float:
     """Variance of the mean of the noise, times the number of steps.
 
-    From differences over one and two steps, which level and drift do not reach; those over two vary 1 + rho times as much, rho
-    being the correlation of neighbours. A standard error is added to it: too small a correlation sees shifts in noise.
+    From differences over one and two steps, which level and drift do not affect; those over two vary 1 + rho times as much, rho
+    being the correlation of neighbours. A standard error is added to rho: underestimating it would report shifts in noise.
     """
     one, two = (float(np.var(clipped(d))) for d in (np.diff(values), values[2:] - values[:-2]))
     rho = float(np.clip(two / one - 1 + 1 / np.sqrt(len(values)), 0.0, LARGEST_RHO)) if one > 0 else 0.0
@@ -184,14 +184,14 @@ def variance(values: np.ndarray) -> float:
 
 
 def clipped(values: np.ndarray) -> np.ndarray:
-    """Values with what lies beyond four (robust) sigmas brought to there."""
+    """Values clipped at four (robust) sigmas."""
     middle = np.median(values)
     reach = 4 * GAUSS * np.median(np.abs(values - middle))
     return np.clip(values, middle - reach, middle + reach)
 
 
 def partition(y: np.ndarray) -> tuple[list[Segment], float]:
-    """(the segments of least cost, the noise's `variance`), found with that of differences, then with what this leaves."""
+    """(segments of least cost, the noise's `variance`): first with the variance of differences, then with that of residuals."""
     if len(y) < 2 * MIN_STEPS:
         return [Segment(0, len(y), False)] if len(y) else [], 1.0
     scale = variance_left(y, cheapest(y, variance(y)))
@@ -199,9 +199,9 @@ def partition(y: np.ndarray) -> tuple[list[Segment], float]:
 
 
 def variance_left(y: np.ndarray, segments: list[Segment]) -> float:
-    """`variance` by what is left of each segment about a line of its own, whether or not its level moves.
+    """`variance` from the residuals of a line fitted to each segment, sloping or not.
 
-    Lines take a part of the noise and of its correlation with them, which is put back.
+    Corrected for the part of the noise and of its correlation that the fitted lines absorb.
     """
     lines = [segment._replace(sloping=True) for segment in segments]
     rest = clipped(y - levels(lines, [ends_of(y, line) for line in lines]))
@@ -231,13 +231,13 @@ def cheapest(y: np.ndarray, scale: float) -> list[Segment]:
 
 
 def prefix_sums(y: np.ndarray) -> np.ndarray:
-    """Sums of y, its square and its product with the step's number, over the steps before each; y less its mean."""
+    """Sums of y (less its mean), its square and its product with the step number, over the steps before each."""
     centred = y - y.mean()
     return np.cumsum(np.pad([centred, centred**2, np.arange(len(y)) * centred], ((0, 0), (1, 0))), axis=1)
 
 
 def costs(sums: np.ndarray, begins: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of the segments from each begin to end: (squared residual about the mean, by how much a slope lowers it)."""
+    """For the segments from each begin to end: (squared residual about the mean, its reduction by a slope)."""
     n = end - begins
     total, squares, moment = sums[:, end, None] - sums[:, begins]
     centred = moment - (begins + end - 1) / 2 * total
@@ -260,7 +260,7 @@ def levels(segments: list[Segment], ends: list[tuple[float, float]]) -> np.ndarr
 
 
 def jumps(segments: list[Segment], ends: list[tuple[float, float]], scale: float, skipped: int) -> list[Shift]:
-    """Where two segments meet at different levels; a line's end is known half as well as a mean."""
+    """The shifts between adjacent segments of different levels; a line's end has twice the standard error of a mean."""
     shifts = []
     for (a, (_, before)), (b, (after, _)) in pairwise(zip(segments, ends, strict=True)):
         error = np.sqrt(sum(scale * (4 if s.sloping else 1) / (s.end - s.begin) for s in (a, b)))

@@ -1,4 +1,4 @@
-"""How fast CPUs ran while tokens were decoded, what kept them from running faster, and what that cost."""
+"""CPU frequencies during decode, the limits on them, and the cost of these limits."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ OF_CPU = ("cpu", "processor")
 
 @dataclass(frozen=True)
 class Cap:
-    """CPUs that might not run as fast as they can: for which share of decode, and the limit that held longest."""
+    """A frequency limit below the hardware's for some CPUs: its share of decode, and the limit in force longest."""
 
     name: str
     share: float
@@ -35,7 +35,7 @@ class Cap:
 
 @dataclass(frozen=True)
 class Cost:
-    """Decode steps under a cap against the others: medians, ms, and the time that all those lasted longer, ns."""
+    """Decode steps under a cap compared with the others: medians in ms, and the total extra time of the capped ones in ns."""
 
     capped_ms: float
     free_ms: float
@@ -44,14 +44,14 @@ class Cost:
 
 
 def decode(tables: Tables) -> Intervals:
-    """When tokens were decoded."""
+    """The times in which tokens were decoded."""
     steps = tables["tokens"]
     steps = steps[(steps["phase"] == "decode") & steps["complete"]]
     return Intervals(np.zeros(len(steps), np.int64), steps["begin_ns"].to_numpy(np.int64), steps["end_ns"].to_numpy(np.int64))
 
 
 def gauges(tables: Tables, what: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(name, its values in order of time, with `begin_ns` and `end_ns` of each) of everything of one sort."""
+    """(name, its values in time order with `begin_ns` and `end_ns`) of every policy, zone or device of kind `what`."""
     rows = tables["clocks"]
     times = decode(tables)
     if len(times) == 0:
@@ -64,13 +64,13 @@ def gauges(tables: Tables, what: str) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def shares(values: pd.DataFrame, times: Intervals) -> np.ndarray:
-    """Of the merged `times`, the share in which each value held."""
+    """The share of the merged `times` in which each value was in force."""
     spent = covered(times, Intervals.of_table(values.assign(key=0), "key"))
     return spent / max(int(times.length.sum()), 1)
 
 
 def caps(tables: Tables) -> list[Cap]:
-    """Policies whose greatest allowed frequency was below the hardware's while tokens were decoded."""
+    """Policies with an allowed maximum frequency below the hardware's during decode."""
     found, times = [], merged(decode(tables))
     for name, values in gauges(tables, "greatest frequency"):
         low = (values["value"] < values["most"]).to_numpy()
@@ -82,7 +82,7 @@ def caps(tables: Tables) -> list[Cap]:
 
 
 def cooling(tables: Tables) -> dict[str, float]:
-    """Cooling devices other than CPUs' that did something: type → share of decode."""
+    """Active cooling devices other than CPUs: type → share of decode."""
     times = merged(decode(tables))
     answer: dict[str, float] = {}
     for name, values in gauges(tables, "cooling"):
@@ -93,13 +93,13 @@ def cooling(tables: Tables) -> dict[str, float]:
 
 
 def frequencies(tables: Tables) -> dict[str, float]:
-    """The mean frequency of each policy while tokens were decoded, MHz."""
+    """The mean frequency of each policy during decode, in MHz."""
     times = merged(decode(tables))
     return {name: float(shares(v, times) @ v["value"].to_numpy()) for name, v in gauges(tables, "frequency")}
 
 
 def cost(tables: Tables) -> Cost | None:
-    """What decode steps lost that lay under any cap for most of their time; None where few did, or few did not."""
+    """The cost for decode steps that were capped for most of their time; None if too few were, or too few were not."""
     every = [values[values["value"] < values["most"]] for _, values in gauges(tables, "greatest frequency")]
     steps = decode(tables)
     if not every or len(steps) == 0:
@@ -114,7 +114,7 @@ def cost(tables: Tables) -> Cost | None:
 
 
 def summary(tables: Tables) -> dict[str, Any]:
-    """`caps`, each with its `text`, and `cooling`; {} where nothing held CPUs back."""
+    """`caps`, each with its `text`, and `cooling`; {} if nothing limited the CPUs."""
     found, others = caps(tables), cooling(tables)
     rows = [{**asdict(cap), "text": cap.text} for cap in found]
     return {"caps": rows, "cooling": others} if rows or others else {}

@@ -1,10 +1,10 @@
-"""The chain of operators that each needed the one before and that together took longest: no thread could make it shorter."""
+"""The longest chain of dependent operators by duration, which more threads cannot shorten."""
 
 import networkx as nx
 
 
 def critical_path(graph: nx.DiGraph, order: list[str]) -> tuple[list[str], int]:
-    """(nodes from first to last, ns) of the longest chain by durations; `order`: the nodes, each after what it reads."""
+    """(nodes from first to last, ns) of the longest chain by duration; `order` has the nodes in topological order."""
     spent: dict[str, int] = {}
     before: dict[str, str | None] = {}
     for node in order:

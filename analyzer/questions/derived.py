@@ -1,4 +1,4 @@
-"""Tables that follow from the recorded ones and are made when a query asks for them."""
+"""Tables derived from the recorded ones, computed when a query names them."""
 
 from collections.abc import Callable
 

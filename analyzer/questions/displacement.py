@@ -1,4 +1,4 @@
-"""Displaced threads: when a thread that a step needed had no CPU, who had it, and what steps would win without that."""
+"""Displaced threads: times in which a needed thread had no CPU, the threads that ran instead, and the time that steps lost."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ COLUMNS = ("op_id", "token_id", "tid", "begin_ns", "end_ns", "by_tid", "cost_ns"
 
 
 def needed(tables: Tables) -> pd.DataFrame:
-    """When steps need which thread: op_id, token_id, tid, begin_ns, end_ns, `last` (to be done in its operator).
+    """The times in which a step needs a thread: op_id, token_id, tid, begin_ns, end_ns, `last` (the last to finish its operator).
 
-    Threads compute within operators (waits for each other are omitted); op_id is -1 where no operator runs: then the step needs
-    its own thread.
+    Within operators, the threads that compute (waits for each other are omitted); between operators (op_id -1), the step's
+    own thread.
     """
     shares, tokens = tables["op_threads"], tables["tokens"].set_index("token_id")
     token = tables["operators"]["token_id"].to_numpy()[shares["op_id"].to_numpy()]
@@ -35,10 +35,10 @@ def needed(tables: Tables) -> pd.DataFrame:
 
 
 def displacements(tables: Tables) -> pd.DataFrame:
-    """Every piece of time in which a thread that a step needed was ready but had no CPU, and who ran where it had last run.
+    """Every time in which a needed thread was ready but had no CPU, and the thread that ran on its last CPU.
 
-    op_id (-1: between operators), token_id, tid, begin_ns, end_ns, by_tid (-1: not known), cost_ns: what the step took longer for
-    it, counted where the thread was its operator's last to be done; wasted_ns: as long as `by_tid` did no operator's work.
+    op_id (-1: between operators), token_id, tid, begin_ns, end_ns, by_tid (-1: unknown), cost_ns: the step's extra time, counted
+    if the thread was the last to finish its operator; wasted_ns: the part in which `by_tid` did not work on an operator.
     """
     states, spans = tables["thread_states"], needed(tables)
     ready = (states["state"] == "runnable").to_numpy() & np.isin(states["tid"].to_numpy(), distinct(spans["tid"].to_numpy()))
@@ -52,10 +52,10 @@ def displacements(tables: Tables) -> pd.DataFrame:
 
 
 def runners(sched: pd.DataFrame, pieces: Intervals) -> tuple[Overlaps, np.ndarray]:
-    """Pieces of a thread's time cut by who ran on the CPU where it had last run: (left: row of `pieces`, thread that ran; -1).
+    """Pieces of threads' time split by the thread that ran on their last CPU: (overlaps with left = row of `pieces`, tid or -1).
 
-    Between two recorded switches ran who was switched out at the second; where only the target's switches were recorded, that is
-    who ran last before the target.
+    Between two recorded switches, the thread that the second one switches out was running; if only the target's switches were
+    recorded, that is the last thread before the target's.
     """
     switch = sched[(sched["event"] == "switch").to_numpy()].sort_values("ts_ns", kind="stable")
     since, left, cpu = (switch[name].to_numpy() for name in ("ts_ns", "prev_tid", "cpu"))
@@ -69,7 +69,7 @@ def runners(sched: pd.DataFrame, pieces: Intervals) -> tuple[Overlaps, np.ndarra
 
 
 def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Per displacing thread: by_tid, name, whether it is the program's own, `times`, `ms`, `cost_ms` of token time."""
+    """For each displacing thread: by_tid, name, `own` (thread of the program), `times`, `ms`, `cost_ms` of token time."""
     rows = displacements(tables) if rows is None else rows
     rows = rows[rows["by_tid"] != rows["tid"]]
     threads = tables["threads"].set_index("tid")
@@ -82,7 +82,7 @@ def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFra
 
 
 def won_ns(tables: Tables, rows: pd.DataFrame, lost_ns: pd.Series) -> float:
-    """What steps would take less had these `displacements` not lost so much each: operators end with their last thread."""
+    """Time that steps would save without the loss `lost_ns` of these `displacements`; an operator ends with its last thread."""
     rows = rows.assign(lost=lost_ns)[rows["token_id"] >= 0]
     in_operators = rows[rows["op_id"] >= 0].groupby(["op_id", "tid"])["lost"].sum()
     shares = tables["op_threads"]
@@ -93,7 +93,7 @@ def won_ns(tables: Tables, rows: pd.DataFrame, lost_ns: pd.Series) -> float:
 
 
 def displacers(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
-    """Per process that is not the traced program: pid (of a thread alone where it is not known), name, won_ns without it."""
+    """For each process other than the traced program: pid (the tid if unknown), name, and the time saved without it, won_ns."""
     threads = tables["threads"].set_index("tid")
     who = threads.reindex(rows["by_tid"])
     foreign = (rows["by_tid"] > 0).to_numpy() & ~who["target"].eq(True).to_numpy()
@@ -112,7 +112,7 @@ def displacers(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_own_threads(tables: Tables, rows: pd.DataFrame) -> tuple[list[str], float]:
-    """(names of up to three threads of the traced program that displaced others; won_ns had those that did no work not run)."""
+    """(names of up to three displacing threads of the traced program; time saved if those had not run outside operators)."""
     by = displaced_by(tables, rows)
     by = by[by["own"]]
     mine = rows[rows["by_tid"].isin(by["by_tid"])]
@@ -121,7 +121,7 @@ def by_own_threads(tables: Tables, rows: pd.DataFrame) -> tuple[list[str], float
 
 @dataclass(frozen=True)
 class Crowd:
-    """`threads` compute on fewer `cpus`; as many threads as CPUs would win `won_ns`."""
+    """`threads` compute on fewer `cpus`; as many threads as CPUs would save `won_ns`."""
 
     threads: int
     cpus: int
@@ -129,10 +129,10 @@ class Crowd:
 
 
 def crowded(tables: Tables, rows: pd.DataFrame) -> Crowd | None:
-    """Whether a program's threads share CPUs within operators, and what fewer would win; None where each has a CPU.
+    """The program's threads that share CPUs within operators, and the saving with fewer; None if each has a CPU.
 
-    Steps would then take what operators compute (`computed_ns`), shared by the CPUs, and what lies between operators, without
-    the threads' waits for each other. Other programs would go on taking the same share of the time.
+    Steps would then take the operators' computing time (`computed_ns`), divided by the CPUs, plus the time between operators,
+    without the threads' waits for each other. Other programs are assumed to keep their share of the time.
     """
     states, shares, steps = tables["thread_states"], tables["op_threads"], tables["operators"].query("token_id >= 0")
     shares = shares[shares["op_id"].isin(steps["op_id"])]
@@ -157,11 +157,11 @@ def crowded(tables: Tables, rows: pd.DataFrame) -> Crowd | None:
 
 
 def computed_ns(operators: pd.DataFrame, shares: pd.DataFrame) -> pd.Series:
-    """CPU time by op_id that an operator needs, from what each thread's share `ran_ns`.
+    """CPU time that each operator needs, by op_id, from the time that each thread's share ran, `ran_ns`.
 
-    Threads also spin within operators, at barriers of the operator's own, which no record distinguishes from computing. The
-    computing is the same each time and the spinning is not: it is what a QUIETEST part of the executions on equal shapes took at
-    most.
+    Threads also spin at barriers within operators, which no record distinguishes from computing. Computing takes the same time
+    in each execution, spinning does not: so the quantile QUIETEST over executions with equal shapes is the limit of computing
+    time.
     """
     by_op = shares.groupby("op_id")["ran_ns"].sum()
     same = operators.set_index("op_id")[["name", "type", "shape"]].loc[by_op.index]

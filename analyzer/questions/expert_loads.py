@@ -1,7 +1,7 @@
-"""Why steps load experts: for the first time, or again after an eviction; and which cache would avoid the latter.
+"""Reasons for expert loads: first use, or reload after an eviction; and the cache size that would avoid reloads.
 
-A cache of another size is judged by replaying the recorded runs through the cache's own rule. A load that it avoids wins its
-part of what the step spent in loads.
+A cache of another size is evaluated by replaying the recorded runs with the cache's own policy. An avoided load saves its
+part of the step's time in loads.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ KEYS = ["layer", "expert", "backend"]
 
 @dataclass(frozen=True)
 class Avoidance:
-    """What a cache of `budget_bytes` (NaN where no size is known) would avoid: the number of loads, and their ns of step time."""
+    """The loads that a cache of `budget_bytes` (NaN if sizes are unknown) would avoid: their number and their ns of step time."""
 
     budget_bytes: float
     loads: int
@@ -35,8 +35,8 @@ class Avoidance:
 
 
 def with_forms(tables: Tables) -> pd.DataFrame:
-    """Complete loads by begin: as in `loads`, with the run served (`run`: its row in `experts`, -1: none), its `tier`, and
-    `again` (not the form's first).
+    """Complete loads by begin: columns of `loads`, `run` (row in `experts` of the run that it serves, -1: none), `tier`, and
+    `again` (not the first load of its form).
     """
     moves = tables["loads"][(tables["loads"]["action"] == "load") & tables["loads"]["complete"]].sort_values("end_ns")
     runs = tables["experts"].reset_index(drop=True).rename_axis("run").reset_index().sort_values("end_ns")
@@ -55,7 +55,7 @@ def within_steps(tables: Tables) -> pd.DataFrame:
 
 
 def counts(loads: pd.DataFrame) -> dict[str, float]:
-    """Of `within_steps`: `first` and `again` loads, `repeated` ones (not its expert's first in the step), `compiled` ones."""
+    """Counts of `within_steps`: `first` and `again` loads, `repeated` (not the expert's first in the step), `compiled`."""
     compiled = loads["compile_ns"] > 0
     repeated = loads.duplicated(["token_id", "layer", "expert"])
     numbers = {"first": ~loads["again"], "again": loads["again"], "repeated": repeated, "compiled": compiled}
@@ -63,9 +63,9 @@ def counts(loads: pd.DataFrame) -> dict[str, float]:
 
 
 def step_loads(tables: Tables, spent: pd.Series) -> pd.DataFrame:
-    """`within_steps` with `cost_ns`: each one's part of what its step `spent` in loads (ns by token_id), and `around_ns` of it.
+    """`within_steps` with `cost_ns`: each load's part of its step's time in loads, `spent` (ns by token_id), and `around_ns`.
 
-    compile_ns is then the part of the cost.
+    compile_ns is scaled to the part of the cost.
     """
     loads = within_steps(tables)
     total = loads.groupby("token_id")["duration_ns"].transform("sum").clip(lower=1)
@@ -75,11 +75,11 @@ def step_loads(tables: Tables, spent: pd.Series) -> pd.DataFrame:
 
 
 def around_ns(tables: Tables, loads: pd.DataFrame, share: np.ndarray) -> np.ndarray:
-    """ns by which the run that each load serves takes longer than usual, besides the `share` of the load that the step has.
+    """ns by which the run that each load serves takes longer than usual, beyond the `share` of the load within the step.
 
-    That is the wait for a load on another thread, and what is done around it: making room, and preparing what was loaded. A
-    run's usual time is the median of the runs of as many rows that found their expert there; where none did, nothing is added.
-    Counted is what runs on the step's own thread.
+    That is the wait for a load on another thread and the work around it: eviction, and preparation of the loaded expert. A
+    run's usual time is the median of runs with as many rows and a cached expert; without such runs, nothing is added.
+    Only the step's own thread counts.
     """
     runs = tables["experts"]
     kind = ["backend", "tier", "n_tokens"]
@@ -105,7 +105,7 @@ def _compiling(tables: Tables, loads: pd.DataFrame) -> np.ndarray:
 
 
 def budget(tables: Tables) -> int | None:
-    """Bytes that the recorded cache held at most; None where it never let anything go."""
+    """Maximum bytes in the recorded cache; None if it never evicted anything."""
     loads = tables["loads"]
     evicted = (loads["action"] == "evict").any()
     held = int(loads["resident_bytes"].max()) if evicted else 0
@@ -113,7 +113,7 @@ def budget(tables: Tables) -> int | None:
 
 
 def larger_cache(tables: Tables, loads: pd.DataFrame) -> Avoidance | None:
-    """The smallest cache that wins ENOUGH of what the largest would of `step_loads`; None where none wins anything."""
+    """The smallest cache with the share ENOUGH of the largest cache's saving in `step_loads`; None if none saves anything."""
     again = loads[loads["again"]]
     most = float(again["cost_ns"].sum())
     if most <= 0:
@@ -139,7 +139,7 @@ def larger_cache(tables: Tables, loads: pd.DataFrame) -> Avoidance | None:
 def avoided(
     events: list[tuple[tuple[int, int], list[Form]]], sizes: dict[int, int], again: pd.DataFrame, size: float
 ) -> Avoidance:
-    """What a cache of `size` bytes avoids: loads in steps and layers in which the replay finds the form held."""
+    """The loads that a cache of `size` bytes avoids: those in steps and layers in which the replay has the form cached."""
     played, held = Replay(int(size), LRU(), size=lambda form: sizes.get(form.backend, 0)), set[tuple[int, ...]]()
     for step, forms in events:
         held.update((*step, form.expert, form.backend, form.tier) for form in forms if form in played.cache)
@@ -153,7 +153,7 @@ def avoided(
 
 
 def asked(runs: pd.DataFrame) -> list[tuple[tuple[int, int], list[Form]]]:
-    """((token_id, layer), the forms it ran, each once) in order of time."""
+    """((token_id, layer), the distinct forms that it ran) in time order."""
     runs = runs[runs["token_id"] >= 0].sort_values("begin_ns").drop_duplicates(["token_id", "layer", "expert", "backend", "tier"])
     events: dict[tuple[int, int], list[Form]] = {}
     columns = (runs[name].tolist() for name in ("token_id", "layer", "expert", "backend", "tier"))
@@ -163,7 +163,7 @@ def asked(runs: pd.DataFrame) -> list[tuple[tuple[int, int], list[Form]]]:
 
 
 def form_bytes(tables: Tables) -> dict[int, int]:
-    """Bytes that an expert takes in the cache, by backend's number: by what a load added, else by what it read."""
+    """Bytes of an expert in the cache, by backend number: the bytes that a load added, else the bytes that it read."""
     moves = tables["loads"].sort_values("end_ns")
     grown = moves["resident_bytes"].diff().where((moves["resident_bytes"] >= 0) & (moves["resident_bytes"].shift() >= 0))
     loads = moves.assign(size=grown.where(grown > 0, moves["bytes"]))[moves["action"] == "load"]

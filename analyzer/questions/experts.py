@@ -1,4 +1,4 @@
-"""Which experts ran: activation over steps, how many distinct ones, hits of the expert cache, and reuse distance."""
+"""Expert activity: activation over steps, number of distinct experts, hits of the expert cache, and reuse distance."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from analyzer.records.schema import Tables
 
 
 def activations(tables: Tables, phase: str | None = None) -> pd.DataFrame:
-    """One row per (token_id, layer, expert) with `n_tokens`, rows routed to it: from routes, else from the experts' runs."""
+    """One row for each (token_id, layer, expert) with `n_tokens`, the rows routed to it: from routes, else from expert runs."""
     if len(tables["routes"]):
         routed = tables["routes"]
         counted = routed.groupby(["token_id", "layer", "expert"], as_index=False).size().rename(columns={"size": "n_tokens"})
@@ -26,7 +26,7 @@ def activations(tables: Tables, phase: str | None = None) -> pd.DataFrame:
 
 
 def matrix(tables: Tables, layer: int, phase: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(token ids [iterations], rows routed [iterations, experts]) of a layer; as many experts as the recording has seen."""
+    """(token ids [iterations], rows routed [iterations, experts]) of a layer; experts up to the highest number recorded."""
     everything = activations(tables)
     n_experts = int(everything["expert"].max()) + 1 if len(everything) else 0
     rows = activations(tables, phase)
@@ -63,7 +63,7 @@ def density(tables: Tables, phase: str | None = None) -> pd.DataFrame:
 
 
 def entropy(tables: Tables, phase: str | None = None) -> pd.DataFrame:
-    """Per layer: `bits`, the entropy of the routed rows over experts, and `balance`, its share of the greatest possible."""
+    """Per layer: `bits`, the entropy of the routed rows over experts, and `balance`, its share of the maximum."""
     used = density(tables, phase)
     everything = activations(tables)
     n_experts = int(everything["expert"].max()) + 1 if len(everything) else 0
@@ -74,13 +74,13 @@ def entropy(tables: Tables, phase: str | None = None) -> pd.DataFrame:
 
 
 def co_activation(tables: Tables, layer: int, phase: str | None = None) -> np.ndarray:
-    """[experts, experts]: in how many steps of a layer both were active; the diagonal counts each expert's own steps."""
+    """[experts, experts]: the number of steps of a layer in which both were active; the diagonal has each expert's own steps."""
     active = (matrix(tables, layer, phase)[1] > 0).astype(np.int64)
     return active.T @ active
 
 
 def time_by_distance(tables: Tables) -> pd.DataFrame:
-    """Decode steps' expert operators by how long ago their experts last ran (ProfInfer's Figure 13).
+    """Time of decode steps' expert operators by reuse distance of their experts (ProfInfer's Figure 13).
 
     Per (token_id, layer): `distance`, mean steps since each expert was last active (those never seen before omitted), `new`
     experts seen for the first time, `expert_ns` of its expert operators and loads, `maj_flt` major faults within them.
@@ -109,7 +109,7 @@ def _number(value: float) -> float | None:
 
 
 def prefetched_runs(tables: Tables) -> pd.DataFrame:
-    """Pairs (load_id, run_id): each prefetch with the first run of its expert that began after it and before another load."""
+    """Pairs (load_id, run_id): each prefetch with the first run of its expert after it and before the expert's next load."""
     loads = tables["loads"]
     if not (loads["reason"] == "prefetch").any():
         return pd.DataFrame({"load_id": [], "run_id": []}, dtype=np.int64)
@@ -124,9 +124,9 @@ def prefetched_runs(tables: Tables) -> pd.DataFrame:
 
 
 def lateness(tables: Tables) -> dict[str, Any]:
-    """Prefetches: loads ahead of need, how many were used before they were evicted, and how many came too late.
+    """Prefetches: the number of loads ahead of need, of those used before their eviction, and of those that came too late.
 
-    A prefetch is late where its expert's next run began before the load was done.
+    A prefetch is late if the next run of its expert began before the load ended.
     """
     loads = tables["loads"].query("action == 'load' and reason == 'prefetch'")
     if len(loads) == 0:
@@ -134,7 +134,7 @@ def lateness(tables: Tables) -> dict[str, Any]:
     loads, keys = loads.sort_values("begin_ns"), ["layer", "expert"]
 
     def following(rows: pd.DataFrame) -> np.ndarray:
-        """When the next of the rows of each load's expert began; NaN where none did."""
+        """The begin of the next of `rows` with each load's expert; NaN for none."""
         later = rows.sort_values("begin_ns")[[*keys, "begin_ns"]].assign(next_ns=lambda r: r["begin_ns"].astype(float))
         return pd.merge_asof(loads[[*keys, "begin_ns"]], later, on="begin_ns", by=keys, direction="forward")["next_ns"].to_numpy()
 
@@ -146,7 +146,7 @@ def lateness(tables: Tables) -> dict[str, Any]:
 
 
 def summary(tables: Tables) -> dict[str, Any]:
-    """Experts in numbers, JSON-able; {} where the recording has none."""
+    """Expert figures, JSON-able; {} if the recording has no experts."""
     runs, loads = tables["experts"], tables["loads"]
     active = activations(tables)
     if len(active) == 0 and len(loads) == 0:

@@ -1,7 +1,7 @@
-"""How true the measured times are: lm-Meter's two figures, and truths to hold them against.
+"""Accuracy of measured times: lm-Meter's two figures, and reference times to compare with.
 
 accuracy alpha = 100 (1 - |measured - truth| / truth) in %, scaled error ε* = |measured - truth| / truth in µs per ms. A
-kernel's truth comes from duplication: run it n more times right after itself, and it took the phase's growth over n.
+kernel's truth comes from duplication: with n extra runs right after it, its time is the phase's increase divided by n.
 """
 
 import json
@@ -17,7 +17,7 @@ COLUMNS = ["name", "measured_ms", "truth_ms", "accuracy_percent", "scaled_error"
 
 
 def accuracy(measured: float, truth: float) -> float:
-    """alpha in %: the share of the true time that was measured."""
+    """alpha in %: 100 (1 - |measured - truth| / truth)."""
     return 100.0 * (1.0 - abs(measured - truth) / truth)
 
 
@@ -27,7 +27,7 @@ def scaled_error(measured: float, truth: float) -> float:
 
 
 def duplication(base: float, duplicated: float, extra: int) -> float:
-    """A kernel's true time within a phase: the phase with `extra` more runs of it, less the phase, over `extra`."""
+    """A kernel's true time within a phase: (phase with `extra` more runs of it - phase) / `extra`."""
     return (duplicated - base) / extra
 
 
@@ -48,7 +48,7 @@ def measured_phases(tables: Tables) -> dict[str, float]:
 
 
 def measured_kernels(tables: Tables, phase: str = "decode") -> dict[str, float]:
-    """Mean ms of a step that each kind of subgraph, and each type of operator, takes in all; subgraphs go first by name."""
+    """Mean total ms per step of each kind of subgraph and type of operator; subgraphs take precedence for equal names."""
     tokens = tables["tokens"].query("complete and phase == @phase")
     answer: dict[str, float] = {}
     for table, column in (("operators", "type"), ("graphs", "kind")):
@@ -59,7 +59,7 @@ def measured_kernels(tables: Tables, phase: str = "decode") -> dict[str, float]:
 
 
 def log_truth(path: Path) -> dict[str, float]:
-    """Mean ms of a step by phase, from the log that the runtime wrote of itself (its own timers, between the probes)."""
+    """Mean ms of a step by phase, from the runtime's own log (its own timers, between the probes)."""
     try:
         steps = pd.DataFrame(json.loads(path.read_text())["steps"])
         return {str(phase): float(ns) / 1e6 for phase, ns in steps.groupby("phase")["duration_ns"].mean().items()}
@@ -81,7 +81,7 @@ def read_truth(path: Path) -> dict[str, dict[str, float]]:
 
 
 def report(tables: Tables, truth: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """Tables `phases` and `kernels`, and the mean and median accuracy of each; absent where no truth was given."""
+    """Tables `phases` and `kernels` with mean and median accuracy of each; absent if `truth` lacks them."""
     measured = {"phases": measured_phases(tables), "kernels": measured_kernels(tables)}
     answer: dict[str, Any] = {}
     for part, truths in truth.items():

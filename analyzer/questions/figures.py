@@ -1,8 +1,8 @@
-"""The figures that summary, comparison, report and `top` all print, each defined once. Only complete steps count.
+"""Definitions of the figures that summary, comparison, report and `top` share. Only complete steps count.
 
 generation        a prompt's prefill steps and the decode steps that follow on their thread
 TTFT              end of a generation's last prefill step - begin of its first; a recording's is the median over generations
-ITL               end of a decode step - end of the step before it in its generation: what a token took after the last one
+ITL               end of a decode step - end of the previous step in its generation: time from one token to the next
 TPOT              mean ITL: time per output token after the first; its median and quantiles are those of the ITLs
 decode tokens/s   decode steps with an ITL / the sum of these ITLs, in s: 1000 / TPOT; the engine's time between steps counts
 prefill tokens/s  tokens fed in prefill steps / the sum of these steps' durations, in s
@@ -18,7 +18,7 @@ MS = 1e6
 
 
 def generations(tokens: pd.DataFrame) -> pd.Series:
-    """Number of the generation each token belongs to: one starts at position 0 and where a prefill follows a decode."""
+    """Number of each token's generation: one starts at position 0 and when a prefill step follows a decode step."""
     ordered = tokens.sort_values(["pid", "tid", "begin_ns"])
     thread = ordered[["pid", "tid"]]
     changed = (thread != thread.shift()).any(axis=1)
@@ -36,20 +36,20 @@ def complete_steps(tokens: pd.DataFrame) -> pd.DataFrame:
 
 
 def ttft_ms(steps: pd.DataFrame) -> pd.Series:
-    """TTFT of each generation in `complete_steps`, in the order of their begins."""
+    """TTFT of each generation in `complete_steps`, in order of begin."""
     prefill = steps[steps["phase"] == "prefill"].groupby("generation")
     spans = prefill.agg(begin=("begin_ns", "min"), end=("end_ns", "max")).sort_values("begin")
     return (spans["end"] - spans["begin"]) / MS
 
 
 def decode_tokens_per_s(itl_ms: pd.Series) -> float | None:
-    """Decode tokens/s of the ITLs that are known; None where there are none."""
+    """Decode tokens/s from the known ITLs; None without any."""
     spent = float(itl_ms.sum())
     return 1e3 * int(itl_ms.count()) / spent if spent > 0 else None
 
 
 def prefill_tokens_per_s(steps: pd.DataFrame) -> float | None:
-    """Prefill tokens/s of `complete_steps`; None where nothing was fed."""
+    """Prefill tokens/s of `complete_steps`; None without prefill tokens."""
     prefill = steps[steps["phase"] == "prefill"]
     spent, fed = float(prefill["duration_ns"].sum()), int(prefill["n_tokens"].clip(lower=0).sum())
     return 1e9 * fed / spent if spent > 0 and fed > 0 else None
@@ -73,5 +73,5 @@ def cache_hits(tables: Tables, phase: str | None = None) -> pd.DataFrame:
 
 
 def hit_rate(hits: int, misses: int) -> float | None:
-    """The share of hits; None where nothing was asked for."""
+    """The share of hits; None if both are 0."""
     return hits / (hits + misses) if hits + misses else None

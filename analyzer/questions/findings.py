@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules look at."""
+    """The inputs of the rules."""
 
     tables: Tables
     rows: pd.DataFrame
@@ -87,7 +87,7 @@ def size(count: float) -> str:
 
 
 def loads(facts: Facts) -> Iterator[Finding]:
-    """Time in which steps wait for experts to be loaded, by what would avoid it."""
+    """Time in which steps wait for expert loads, grouped by remedy."""
     rows = expert_loads.step_loads(facts.tables, facts.rows["expert load"])
     first, again = rows[~rows["again"]], rows[rows["again"]]
     query = QUERIES["expert_loads"]
@@ -105,7 +105,7 @@ def loads(facts: Facts) -> Iterator[Finding]:
 
 
 def _reloads(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.Avoidance, facts: Facts) -> str:
-    """What is loaded again, and the cache that would keep it."""
+    """Text on the reloaded experts and the cache size that would keep them."""
     had = expert_loads.budget(facts.tables)
     text = f"{len(again)} of {len(rows)} expert loads ({size(rows['bytes'].sum())}) reload evicted experts; "
     if not np.isfinite(better.budget_bytes) or had is None:
@@ -134,7 +134,7 @@ def disk(facts: Facts) -> Iterator[Finding]:
 
 
 def waiting_faults(tables: Tables) -> pd.DataFrame:
-    """Faults within operators of steps, with `waited_ns`: major ones; of minor ones the sleep until a page was read ahead."""
+    """Faults within operators of steps, with `waited_ns`: major faults, and minor ones that slept until a page was read ahead."""
     faults, states = tables["faults"], tables["thread_states"]
     faults = faults[(faults["op_id"] >= 0) & (faults["token_id"] >= 0)]
     met = overlaps(Intervals.of_table(faults), Intervals.of_table(states).where((states["state"] == "waiting").to_numpy()))
@@ -147,7 +147,7 @@ def gaps(facts: Facts) -> Iterator[Finding]:
     """Idle time between operators, by its cause."""
     for cause, text in TEXTS["gaps"].items():
         spent = float(facts.rows[cause].sum())
-        if cause == "asleep":  # less what it slept for an accelerator
+        if cause == "asleep":  # less the sleep for an accelerator
             spent = min(spent, float(facts.ledger["asleep"].sum()))
         query = QUERIES["gaps"].format(cause=cause)
         yield facts.finding(f"gaps: {cause}", text, spent, {"ms": spent / 1e6}, query)
@@ -172,7 +172,7 @@ def displaced(facts: Facts) -> Iterator[Finding]:
 
 
 def imbalance(facts: Facts) -> Iterator[Finding]:
-    """Threads that wait for each other behind operators; where they wait for a CPU, `displaced` has it."""
+    """Threads that wait for each other at the end of operators; waits for a CPU belong to `displaced`."""
     if facts.crowd:
         return
     operators = facts.tables["operators"]
@@ -181,7 +181,7 @@ def imbalance(facts: Facts) -> Iterator[Finding]:
         return
     displaced_ns = facts.displaced.groupby("op_id")["cost_ns"].sum().reindex(operators["op_id"], fill_value=0).to_numpy()
     each = operators["wait_ns"] / operators["n_threads"]
-    lost = float((each - displaced_ns).clip(lower=0).sum())  # that the last thread had no CPU is `displaced`
+    lost = float((each - displaced_ns).clip(lower=0).sum())  # the last thread's time without a CPU belongs to `displaced`
     share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
     text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly divided work would finish sooner"
     query = QUERIES["imbalance"]
@@ -217,7 +217,7 @@ def slower_backend(facts: Facts) -> Iterator[Finding]:
 
 
 def across_tokens(facts: Facts) -> Iterator[Finding]:
-    """Steps that slow down, jump or swing, and what grows with the context."""
+    """Steps that slow down, change level or vary periodically, and operators that grow with the context."""
     steps = trends.decode_steps(facts.tables)
     if len(steps) < trends.LEAST:
         return
@@ -273,7 +273,7 @@ def fallback(facts: Facts) -> Iterator[Finding]:
 
 
 def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
-    """What the accelerator takes for operators of the same type and shape, by its own profile; NaN where it computed none."""
+    """The accelerator's time for operators of the same type and shape, from its own profile; NaN if it computed none."""
     timed = tables["npu_operators"].query("us >= 0")
     usual = timed.groupby(["type", "shape"])["us"].median() * 1e3
     return usual.reindex(pd.MultiIndex.from_frame(rows[["type", "shape"]])).to_numpy(np.float64)
@@ -292,7 +292,7 @@ def small_batches(facts: Facts) -> Iterator[Finding]:
 
 
 def handing_over_ns(facts: Facts) -> float:
-    """What a submission to the accelerator costs besides its work, on average."""
+    """Mean time of a submission to the accelerator beyond its work."""
     count = len(ledger.submissions(facts.tables))
     return float(facts.ledger[list(ledger.HANDING_OVER)].to_numpy().sum()) / max(count, 1)
 
@@ -330,7 +330,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:
-    """The findings worth at least LEAST_SHARE, the largest saving first. `rows` are phases.per_token, where they are at hand."""
+    """The findings worth at least LEAST_SHARE, the largest saving first. `rows` are phases.per_token, if already computed."""
     facts = Facts(tables, phases.per_token(tables) if rows is None else rows, ceilings)
     if facts.total_ns <= 0:
         return []

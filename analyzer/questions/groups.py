@@ -1,4 +1,4 @@
-"""What operators do for the model, by their names, and how much of each token's time each such group has."""
+"""Groups of operators by their role in the model, from their names, and each group's share of every token's time."""
 
 import re
 
@@ -26,7 +26,7 @@ BY_NAME = {group: re.compile(pattern) for group, pattern in toml_beside(__file__
 
 
 def group_of(name: str) -> str:
-    """The group of an operator by its name ("ffn_moe_gate-3", "attention.0"); "other" where no pattern fits."""
+    """The group of an operator by its name ("ffn_moe_gate-3", "attention.0"); "other" if no pattern matches."""
     return next((group for group, pattern in BY_NAME.items() if pattern.search(name)), "other")
 
 
@@ -41,7 +41,7 @@ def operator_groups(operators: pd.DataFrame) -> np.ndarray:
 
 
 def given_away(tables: Tables) -> pd.DataFrame:
-    """The graphs that an engine gave to an accelerator without QNN: their operators are submitted, and computed later."""
+    """The graphs that an engine passed to an accelerator without QNN: their operators are submitted and computed later."""
     graphs = tables["graphs"]
     return graphs[~graphs["backend"].isin((*HOST, "htp")) & ~graphs["kind"].isin(BESIDE)]
 
@@ -52,10 +52,10 @@ def enqueued(tables: Tables) -> np.ndarray:
 
 
 def pieces(tables: Tables) -> pd.DataFrame:
-    """What every thread does for its token: pieces (token_id, tid, begin, end) that do not overlap on a thread.
+    """The work of every thread for its token: pieces (token_id, tid, begin, end) that do not overlap on a thread.
 
-    Whose each is: `operator` is its row in `operators`, -1 for a load; `load` its row in `loads`, -1 for an operator. A load
-    within an operator is taken out of it; pieces end with their token. What is submitted alone is nobody's work.
+    `operator` is the piece's row in `operators`, -1 for a load; `load` its row in `loads`, -1 for an operator. A load
+    within an operator is subtracted from it; pieces end with their token. Operators that are only submitted are not work.
     """
     operators, threads, loads = tables["operators"], tables["op_threads"], tables["loads"]
     threads = threads[~np.append(enqueued(tables), False)[np.minimum(threads["op_id"], len(operators))]]
@@ -73,10 +73,10 @@ def pieces(tables: Tables) -> pd.DataFrame:
 
 
 def charged(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
-    """ns of its token's time that each of `pieces` has: every moment of a token is counted once.
+    """ns of its token's time charged to each of `pieces`: every moment of a token is counted once.
 
-    What the token's own thread does counts, waiting at barriers included. While that thread does nothing recorded, what the
-    others do for the token counts, shared evenly among them. The rest of the token's time is nobody's: the residual.
+    The work of the token's own thread is charged, including waits at barriers. While that thread has no recorded work, the time
+    is divided evenly among the other threads that work for the token. The rest of the token's time is the residual.
     """
     token, begin, end = (rows[name].to_numpy() for name in ("token_id", "begin", "end"))
     own = rows["tid"].to_numpy() == tables["tokens"].set_index("token_id")["tid"].reindex(token, fill_value=NONE).to_numpy()
@@ -94,7 +94,7 @@ def charged(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
 
 
 def group_times(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
-    """ns of each group in each token, as `charged` shares it among `pieces`; rows: token_id, columns: GROUPS."""
+    """ns of each group in each token, summed from `charged`; rows: token_id, columns: GROUPS."""
     group = np.append(operator_groups(tables["operators"]), "expert load")[rows["operator"].to_numpy()]
     spent = pd.Series(charged(tables, rows)).groupby([rows["token_id"], group]).sum().unstack(fill_value=0.0)
     return spent.reindex(columns=list(GROUPS), fill_value=0.0)

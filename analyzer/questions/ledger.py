@@ -1,6 +1,6 @@
-"""The ledger: every moment of a token has one cause, as the token's own thread met it; causes and residual add up to the token.
+"""The ledger: one cause for every moment of a token, from its own thread's view; causes and residual add up to the token.
 
-What a thread does itself comes first, then why it has no CPU, then what the others and the accelerator do while it sleeps.
+Precedence: the thread's own work, then its lack of a CPU, then the work of other threads and the accelerator while it sleeps.
 """
 
 from collections.abc import Callable
@@ -37,23 +37,23 @@ FASTER = 0.08
 
 @dataclass(frozen=True)
 class Spans:
-    """What the causes are made of. Intervals have the thread that took the token as their key."""
+    """The intervals from which the causes are made, keyed by the thread that ran the token."""
 
     tables: Tables
 
     @cached_property
     def owner(self) -> pd.Series:
-        """token_id → thread that took the token."""
+        """token_id → thread that ran the token."""
         return self.tables["tokens"].set_index("token_id")["tid"]
 
     def table(self, name: str, where: np.ndarray | None = None, end: str = "end_ns") -> Intervals:
-        """Rows of a table on tokens' own threads."""
+        """Rows of a table on tokens' own threads, as intervals."""
         spans = Intervals.of_table(self.tables[name], end=end)
         mine = np.isin(spans.key, self.owner.unique())
         return spans.where(mine if where is None else mine & where)
 
     def owned(self, spans: Intervals) -> Intervals:
-        """Intervals by token, by the token's thread instead."""
+        """Intervals keyed by token, rekeyed by the token's thread."""
         spans = spans.where(spans.key >= 0)
         return Intervals(self.owner.reindex(spans.key).to_numpy(), spans.begin, spans.end)
 
@@ -66,13 +66,13 @@ class Spans:
         return spans.where(rows), pd.Categorical(table["state"].array[rows])
 
     def state(self, *names: str) -> Intervals:
-        """When tokens' threads were in these states."""
+        """The times in which tokens' threads were in these states."""
         spans, named = self.states
         return spans.where(named.isin(names))
 
     @cached_property
     def woken(self) -> Intervals:
-        """When tokens' threads had been woken and had no CPU yet."""
+        """The times in which tokens' threads had been woken but had no CPU yet."""
         spans, named = self.states
         slept = named.isin(ASLEEP)[:-1] & (spans.key[1:] == spans.key[:-1])
         return spans.where(np.append(False, slept)[: len(spans)] & np.asarray(named == "runnable"))
@@ -84,17 +84,17 @@ class Spans:
         return graphs[~graphs["backend"].isin(HOST) & ~graphs["kind"].isin(BESIDE)]
 
     def beside(self, kind: str) -> Intervals:
-        """When tokens' threads copied between backends, or waited for one."""
+        """The times in which tokens' threads copied between backends or waited for one."""
         return self.table("graphs", (self.tables["graphs"]["kind"] == kind).to_numpy())
 
     def waits(self, answered: bool) -> Intervals:
-        """When tokens' threads waited for a backend of which each answer is recorded, or for another."""
+        """The times in which tokens' threads waited for a backend with recorded responses (`answered`), or for another one."""
         graphs = self.tables["graphs"]
         told = (graphs["backend"] == QUEUED) & bool(len(self.tables["npu_batches"]))
         return self.table("graphs", ((graphs["kind"] == "wait") & (told == answered)).to_numpy())
 
     def windows(self) -> Intervals:
-        """Tokens, each with the waits behind it for what it gave to an accelerator, until its thread begins the next."""
+        """Tokens, each extended by the waits for its accelerator work that follow it before its thread begins the next token."""
         tokens, waits = Intervals.of_table(self.tables["tokens"]), merged(self.beside("wait"))
         following = np.append(tokens.begin, EVER)[successors(tokens.key, tokens.begin)]
         until = tokens.end.copy()
@@ -104,13 +104,13 @@ class Spans:
 
     @cached_property
     def handed_over(self) -> Intervals:
-        """When tokens' threads were in a graph of an accelerator or in an execution on it."""
+        """The times in which tokens' threads were in an accelerator's graph or in an execution on it."""
         graphs, executes = (Intervals.of_table(frame) for frame in (self.accelerated, self.executes(waited=True)))
         spans = Intervals.joined(graphs, executes, self.beside("wait"))
         return merged(spans.where(np.isin(spans.key, self.owner.unique())))
 
     def executes(self, waited: bool) -> pd.DataFrame:
-        """Executions on the NPU of which the call waits for the end, or those of which it does not."""
+        """Executions on the NPU whose call waits for the end (`waited`), or those whose call does not."""
         executes = self.tables["qnn_executes"]
         executes = executes[(executes["token_id"] >= 0) & (executes["asynchronous"] != waited)]
         executes = executes.assign(worked_ns=executes["begin_ns"])
@@ -118,7 +118,7 @@ class Spans:
 
     @cached_property
     def answers(self) -> pd.DataFrame:
-        """Waits for batches of a queue of the NPU, as executions. `worked_ns`: the earliest that the NPU can have begun."""
+        """Waits for batches of an NPU queue, as executions. `worked_ns`: the earliest possible begin on the NPU."""
         batches = self.tables["npu_batches"]
         batches = batches.assign(worked_ns=earliest(batches), begin_ns=batches["end_ns"] - batches["wait_ns"])
         batches = batches[(batches["token_id"] >= 0) & (batches["wait_ns"] >= 0)]
@@ -126,21 +126,21 @@ class Spans:
 
     @cached_property
     def messages(self) -> pd.DataFrame:
-        """Calls that tokens' own threads made of the NPU's driver, and that were answered."""
+        """Completed calls of tokens' own threads to the NPU's driver."""
         rows = rpc.messages(self.tables)
         return rows[(rows["answered_ns"] >= 0) & (rows["end_ns"] >= 0) & rows["tid"].isin(self.owner.unique())]
 
     def message(self, begin: str, end: str) -> Intervals:
-        """A part of each of these calls, by the columns of `rpc_messages` between which it lies."""
+        """A part of each of these calls, between two columns of `rpc_messages`."""
         return Intervals(*(self.messages[name].to_numpy() for name in ("tid", begin, end)))
 
     def batches_sent(self) -> Intervals:
-        """When batches were written to a queue of the NPU."""
+        """The times in which batches were written to an NPU queue."""
         batches = self.tables["npu_batches"]
         return Intervals.of_table(batches.assign(end_ns=batches["begin_ns"] + batches["submit_ns"].clip(lower=0)))
 
     def loads(self) -> Intervals:
-        """Loads of experts and the making of NPU contexts on tokens' own threads."""
+        """Expert loads and the creation of NPU contexts on tokens' own threads."""
         calls = self.tables["qnn_calls"]["call"].isin(phases.SETUPS).to_numpy()
         return Intervals.joined(
             self.table("loads", (self.tables["loads"]["action"] == "load").to_numpy()), self.table("qnn_calls", calls)
@@ -152,7 +152,7 @@ class Spans:
         return Intervals.joined(faults, common(merged(self.state("waiting")), merged(self.table("faults"))), self.table("reads"))
 
     def operators(self, which: np.ndarray) -> tuple[Intervals, Intervals]:
-        """Some operators, by rows of `operators`: on tokens' own threads, and on the others for a token."""
+        """(on tokens' own threads, on other threads for a token) of the operators selected by `which`, rows of `operators`."""
         shares = self.tables["op_threads"]
         op = shares["op_id"].to_numpy()
         spans, token = Intervals.of_table(shares), self.tables["operators"]["token_id"].reindex(op, fill_value=NONE).to_numpy()
@@ -163,7 +163,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Executions:
-    """Causes that executions on the NPU give."""
+    """The causes that executions on the NPU account for."""
 
     profiled: list[tuple[str, Intervals]]
     """Of tokens' own threads, by the profile: true whatever the thread does meanwhile."""
@@ -197,12 +197,12 @@ def ends(rows: pd.DataFrame, until: str = "end_ns") -> Ends:
 
 
 def parts(executes: pd.DataFrame, key: str, cutting: Callable[[pd.DataFrame], dict[str, Ends]]) -> list[tuple[str, Intervals]]:
-    """The parts that executions are cut into, by thread or token."""
+    """The parts that `cutting` splits executions into, keyed by thread or token."""
     return [(cause, Intervals(executes[key].to_numpy(), *piece)) for cause, piece in cutting(executes).items()]
 
 
 def earliest(batches: pd.DataFrame) -> np.ndarray:
-    """When the NPU can first have begun each batch: sent, and the ones before it in its queue done."""
+    """The earliest possible begin of each batch on the NPU: when it was sent and the previous batches of its queue were done."""
     begun = (batches["begin_ns"] + batches["submit_ns"].clip(lower=0)).to_numpy(np.int64, copy=True)
     took = np.nan_to_num(batches["npu_us"].to_numpy() * 1e3).astype(np.int64)
     for rows in batches.groupby(["pid", "queue"]).indices.values():
@@ -212,7 +212,7 @@ def earliest(batches: pd.DataFrame) -> np.ndarray:
 
 
 def profiled_parts(executes: pd.DataFrame) -> dict[str, Ends]:
-    """From each execution's profile: how long it queued and worked; not when, so both are put as early as can be."""
+    """Queueing and work from each execution's profile, which gives durations only: both are placed as early as possible."""
     begin, end = ends(executes)
     queue, busy = (np.nan_to_num(executes[name].to_numpy() * 1e3).astype(np.int64) for name in ("queue_us", "accel_us"))
     given = executes["worked_ns"].to_numpy()
@@ -221,16 +221,16 @@ def profiled_parts(executes: pd.DataFrame) -> dict[str, Ends]:
 
 
 def other_parts(executes: pd.DataFrame) -> dict[str, Ends]:
-    """What the profile leaves is RPC; without a profile all is the accelerator's."""
+    """The time outside the profile's durations is RPC; without a profile, all time counts as the accelerator's."""
     begin, end = ends(executes)
     profiled = executes["accel_us"].notna().to_numpy()
     return {"rpc": (np.where(profiled, begin, end), end), "accelerator": (np.where(profiled, end, begin), end)}
 
 
 def fallen_back(spans: Spans) -> np.ndarray:
-    """Which operators the CPU computes between others of their layer that ran on an accelerator in the same token.
+    """Which operators the CPU computes between operators of the same layer and token that ran on an accelerator.
 
-    Only where the engine splits one graph over backends: graphs of one layer stand where they were put on purpose.
+    Only if the engine splits one graph over backends: separate graphs of a layer were assigned to backends on purpose.
     """
     operators = spans.tables["operators"]
     graphs = spans.tables["graphs"].set_index("graph_id")[["backend", "layer", "kind"]]
@@ -248,7 +248,7 @@ def fallen_back(spans: Spans) -> np.ndarray:
 
 
 def queued(tables: Tables) -> pd.DataFrame:
-    """Operators of layers that went to the NPU through a queue: token_id, layer, and when their batch was sent, begin_ns."""
+    """Operators sent to the NPU through a queue: token_id, layer, and the time their batch was sent, begin_ns."""
     operators = tables["npu_operators"].query("layer >= 0")
     sent = tables["npu_batches"].set_index("batch_id")["begin_ns"].reindex(operators["batch_id"]).to_numpy()
     return operators[["token_id", "layer"]].assign(begin_ns=sent)
@@ -261,7 +261,7 @@ def copied(spans: Spans) -> np.ndarray:
 
 
 def candidates(tables: Tables) -> list[tuple[str, Intervals]]:
-    """Every cause with when it held, keyed by tokens' threads; the first that covers a moment has it."""
+    """Every cause with its intervals, keyed by tokens' threads; the first one that covers a moment takes it."""
     spans = Spans(tables)
     fallback, submitted = fallen_back(spans), enqueued(tables) | copied(spans)
     (fell, fell_elsewhere), (computed, elsewhere) = spans.operators(fallback), spans.operators(~fallback & ~submitted)
@@ -295,7 +295,7 @@ def candidates(tables: Tables) -> list[tuple[str, Intervals]]:
 
 
 def handing_over(spans: Spans) -> list[tuple[str, Intervals]]:
-    """What tokens' threads do in graphs of an accelerator: they sleep until it is done, prepare it, and take what it made."""
+    """The causes within an accelerator's graphs on tokens' threads: sleep until it is done, preparation, reading of results."""
     graphs = Intervals.of_table(spans.accelerated)
     inside = Intervals.of_table(spans.executes(waited=True))
     met = overlaps(graphs, merged(inside))
@@ -305,7 +305,7 @@ def handing_over(spans: Spans) -> list[tuple[str, Intervals]]:
 
 
 def ledger_pieces(tables: Tables) -> pd.DataFrame:
-    """Every piece of a token with one cause: token_id, begin_ns, end_ns, duration_ns, cause; what is left is the residual."""
+    """Tokens split by cause: token_id, begin_ns, end_ns, duration_ns, cause; the rest is the residual."""
     windows = Spans(tables).windows()
     pieces, cause = by_precedence(windows, candidates(tables), RESIDUAL)
     met = overlaps(windows, pieces)
@@ -344,7 +344,7 @@ def means(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def submissions(tables: Tables) -> pd.DataFrame:
-    """What was given to an accelerator within tokens, and when the host knew that it was done."""
+    """Work submitted to an accelerator within tokens, and the time at which the host knew that it was done."""
     executes, graphs, batches = tables["qnn_executes"], given_away(tables), answered(tables)
     graphs = graphs[(graphs["backend"] != QUEUED).to_numpy() | (len(batches) == 0)]
     waited = first_waits(tables, graphs)[["wait_ns", "done_ns"]]
@@ -363,7 +363,7 @@ def submissions(tables: Tables) -> pd.DataFrame:
 
 
 def answered(tables: Tables) -> pd.DataFrame:
-    """Batches of a queue of the NPU as submissions."""
+    """Batches of NPU queues as submissions."""
     batches = tables["npu_batches"]
     known = batches["wait_ns"].ge(0)
     return batches.assign(
@@ -377,7 +377,7 @@ def answered(tables: Tables) -> pd.DataFrame:
 
 
 def first_waits(tables: Tables, graphs: pd.DataFrame) -> pd.DataFrame:
-    """For each graph the first wait for its backend behind its submission: graph_id, wait_ns, done_ns; -1: there is none."""
+    """For each graph, the first wait for its backend after its submission: graph_id, wait_ns, done_ns; -1: none."""
     every = tables["graphs"]
     waits = every[every["kind"] == "wait"].sort_values("begin_ns", kind="stable")
     key = codes(*(np.concatenate((waits[name], graphs[name])) for name in ("backend", "pid")))
@@ -387,18 +387,18 @@ def first_waits(tables: Tables, graphs: pd.DataFrame) -> pd.DataFrame:
 
 
 def waits(tables: Tables, pieces: pd.DataFrame) -> Intervals:
-    """When steps waited for an accelerator, by their threads."""
+    """The times in which steps waited for an accelerator, keyed by thread."""
     rows = pieces[pieces["cause"] == "accelerator"]
     owner = tables["tokens"].set_index("token_id")["tid"]
     return Intervals(owner.reindex(rows["token_id"]).to_numpy(), rows["begin_ns"].to_numpy(), rows["end_ns"].to_numpy())
 
 
 def faster(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[str, Any]:
-    """What an accelerator that takes `share` less time would win, in ms of all tokens; {} where none worked.
+    """The saving of an accelerator that takes `share` less time, in ms over all tokens; {} if none was used.
 
-    Of each submission no more can be won than the token waited for it: what the CPU covers meanwhile is won already. Where no
-    profile shows how long the accelerator worked, it is taken to work until the host knows that it is done. `spun_ms`: how much
-    of the waiting the waiting thread had a CPU.
+    The saving of a submission is limited to the token's wait for it: time covered by CPU work saves nothing. If no profile
+    gives the accelerator's working time, it is taken to work until the host knows that it is done. `spun_ms`: the part of
+    the wait in which the waiting thread had a CPU.
     """
     given, waited = submissions(tables), waits(tables, pieces)
     if not len(given):
@@ -423,13 +423,13 @@ def faster(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[
 
 
 def run_sum(rows: pd.DataFrame) -> dict[str, float]:
-    """All tokens in ms, by cause; `residual_share` of the total."""
+    """ms of all tokens by cause; `residual_share` is relative to the total."""
     spent = {name: float(rows[name].sum()) / 1e6 for name in (*CAUSES, RESIDUAL, "total")}
     return {**spent, "residual_share": spent[RESIDUAL] / spent["total"] if spent["total"] else 0.0}
 
 
 def gain(answer: dict[str, Any]) -> str:
-    """`faster` in words."""
+    """`faster` as text."""
     worked, waited, bound = answer["works_ms"], answer["waited_ms"], "at most " if answer["unprofiled"] else ""
     return (
         f"an accelerator that takes {answer['faster']:.0%} less time would save {answer['won_ms']:,.2f} ms "
@@ -438,14 +438,14 @@ def gain(answer: dict[str, Any]) -> str:
 
 
 def summary(tables: Tables, share: float = FASTER) -> dict[str, Any]:
-    """The ledger in numbers: `run_ms` by cause, `phases_ms`, `accelerator` as `faster` has it; {} without tokens."""
+    """Ledger figures: `run_ms` by cause, `phases_ms`, `accelerator` from `faster`; {} without tokens."""
     pieces = ledger_pieces(tables)
     rows = ledger(tables, pieces)
     return {"run_ms": run_sum(rows), "phases_ms": means(rows), "accelerator": faster(tables, pieces, share)} if len(rows) else {}
 
 
 def shares(answer: dict[str, Any], most: int = 3) -> str:
-    """The causes of a run with the most time, of `summary`: `expert loads 49 %, accelerator 40 %; residual 0.00 %`."""
+    """The largest causes of a run as text, from `summary`: `expert loads 49 %, accelerator 40 %; residual 0.00 %`."""
     spent = answer["run_ms"]
     ranked = sorted((name for name in CAUSES if spent[name] > 0), key=lambda name: -spent[name])[:most]
     parts = ", ".join(f"{name.replace('_', ' ')} {spent[name] / spent['total']:.0%}" for name in ranked)

@@ -1,7 +1,7 @@
-"""The last seconds of a recording in progress. Every turn reads what came since the turn before.
+"""The last seconds of a recording in progress. Every turn reads the records since the previous turn.
 
-A step that is over becomes one row of each figure, and its records are forgotten. Held are the records of open steps, what
-describes operators, and of each thread its last step and scheduling event: phase and state of what follows depend on these.
+A finished step becomes one row of each figure, and its records are dropped. The records of open steps, the descriptions of
+operators, and each thread's last step and scheduling event are kept: later phases and states depend on them.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ Slots = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a recording shows of its last seconds; `tokens`, `operators` and `phases` as questions/summary.py has them."""
+    """Figures of a recording's last seconds; `tokens`, `operators` and `phases` as in questions/summary.py."""
 
     state: str
     seconds: float
@@ -58,33 +58,33 @@ class Snapshot:
 
 
 class Held(Recording):
-    """A recording of which nothing is to be read but some slots in memory."""
+    """A recording that consists only of some slots in memory."""
 
     def __init__(self, recording: Recording, slots: Slots):
         vars(self).update(vars(recording))
         self.held = slots
 
     def slot_count(self, stream: str) -> int:
-        """Slots in memory."""
+        """Number of slots in memory."""
         return len(self.held[stream])
 
     def map_slots(self, stream: str, begin: int, end: int) -> np.ndarray:
-        """Some of them, shape [n, slot bytes]."""
+        """Slots begin to end, shape [n, slot bytes]."""
         return self.held[stream][begin:end]
 
 
 def number(slots: np.ndarray, offset: int, dtype: str) -> np.ndarray:
-    """A number of every slot, by its offset in the slot."""
+    """The number at a byte offset of every slot."""
     return slots[:, offset : offset + np.dtype(dtype).itemsize].view(dtype)[:, 0]
 
 
 def times(slots: np.ndarray) -> np.ndarray:
-    """When each record was made, in ns."""
+    """The time of each record, in ns."""
     return number(slots, RING_HEADER_BYTES, "<i8")
 
 
 def of_kind(recording: Recording, slots: np.ndarray, kind: str) -> tuple[np.ndarray, pd.DataFrame]:
-    """(rows, whole-number fields) of the records of one kind among slots; none where the recording does not know it."""
+    """(rows, integer fields) of the records of one kind among slots; empty if the recording does not declare the kind."""
     kind_number, dtype = recording.layouts.get(kind, (0, np.dtype([])))
     rows = np.flatnonzero(number(slots, KIND_OFFSET, "<u2") == kind_number) if kind_number else np.empty(0, np.int64)
     if not len(rows):
@@ -95,7 +95,7 @@ def of_kind(recording: Recording, slots: np.ndarray, kind: str) -> tuple[np.ndar
 
 
 def lasting(recording: Recording, slots: np.ndarray) -> np.ndarray:
-    """Rows of past slots that still hold: descriptions that none supersedes, and the last record of each thread."""
+    """Rows of past slots to keep: the latest descriptions, and the last record of each thread."""
     still_valid = [np.empty(0, np.int64)]
     for kind, fields in DESCRIBING.items():
         rows, records = of_kind(recording, slots, kind)
@@ -108,7 +108,7 @@ def lasting(recording: Recording, slots: np.ndarray) -> np.ndarray:
 
 
 def begin_alone(steps: pd.DataFrame, ns: int) -> int:
-    """The last time up to `ns` across which no step reaches."""
+    """The last time up to `ns` at which no step is open."""
     while len(across := steps[(steps["begin_ns"] < ns) & (steps["end_ns"] > ns)]):
         ns = int(across["begin_ns"].min())
     return ns
@@ -121,7 +121,7 @@ def levels_off(changes: Any) -> tuple[str, ...]:
 
 
 def by_step(tables: Tables) -> Rows:
-    """The figures of every step in rows that name it: `tokens`, `phases`, `operators` and `cache`."""
+    """The figures of every step as rows with its token_id: `tokens`, `phases`, `operators` and `cache`."""
     return {
         "tokens": tables["tokens"],
         "phases": per_token(tables).reset_index(),
@@ -131,13 +131,13 @@ def by_step(tables: Tables) -> Rows:
 
 
 def renumbered(rows: Rows, token_ids: pd.Series) -> Rows:
-    """The rows of some steps, with other numbers: `token_ids` by those that they have."""
+    """The rows of some steps with new token ids; `token_ids` maps old ids to new ones."""
     chosen = {name: part[part["token_id"].isin(token_ids.index)] for name, part in rows.items()}
     return {name: part.assign(token_id=part["token_id"].map(token_ids)) for name, part in chosen.items()}
 
 
 class Live:
-    """The last `seconds` of a recording, turn by turn."""
+    """The last `seconds` of a recording, updated turn by turn."""
 
     def __init__(self, run_dir: Path, seconds: float = 10.0):
         self.run_dir, self.seconds = run_dir, seconds
@@ -157,7 +157,7 @@ class Live:
         """The same with the steps that are open."""
 
     def snapshot(self) -> Snapshot:
-        """Read what came since the last turn; raises RecordingError where there is no recording (yet)."""
+        """Read the records since the last turn; raises RecordingError if there is no recording (yet)."""
         recording = Recording(self.run_dir)
         if any(recording.slot_count(stream) < count for stream, count in self.read.items()):
             self.restart()
@@ -167,7 +167,7 @@ class Live:
         return self._shown(recording.manifest)
 
     def _grow(self, recording: Recording) -> bool:
-        """Hold the slots that are new; whether there are any."""
+        """Append new slots; returns whether there are any."""
         before = dict(self.read)
         for stream in STREAMS:
             end = recording.slot_count(stream)
@@ -180,7 +180,7 @@ class Live:
         return self.read != before
 
     def _skip(self, recording: Recording) -> None:
-        """Leave out what lies before the window, where recording began long before the first turn."""
+        """Drop the steps before the window, for a recording that began long before the first turn."""
         rows = [of_kind(recording, self.slots["events"], kind)[0] for kind in ("token_begin", "token_end")]
         steps = {**self.slots, "events": self.slots["events"][np.concatenate(rows)], "details": self.slots["details"][:0]}
         steps_begun = build(Held(recording, steps))["tokens"]
@@ -190,7 +190,7 @@ class Live:
         self._forget(recording)
 
     def _since(self, steps: pd.DataFrame) -> int:
-        """When the window begins: a step that ends later counts."""
+        """The begin of the window; steps that end after it count."""
         return int(steps["end_ns"].max() - self.seconds * 1e9)
 
     def _newest(self) -> int:
@@ -198,7 +198,7 @@ class Live:
         return max((int(times(slots).max()) for slots in self.slots.values() if len(slots)), default=0)
 
     def _count(self, tables: Tables) -> None:
-        """Bring the figures up to date: `tables` hold the steps that were not over, and some that were counted before."""
+        """Update the figures from `tables`, which have the unfinished steps and some that were counted before."""
         steps, newest = tables["tokens"], self._newest()
         if not len(steps):
             self.now, self.counted_until = by_step(tables), int(newest - self.seconds * 1e9)
@@ -219,7 +219,7 @@ class Live:
         self.open, self.counted_until = list(zip(left["tid"], left["begin_ns"], strict=True)), until
 
     def _no_room(self, slots: np.ndarray) -> int:
-        """The time before which a stream's slots are too many to hold; -1 where they are not."""
+        """The time before which slots of a stream must be dropped to stay within MOST_HELD; -1 for none."""
         return int(times(slots)[-MOST_HELD]) if len(slots) > MOST_HELD else -1
 
     def _window(self, rows: Rows) -> Rows:
@@ -229,7 +229,7 @@ class Live:
         return {name: part[part["token_id"].isin(ids)] for name, part in rows.items()}
 
     def _forget(self, recording: Recording) -> None:
-        """Hold only what is not counted yet, and what still holds."""
+        """Keep only slots that are not counted yet, and those of `lasting`."""
         for stream, slots in self.slots.items():
             hold = times(slots) >= self.counted_until
             before = np.flatnonzero(~hold)
@@ -237,7 +237,7 @@ class Live:
             self.slots[stream] = slots[hold]
 
     def _shown(self, manifest: dict[str, Any]) -> Snapshot:
-        """The figures as they stand."""
+        """The current figures."""
         steps, cost, cache = self.now["tokens"], section(manifest, "cost"), self.now["cache"]
         covered = (steps["end_ns"].max() - steps["begin_ns"].min()) / 1e9 if len(steps) else 0.0
         return Snapshot(

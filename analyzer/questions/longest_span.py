@@ -1,4 +1,4 @@
-"""Where in the timeline a finding shows most: the longest span of its kind."""
+"""The longest span of a finding, for its position in the timeline."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -13,23 +13,23 @@ LONG = "duration_ns"
 
 
 class Spans:
-    """The spans that stand behind each rule of questions/findings.py, with the column that ranks them."""
+    """The spans that each rule of questions/findings.py is based on, with the column that ranks them."""
 
     def __init__(self, tables: Tables):
         self.tables = tables
 
     @cached_property
     def gaps(self) -> pd.DataFrame:
-        """Idle pieces of steps."""
+        """Idle times within steps."""
         return phases.gaps(self.tables)
 
     def ledger(self, *causes: str) -> pd.DataFrame:
-        """Pieces of steps with one of these causes."""
+        """Times of steps with one of these causes."""
         pieces = ledger.ledger_pieces(self.tables)
         return pieces[pieces["cause"].isin(causes)]
 
     def of(self, rule: str, evidence: dict[str, Any]) -> tuple[pd.DataFrame, str]:
-        """(spans, column that ranks them); no spans where the rule has none."""
+        """(spans, column that ranks them); no spans if the rule has none."""
         kind, _, subject = rule.partition(": ")
         make = MAKERS.get(kind)
         return make(self, subject, evidence) if make else (self.tables["tokens"].iloc[:0], LONG)
@@ -43,7 +43,7 @@ def equal(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
 
 
 def inside(frame: pd.DataFrame, column: str = "token_id") -> pd.DataFrame:
-    """The rows that belong to a row of another table."""
+    """The rows with an id >= 0 in this column: those that belong to a row of another table."""
     return frame[frame[column] >= 0]
 
 
@@ -67,7 +67,7 @@ MAKERS: dict[str, Maker] = {
 
 
 def longest_span(spans: Spans, rule: str, evidence: dict[str, Any]) -> pd.DataFrame:
-    """The span in which a finding shows most: one row with begin_ns and duration_ns, or no row."""
+    """The longest span of a finding: one row with begin_ns and duration_ns, or no row."""
     rows, rank = spans.of(rule, evidence)
     rows = rows.sort_values(rank, ascending=False).head(1)
     if LONG not in rows:

@@ -1,4 +1,4 @@
-"""What a ProfDAG's operators cost beside their time: cycles of the NPU and loads of their experts."""
+"""Costs of a ProfDAG's operators besides time: NPU cycles and loads of their experts."""
 
 import networkx as nx
 import numpy as np
@@ -9,7 +9,7 @@ from analyzer.records.spans import Nest
 
 
 def cycles_of(tables: Tables, operators: pd.DataFrame) -> dict[int, float]:
-    """order → cycles of the NPU in the executions that lie within each operator on its thread."""
+    """order → NPU cycles of the executions within each operator on its thread."""
     nest = Nest(*(operators[name].to_numpy(np.int64) for name in ("tid", "begin_ns", "end_ns")))
     runs = tables["qnn_executes"].dropna(subset=["accel_cycles"])
     row = nest.innermost(runs["tid"].to_numpy(np.int64), runs["begin_ns"].to_numpy(np.int64))
@@ -28,7 +28,7 @@ def loads_of(tables: Tables, operators: pd.DataFrame, token_id: int) -> dict[int
 
 
 def add_costs(graph: nx.DiGraph, tables: Tables, token_id: int) -> None:
-    """Add `cycles` (counted by the CPU where it was asked to, else by the NPU) and `load_ns` to the operators."""
+    """Add `cycles` (from CPU counters if recorded, else from the NPU) and `load_ns` to the operators."""
     operators = tables["operators"][tables["operators"]["token_id"] == token_id].reset_index(drop=True)
     cycles, loads = cycles_of(tables, operators), loads_of(tables, operators, token_id)
     for _, values in graph.nodes(data=True):

@@ -1,4 +1,4 @@
-"""What the NPU did, in numbers: per graph, expert and node; first executions, context loads, stages and idle time apart."""
+"""NPU figures per graph, expert and node; first executions, context loads, stages and idle time are separate."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ def node_names(names: pd.Series) -> pd.DataFrame:
 
 
 def node_type(name: str, op_map: OpMap) -> str:
-    """A node's operator type by the op map; without one its name less the number at its end."""
+    """A node's operator type from the op map; without one, its name without the trailing number."""
     if name in op_map:
         return op_map[name].type
     match = NUMBERED.fullmatch(name)
@@ -35,9 +35,9 @@ def node_type(name: str, op_map: OpMap) -> str:
 
 
 def labels(executes: pd.DataFrame) -> pd.Series:
-    """What to call an execution's graph: kind and tier where the engine records them, else QNN's name and the object's number.
+    """A label for each execution's graph: kind and tier if the engine records them, else QNN's name and the object's number.
 
-    Where executions of several profile levels were recorded, the level is part of it: their times are not comparable.
+    If executions have several profile levels, the label includes the level: their times are not comparable.
     """
     tier = np.where(executes["tier"] > 0, " T" + executes["tier"].astype(str), "")
     number = np.where(executes["object_id"] >= 0, " #" + executes["object_id"].astype(str), "")
@@ -47,18 +47,18 @@ def labels(executes: pd.DataFrame) -> pd.Series:
 
 
 def level_names(executes: pd.DataFrame) -> pd.Series:
-    """The profile level of each execution in QNN's words."""
+    """The name of each execution's profile level in QNN."""
     return executes["profile_level"].map(lambda level: LEVELS.get(level, str(level)))
 
 
 def total(values: pd.Series) -> float | None:
-    """The sum of what is known; None where nothing is."""
+    """The sum of the known values; None without any."""
     numbers = values.dropna()
     return float(numbers.sum()) if len(numbers) else None
 
 
 def group(rows: pd.DataFrame) -> Row:
-    """Figures of some executions; medians leave the first ones of their graphs out where there are others."""
+    """Figures of some executions; medians exclude the first execution of each graph if there are others."""
     warm = rows[~rows["first"]] if (~rows["first"]).any() else rows
     first = rows[rows["first"]]
     host, accel = rows["duration_ns"].sum() / 1e3, total(rows["accel_us"])
@@ -76,7 +76,7 @@ def group(rows: pd.DataFrame) -> Row:
 
 
 def grouped(executes: pd.DataFrame, by: list[str], count: int | None = None) -> list[Row]:
-    """`group` of each combination of some columns, costliest first."""
+    """`group` for each combination of the columns `by`, costliest first."""
     rows = [dict(zip(by, key, strict=True)) | group(part) for key, part in executes.groupby(by, sort=False)]
     return sorted(rows, key=lambda row: -row["host_us"])[:count]
 
@@ -98,14 +98,14 @@ def nodes(tables: Tables, op_map: OpMap) -> pd.DataFrame:
 
 
 def masks(events: pd.DataFrame) -> dict[int, str]:
-    """event_id of a node → the units that it used, where its sub-events name them (linting)."""
+    """event_id of a node → the units that it used, if its sub-events name them (linting)."""
     mask_events = events[(events["type"] == RESOURCE_MASK) & (events["parent_id"] >= 0)]
     units = [" ".join(name for bit, name in RESOURCES.items() if int(value) & bit) for value in mask_events["value"]]
     return dict(zip(mask_events["parent_id"], units, strict=True))
 
 
 def contexts(tables: Tables) -> Row:
-    """How contexts came to be: from binaries, with bytes and time, or composed and finalized."""
+    """How contexts were created: from binaries, with bytes and time, or composed and finalized."""
     calls = tables["qnn_calls"]
     loads = calls[calls["call"].str.startswith("contextCreateFromBinary")]
     finalizes = calls[calls["call"] == "graphFinalize"]
@@ -121,7 +121,7 @@ def contexts(tables: Tables) -> Row:
 
 
 def idle(tables: Tables) -> Row:
-    """The NPU's idle time between executions, and what the thread that ended it had been at, in ms."""
+    """The NPU's idle time between executions, and the activity of the thread that ended it, in ms."""
     gaps = tables["qnn_gaps"]
     names = ("running", "runnable", "sleeping", "waiting")
     by = gaps.groupby("doing")["duration_ns"].sum().sort_values(ascending=False)
@@ -135,7 +135,7 @@ def idle(tables: Tables) -> Row:
 
 
 def closure(tables: Tables) -> list[Row]:
-    """Each relation that must hold: how often it could be checked, how often it was violated, and the residual."""
+    """Each consistency check: the number of cases, the number of violations, and the residual."""
     rows = []
     for check in checks(tables["qnn_executes"], tables["qnn_events"]):
         comparable = ~np.isnan(check.found) & ~np.isnan(check.expected)
@@ -147,7 +147,7 @@ def closure(tables: Tables) -> list[Row]:
 
 
 def statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
-    """Every figure, JSON-able; times in the unit that the key ends with."""
+    """All figures, JSON-able; the suffix of a key is the unit of its time."""
     executes, events, stages = tables["qnn_executes"], tables["qnn_events"], tables["qnn_stages"]
     done = executes[executes["complete"]].assign(graph=labels(executes))
     by_node = nodes(tables, op_map or {})

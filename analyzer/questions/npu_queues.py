@@ -1,4 +1,4 @@
-"""What went to the NPU through queues without QNN: llama.cpp's Hexagon backend."""
+"""Work sent to the NPU through queues without QNN, by llama.cpp's Hexagon backend."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ def unknown_layouts(tables: Tables) -> list[str]:
 
 
 def summary(tables: Tables) -> dict[str, Any]:
-    """Batches, their operators and times in ms; {} where nothing went through a queue.
+    """Batches, their operators and times in ms; {} without batches.
 
-    `steps`: that sent a batch; `unanswered`: of those whose answers can be read.
+    `steps`: number of steps that sent a batch; `unanswered`: batches without a response, among those with readable responses.
     """
     batches, operators = tables["npu_batches"], tables["npu_operators"]
     if not len(batches):

@@ -1,4 +1,4 @@
-"""What changes from moment to moment: decode speed, how much is in flight, and the steps that stand out."""
+"""Figures over time: decode speed, number of open spans, and unusually slow steps."""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ SLOW_DEVIATIONS, SLOW_TIMES = 5.0, 1.2
 
 
 def decode_speed(tokens: pd.DataFrame) -> Series:
-    """Decode tokens per second: one over each decode step's ITL, from the end of the step before it on."""
+    """Decode tokens per second: 1 / ITL of each decode step, from the end of the previous step on."""
     steps = complete_steps(tokens).dropna(subset=["itl_ms"])
     itl_ns = np.maximum((steps["itl_ms"] * 1e6).round().to_numpy(np.int64), 1)
     since = steps["end_ns"].to_numpy(np.int64) - itl_ns
@@ -20,7 +20,7 @@ def decode_speed(tokens: pd.DataFrame) -> Series:
 
 
 def in_flight(spans: pd.DataFrame) -> Series:
-    """How many of some spans are open, at every moment at which that changes."""
+    """The number of open spans, at every time at which it changes."""
     ts = np.concatenate([spans[column].to_numpy(np.int64) for column in ("begin_ns", "end_ns")])
     change = np.repeat([1, -1], len(spans))
     order = np.lexsort((change, ts))
@@ -29,7 +29,7 @@ def in_flight(spans: pd.DataFrame) -> Series:
 
 
 def slow_steps(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Decode steps beyond SLOW_DEVIATIONS times the usual deviation from the median and SLOW_TIMES the median itself.
+    """Decode steps beyond SLOW_DEVIATIONS times the typical deviation from the median and beyond SLOW_TIMES the median.
 
     Rows of `tokens` in time order with `times_median`, their duration as a multiple of the median.
     """

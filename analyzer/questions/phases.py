@@ -1,6 +1,6 @@
-"""Phases: where every moment of a token goes. Groups of operators, idle gaps by their cause, and a residual; they add up.
+"""Phases: the time of a token by group of operators, idle gaps by cause, and a residual; they add up to the token.
 
-A gap is time of a token in which no thread works on any of its operators or loads. Its cause is what was going on instead:
+A gap is time of a token in which no thread works on any of its operators or loads. Its cause is the activity at that time:
 the NPU's execution, a load, or the state of the token's own thread.
 """
 
@@ -29,12 +29,12 @@ GAP_COLUMNS = ("token_id", "begin_ns", "end_ns", "duration_ns", "cause", "after"
 
 
 def gaps(tables: Tables) -> pd.DataFrame:
-    """Every piece of a gap with one cause: token_id, begin_ns, end_ns, duration_ns, cause, and the operators around it."""
+    """Gaps split by cause: token_id, begin_ns, end_ns, duration_ns, cause, and the operators around each."""
     return neighbours(tables["operators"], idle(tables, pieces(tables)))[list(GAP_COLUMNS)]
 
 
 def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
-    """The gaps that groups.pieces leaves, without the operators around them."""
+    """The gaps between groups.pieces, without the operators around them."""
     covered = Intervals.of_table(work, "token_id", "begin", "end")
     left = uncovered(Intervals.of_table(tables["tokens"], "token_id"), covered)
     return explained(
@@ -43,7 +43,7 @@ def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
 
 
 def explained(tables: Tables, left: Intervals, candidates: tuple[tuple[str, Intervals], ...]) -> pd.DataFrame:
-    """Idle pieces of tokens cut by cause: the first of `candidates` that covers them, else the state of the token's thread."""
+    """Idle time of tokens split by cause: the first of `candidates` that covers it, else the state of the token's thread."""
     taken, causes = by_precedence(left, candidates, RESIDUAL)
     open_rows = np.asarray(causes == RESIDUAL)
     by_state, named = by_thread_state(tables, taken.where(open_rows))
@@ -63,13 +63,13 @@ def npu_spans(tables: Tables) -> Intervals:
 
 
 def submissions(tables: Tables) -> Intervals:
-    """When graphs were prepared and submitted for an accelerator, within tokens."""
+    """The times within tokens in which graphs were prepared and submitted for an accelerator."""
     graphs = given_away(tables)
     return Intervals.of_table(graphs[graphs["token_id"] >= 0], "token_id")
 
 
 def load_spans(tables: Tables) -> Intervals:
-    """Loads of experts and the making of NPU contexts, by the token that runs meanwhile."""
+    """Expert loads and the creation of NPU contexts, keyed by the token that runs at that time."""
     loads = tables["loads"]
     loads = loads[(loads["action"] == "load") & (loads["token_id"] >= 0)]
     calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(SETUPS)]
@@ -81,7 +81,7 @@ def load_spans(tables: Tables) -> Intervals:
 
 
 def by_thread_state(tables: Tables, left: Intervals) -> tuple[Intervals, np.ndarray]:
-    """Gaps cut by the state of their token's own thread, each with its cause; where no state is known, the residual."""
+    """Gaps split by the state of their token's own thread, with the cause of each; the residual if no state is known."""
     states = tables["thread_states"]
     owner = tables["tokens"].set_index("token_id")["tid"].reindex(left.key, fill_value=-1).to_numpy()
     own_states = states[np.isin(states["tid"].to_numpy(), np.unique(owner))]
@@ -96,7 +96,7 @@ def by_thread_state(tables: Tables, left: Intervals) -> tuple[Intervals, np.ndar
 
 
 def neighbours(operators: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Name the operators around each gap: `after` which it came and `before` which; "" at the token's edges."""
+    """Add the names of the operators around each gap: it comes `after` one and `before` the other; "" at the token's edges."""
     named = operators.loc[operators["token_id"] >= 0, ["token_id", "begin_ns", "end_ns", "name"]]
     rows = rows.assign(row=np.arange(len(rows)))
     for column, ts, side, way in (("after", "begin_ns", "end_ns", "backward"), ("before", "end_ns", "begin_ns", "forward")):
@@ -117,7 +117,7 @@ def by_cause(rows: pd.DataFrame, tokens: pd.Index) -> pd.DataFrame:
 
 
 def per_token(tables: Tables) -> pd.DataFrame:
-    """ns by token_id: a column per group and per cause, `residual`, and `total`, which is their sum; with phase and position."""
+    """ns by token_id: a column per group and cause, `residual`, and `total`, which is their sum; plus phase and position."""
     tokens = tables["tokens"].set_index("token_id")
     work = pieces(tables)
     spent = group_times(tables, work).reindex(tokens.index, fill_value=0.0)
@@ -141,7 +141,7 @@ def phase_shares(tables: Tables, rows: pd.DataFrame | None = None) -> dict[str, 
 
 
 def whole_run(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
-    """The run from the first token's begin to the last one's end, in ms: every phase, what lies between steps, the residual."""
+    """The run from the first token's begin to the last one's end, in ms: every phase, time between steps, residual."""
     tokens = tables["tokens"]
     if len(tokens) == 0:
         return {}
@@ -166,7 +166,7 @@ def whole_run(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
 def npu_windows(tables: Tables) -> pd.DataFrame:
     """Every run of a graph on the NPU, in ns: `before` and `after` the execution on the host, `accelerator`, and the `residual`.
 
-    The residual is the execution's time that the backend does not count as the accelerator's: RPC and queueing. An execution
+    The residual is the execution's time outside the accelerator according to the backend: RPC and queueing. An execution
     without profile events has no `accelerator` (NaN) and no `residual`.
     """
     executes, graphs = tables["qnn_executes"], tables["graphs"].set_index("graph_id")
@@ -189,7 +189,7 @@ def npu_windows(tables: Tables) -> pd.DataFrame:
 
 
 def steps_sum(rows: pd.DataFrame) -> dict[str, float]:
-    """All steps of `per_token` in ms: `total` is `operators` + `gaps` + `residual`; `residual_share` of the total."""
+    """All steps of `per_token` in ms: `total` is `operators` + `gaps` + `residual`; `residual_share` is relative to it."""
     spent = rows[[*GROUPS, *CAUSES, RESIDUAL, "total"]].sum() / 1e6
     total, residual = float(spent["total"]), float(spent[RESIDUAL])
     return {
@@ -203,9 +203,9 @@ def steps_sum(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def npu_sum(tables: Tables) -> dict[str, float]:
-    """All windows of `npu_windows` in ms: `total` is `before` + `accelerator` + `after` + `residual`; `residual_share` of it.
+    """Sums of `npu_windows` in ms: `total` = `before` + `accelerator` + `after` + `residual`; `residual_share` is relative to it.
 
-    `untold` windows, whose executions have no profile events, are counted alone. Empty where no graph ran on the NPU.
+    `untold` counts windows whose executions have no profile events; they are excluded. Empty if no graph ran on the NPU.
     """
     windows = npu_windows(tables)
     profiled = windows.dropna(subset=["accelerator_ns"])
@@ -220,8 +220,8 @@ def npu_sum(tables: Tables) -> dict[str, float]:
 def npu_gaps(tables: Tables) -> pd.DataFrame:
     """Idle time of the NPU within tokens that use it, by cause: token_id, begin_ns, end_ns, duration_ns, cause.
 
-    Causes in order of precedence: a `load` went on, the token's thread was in the graph's hand-over (`rpc`), in an operator on
-    the host (`host`), else the cause of a gap between operators.
+    Causes in order of precedence: a `load` was running, the token's thread was in the graph's hand-over (`rpc`), or in an operator
+    on the host (`host`), else the cause of the gap between operators.
     """
     executes = tables["qnn_executes"]
     busy = Intervals.of_table(executes[executes["token_id"] >= 0], "token_id")

@@ -1,8 +1,8 @@
-"""ProfDAG: one token's operators as a graph, measured.
+"""ProfDAG: one token's operators as a graph with measurements.
 
-Nodes are operators in execution order; an edge says that one reads what the other made. A source that no operator of the token
-made is a constant (a weight, or state of an earlier token), unless its own structure was recorded: then it is a view. A prompt in
-chunks makes the same tensor in parts: who reads more rows than the last part has reads the parts before it, too.
+Nodes are operators in execution order; an edge leads from an operator to one that reads its result. A source that no operator of
+the token made is a constant (a weight, or state of an earlier token), or a view if its structure was recorded. A prompt in
+chunks makes the same tensor in parts: an operator that reads more rows than the last part has also reads earlier parts.
 """
 
 import re
@@ -36,12 +36,12 @@ COPIED = (
 
 
 class DagError(AnalysisError):
-    """No ProfDAG can be made; the message says why."""
+    """No ProfDAG can be made; the message has the reason."""
 
 
 @dataclass
 class _Builder:
-    """The graph while it grows, and who made each tensor so far."""
+    """The graph under construction, and the latest producer of each tensor."""
 
     tensors: pd.DataFrame
     graph: nx.DiGraph = field(default_factory=nx.DiGraph)
@@ -57,7 +57,7 @@ class _Builder:
             self.described.setdefault(key, []).append((since, row))
 
     def describe(self, pid: int, tensor: int, ts: int) -> tuple[str, str, str, list[int]]:
-        """(type, name, shape, sources) of a tensor at a time; empty where nothing was recorded about it."""
+        """(type, name, shape, sources) of a tensor at a time; empty if the tensor was not recorded."""
         definitions = self.described.get((pid, tensor))
         if not definitions:
             return "", "", "", []
@@ -66,7 +66,7 @@ class _Builder:
         return definition["type"], definition["name"], definition["shape"], [int(s) for s in definition["sources"]]
 
     def source(self, pid: int, tensor: int, ts: int, ancestors: tuple[int, ...] = ()) -> str:
-        """The node that stands for a tensor as a source, made where it has none."""
+        """The node of a tensor as a source, added if missing."""
         if tensor in self.maker:
             return self.maker[tensor]
         kind, name, shape, sources = self.describe(pid, tensor, ts)
@@ -82,7 +82,7 @@ class _Builder:
         return node
 
     def sources(self, op: dict[str, Any], tensors: list[int]) -> Iterator[str]:
-        """The nodes that stand for what an operator reads: of a tensor made in parts as many as have its rows."""
+        """The nodes that an operator reads; for a tensor made in parts, as many parts as have the operator's rows."""
         for tensor in tensors:
             if tensor != op["tensor"]:
                 yield self.source(op["pid"], tensor, op["end_ns"])
@@ -95,7 +95,7 @@ class _Builder:
                     yield node
 
     def made(self, op: dict[str, Any], node: str) -> str | None:
-        """Note that an operator made its tensor, or a part of it; answers the part before whose state it reads."""
+        """Record that an operator made its tensor, or a part of it; returns the previous part if it reads that part's state."""
         tensor = int(op["tensor"])
         parts = self.parts.setdefault(tensor, [])
         before = parts[-1][0] if parts and op["type"] in CACHING else None
@@ -104,7 +104,7 @@ class _Builder:
         return before
 
     def base(self, pid: int, tensor: int, ts: int) -> int:
-        """The tensor whose memory a view renames, through all views; the tensor itself where it is not a view."""
+        """The tensor whose memory a view aliases, through all views; the tensor itself if it is no view."""
         for _ in range(VIEWS_DEEP):
             kind, _, _, sources = self.describe(pid, tensor, ts)
             if kind not in NEVER_RUN or not sources:
@@ -113,19 +113,19 @@ class _Builder:
         return tensor
 
     def note_writer(self, kind: str, pid: int, sources: list[int], ts: int, node: str) -> None:
-        """Remember which memory an operator wrote in place."""
+        """Record the memory that an operator wrote in place."""
         if kind in IN_PLACE and sources:
             self.writer[self.base(pid, sources[IN_PLACE[kind]], ts)] = node
 
     def written_before(self, pid: int, sources: list[int], ts: int) -> set[str]:
-        """The operators that wrote, in place, what is now read through a view."""
+        """The operators that wrote in place to memory now read through a view."""
         if not self.writer:
             return set()
         return {self.writer[base] for base in (self.base(pid, source, ts) for source in sources) if base in self.writer}
 
 
 def speed(op: dict[str, Any]) -> dict[str, float]:
-    """What an operator achieved: gflops and gbytes_per_s; NaN where its work is not known."""
+    """An operator's achieved gflops and gbytes_per_s; NaN if its work is unknown."""
     ns = max(int(op["duration_ns"]), 1)
     return {"gflops": op["flops"] / ns, "gbytes_per_s": (op["read_bytes"] + op["written_bytes"]) / ns}
 
@@ -144,9 +144,9 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
     """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
     begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
     read_bytes, written_bytes, gflops, gbytes_per_s and hardware counters by name. Edges: kind (data | memory | order), memory
-    where one reads what the other wrote in place.
+    if one reads what the other wrote in place.
 
-    `mean_over`: token ids whose times are averaged, as far as they ran the same types in the same layers and order; the graph's
+    `mean_over`: token ids whose times are averaged if they ran the same types in the same layers and order; the graph's
     attributes `tokens_used` and `tokens_skipped` count them. Without any recorded structure, edges follow execution order.
     """
     operators = token_operators(tables, token_id)
@@ -178,7 +178,7 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
 
 
 def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
-    """The operators of a token in execution order; raises DagError where there are none."""
+    """The operators of a token in execution order; raises DagError if there are none."""
     operators = tables["operators"]
     rows = operators[operators["token_id"] == token_id].sort_values("order")
     if len(rows) == 0:
@@ -190,7 +190,7 @@ def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
 
 
 def average(graph: nx.DiGraph, operators: pd.DataFrame, everything: pd.DataFrame, token_ids: list[int]) -> int:
-    """Replace measured values by means over all tokens of the same structure; answers how many tokens that were."""
+    """Replace measured values by means over all tokens of the same structure; returns the number of these tokens."""
     shape, token_id = operators[["type", "layer"]].to_numpy().tolist(), int(operators["token_id"].iloc[0])
     total, used = operators[list(MEASURED)].to_numpy(np.float64), 1
     rows = everything[everything["token_id"].isin(set(token_ids) - {token_id})]
@@ -226,7 +226,7 @@ def to_json(graph: nx.DiGraph) -> dict[str, Any]:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """NumPy scalars as Python's own."""
+    """The values with NumPy scalars converted to Python's types."""
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 
 
@@ -248,12 +248,12 @@ def as_text(graph: nx.DiGraph, form: str) -> str:
 
 
 def legal(value: Any) -> Any:
-    """A text without the characters that XML has no way to write; anything else as it is."""
+    """A text without characters that XML cannot represent; other values unchanged."""
     return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
 
 
 def in_xml(values: dict[str, Any]) -> dict[str, Any]:
-    """Attributes as GraphML can hold them."""
+    """Attributes converted to types that GraphML supports."""
     return {name: legal(value) for name, value in _plain(values).items()}
 
 
@@ -274,6 +274,6 @@ def to_dot(graph: nx.DiGraph) -> str:
 
 
 def quoted(*lines: str) -> str:
-    """A string of DOT, maybe of several lines, in which nothing of the texts ends it or is an escape."""
+    """A quoted DOT string of one or more lines, with quotes and backslashes escaped."""
     texts = (NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", str(line)) for line in lines)
     return '"' + "\\n".join(text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") for text in texts) + '"'

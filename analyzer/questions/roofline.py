@@ -1,7 +1,7 @@
-"""The roofline: what each sort of operator achieved, against what the machine can do, and what bounds it.
+"""The roofline: achieved performance of each group of operators, compared with the machine's ceilings, and its bound.
 
-Attainable time is the larger of flops / peak and bytes / bandwidth; whichever it is names the bound. Where that is less than the
-time of an empty call, `launch` binds; what spent most of its threads' time waiting for the disk is bound by `disk`. Loading an
+Attainable time is the larger of flops / peak and bytes / bandwidth; the larger one is the bound. If it is less than the
+time of an empty call, the bound is `launch`; if the threads mostly waited for the disk, the bound is `disk`. Loading an
 expert is not counted as part of the operator that waits for it.
 """
 
@@ -18,8 +18,8 @@ GROUPINGS = {"type": ["type"], "shape": ["type", "shape", "weights"], "name": ["
 
 
 def measured(tables: Tables, by: str = "type") -> pd.DataFrame:
-    """Operators with what the roofline needs: phase, backend, bytes, own_ns (without loads of experts), disk_ns (summed over
-    threads); by shape, weights' too.
+    """Operators with the roofline's inputs: phase, backend, bytes, own_ns (without expert loads), disk_ns (summed over
+    threads); with `by` shape, also the shapes of weights.
     """
     operators = tables["operators"]
     phase = tables["tokens"].set_index("token_id")["phase"].reindex(operators["token_id"]).fillna("").to_numpy()
@@ -38,7 +38,7 @@ def measured(tables: Tables, by: str = "type") -> pd.DataFrame:
 
 
 def operator_backends(tables: Tables) -> np.ndarray:
-    """Where each operator ran: the backend of the graph that encloses it, else of the graphs that it encloses, else cpu."""
+    """The backend of each operator: of the graph that encloses it, else of the graphs that it encloses, else cpu."""
     operators, graphs = tables["operators"], tables["graphs"]
     backend = graphs.set_index("graph_id")["backend"].reindex(operators["graph_id"]).fillna("").to_numpy(dtype=object, copy=True)
     inner = Nest(*(operators[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
@@ -54,7 +54,7 @@ def operator_backends(tables: Tables) -> np.ndarray:
 
 
 def expert_bytes(tables: Tables) -> pd.Series:
-    """Size of the weights of operators that run one expert, as its loads recorded it; NaN elsewhere."""
+    """Weight bytes of operators that run a single expert, from its recorded loads; NaN for others."""
     loads, operators = tables["loads"], tables["operators"]
     size = loads[loads["bytes"] > 0].groupby(["layer", "expert"])["bytes"].last()
     place = pd.MultiIndex.from_frame(operators[["layer", "expert"]])
@@ -63,7 +63,7 @@ def expert_bytes(tables: Tables) -> pd.Series:
 
 
 def weight_shapes(operators: pd.DataFrame, tensors: pd.DataFrame) -> np.ndarray:
-    """Shape and element type of each operator's first source, "2048x8192 Q4_0": of a product, its matrix; "" where not known."""
+    """Shape and element type of each operator's first source, "2048x8192 Q4_0": the matrix of a product; "" if unknown."""
     described = (tensors["shape"] + " " + tensors["dtype"]).str.strip()
     first = [int(sources[0]) if len(sources) else 0 for sources in tensors["sources"]]
     keys = list(zip(tensors["pid"].tolist(), tensors["tensor"].tolist(), strict=True))
@@ -73,7 +73,7 @@ def weight_shapes(operators: pd.DataFrame, tensors: pd.DataFrame) -> np.ndarray:
 
 
 def disk_time(tables: Tables) -> np.ndarray:
-    """ns that each operator's threads waited for the disk, by the scheduler's records and, where longer, by reads and faults."""
+    """ns that each operator's threads waited for the disk, from the scheduler's records or, if longer, from reads and faults."""
     shares, states = tables["op_threads"], tables["thread_states"]
     n = len(tables["operators"])
     busy, away = Intervals.of_table(shares), Intervals.of_table(states)
@@ -95,7 +95,7 @@ def load_time(tables: Tables) -> np.ndarray:
 
 
 def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase: str | None = None) -> pd.DataFrame:
-    """One row per sort of operator and backend, the costliest first.
+    """One row for each group of operators and backend, costliest first.
 
     count, ms, mean_us, flops and bytes (of one, on average), intensity (flop/byte), gflops, gbytes_per_s, threads,
     roof_us (attainable time of one), share_of_roof (roof / measured), above_ms (time of all beyond the attainable), bound.
@@ -129,7 +129,7 @@ def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase:
 
 
 def bounds(rows: pd.DataFrame, ceilings: Ceilings | None) -> pd.DataFrame:
-    """Add roof_us, share_of_roof, above_ms and bound; without ceilings, or off the CPU, only the disk is known to bind."""
+    """Add roof_us, share_of_roof, above_ms and bound; without ceilings, or off the CPU, the only known bound is the disk."""
     disk = rows["disk_share"] > DISK_SHARE
     if ceilings is None:
         return rows.assign(roof_us=np.nan, share_of_roof=np.nan, above_ms=np.nan, bound=np.where(disk, "disk", ""))

@@ -1,4 +1,4 @@
-"""Calls from CPU to NPU as their driver reports them: made, sent, answered, done."""
+"""Calls from CPU to NPU as the driver reports them: made, sent, answered, done."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ CHANNEL = int.from_bytes(b"fastrpcg", "little")
 
 @dataclass(frozen=True)
 class Moments:
-    """When something happened, and to which call."""
+    """The times of one kind of event, with the call of each."""
 
     call: np.ndarray
     ts: np.ndarray
@@ -26,33 +26,33 @@ class Moments:
         return np.append(self.ts, NONE)[row]
 
     def behind(self, call: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """For each call when it first happened at or behind a time; -1: it did not."""
+        """For each call, the first event at or after a time; -1: none."""
         return self._at(following(self.call, self.ts, call, ts - 1))
 
     def before(self, call: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """For each call when it last happened at or before a time; -1: it did not."""
+        """For each call, the last event at or before a time; -1: none."""
         return self._at(latest(self.call, self.ts, call, ts))
 
 
 def messages(tables: Tables) -> pd.DataFrame:
-    """The table `rpc_messages`; GLINK's where FastRPC itself reports nothing."""
+    """The table `rpc_messages`, from FastRPC's events, or from GLINK's if FastRPC reports none."""
     events = tables["driver_events"].sort_values("ts_ns", kind="stable", ignore_index=True)
     rows = of_fastrpc(events) if events["event"].isin(SENT).any() else of_glink(events)
     return conform("rpc_messages", rows.sort_values("begin_ns", kind="stable", ignore_index=True))
 
 
 def numbers(column: pd.Series) -> np.ndarray:
-    """64 bits as int64."""
+    """The column's 64-bit values as int64."""
     return np.ascontiguousarray(column.to_numpy(np.uint64)).view(np.int64)
 
 
 def known_or(known: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """`known`, and `other` where that is -1."""
+    """`known`; `other` where that is -1."""
     return np.where(known >= 0, known, other)
 
 
 def of_fastrpc(events: pd.DataFrame) -> pd.DataFrame:
-    """Calls by the driver's identity, which is used again behind their end."""
+    """Calls by the driver's context number, which is reused after their end."""
 
     def moments(name: str) -> Moments:
         rows = events[events["event"] == f"fastrpc_{name}"]
@@ -66,12 +66,12 @@ def of_fastrpc(events: pd.DataFrame) -> pd.DataFrame:
     answered = known_or(moments("context_complete").behind(call, begin), response)
     end = moments("context_free").behind(call, ts)
     answered = np.where((end < 0) | (answered <= end), answered, NONE)
-    sent_ns = np.where(answered >= 0, np.minimum(ts, answered), ts)  # it is told behind the sending
+    sent_ns = np.where(answered >= 0, np.minimum(ts, answered), ts)  # the event is reported after the sending
     return sent.assign(driver="fastrpc", begin_ns=begin, sent_ns=sent_ns, answered_ns=answered, end_ns=end)
 
 
 def of_glink(events: pd.DataFrame) -> pd.DataFrame:
-    """Messages on FastRPC's channel, which have no number: what comes next answers one if no other was sent meanwhile."""
+    """Messages on FastRPC's channel, which have no number: the next incoming one is the response if no other was sent between."""
     on_channel = events[(events["event"] == "qcom_glink_cmd_tx_data") & (events["context"] == CHANNEL)]
     is_sent = on_channel["handle"] > 0
     sent, come = on_channel[is_sent], on_channel.loc[~is_sent, "ts_ns"].to_numpy(np.int64)
@@ -84,7 +84,7 @@ def of_glink(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(tables: Tables) -> dict[str, Any]:
-    """Calls, and medians in µs of their parts; {} where the driver reported none."""
+    """Number of calls and medians in µs of their parts; {} if the driver reported none."""
     rows = messages(tables)
     if not len(rows):
         return {}

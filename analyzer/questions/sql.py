@@ -1,4 +1,4 @@
-"""SQL over the tables of a recording and those that follow from them, by DuckDB."""
+"""SQL over the recorded and derived tables of a recording, by DuckDB."""
 
 import re
 from typing import Any
@@ -20,15 +20,15 @@ READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 
 
 def named_in(sql: str) -> list[str]:
-    """The tables that a statement names; all recorded ones where it names none."""
+    """The tables that a statement names; all recorded ones if it names none."""
     words = set(re.findall(r"\w+", sql.lower()))
     return [name for name in (*TABLES, *DERIVED) if name in words] or list(TABLES)
 
 
 class Database:
-    """Answers statements that see the tables and nothing outside, and change nothing.
+    """Runs read-only statements that can access the tables and nothing else.
 
-    Kept tables are read from their Parquet files, others from Arrow; a derived one is made when a statement first names it.
+    Cached tables are read from their Parquet files, others from Arrow; a derived one is made when a statement first names it.
     """
 
     def __init__(self, tables: Tables):
@@ -47,7 +47,7 @@ class Database:
         return [column[0] for column in cursor.description or []], cursor.fetchall()
 
     def frame(self, sql: str) -> pd.DataFrame:
-        """The same as a frame."""
+        """The result of a statement as a frame; raises AnalysisError."""
         return self._cursor(sql).df()
 
     def _cursor(self, sql: str) -> duckdb.DuckDBPyConnection:
@@ -60,7 +60,7 @@ class Database:
             raise AnalysisError(f"query: {str(error).splitlines()[0]}") from None
 
     def _show(self, name: str) -> None:
-        """Let statements see a table."""
+        """Register a table for statements."""
         if name in self.shown:
             return
         if name in DERIVED:
@@ -73,7 +73,7 @@ class Database:
 
 
 class ManyDatabase(Database):
-    """The same over many recordings of one store, whose tables are kept there: each table is that of all of them.
+    """A Database over many recordings of one store with cached tables: each table has the rows of all recordings.
 
     A column `recording` numbers the rows of the table `recordings` (recording, device, build, run, path).
     """
@@ -94,7 +94,7 @@ class ManyDatabase(Database):
 
 
 def united(name: str, some: list[RecordingFolder]) -> dataset.Dataset:
-    """A table of many recordings as one, read when and as far as somebody asks."""
+    """The union of one table of many recordings, read lazily."""
     form, schema = dataset.ParquetFileFormat(), arrow_schema(name).append(RECORDING)
     store = fs.LocalFileSystem() if some[0].is_local else fs.PyFileSystem(fs.FSSpecHandler(some[0].filesystem))
     files = [
@@ -105,7 +105,7 @@ def united(name: str, some: list[RecordingFolder]) -> dataset.Dataset:
 
 
 def refuse_writing(database: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raise AnalysisError for what does more than read: the files of the tables are open to the statement."""
+    """Raise AnalysisError for statements that write, since the files of the tables are accessible to them."""
     kinds = {statement.type for statement in database.extract_statements(sql)}
     if kinds - READING or (duckdb.StatementType.EXPLAIN in kinds and re.search(r"\bcopy\b", sql, re.IGNORECASE)):
         raise AnalysisError("query: only read-only statements are allowed (SELECT, DESCRIBE, SUMMARIZE, EXPLAIN ...)")

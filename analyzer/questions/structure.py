@@ -1,4 +1,4 @@
-"""The structure of ProfDAGs: views resolved, equal layers folded into one, two models compared."""
+"""The structure of ProfDAGs: views resolved, equal layers folded into one, differences between two models."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ SUMMED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt", "flops", "r
 
 
 def resolved(graph: nx.DiGraph) -> nx.DiGraph:
-    """The graph without views: who reads a view reads what made the memory behind it."""
+    """The graph without views: a reader of a view reads from the producers of the view's memory."""
     plain = graph.copy()
     for node, role in list(graph.nodes(data="role")):
         if role == "view":
@@ -25,13 +25,13 @@ def resolved(graph: nx.DiGraph) -> nx.DiGraph:
 
 
 def operators(graph: nx.DiGraph) -> list[str]:
-    """The operator nodes in order of execution."""
+    """The operator nodes in execution order."""
     nodes = [(values["order"], node) for node, values in graph.nodes(data=True) if values["role"] == "op"]
     return [node for _, node in sorted(nodes)]
 
 
 def layers_of(graph: nx.DiGraph) -> dict[str, int]:
-    """The layer of each operator; one whose name has none belongs to the layer that runs around it, -1 outside of all."""
+    """The layer of each operator; an operator without one in its name belongs to the surrounding layer, -1 outside of all."""
     order = operators(graph)
     declared = [graph.nodes[node]["layer"] for node in order]
     last = {layer: i for i, layer in enumerate(declared)}
@@ -47,7 +47,7 @@ def layers_of(graph: nx.DiGraph) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive operators of one layer (-1: of none), and how many equal layers they stand for."""
+    """Consecutive operators of one layer (-1: none), and the number of equal layers that they represent."""
 
     layer: int
     nodes: tuple[str, ...]
@@ -55,7 +55,7 @@ class Block:
 
 
 def blocks(graph: nx.DiGraph) -> list[Block]:
-    """The operators in order, cut into layers; a layer that equals the one before it is folded into that."""
+    """The operators in order, split by layer; a layer equal to the previous one is folded into it."""
     order, layer = operators(graph), layers_of(graph)
     runs: list[tuple[int, list[str]]] = []
     for node in order:
@@ -73,7 +73,7 @@ def blocks(graph: nx.DiGraph) -> list[Block]:
 
 
 def signature(graph: nx.DiGraph, nodes: tuple[str, ...]) -> Hashable:
-    """What makes two layers equal: types and shapes in order, and who reads from whom within the layer."""
+    """The key by which layers are equal: types and shapes in order, and the edges within the layer."""
     place = {node: i for i, node in enumerate(nodes)}
     kinds = tuple((graph.nodes[node]["type"], graph.nodes[node]["shape"]) for node in nodes)
     edges = frozenset((place[a], place[b]) for a, b in graph.edges(nodes) if a in place and b in place)
@@ -81,7 +81,7 @@ def signature(graph: nx.DiGraph, nodes: tuple[str, ...]) -> Hashable:
 
 
 def folded(graph: nx.DiGraph) -> nx.DiGraph:
-    """Equal layers as one: each operator stands for that of every layer, its measures are their sum, `layers` counts them.
+    """The graph with equal layers folded: an operator's measures are the sums over the layers, whose number is `layers`.
 
     Edges from one such layer to the next are of kind "next layer".
     """
@@ -113,13 +113,13 @@ def folded(graph: nx.DiGraph) -> nx.DiGraph:
 
 
 def stem(name: str) -> str:
-    """A tensor's name without its layer: attn_norm-3 → attn_norm, blk.3.attn_q.weight → blk.*.attn_q.weight."""
+    """A tensor's name without its layer number: attn_norm-3 → attn_norm, blk.3.attn_q.weight → blk.*.attn_q.weight."""
     return LAYER_IN_NAME.sub(lambda match: "*" if match.group().isdigit() else "", name)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Operators that only one of two models has, in one place: `sign` "-" for the first, "+" for the second."""
+    """Operators at one position that only one of two models has: `sign` "-" for the first, "+" for the second."""
 
     sign: str
     where: str
@@ -129,7 +129,7 @@ class Difference:
 
 
 def difference(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, Any]:
-    """How two models differ: operators by place (after folding), counts per type in a typical layer, and edges between types."""
+    """Differences of two models: operators by position (after folding), count per type in a typical layer, edges between types."""
     left, right = blocks(resolved(first)), blocks(resolved(second))
     differences: list[Difference] = []
     matcher = SequenceMatcher(None, [labels(first, block) for block in left], [labels(second, block) for block in right], False)
@@ -155,7 +155,7 @@ def difference(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, Any]:
 
 
 def labels(graph: nx.DiGraph, block: Block) -> tuple[str, ...]:
-    """The types of a block's operators, by which blocks are aligned; layers meet layers only."""
+    """The types of a block's operators, for aligning blocks; layers align only with layers."""
     return ("layer" if block.layer >= 0 else "", *(graph.nodes[node]["type"] for node in block.nodes))
 
 
@@ -175,7 +175,7 @@ def block_difference(first: nx.DiGraph, left: Block | None, second: nx.DiGraph, 
 
 
 def edge_types(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, tuple[int, int]]:
-    """ "MUL_MAT → ADD": how many such edges between operators each graph has, where the numbers differ."""
+    """ "MUL_MAT → ADD": the number of such edges in each graph, if the numbers differ."""
     counts = [
         Counter(
             f"{graph.nodes[a]['type']} → {graph.nodes[b]['type']}"

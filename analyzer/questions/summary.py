@@ -1,4 +1,4 @@
-"""A recording in numbers: one JSON-able dictionary, every section present only as far as its records are."""
+"""The summary of a recording: one JSON-able dictionary; a section needs the records that it is made from."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ NEEDED = (
 )
 """The tables that a summary is made of."""
 TOP = 12
-COSTLY = 0.1  # share of token time that probes take, from which on durations mislead
+COSTLY = 0.1  # share of token time in probes above which durations are misleading
 WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
@@ -31,8 +31,8 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
     """Sections recording, machine, tokens, phases, ledger, findings, operators, experts, npu, npu_queues, scheduling, clocks, io,
     records and cost.
 
-    In ms unless named. `missing` says what levels were not recorded, and what is not known for it. `source` is the recording's,
-    where it is at hand.
+    Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
+    is the recording's Source, if already read.
     """
     rows, source = per_token(tables), source or Source(recording)
     return {
@@ -69,23 +69,23 @@ ABSENT = (
 
 
 def is_imported(recording: Recording) -> bool:
-    """Whether no tracer made it: what its source does not hold is in its warnings."""
+    """Whether the recording was imported, not traced; its warnings then name what its source lacks."""
     return recording.manifest.get("loader") == UNRECORDED
 
 
 def missing(tables: Tables) -> list[str]:
-    """What this recording does not show, and the level that would."""
+    """What this recording does not show, and the level that would show it."""
     return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
 
 
 def warnings(manifest: dict[str, Any]) -> list[str]:
-    """What the tracer could not do or had to change, in its words."""
+    """The tracer's warnings: what it could not do or had to change."""
     said = manifest.get("warnings")
     return [line for line in said if isinstance(line, str)] if isinstance(said, list) else []
 
 
 def incomplete(source: Source) -> list[str]:
-    """How the files fall short of what the manifest counts, or hold what it does not describe."""
+    """Differences between files and manifest: missing records, or records that the manifest does not describe."""
     expected, counts = section(source.manifest, "records"), source.count()
     described = {kind: n for kind, n in expected.items() if isinstance(n, int) and kind in source.recording.layouts}
     short = {kind: n - counts.get(kind, 0) for kind, n in described.items() if n > counts.get(kind, 0)}
@@ -102,13 +102,13 @@ def incomplete(source: Source) -> list[str]:
 
 
 def finding_rows(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The findings; against the ceilings of the machine, where those were measured."""
+    """The findings, using the ceilings of the machine if those were measured."""
     roof = ceilings.load(section(recording.manifest, "machine"))
     return [vars(finding) for finding in findings(tables, roof, rows)]
 
 
 def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
-    """What was recorded; a state other than `complete` says that the writer did not finish."""
+    """Facts of the recording; a state other than `complete` means that the writer did not finish."""
     manifest = recording.manifest
     keys = ("program", "state", "started_utc", "duration_ns", "command", "loader", "levels")
     declared = section(manifest, "engines")
@@ -121,7 +121,7 @@ def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
 
 
 def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The machine, and which of it is emulated."""
+    """The machine, and which parts of it are emulated."""
     qnn = section(manifest, "qnn")
     npu = None
     if qnn:
@@ -132,7 +132,7 @@ def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def token_summary(table: pd.DataFrame) -> dict[str, Any]:
-    """Steps and speed, as figures.py defines them; `tpot_ms` holds the mean, which is TPOT, and quantiles of its ITLs."""
+    """Steps and speed, as defined in figures.py; `tpot_ms` has the mean, which is TPOT, and quantiles of the ITLs."""
     if len(table) == 0:
         return {}
     steps = figures.complete_steps(table)
@@ -179,13 +179,13 @@ def operator_summary(tables: Tables, top: int = TOP) -> dict[str, Any]:
 
 
 def operator_totals(table: pd.DataFrame, *by: str) -> pd.DataFrame:
-    """Per operator type, and per value of the columns `by`: `count`, and the sums `ns`, `busy` and `wait`."""
+    """For each operator type and value of the columns `by`: `count`, and the sums `ns`, `busy` and `wait`."""
     kinds = table.groupby([*by, "engine", "type"], as_index=False)
     return kinds.agg(count=("op_id", "size"), ns=("duration_ns", "sum"), busy=("busy_ns", "sum"), wait=("wait_ns", "sum"))
 
 
 def ranked_operators(totals: pd.DataFrame, top: int) -> list[dict[str, Any]]:
-    """The costliest types of `operator_totals`, whatever else these were counted by."""
+    """The costliest types of `operator_totals`, summed over its other columns."""
     kinds = totals.groupby(["engine", "type"], as_index=False)[["count", "ns", "busy", "wait"]].sum()
     everything = float(kinds["ns"].sum())
     return [
@@ -203,7 +203,7 @@ def ranked_operators(totals: pd.DataFrame, top: int) -> list[dict[str, Any]]:
 
 
 def npu_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
-    """QNN: executions as the host saw them and as the backend's own events say; what joined nothing is counted."""
+    """QNN: execution times from the host's view and from the backend's own events, and counts of unmatched events."""
     executes, events, calls = tables["qnn_executes"], tables["qnn_events"], tables["qnn_calls"]
     if len(executes) == 0 and len(events) == 0 and len(calls) == 0:
         return {}
@@ -253,7 +253,7 @@ def scheduling_summary(tables: Tables) -> dict[str, Any]:
 
 
 def io_summary(tables: Tables) -> dict[str, Any]:
-    """What the target's threads read, how long reads and major faults kept them, and what they were in by shares of that time."""
+    """Bytes that the target's threads read, time in reads and major faults, and the shares of that time by enclosing span."""
     faults, reads, blocks = tables["faults"], tables["reads"], tables["blocks"]
     if len(faults) == 0 and len(reads) == 0 and len(blocks) == 0:
         return {}
@@ -281,7 +281,7 @@ def io_summary(tables: Tables) -> dict[str, Any]:
 
 
 def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
-    """Records found in the files, lost in the kernel, and those that found no partner."""
+    """Records in the files, records lost in the kernel, and records without a partner."""
     lost = {kind: int(n) for kind, n in section(source.manifest, "lost").items() if isinstance(n, int) and n}
     ends = tables["unpaired"].groupby("kind").size()
     spans = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "blocks")
@@ -301,7 +301,7 @@ def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
 
 
 def skipped_events(manifest: dict[str, Any]) -> dict[str, int]:
-    """Events that the kernel kept from programs, because another one ran on that CPU, by program."""
+    """Events that the kernel skipped because another program was running on the CPU, by program."""
     rows = manifest.get("probes")
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     counts = {str(row.get("program")): row.get("skipped") for row in rows}
@@ -309,17 +309,17 @@ def skipped_events(manifest: dict[str, Any]) -> dict[str, int]:
 
 
 def advice(share: float) -> str | None:
-    """What to do about probes that take a share of token time; None where it is small."""
+    """Advice on probes that take this share of token time; None if it is small."""
     if share < COSTLY:
         return None
     return f"probes took {share:.0%} of token time, so these tokens are slower than untraced ones: record with --max-overhead 10%"
 
 
 def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
-    """What tracing cost: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
+    """The cost of tracing: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
     cost = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
     probes = manifest.get("probes") if isinstance(manifest.get("probes"), list) else []
-    hits = {p.get("program"): int(p.get("hits") or 0) for p in probes or [] if isinstance(p, dict)}  # a row has its program's
+    hits = {p.get("program"): int(p.get("hits") or 0) for p in probes or [] if isinstance(p, dict)}  # equal within a program
     spent = float(np.nansum([cost.get("trap_ns", 0), cost.get("bpf_ns", 0)]))
     cold = float(np.nansum([cost.get("trap_cold_ns", 0), cost.get("bpf_ns", 0)]))
     token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(cost.get("target_cpu_ns", 0))

@@ -1,4 +1,4 @@
-"""Threads: in which states they spent their operators, and how evenly they shared the work."""
+"""Threads: their states during operators, and the balance of work between them."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ STATES = ("running", "runnable", "sleeping", "waiting", "stopped")
 
 
 def operator_states(tables: Tables) -> pd.DataFrame:
-    """Per operator type: `busy_ms` summed over threads, its share in each state, and `unknown` where no state was recorded."""
+    """Per operator type: `busy_ms` summed over threads, its share in each state, and `unknown` for times without a state."""
     shares, states, operators = tables["op_threads"], tables["thread_states"], tables["operators"]
-    spans = Intervals.of_table(shares, end="wait_ns")  # what each thread computed, without its wait for the others
+    spans = Intervals.of_table(shares, end="wait_ns")  # each thread's work, without its wait for the others
     pieces = overlaps(spans, Intervals.of_table(states))
     kind = operators["type"].to_numpy()[shares["op_id"].to_numpy()]
     spent = pd.DataFrame({"type": kind[pieces.left], "state": states["state"].to_numpy()[pieces.right], "ns": pieces.length})
@@ -26,7 +26,7 @@ def operator_states(tables: Tables) -> pd.DataFrame:
 
 
 def balance(tables: Tables) -> pd.DataFrame:
-    """Per thread: `operators`, `busy_ms`, `wait_ms` for the others, `last_share` of its shared operators that it did last."""
+    """Per thread: `operators`, `busy_ms`, `wait_ms` for the others, `last_share` of its shared operators that it ended last."""
     shares = tables["op_threads"]
     shared = shares.groupby("op_id")["tid"].transform("size") > 1
     latest = shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")
@@ -43,7 +43,7 @@ def balance(tables: Tables) -> pd.DataFrame:
 
 
 def summary(tables: Tables) -> dict[str, Any]:
-    """Threads in numbers, JSON-able; {} where no scheduling was recorded."""
+    """Thread figures, JSON-able; {} if no scheduling was recorded."""
     if len(tables["thread_states"]) == 0 or len(tables["op_threads"]) == 0:
         return {}
     rows = displacement.displacements(tables)

@@ -1,4 +1,4 @@
-"""Across tokens: how step times spread, drift, swing and jump, and which operators grow with the context."""
+"""Trends across tokens: distribution, drifts, periodicity and shifts of step times, and operators that grow with the context."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ SURE = 3.0
 def decode_steps(tables: Tables) -> pd.DataFrame:
     """Complete decode steps in order: token_id, context (tokens before the step), ms, tpot_ms (ITL of figures.py).
 
-    Where the engine does not record the position, the context is counted from the generation's own steps.
+    If the engine does not record the position, the context is counted from the generation's steps.
     """
     steps = complete_steps(tables["tokens"])
     fed = steps.groupby("generation")["n_tokens"].cumsum() - steps["n_tokens"]
@@ -42,7 +42,7 @@ def distribution(values: pd.Series) -> dict[str, float]:
 
 
 def theil_sen(x: np.ndarray, y: np.ndarray, most: int = 400) -> float:
-    """The median of the slopes between all pairs of points: a slope that outliers do not move."""
+    """The median of the slopes between all pairs of points, a slope robust to outliers."""
     if len(x) > most:
         keep = np.linspace(0, len(x) - 1, most).astype(int)
         x, y = x[keep], y[keep]
@@ -52,9 +52,9 @@ def theil_sen(x: np.ndarray, y: np.ndarray, most: int = 400) -> float:
 
 
 def periodic(values: np.ndarray) -> dict[str, float] | None:
-    """A periodic disturbance: its `period` in steps and `share` of the variance; None where no frequency stands out.
+    """A periodic disturbance: its `period` in steps and `share` of the variance; None if no frequency is significant.
 
-    The series without its trend, clipped at its 5 and 95 % quantiles, in frequencies; Fisher's test on the greatest one.
+    Fisher's test on the largest frequency of the detrended series, clipped at its 5 and 95 % quantiles.
     """
     n = len(values)
     if n < 4 * LEAST:
@@ -72,10 +72,10 @@ def periodic(values: np.ndarray) -> dict[str, float] | None:
 
 
 def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
-    """What grows with the context: per operator type, `ns_per_token` of a step's time per token of context, with its error.
+    """Growth with the context: for each operator type, `ns_per_token` of a step's time per token of context, with its error.
 
     type, base_us (at no context), ns_per_token, error_ns (standard error of the slope), share (of the sum of all slopes), r2.
-    Only decode steps (`decode_steps`, where they are at hand); the steps' slowest hundredth is omitted.
+    Only decode steps (`steps`: the result of `decode_steps`, if already computed); the slowest 1 % is omitted.
     """
     steps = decode_steps(tables) if steps is None else steps
     columns = ["type", "base_us", "ns_per_token", "error_ns", "share", "r2"]
@@ -102,7 +102,7 @@ def certain(grown: pd.DataFrame) -> pd.DataFrame:
 
 
 def explains(model: Mapping[str, Any]) -> bool:
-    """Does knowing the context predict unseen steps better than a constant, by more than chance does?"""
+    """Whether the context predicts unseen steps significantly better than a constant."""
     return bool(model) and model["mape"] < EXPLAINED * model["mape_constant"]
 
 
@@ -119,10 +119,10 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, float]:
 
 
 def step_model(steps: pd.DataFrame) -> dict[str, Any]:
-    """Step latency as a function of context, ms = base + slope x context, robust; with its error on steps it has not seen.
+    """Step latency as a function of context, ms = base + slope x context, fitted robustly; with its error on held-out steps.
 
-    Fitted on every other step, judged on the rest: `mape` is the mean of |predicted - measured| / measured, `error_p90` its 90 %
-    quantile, and `mape_constant` that of the constant median: what knowing the context is worth. {} for too few `decode_steps`.
+    Fitted on every other step, tested on the rest: `mape` is the mean of |predicted - measured| / measured, `error_p90` its 90 %
+    quantile, and `mape_constant` the mean for the constant median as prediction. {} for too few `decode_steps`.
     """
     if len(steps) < 2 * LEAST:
         return {}
@@ -145,7 +145,7 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
 
 
 def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]:
-    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, first, change_points, drifts, periodic, bursts, model."""
+    """Trend figures, JSON-able: ttft_ms, tpot_ms, step_ms, first, change_points, drifts, periodic, bursts, model."""
     steps = decode_steps(tables) if steps is None else steps
     answer: dict[str, Any] = {
         "ttft_ms": distribution(ttft_ms(complete_steps(tables["tokens"]))),
@@ -167,14 +167,14 @@ def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]
 
 
 def swing(parts: changepoints.Parts) -> dict[str, float] | None:
-    """What comes regularly: spikes, else a wave in what is left."""
+    """The periodic disturbance: regular spikes, else a periodic component of the residuals."""
     if parts.period is None:
         return periodic(parts.rest)
     return {"period": parts.period.steps, "share": parts.singles, "more_ms": parts.period.height, "count": parts.period.count}
 
 
 def sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """(label, text, token) of what happened across tokens; token -1 where it is all of them."""
+    """(label, text, token) of the trends across tokens; token -1 if it concerns all of them."""
     if first := facts.get("first"):
         yield "first step", f"{first['ms']:,.2f} ms, {first['times']:,.1f} times the following ones", first["token_id"]
     for jump in facts.get("change_points") or []:

@@ -1,1 +1,1 @@
-"""Records of a recording as columns: what each kind means, when each level was recorded, and the joins over them."""
+"""Records of a recording as columns: the meaning of each kind, when each level was recorded, and the joins over them."""

@@ -1,7 +1,7 @@
-"""What a recording's files hold, found in one pass over them that keeps none of them in memory.
+"""The contents of a recording's files, collected in one pass that keeps none of them in memory.
 
-The kinds of STREAMED make up almost all of a long recording: they are read again, stretch by stretch. Those of the others are
-few and kept whole.
+The kinds in STREAMED make up almost all of a long recording and are read again, one time range after the other. Records of the
+other kinds are few and kept in memory.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def identities(pid: np.ndarray, address: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Stream:
-    """One file: its number of slots, and the first and last time within each block of slots (EVER, -1: no record in it)."""
+    """One file: its number of slots, and the first and last time in each block of slots (EVER and -1: no record in it)."""
 
     slots: int
     first: np.ndarray
@@ -41,14 +41,14 @@ class Stream:
 
 @dataclass
 class Few:
-    """The slots of one kind, as they lie in the file."""
+    """The slots of one kind, in file order."""
 
     slots: list[np.ndarray] = field(default_factory=list)
     position: list[np.ndarray] = field(default_factory=list)
 
 
 class Contents:
-    """The pass over the files of a recording."""
+    """Reads the files of a recording once and keeps counts, the records of rare kinds, and the time range of each block."""
 
     def __init__(self, recording: Recording, block: int = BLOCK):
         self.recording, self.block = recording, block
@@ -79,16 +79,16 @@ class Contents:
         return Stream(total, np.array(first, np.int64), np.array(last, np.int64))
 
     def mapped(self, stream: str, begin: int, end: int) -> np.ndarray:
-        """Slots begin to end as raw bytes, mapped from the file for as long as the answer is kept."""
+        """Slots begin to end as raw bytes, mapped from the file for as long as the returned array exists."""
         return np.asarray(self.recording.map_slots(stream, begin, end)).view(f"V{STREAMS[stream]}")[:, 0]
 
     def by_kind(self, stream: str, begin: int, end: int) -> Sorted:
-        """Which kinds slots begin to end of a stream hold, and of when they are."""
+        """Slots begin to end of a stream by record kind, with their first and last time."""
         slots = self.mapped(stream, begin, end)
         return within(by_kind(slots), slots, self.possible)
 
     def _block(self, slots: np.ndarray, start: int) -> tuple[int, int]:
-        """Take note of one block; its first and last time."""
+        """Add one block to the counts; returns its first and last time."""
         kinds = within(by_kind(slots), slots, self.possible)
         self.discarded += kinds.discarded
         self.damaged += kinds.damaged
@@ -98,7 +98,7 @@ class Contents:
         return (kinds.first_ns, kinds.last_ns) if sum(map(len, kinds.rows.values())) > kinds.damaged else (EVER, -1)
 
     def _kind(self, number: int, slots: np.ndarray, rows: np.ndarray, start: int) -> None:
-        """Keep what is few, and of the rest what later questions need."""
+        """Keep the records of rare kinds; of the others, keep their threads, tensors and graph nodes."""
         name = self.names.get(number)
         if name is None:
             return
@@ -113,7 +113,7 @@ class Contents:
             self._shares(slots[rows])
 
     def _threads(self, name: str, slots: np.ndarray, rows: np.ndarray) -> None:
-        """Take note of the threads of one kind and of their processes; of op_begin's results, too."""
+        """Add the threads of one kind and their processes; for op_begin also the result tensors."""
         dtype = self.recording.layouts[name][1]
         names = [of for of in ("pid", "tid", "tensor", "prev_tid") if of in (dtype.names or ())]
         new = firsts(slots, rows, dtype, names)
@@ -140,7 +140,7 @@ class Contents:
         self.nodes = np.unique(np.concatenate((self.nodes, pairs)), axis=0)
 
     def between(self, stream: str, begin_ns: int, end_ns: int) -> tuple[np.ndarray, dict[int, np.ndarray], int]:
-        """(slots, rows of each kind among them, number of the first): everything from begin_ns on and before end_ns."""
+        """(slots, rows of each kind among them, number of the first slot) of the records in [begin_ns, end_ns)."""
         index = self.streams[stream]
         blocks = np.flatnonzero((index.last >= begin_ns) & (index.first < end_ns))
         if len(blocks) == 0:
@@ -151,7 +151,7 @@ class Contents:
         return slots, by_kind(slots, max(begin_ns, earliest), min(end_ns, latest + 1)).rows, start
 
     def stretches(self, cuts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-        """Stretches of time that tile everything, cut at some of `cuts` (sorted): each holds about `most` records, if it can."""
+        """Time ranges that tile the recording, cut at some of the sorted `cuts`; about `most` records in each where possible."""
         before = np.zeros(len(cuts), np.int64)
         for stream in self.streams.values():
             before += np.searchsorted(np.sort(stream.first), cuts) * self.block

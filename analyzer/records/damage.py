@@ -1,4 +1,4 @@
-"""What of a recording is damaged by its checksums: which file, where, and which records that costs."""
+"""Damage that a recording's checksums reveal: the file, the position, and the affected records."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from tracer.recording.format import STREAMS
 
 
 def damage(contents: Contents) -> list[str]:
-    """A line for each damaged place; nothing for recordings older than checksums."""
+    """One line for each damaged place; empty for recordings without checksums."""
     lines = [] if contents.recording.is_whole else ["manifest.json was changed after it was written: every figure may be wrong"]
     if contents.recording.has_sums:
         lines += [line for stream in STREAMS for line in _of_stream(contents, stream)]

@@ -1,4 +1,4 @@
-"""Intervals of time that belong to keys (threads, tokens): merged, met, covered, and what they leave uncovered."""
+"""Time intervals by key (thread, token): union, overlap, coverage, and uncovered time."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ EVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Intervals:
-    """Half-open intervals [begin, end), each of one key; parallel arrays."""
+    """Half-open intervals [begin, end), each with a key; parallel arrays."""
 
     key: np.ndarray
     begin: np.ndarray
@@ -24,7 +24,7 @@ class Intervals:
 
     @classmethod
     def of_table(cls, table: pd.DataFrame, key: str = "tid", begin: str = "begin_ns", end: str = "end_ns") -> "Intervals":
-        """The rows of a table by one of its columns."""
+        """The rows of a table as intervals, with one of its columns as key."""
         return cls(*(table[name].to_numpy(np.int64) for name in (key, begin, end)))
 
     @classmethod
@@ -36,7 +36,7 @@ class Intervals:
         return len(self.key)
 
     def where(self, keep: np.ndarray) -> "Intervals":
-        """Some of the intervals."""
+        """The intervals selected by a mask or by row numbers."""
         return Intervals(self.key[keep], self.begin[keep], self.end[keep])
 
     @property
@@ -47,7 +47,7 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Pairs of rows that meet, and the piece of time they share."""
+    """Pairs of overlapping rows, and the time that each pair shares."""
 
     left: np.ndarray
     right: np.ndarray
@@ -61,12 +61,12 @@ class Overlaps:
 
 
 def keys_of(spans: Intervals) -> np.ndarray:
-    """The keys of intervals, each at least once: one of each run, as tables come in runs."""
+    """Every key at least once: one for each run of equal keys, since tables usually hold long runs."""
     return spans.key[np.append(True, spans.key[1:] != spans.key[:-1])[: len(spans)]]
 
 
 def overlaps(left: Intervals, right: Intervals) -> Overlaps:
-    """Every pair of the same key that shares time. The right side's intervals must not overlap within a key."""
+    """Every pair of intervals of the same key that overlap. The right side's intervals must not overlap within a key."""
     lefts, rights = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for key in np.intersect1d(keys_of(left), keys_of(right)):
         left_rows, right_rows = np.flatnonzero(left.key == key), np.flatnonzero(right.key == key)
@@ -89,14 +89,14 @@ def common(left: Intervals, right: Intervals) -> Intervals:
 
 
 def merged(spans: Intervals) -> Intervals:
-    """The time that each key's intervals cover: sorted by key and time, apart from each other, none empty."""
+    """The union of each key's intervals: sorted by key and time, disjoint and not adjacent, none empty."""
     spans = spans.where(spans.end > spans.begin)
     if len(spans) == 0:
         return spans
     spans = spans.where(np.lexsort((spans.begin, spans.key)))
     number = np.cumsum(np.append(False, spans.key[1:] != spans.key[:-1]))
     low = int(spans.begin.min())
-    shift = number * (int(spans.end.max()) - low + 2) - low  # each key's times behind those of the key before
+    shift = number * (int(spans.end.max()) - low + 2) - low  # each key's times follow those of the previous key
     reach = np.maximum.accumulate(spans.end + shift)
     starts = np.flatnonzero(np.append(True, (spans.begin + shift)[1:] > reach[:-1]))
     last = np.append(starts[1:], len(spans)) - 1
@@ -104,7 +104,7 @@ def merged(spans: Intervals) -> Intervals:
 
 
 def uncovered(windows: Intervals, spans: Intervals) -> Intervals:
-    """What the intervals of its key leave of each window, by key, window and time. All may overlap."""
+    """The parts of each window that no interval of its key covers, sorted by key, window and time. All may overlap."""
     order = np.argsort(windows.key, kind="stable")
     keys, opened, closed = windows.key[order], windows.begin[order], windows.end[order]
     place = np.searchsorted(keys, spans.key)
@@ -128,7 +128,7 @@ def uncovered(windows: Intervals, spans: Intervals) -> Intervals:
 
 
 def covered(spans: Intervals, windows: Intervals) -> np.ndarray:
-    """How much of each window the intervals of its key cover, summed over the intervals. All may overlap."""
+    """The length of each window's overlap with the intervals of its key, summed over the intervals. All may overlap."""
     answer = np.zeros(len(windows), np.int64)
     for key in np.intersect1d(spans.key, windows.key):
         of_windows, of_spans = windows.key == key, spans.key == key
@@ -139,7 +139,7 @@ def covered(spans: Intervals, windows: Intervals) -> np.ndarray:
 
 
 def passed(moments: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """Time that has passed since each of the moments (sorted) before ts, summed."""
+    """For each ts, the sum of (ts - moment) over the sorted `moments` before it."""
     if len(moments) == 0:
         return np.zeros(len(ts), np.int64)
     row, first = np.searchsorted(moments, ts), int(moments[0])
@@ -147,9 +147,9 @@ def passed(moments: np.ndarray, ts: np.ndarray) -> np.ndarray:
 
 
 def by_precedence(windows: Intervals, candidates: Iterable[tuple[str, Intervals]], rest: str) -> tuple[Intervals, pd.Categorical]:
-    """(pieces, the cause of each): windows cut by the first cause whose intervals cover a moment, `rest` where none does.
+    """(pieces, cause of each piece): the windows split by the first candidate that covers each moment, `rest` where none does.
 
-    Pieces come by key and time, without two neighbours of one cause. At most 62 candidates. All intervals may overlap.
+    Pieces are sorted by key and time; neighbours have different causes. At most 62 candidates. All intervals may overlap.
     """
     names, spans = zip(*candidates, ("", windows), strict=True)
     causes = list(dict.fromkeys((*names[:-1], rest)))
@@ -166,7 +166,7 @@ def by_precedence(windows: Intervals, candidates: Iterable[tuple[str, Intervals]
 
 @dataclass(frozen=True)
 class Line:
-    """The times of several keys on one line, each key's behind those of the key before and apart from them."""
+    """The times of several keys on one axis: each key's times follow those of the previous key, with a gap between."""
 
     keys: np.ndarray
     low: int
@@ -174,30 +174,30 @@ class Line:
 
     @classmethod
     def of(cls, spans: Intervals) -> "Line":
-        """The line on which these intervals lie."""
+        """The axis that covers these intervals."""
         return cls(np.unique(spans.key), int(spans.begin.min(initial=EVER)), int(spans.end.max(initial=0)))
 
     @property
     def width(self) -> int:
-        """How far it is from one key to the next."""
+        """The distance from one key's origin to the next key's."""
         return self.high - self.low + 1
 
     def place(self, spans: Intervals) -> Intervals:
-        """The time that intervals cover on the line, cut to it; keys that it does not have are omitted."""
+        """The union of the intervals on the axis, clipped to it; keys that it does not have are omitted."""
         spans = spans.where(np.isin(spans.key, self.keys))
         begin, end = (np.clip(side, self.low, self.high) - self.low for side in (spans.begin, spans.end))
         shift = np.searchsorted(self.keys, spans.key) * self.width
         return merged(Intervals.of(begin + shift, end + shift))
 
     def intervals(self, begin: np.ndarray, end: np.ndarray) -> Intervals:
-        """Places on the line as intervals of its keys."""
+        """Positions on the axis as intervals of its keys."""
         number = begin // self.width
         shift = self.low - number * self.width
         return Intervals(self.keys[number], begin + shift, end + shift)
 
 
 def _covering(layers: list[Intervals]) -> tuple[np.ndarray, np.ndarray]:
-    """(times, which layers cover what follows each, as bits); a layer's intervals do not overlap."""
+    """(times, bit mask of the layers that cover the time after each); the intervals of one layer do not overlap."""
     bits = np.repeat(1 << np.arange(len(layers)), [len(layer) for layer in layers])
     ts = np.concatenate([layer.begin for layer in layers] + [layer.end for layer in layers])
     order = np.argsort(ts, kind="stable")  # merges the layers' sorted times

@@ -1,4 +1,4 @@
-"""The loops in C, _joins.c, as functions of NumPy arrays: int64 unless stated otherwise, each contiguous."""
+"""The C loops of _joins.c as functions of contiguous NumPy arrays, int64 unless stated otherwise."""
 
 import ctypes
 from pathlib import Path

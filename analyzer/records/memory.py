@@ -1,4 +1,4 @@
-"""What the C library does with the memory of arrays that were freed."""
+"""How the C library treats the memory of freed arrays."""
 
 import ctypes
 
@@ -8,9 +8,9 @@ KEPT_BYTES, LARGEST_BYTES = 256 << 20, 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Have freed memory kept for the next arrays, from now on. Does nothing with a C library other than glibc.
+    """Make the C library keep freed memory for later arrays. Has no effect with C libraries other than glibc.
 
-    By default every large array is mapped afresh, and the kernel clears each of its pages: a quarter of the CPU time of making
+    By default every large array gets a new mapping whose pages the kernel clears: a quarter of the CPU time of making
     tables.
     """
     adjust = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)

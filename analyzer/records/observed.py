@@ -1,6 +1,6 @@
-"""When each level was recorded: the guard of speed switches levels off and on, and the tracer drops what fast tokens did.
+"""When each level was recorded: the overhead guard switches levels off and on, and the tracer drops the records of fast tokens.
 
-A span whose end was inferred, not recorded, must not reach across a time in which nobody looked.
+A span with an inferred end must not extend across a time in which its level was not recorded.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ def level_gaps(changes: Any, level: str) -> Gaps:
 
 
 def token_gaps(begin: Rows, end: Rows, last_ns: int) -> Gaps:
-    """(begins, ends) of the times outside of all recorded tokens, which begin and end with these records, or at `last_ns`."""
+    """(begins, ends) of the times outside the tokens of these records; a token without an end lasts until `last_ns`."""
     matched = pair(begin.marks(), end.marks()).end
     until = np.where(matched >= 0, end["ts"][matched], last_ns) if len(end) else np.full(len(begin), last_ns)
     order = np.argsort(begin["ts"], kind="stable")
@@ -47,7 +47,7 @@ def token_gaps(begin: Rows, end: Rows, last_ns: int) -> Gaps:
 
 
 def clipped(begin: np.ndarray, end: np.ndarray, gaps: Iterable[Gaps]) -> np.ndarray:
-    """The ends of spans, no later than where the first gap after their begins starts."""
+    """The ends of spans, limited to the start of the first gap after each begin."""
     for starts, ends in gaps:
         if len(starts):
             first = np.append(starts, EVER)[np.searchsorted(ends, begin, "right")]

@@ -1,4 +1,4 @@
-"""A recording as columns: every kind of record, whether or not it was written, with its place in the file."""
+"""A recording as columns: every kind of record, including kinds without records, with positions in the file."""
 
 import copy
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ BACKEND = np.array(BACKEND_NAMES.split(" "), object)
 
 
 def command_of(manifest: Mapping[str, Any]) -> list[str]:
-    """The words of the command that was recorded; none where the manifest has none."""
+    """The words of the recorded command; empty if the manifest has none."""
     command = manifest.get("command") or []
     return [str(word) for word in (command if isinstance(command, list) else [command])]
 
 
 def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object of the manifest; empty where it is missing, null or something else."""
+    """An object of the manifest; empty if it is missing or not an object."""
     value = manifest.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -43,9 +43,9 @@ OF_OPERATORS = ("op_begin", "op_wait", "op_shares", "node", "tensor", "route")
 
 
 class Source:
-    """The records of a recording by kind, the span of time they cover, and the ends that found no begin.
+    """The records of a recording by kind, the time range that they cover, and the end records without a begin.
 
-    Kinds of which there are many are read for a stretch of time (`between`); by default that is all there is.
+    Frequent kinds are read for one time range (`between`), by default the whole recording.
     """
 
     def __init__(self, recording: Recording, block: int = BLOCK):
@@ -61,7 +61,7 @@ class Source:
         """Whether the program ran before it was recorded."""
         engines = section(self.manifest, "engines")
         declared = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
-        declared.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, that which was found
+        declared.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, the one with libraries wins
         self.engine_names = {int(e["id"]): name for name, e in declared}
         self.untold = [int(e["id"]) for _, e in declared if e.get("untold")]
 
@@ -71,16 +71,16 @@ class Source:
         self._slots: dict[str, tuple[np.ndarray, dict[int, np.ndarray], int]] = {}
 
     def between(self, begin_ns: int, end_ns: int, step_begins: np.ndarray) -> "Source":
-        """The same recording, of the kinds of which there are many only the records of that time.
+        """The same recording, with frequent kinds limited to the records of that time range.
 
-        `step_begins`: times at which a step begins while no other is open. No graph, operator or expert reaches across one.
+        `step_begins`: times at which a step begins while no other is open. No graph, operator or expert run extends across one.
         """
         piece = copy.copy(self)
         piece._stretch(begin_ns, end_ns, step_begins)
         return piece
 
     def rows(self, kind: str) -> Rows:
-        """The records of one kind; none where the recording does not know the kind."""
+        """The records of one kind; empty if the recording does not declare it."""
         cached = self._many if kind in STREAMED else self._few
         if kind not in cached:
             cached[kind] = self._read(kind)
@@ -113,7 +113,7 @@ class Source:
         return rows
 
     def count(self) -> dict[str, int]:
-        """Records found in the files, by kind; kinds that no layout names under "unknown"."""
+        """Number of records by kind; kinds without a layout are counted as "unknown"."""
         counts: dict[str, int] = {}
         for number, count in sorted(self.contents.counts.items()):
             name = self.contents.names.get(number, "unknown")
@@ -122,15 +122,15 @@ class Source:
 
     @cached_property
     def damage(self) -> list[str]:
-        """What its checksums find damaged, in words."""
+        """One line for each place that the checksums report as damaged."""
         return damage(self.contents)
 
     def discarded(self) -> int:
-        """Slots that the kernel side reserved and gave up, or never finished."""
+        """Number of slots that the kernel side reserved and then discarded or never finished."""
         return self.contents.discarded
 
     def next_step(self, ts: np.ndarray) -> np.ndarray:
-        """For times in order, when the next step begins behind each; EVER where none does."""
+        """For sorted times, the begin of the next step after each; EVER if there is none."""
         cuts = np.searchsorted(ts, self.step_begins)
         return np.repeat(np.append(self.step_begins, EVER), np.diff(cuts, prepend=0, append=len(ts)))
 
@@ -144,7 +144,7 @@ class Source:
         return text(number, [self.engine_names.get(i, f"engine {i}") for i in ids[first].tolist()])
 
     def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> pyarrow.DictionaryArray:
-        """Names of operator or graph numbers as the engine with that id declares them in `table`."""
+        """Names of operator or graph numbers, as the engine with that id declares them in `table`."""
         code, first = numbered(ids, types)
         names = []
         for engine, number in zip(ids[first].tolist(), types[first].tolist(), strict=True):
@@ -153,7 +153,7 @@ class Source:
         return text(code, names)
 
     def gaps(self, level: str) -> list[Gaps]:
-        """Every gap in what was recorded of a level."""
+        """All times in which a level was not recorded."""
         switched_off = level_gaps(self.manifest.get("level_changes"), level)
         if not self.manifest.get("dropped"):
             return [switched_off]
@@ -167,9 +167,9 @@ class Source:
         begin: Rows | None = None,
         end: Rows | None = None,
     ) -> Spans:
-        """Pair begins with ends by thread and identity fields; ends without begin go to `unpaired`.
+        """Pair begins with ends by thread and identity fields; ends without a begin go to `unpaired`.
 
-        They are the records <kind>_begin and <kind>_end where others are not given.
+        `begin` and `end` default to the records <kind>_begin and <kind>_end.
         """
         begin = self.rows(f"{kind}_begin") if begin is None else begin
         end = self.rows(f"{kind}_end") if end is None else end
@@ -181,25 +181,25 @@ class Source:
         return self.close(begin, pairs.end, end["ts"], LEVELS.get(kind, kind), kind in WITHIN_STEPS)
 
     def _crosses(self, begin_ns: np.ndarray, end_ns: np.ndarray, pairs: np.ndarray) -> bool:
-        """Whether a pair reaches across the begin of a step: then records were lost, and its end is another's."""
+        """Whether a pair extends across the begin of a step: then records were lost, and the end belongs to another begin."""
         ended = np.flatnonzero(pairs >= 0)
         return bool(np.any(end_ns[pairs[ended]] >= self.next_step(begin_ns)[ended]))
 
     def _by_step(self, marks: Marks) -> Marks:
-        """The same marks, each on its thread and in its step."""
+        """The same marks, keyed by thread and step."""
         step = np.searchsorted(self.step_begins, marks.ts, "right")
         return replace(marks, key=marks.key + (step << 32))
 
     def leave_unpaired(self, kind: str, rows: Rows) -> None:
-        """Note ends that found no begin."""
+        """Add end records without a begin to `unpaired`."""
         if len(rows):
             self.unpaired.setdefault(kind, []).append({"pid": rows["pid"], "tid": rows["tid"], "ts_ns": rows["ts"]})
 
     def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray, level: str, in_step: bool = False) -> Spans:
-        """End what never ended: with the recording where nothing of its kind follows on its thread, else where it began.
+        """End spans without an end record: with the recording if none of the kind follows on the thread, else where they began.
 
-        What belongs to a step (`in_step`) ends with its step, if not with the recording. Nothing that was open when its level
-        was switched off reaches further than that.
+        Spans within a step (`in_step`) end with it, or with the recording. A span that was open when its level was switched off
+        ends there.
         """
         begin_ns = begin["ts"]
         complete = end >= 0

@@ -1,4 +1,4 @@
-"""Records of one kind as columns, spans of begin and end records, and texts of records."""
+"""Records of one kind as columns, spans made of begin and end records, and text fields."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +14,9 @@ SELDOM = ("cpu",)
 
 
 class Rows:
-    """The records of one kind in time order; a field that the recording does not have reads as zeros.
+    """The records of one kind in time order; a field that the recording lacks reads as zeros.
 
-    They are rows `index` of `stored`, which may be the file itself as it is mapped: nothing is copied but the fields asked for.
+    They are rows `index` of `stored`, which may be a mapping of the file: only the requested fields are copied.
     """
 
     def __init__(self, stored: np.ndarray, dtype: np.dtype, position: np.ndarray, index: np.ndarray | None = None):
@@ -28,7 +28,7 @@ class Rows:
 
     @classmethod
     def of_columns(cls, columns: dict[str, np.ndarray], position: np.ndarray) -> "Rows":
-        """Records that stand in no file: int64 columns by field, and the slot of the file that each was made from."""
+        """Records made by the analyzer: int64 columns by field, and the file slot that each was made from."""
         rows = cls(np.empty(0, "V64"), np.dtype([(name, "<i8") for name in columns]), position, np.arange(len(position)))
         rows._columns = dict(columns)
         return rows
@@ -49,7 +49,7 @@ class Rows:
         return len(self.index)
 
     def __getitem__(self, field: str) -> np.ndarray:
-        """A field as int64 (numbers), float64 or bytes; not to be written to."""
+        """A field as int64 (integers), float64 or bytes; treat it as read-only."""
         if field not in self._columns:
             self._columns[field] = self._column(field)
         column = self._columns[field]
@@ -63,7 +63,7 @@ class Rows:
             rows, keep = self._of
             return rows[field][keep]
         numbers = [name for name in self.dtype.names or () if self.dtype[name].kind in "iu" and name != "kind"]
-        if field in numbers:  # all in one go, but for what is seldom asked for: each slot is fetched once
+        if field in numbers:  # all common fields at once, so that each slot is fetched once
             fields = [name for name in numbers if name == field or (name not in SELDOM and name not in self._columns)]
             self._columns |= columns_of(self.stored, self.index, self.dtype, fields)
             return self._columns[field]
@@ -75,7 +75,7 @@ class Rows:
         return self[field].view(np.uint64)
 
     def where(self, keep: np.ndarray) -> "Rows":
-        """Some of the records."""
+        """The records selected by a mask or by row numbers."""
         if keep.dtype == bool and keep.all():
             return self
         chosen = Rows(self.stored, self.dtype, self.position[keep], self.index[keep])
@@ -83,7 +83,7 @@ class Rows:
         return chosen
 
     def marks(self, identity: np.ndarray | None = None, unknown: int | None = None) -> Marks:
-        """The records as begins or ends on their threads; an identity equal to `unknown` was not recorded."""
+        """The records as begins or ends on their threads; the identity `unknown` means that it was not recorded."""
         identified = np.zeros(len(self), bool)
         if identity is None:
             identity = np.zeros(len(self), np.int64)
@@ -94,7 +94,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Spans:
-    """Begin records with their ends: `end` indexes the end records, -1 where there is none."""
+    """Begin records with their ends: `end` indexes the end records, -1 for none."""
 
     end: np.ndarray
     begin_ns: np.ndarray
@@ -107,16 +107,16 @@ class Spans:
         return {"begin_ns": self.begin_ns, "end_ns": self.end_ns, "duration_ns": duration, "complete": self.complete}
 
     def of_end(self, ends: Rows, field: str, missing: int = -1) -> np.ndarray:
-        """A field of each span's end record; `missing` where there is none."""
+        """A field of each span's end record; `missing` for spans without one."""
         return np.append(ends[field], missing)[self.end]
 
     def until(self) -> np.ndarray:
-        """Exclusive end for containment: a span that was still open contains the last instant too."""
+        """Exclusive end for containment tests: an unfinished span also contains its last instant."""
         return np.where(self.complete | (self.end_ns == self.begin_ns), self.end_ns, self.end_ns + 1)
 
 
 def combined(rows: Rows, fields: tuple[str, ...]) -> np.ndarray | None:
-    """The identity fields of each record as one number."""
+    """The identity fields of each record combined into one number."""
     if not fields:
         return None
     answer = rows[fields[0]]

@@ -34,7 +34,7 @@ class Column:
 
 
 def _declared() -> Iterator[dict[str, tuple[Column, ...]]]:
-    """Each section's tables, as `tables.toml` declares them."""
+    """The tables of each section of `tables.toml`."""
     file = toml_beside(__file__, "tables.toml")
 
     def columns(spec: str) -> Iterator[Column]:
@@ -54,7 +54,7 @@ Columns = dict[str, Any]
 
 
 def text(codes: np.ndarray, values: Sequence[str] | np.ndarray) -> pyarrow.DictionaryArray:
-    """A column of texts of which row i reads values[codes[i]], by NumPy's rules; values may repeat."""
+    """A text column with values[codes[i]] in row i, indexed by NumPy's rules; values may repeat."""
     once = pyarrow.array(values, pyarrow.string()).dictionary_encode()
     if len(codes) == 0 or (len(once.dictionary) == len(values) and codes.min() >= 0):
         return pyarrow.DictionaryArray.from_arrays(pyarrow.array(codes.astype(np.int32)), once.dictionary)
@@ -62,7 +62,7 @@ def text(codes: np.ndarray, values: Sequence[str] | np.ndarray) -> pyarrow.Dicti
 
 
 def equals_any(column: pyarrow.DictionaryArray, *words: str) -> np.ndarray:
-    """Which rows of a column of texts read one of these words."""
+    """Which rows of a text column equal one of these words."""
     return np.array([*(value in words for value in column.dictionary.to_pylist()), False])[column.indices.to_numpy()]
 
 
@@ -73,7 +73,7 @@ def arrow_schema(table: str) -> pyarrow.Schema:
 
 
 def arrow_table(table: str, columns: Mapping[str, Any]) -> pyarrow.Table:
-    """Exactly the declared columns, in their order and types, with no rows where none is given; KeyError on a missing one."""
+    """The declared columns in declared order and types; no rows if `columns` is empty. Raises KeyError on a missing column."""
     schema = arrow_schema(table)
     if not len(columns):
         return schema.empty_table()
@@ -90,19 +90,19 @@ def _array(values: Any, column: Column) -> pyarrow.Array:
 
 
 def frame_of(table: pyarrow.Table) -> pd.DataFrame:
-    """An Arrow table as pandas has it: numbers as they lie in memory, texts as objects that equal rows share."""
+    """An Arrow table as a pandas frame: numbers without a copy, texts as objects that equal rows share."""
     return framed({name: frame_column(column) for name, column in zip(table.column_names, table.columns, strict=True)})
 
 
 def framed(columns: dict[str, np.ndarray | pd.Series]) -> pd.DataFrame:
-    """The columns as a frame. Their names are objects: pandas' own kind of text is a conversion for every small frame."""
+    """The columns as a frame. Column names have dtype object: pandas' own string type would cost a conversion per frame."""
     frame = pd.DataFrame(dict(enumerate(columns.values())), copy=False)
     frame.columns = pd.Index(list(columns), dtype=object)
     return frame
 
 
 def frame_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Series:
-    """A column as pandas takes it without making strings of its own of every row."""
+    """A column for pandas, without creating a string object for every row."""
     if column.num_chunks != 1:
         column = pyarrow.chunked_array([column.unify_dictionaries().combine_chunks()])
     chunk = column.chunk(0)
@@ -130,7 +130,7 @@ def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame
 
 
 def filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """`conform` of a frame that lacks columns: what is not known is -1, NaN, "" or True (complete); rows are numbered."""
+    """`conform` for a frame that lacks columns: they become -1, NaN, "" or True (`complete`); rows are numbered."""
     blank = {"object": "", "bool": True, "uint64": 0, "float64": np.nan}
     absent = [column for column in declared_columns(table) if column.name not in frame]
     numbers = {c.name: np.arange(len(frame)) for c in absent if c.meaning == "row number"}
@@ -138,6 +138,6 @@ def filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _column(values: Any, dtype: str) -> np.ndarray | pd.Series:
-    """Text stays `object`: pandas would make it its own string type, which costs a copy of every column."""
+    """Text stays `object`: conversion to pandas' own string type would copy every column."""
     array = values.to_numpy(dtype=dtype) if isinstance(values, pd.Series) else np.asarray(values).astype(dtype, copy=False)
     return pd.Series(array, dtype=dtype, copy=False) if dtype == "object" else array

@@ -1,4 +1,4 @@
-"""Slots of a recording's files, as raw bytes: which kind lies where, and single fields of them. The loops are C."""
+"""Slots of a recording's files as raw bytes: the record kind of each, and single fields. The loops are in C."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ SAMPLED = 256
 
 @dataclass(frozen=True)
 class Sorted:
-    """Which slots hold which kind of record, in the order of the file, and the times of the written ones."""
+    """Slot numbers by record kind, in file order, and the first and last time of the written slots."""
 
     rows: dict[int, np.ndarray]
     first_ns: int
     last_ns: int
     damaged: int
-    """Records with an impossible time; they count, but for first_ns and last_ns (0 where there is none)."""
+    """Records with an impossible time: included in `rows`, excluded from first_ns and last_ns (0 if no record remains)."""
     discarded: int
-    """Slots that the kernel side gave up or never finished."""
+    """Slots that the kernel side discarded or never finished."""
 
 
 def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> Sorted:
-    """The slots (void, contiguous) with a time from begin_ns on and before end_ns, by kind."""
+    """The slots (void, contiguous) with a time in [begin_ns, end_ns), by kind."""
     order, kind = np.empty(len(slots), np.int64), np.empty(len(slots), np.uint16)
     ends, about = np.zeros(1 << 16, np.int64), np.zeros(4, np.uint64)
     most = loops.by_kind(slots, slots.dtype.itemsize, len(slots), begin_ns, end_ns, kind, order, ends, about)
@@ -44,7 +44,7 @@ def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> So
 
 
 def possible_times(streams: Sequence[np.ndarray]) -> tuple[int, int]:
-    """First and last time that a record of these files can have: a clock can show it, and most records lie near it."""
+    """First and last plausible time of a record in these files: a time that a clock can show, near the median of the records."""
     times = np.concatenate([np.empty(0, np.uint64), *(_sampled_times(slots) for slots in streams)])
     if not len(times):
         return 0, IMPOSSIBLE_NS - 1
@@ -53,7 +53,7 @@ def possible_times(streams: Sequence[np.ndarray]) -> tuple[int, int]:
 
 
 def within(kinds: Sorted, slots: np.ndarray, possible: tuple[int, int]) -> Sorted:
-    """Kinds of slots, every record outside the possible times counted as damaged."""
+    """`kinds` with every record outside the possible times counted as damaged."""
     first, last = possible
     if not kinds.rows or (first <= kinds.first_ns and kinds.last_ns <= last):
         return kinds
@@ -70,13 +70,13 @@ def _sampled_times(slots: np.ndarray) -> np.ndarray:
 
 
 def _heads(slots: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """What each of these slots begins with."""
+    """The headers of these slots: length, ts and kind."""
     fields = {"names": ["length", "ts", "kind"], "formats": ["<u4", "<u8", "<u2"], "offsets": [0, 8, 24]}
     return slots[rows].view(np.dtype({**fields, "itemsize": slots.dtype.itemsize}))  # type: ignore[call-overload]
 
 
 def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Integer fields of the records in some slots, as int64. Raises IndexError where a slot has no room for them."""
+    """Integer fields of the records in some slots, as int64. Raises IndexError if the fields exceed the slot."""
     declared: Mapping[str, Any] = dtype.fields or {}
     width = slots.dtype.itemsize
     offset = np.array([RING_HEADER_BYTES + declared[name][1] for name in names], np.int64)
@@ -90,5 +90,5 @@ def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequ
 
 
 def firsts(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> np.ndarray:
-    """Of `rows`, those at which some integer fields have values together for the first time."""
+    """The `rows` at which a combination of these integer fields appears for the first time."""
     return rows[numbered(*columns_of(slots, rows, dtype, names).values())[1]]

@@ -1,7 +1,7 @@
-"""The three joins that every table is made of: begin with end, event with the latest before it, point with its span.
+"""The three joins behind every table: begin with end, event with the latest one before it, moment with the enclosing span.
 
-All functions take parallel arrays and answer with row numbers; -1 says "none". The loops of `pair`, `latest` and `numbered` are
-C, and want rows in order of time, which they almost always are; others are put in order first.
+All functions take parallel arrays and return row numbers, -1 for none. The loops of `pair`, `latest` and `numbered` are in C
+and require rows in time order, which is the usual case; other rows are sorted first.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Marks:
-    """Begins or ends: the thread each stands on, its time, its place in the file and whose begin or end it is."""
+    """Begins or ends: thread, time, position in the file, and identity of what begins or ends."""
 
     key: np.ndarray  # thread
     ts: np.ndarray  # ns
@@ -30,7 +30,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Pairs:
-    """`end[i]` is the end of begin i, or -1; `unpaired` are the ends that no begin was recorded for."""
+    """`end[i]` is the end of begin i, or -1; `unpaired` are the ends without a recorded begin."""
 
     end: np.ndarray
     unpaired: np.ndarray
@@ -43,7 +43,7 @@ SMALL = 1024
 
 
 def flat(column: np.ndarray) -> np.ndarray:
-    """The column as the C code reads it: contiguous 64-bit integers; other values by their numbers."""
+    """The column as contiguous 64-bit integers for the C code; other values are replaced by codes."""
     if column.dtype.kind not in "iub":
         column = pd.factorize(column)[0]
     return np.ascontiguousarray(column.view(np.int64) if column.dtype == np.uint64 else column, np.int64)
@@ -57,7 +57,7 @@ def numbered(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return code, first
     low, width = zip(*map(extent, values), strict=True)
     possible = math.prod(width)
-    if possible > 4 * n + SMALL:  # too many to count each
+    if possible > 4 * n + SMALL:  # range too wide for a counting table
         return numbered(_hashed(values))
     places = (ctypes.c_void_p * len(values))(*(column.ctypes.data for column in values))
     extents = np.array([low, width], np.int64)
@@ -66,7 +66,7 @@ def numbered(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def extent(column: np.ndarray) -> tuple[int, int]:
-    """(the least value of a column of 64-bit integers, how many there are from it to the greatest); not of an empty one."""
+    """(minimum, maximum - minimum + 1) of a column of 64-bit integers, which must not be empty."""
     edges = np.empty(2, np.int64)
     loops.extent(len(column), column, edges)
     low, high = edges.tolist()
@@ -74,7 +74,7 @@ def extent(column: np.ndarray) -> tuple[int, int]:
 
 
 def _hashed(columns: list[np.ndarray]) -> np.ndarray:
-    """The same numbers, by hashing."""
+    """`codes` computed by hashing, for columns with a wide range of values."""
     code = pd.factorize(columns[0])[0]
     for column in columns[1:]:
         more = pd.factorize(column)[0]
@@ -88,18 +88,18 @@ def codes(*columns: np.ndarray) -> np.ndarray:
 
 
 def shared_codes(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """`codes` of two sets of rows, each given by its columns: equal where all columns are, within and across the sets."""
+    """`codes` of two sets of rows, given as columns: rows with equal columns get equal codes, within and across the sets."""
     code = codes(*map(np.concatenate, zip(one, other, strict=True)))
     return code[: len(one[0])], code[len(one[0]) :]
 
 
 def in_time(ts: np.ndarray) -> bool:
-    """Whether times are in order."""
+    """Whether times are sorted."""
     return bool(np.all(ts[1:] >= ts[:-1]))
 
 
 def distinct(column: np.ndarray) -> np.ndarray:
-    """The sorted distinct values of a column of integers; without hashing where they lie close together."""
+    """The sorted distinct values of an integer column; without hashing if their range is small."""
     if len(column) == 0:
         return column
     low, high = int(column.min()), int(column.max())
@@ -109,7 +109,7 @@ def distinct(column: np.ndarray) -> np.ndarray:
 
 
 def first_rows(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(sorted distinct values of a column of integers, the first row of each)."""
+    """(sorted distinct values of an integer column, the first row of each)."""
     first = numbered(column)[1]
     first = first[np.argsort(column[first])]
     return column[first], first
@@ -128,7 +128,7 @@ def run_lengths(starts: np.ndarray, total: int) -> np.ndarray:
 
 
 def stack_depth(group: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(depth after each event, which ends close nothing) of +1/-1 events sorted by group; such ends leave the depth at 0."""
+    """(depth after each event, mask of ends without a begin) of +1/-1 events sorted by group; such ends leave the depth at 0."""
     total = np.cumsum(step)
     starts = first_of_runs(group)
     lengths = run_lengths(starts, len(group))
@@ -141,7 +141,7 @@ def stack_depth(group: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _matched(begin: Marks, end: Marks, group: np.ndarray, b: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Stack-match begin rows `b` with end rows `e` within groups (of begins, then ends); rows of begins and their ends."""
+    """(begin rows, their end rows): rows `b` matched with rows `e` by a stack per group; `group` lists begins, then ends."""
     begin_group, end_group = group[: len(begin.ts)][b], group[len(begin.ts) :][e]
     opened, closed = (begin_group, begin.ts[b], begin.position[b]), (end_group, end.ts[e], end.position[e])
     answer, before, unopened = np.empty(len(b), np.int64), np.empty(len(b), np.int64), _none_of(group)
@@ -153,9 +153,9 @@ def _matched(begin: Marks, end: Marks, group: np.ndarray, b: np.ndarray, e: np.n
 
 
 def pair(begin: Marks, end: Marks) -> Pairs:
-    """Pair begins with ends, a stack per thread.
+    """Pair begins with ends by a stack per thread.
 
-    A pair whose identities disagree is a record lost between them: both are offered again, matched by identity alone.
+    A pair with different identities means that a record between them was lost: both are matched again by identity alone.
     """
     answer = np.full(len(begin.ts), NONE, np.int64)
     taken = np.zeros(len(end.ts), bool)
@@ -172,17 +172,17 @@ def pair(begin: Marks, end: Marks) -> Pairs:
 
 
 def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
-    """For each left row the right row of its group with the greatest time <= its own; among equal times the last."""
+    """For each left row, the right row of its group with the greatest time <= its own; among equal times the last."""
     return _met(loops.latest, (right_group, right_ts), (left_group, left_ts))
 
 
 def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
-    """For each left row the right row of its group with the smallest time > its own; among equal times the first."""
+    """For each left row, the right row of its group with the smallest time > its own; among equal times the first."""
     return _met(loops.following, (right_group, right_ts), (left_group, left_ts))
 
 
 def latest_or_following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
-    """For each left row the answer of `latest` or, where that has none, of `following`: facts may be recorded late."""
+    """For each left row, the result of `latest` or, if that is -1, of `following`: facts may be recorded late."""
     row = latest(right_group, right_ts, left_group, left_ts)
     late = np.flatnonzero(row < 0)
     row[late] = following(right_group, right_ts, left_group[late], left_ts[late])
@@ -190,7 +190,7 @@ def latest_or_following(right_group: np.ndarray, right_ts: np.ndarray, left_grou
 
 
 def _met(loop: Callable[..., int], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:
-    """The right row (group, time) that each left row meets by a loop in order of time."""
+    """The right row for each left row, found by a C loop over both sides, (group, time), in time order."""
     n, answer = len(right[0]), np.full(len(left[0]), NONE, np.int64)
     if n == 0 or len(answer) == 0:
         return answer
@@ -198,7 +198,7 @@ def _met(loop: Callable[..., int], right: tuple[np.ndarray, ...], left: tuple[np
     lows, widths = np.array([extent(theirs), extent(ours)], object).T
     low = min(lows)
     width = max(lows + widths) - low
-    if width > 4 * (n + len(ours)) + SMALL:  # too many to have a place for each
+    if width > 4 * (n + len(ours)) + SMALL:  # range too wide for a table indexed by group
         group = codes(np.concatenate((theirs, ours)))
         theirs, ours, low, width = group[:n], group[n:], 0, n + len(ours)
     if not loop(n, theirs, since, len(ours), ours, ts, low, np.full(width, NONE, np.int64), answer):
@@ -209,14 +209,14 @@ def _met(loop: Callable[..., int], right: tuple[np.ndarray, ...], left: tuple[np
 
 
 def _none_of(group: np.ndarray) -> np.ndarray:
-    """NONE for each of the groups, which are numbered from 0."""
+    """An array of NONE, one for each group; groups are numbered from 0."""
     return np.full(int(group.max(initial=NONE)) + 1, NONE, np.int64)
 
 
 def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
-    """For each left row (group, time) without an answer (-1) yet: the answer of `latest`, if that row lasts beyond its time.
+    """Fill the -1 in `answer`: for left rows (group, time), the result of `latest` if that right row lasts beyond the left time.
 
-    `right` are groups, times and until when each row lasts.
+    `right` has the group, time and end of each row.
     """
     without = answer < 0
     missing = slice(None) if without.all() else np.flatnonzero(without)
@@ -226,9 +226,9 @@ def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.nda
 
 
 def shared(owner: np.ndarray, work: np.ndarray, ts: np.ndarray, lasts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """The span of each row; one without (-1) takes that of a row of the same work, if it lasts at its time.
+    """The span of each row; a row without one (-1) takes the span of a row of the same work, if that span contains its time.
 
-    `lasts` are the spans' begins and ends.
+    `lasts` has the begins and ends of the spans.
     """
     known = np.flatnonzero(owner >= 0)
     known = known[numbered(work[known], owner[known])[1]]
@@ -238,12 +238,12 @@ def shared(owner: np.ndarray, work: np.ndarray, ts: np.ndarray, lasts: tuple[np.
 
 
 def in_groups(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """Row numbers group by group, each in order of time; among equal times as they lie."""
+    """Row numbers sorted by group, then time; stable for equal times."""
     return np.lexsort((ts, group))
 
 
 def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """The next row of each row's group in order of time; -1 where none follows."""
+    """The next row in time order of each row's group; -1 for the last."""
     order = np.arange(len(ts)) if in_time(ts) else np.argsort(ts, kind="stable")
     answer, place = np.empty(len(ts), np.int64), np.arange(len(ts))
     answer[order] = np.append(order, NONE)[following(group[order], place, group[order], place)]
@@ -251,7 +251,7 @@ def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
 
 
 def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """0, 1, 2 ... within each group, in order of time."""
+    """0, 1, 2 ... within each group, in time order."""
     order = in_groups(group, ts)
     starts = first_of_runs(group[order])
     answer = np.empty(len(ts), np.int64)
@@ -261,7 +261,7 @@ def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Segments:
-    """Pieces of time and the span that each belongs to."""
+    """Time segments and the span that each belongs to."""
 
     span: np.ndarray
     begin: np.ndarray
@@ -269,7 +269,7 @@ class Segments:
 
 
 class Nest:
-    """Spans of threads, as a stack in time: which span is innermost at any moment. Spans are half open, [begin, end)."""
+    """The nested spans of each thread, to look up the innermost one at any moment. Spans are half open, [begin, end)."""
 
     def __init__(self, key: np.ndarray, begin: np.ndarray, end: np.ndarray):
         self.key, self.begin, self.end = key, begin, end
@@ -304,7 +304,7 @@ class Nest:
         return np.append(self.top, NONE)[event]
 
     def segments(self) -> "Segments":
-        """Each thread's time cut into pieces by its innermost span; time without a span is omitted."""
+        """Each thread's time split by innermost span; time outside all spans is omitted."""
         if len(self.ts) == 0:
             return Segments(self.top, self.ts, self.ts)
         same = np.append(self.thread[1:] == self.thread[:-1], False)

@@ -1,4 +1,4 @@
-"""Which recording a view was made from: a trace and a page carry its stamp in their first bytes."""
+"""The stamp of a recording, which traces and pages made from it carry in their first bytes."""
 
 import contextlib
 import gzip
@@ -16,12 +16,12 @@ VIEWS = (".pftrace", ".gz", ".html")
 
 
 def stamp(manifest: dict[str, Any]) -> str:
-    """The text that views of a recording carry: the checksum of its manifest, which counts all that was recorded."""
+    """The stamp of a recording: the checksum of its manifest, which has the counts of all records."""
     return MARK + str(sealed(manifest)["checksum"])
 
 
 def stamp_of(view: Path) -> str:
-    """The stamp that a view carries; "" where it has none or cannot be read."""
+    """The stamp in a view; "" if it has none or cannot be read."""
     with contextlib.suppress(OSError, EOFError, zlib.error), (gzip.open if view.suffix == ".gz" else open)(view, "rb") as file:
         stamp = MARKED.search(file.read(HEAD_BYTES))
         return stamp[0].decode() if stamp else ""

@@ -1,1 +1,1 @@
-"""Typed tables built from records, kept beside the recording as Parquet."""
+"""Typed tables built from records and cached beside the recording as Parquet."""

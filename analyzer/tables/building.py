@@ -1,4 +1,4 @@
-"""From records to the tables: stretch by stretch of time, so that no more than one of them is in memory."""
+"""Builds the tables from records, one time range after the other, so that only one is in memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +25,7 @@ MOST = 1 << 19
 
 
 class Builder:
-    """Makes the tables of one recording."""
+    """Builds the tables of one recording."""
 
     def __init__(self, source: Source):
         self.source = source
@@ -41,7 +41,7 @@ class Builder:
         self.executes, self.events = Enclosing(source), io.Events(source)
 
     def pieces(self, most: int = MOST) -> Iterator[Piece]:
-        """The rows of the tables LONG, of one stretch of about `most` records after the other."""
+        """The rows of the tables in LONG, for consecutive time ranges of about `most` records each."""
         stretches = list(self.source.contents.stretches(self.step_begins, most))
         for number, (begin_ns, end_ns) in enumerate(stretches):
             yield self._piece(self.source.between(begin_ns, end_ns, self.step_begins), number == len(stretches) - 1)
@@ -85,7 +85,7 @@ class Builder:
         return figures
 
     def last_tables(self) -> Piece:
-        """The other tables but `qnn_gaps`, once all pieces are made."""
+        """The other tables except `qnn_gaps`; valid only after all pieces."""
         source, tokens = self.source, replace(self.tokens, n_tokens=np.concatenate(self.n_tokens))
         tables = {
             "tokens": tokens.table(source),
@@ -105,7 +105,7 @@ class Builder:
 
 
 def unpaired(source: Source) -> Columns:
-    """The table `unpaired`: ends that no begin was recorded for, in order of time."""
+    """The table `unpaired`: ends without a recorded begin, in time order."""
     parts = [part | {"kind": np.full(len(part["tid"]), kind, object)} for kind, rows in source.unpaired.items() for part in rows]
     columns = {c.name: np.concatenate([np.empty(0, c.dtype), *(part[c.name] for part in parts)]) for c in TABLES["unpaired"]}
     order = np.argsort(columns["ts_ns"], kind="stable")
@@ -113,7 +113,7 @@ def unpaired(source: Source) -> Columns:
 
 
 def gap_table(tables: Piece) -> Piece:
-    """The table `qnn_gaps`, of `qnn_executes` and, where it has rows, the tables GAPS_NEED."""
+    """The table `qnn_gaps`, made from `qnn_executes` and, if that has rows, from the tables in GAPS_NEED."""
     if not tables["qnn_executes"].num_rows:
         return {"qnn_gaps": arrow_table("qnn_gaps", {})}
     frames = {name: frame_of(tables[name].select(columns)) for name, columns in GAPS_NEED.items()}

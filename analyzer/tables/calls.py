@@ -1,4 +1,4 @@
-"""The table `calls`: the functions that the user named, each call with its arguments; frames distinguish recursive calls."""
+"""The table `calls`: each call of the functions that the user named, with arguments; frames distinguish recursive calls."""
 
 import json
 import math
@@ -44,12 +44,12 @@ def build(source: Source, tokens: Steps) -> Columns:
 
 
 def of_way(functions: dict[int, dict[str, Any]], rows: Rows, way: str) -> np.ndarray:
-    """Which records belong to functions that are probed at `way` alone."""
+    """Which records belong to functions probed only at `way`."""
     return np.isin(rows["probe"], [number for number, row in functions.items() if row.get("at") == way])
 
 
 def match(source: Source, begin: Rows, end: Rows, entry_only: np.ndarray) -> Spans:
-    """Pair begins with ends of the same function, thread and frame; a call that is probed at its entry alone is an instant."""
+    """Pair begins with ends of the same function, thread and frame; a call probed only at its entry is an instant."""
     threads = shared_codes(*((rows["tid"], rows["probe"]) for rows in (begin, end)))
     marks = [
         Marks(key, rows["ts"], rows.position, rows["frame"], np.ones(len(rows), bool))
@@ -63,7 +63,7 @@ def match(source: Source, begin: Rows, end: Rows, entry_only: np.ndarray) -> Spa
 
 
 def depths(tid: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """How many calls of the thread were open when each began."""
+    """The number of calls open on the thread when each began."""
     lasting = np.flatnonzero(end > begin)
     answer = np.zeros(len(tid), np.int64)
     ts, thread = np.concatenate((begin[lasting], end[lasting])), np.concatenate((tid[lasting], tid[lasting]))
@@ -81,14 +81,14 @@ def depths(tid: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 class Arguments:
-    """Reads what records carry, by the types that the manifest declares."""
+    """Decodes argument values of records by the types that the manifest declares."""
 
     def __init__(self, source: Source, functions: dict[int, dict[str, Any]]):
         self.functions = functions
         self.more = source.rows("call_text")
 
     def of(self, rows: Rows, at_return: bool) -> list[dict[str, Any]]:
-        """Name → value for each record; None where memory could not be read, or the detail was lost."""
+        """Name → value for each record; None if memory could not be read or the detail record was lost."""
         answer: list[dict[str, Any]] = [{} for _ in range(len(rows))]
         for number in np.unique(rows["probe"]).tolist():
             of_function = np.flatnonzero(rows["probe"] == number)
@@ -119,7 +119,7 @@ class Arguments:
         return columns
 
     def _part(self, rows: Rows, number: int, at_return: bool) -> tuple[Rows, np.ndarray]:
-        """(details that carry one part, the row of each call's; -1 where it was lost): of the same function, thread and time."""
+        """(detail records of one part, the row for each call, -1 if lost), matched by function, thread and time."""
         more = self.more
         more = more.where((more["part"] == number) & (more["at_return"] == at_return) & np.isin(more["probe"], rows["probe"]))
         sent, asked = shared_codes(*([part[field] for field in ("probe", "tid", "ts")] for part in (more, rows)))
@@ -129,7 +129,7 @@ class Arguments:
 
 
 def numbers(rows: Rows, row_of: np.ndarray, column: int, kind: str) -> list[Any]:
-    """One column of values as their type has them; addresses as hexadecimal text."""
+    """One column of values, converted to their type; addresses as hexadecimal text."""
     raw = np.ascontiguousarray(rows.records["values"][:, column].astype("<u8"))
     dtype = np.dtype(FORMATS.get(kind, "<u8"))
     typed = raw.view(dtype)[:: 8 // dtype.itemsize].tolist()
@@ -143,11 +143,11 @@ def numbers(rows: Rows, row_of: np.ndarray, column: int, kind: str) -> list[Any]
 
 
 def as_json(rows: list[dict[str, Any]]) -> np.ndarray:
-    """Each row as JSON text; "" where a function has no arguments."""
+    """Each row as JSON text; "" for functions without arguments."""
     return np.array([*(json.dumps(row) if row else "" for row in rows), ""], object)[:-1]
 
 
 def looked_up(values: np.ndarray, names: dict[int, str]) -> np.ndarray:
-    """The name of each number, "" where it has none."""
+    """The name of each number; "" if it has none."""
     distinct, inverse = np.unique(values, return_inverse=True)
     return np.array([*(names.get(int(value), "") for value in distinct), ""], object)[inverse]

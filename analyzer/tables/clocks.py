@@ -1,4 +1,4 @@
-"""The table `clocks`: frequencies of CPUs, their limits, temperatures and cooling, as read or as reported by the kernel."""
+"""The table `clocks`: CPU frequencies, their limits, temperatures and cooling, read by the tracer or reported by the kernel."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ SCALE = np.array([1e-3, 1e-3, 1e-3, 1e-3, 1.0, 1.0])
 
 
 def ranges(numbers: list[int]) -> str:
-    """Numbers as people write them: 0-3, 7."""
+    """Numbers as text with ranges: 0-3, 7."""
     numbers = sorted(numbers)
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
@@ -26,18 +26,18 @@ def ranges(numbers: list[int]) -> str:
 
 
 def rows_of(manifest: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """What the manifest says of `policies`, `zones` or `cooling`; damaged rows omitted."""
+    """The manifest's rows of `policies`, `zones` or `cooling`; damaged rows omitted."""
     rows = section(manifest, "heat").get(name)
     return [r for r in rows if isinstance(r, dict) and isinstance(r.get("number"), int)] if isinstance(rows, list) else []
 
 
 def real(value: Any, scale: float = 1.0) -> float:
-    """A number; NaN where it is none."""
+    """value * scale; NaN if the value is not a number."""
     return value * scale if isinstance(value, int | float) else np.nan
 
 
 class Gauges:
-    """What the manifest says of policies, zones and devices: names and greatest values by (what, number)."""
+    """The manifest's CPU policies, thermal zones and cooling devices: names and maximum values by (what, number)."""
 
     def __init__(self, manifest: dict[str, Any]):
         self.names: dict[tuple[int, int], str] = {}
@@ -66,7 +66,7 @@ class Gauges:
             self.most[what, number] = most
 
     def numbers(self, rows: Rows) -> np.ndarray:
-        """The number of each record's policy, zone or device; -1 where its device is not known."""
+        """The number of each record's policy, zone or device; -1 if its device is unknown."""
         number = rows["number"].copy()
         of_cpu = np.flatnonzero(rows["what"] < OF_CPUS)
         cpus, inverse = np.unique(number[of_cpu], return_inverse=True)
@@ -77,13 +77,13 @@ class Gauges:
 
 
 def first_trip(trips: Any) -> float:
-    """The lowest temperature, °C, at which something is done about a zone's heat; NaN where none is known."""
+    """The lowest trip temperature of a zone that triggers cooling, in °C; NaN if none is known."""
     pairs = [trip for trip in trips if isinstance(trip, list) and len(trip) == 2] if isinstance(trips, list) else []
     return min((t * 1e-3 for _, t in pairs if isinstance(t, int) and t > 0), default=np.nan)
 
 
 def build(source: Source) -> Columns:
-    """The table `clocks`: a row for each value that differs from the one before."""
+    """The columns of `clocks`: a row for each value that differs from the previous one."""
     gauges, rows = Gauges(source.manifest), source.rows("heat")
     what, number, value = np.minimum(rows["what"], len(WHAT) - 1), gauges.numbers(rows), rows["value"]
     known = np.flatnonzero((number != NONE) & (what < len(WHAT) - 1))

@@ -1,9 +1,9 @@
-"""What an operator has to do, in closed form: floating-point operations and bytes, from the shapes of its tensors.
+"""The work of an operator in closed form: floating-point operations and bytes, from the shapes of its tensors.
 
 Shapes are ggml's, innermost dimension first. A multiplication and an addition are two operations; a transcendental function
-counts as one. Bytes are those that have to move at least once: each source read whole and the result written, but for operators
-that touch a part of a tensor (an embedding's rows, the chosen experts). Where a shape or element type is not known, so are the
-figures (NaN).
+counts as one. Bytes are the minimum that must move: each source read whole and the result written once, except for operators
+that touch part of a tensor (an embedding's rows, the chosen experts). If a shape or element type is unknown, the figures are
+NaN.
 """
 
 from collections.abc import Callable
@@ -39,11 +39,11 @@ class Tensor:
         return prod(self.dims)
 
     def dim(self, i: int) -> int:
-        """Dimension i; 1 beyond those given."""
+        """Dimension i; 1 beyond the recorded dimensions."""
         return self.dims[i] if i < len(self.dims) else 1
 
     def bytes(self, elements: int | None = None) -> float:
-        """Bytes of that many elements, of all by default; NaN for an unknown element type."""
+        """Bytes of `elements` elements, by default of all; NaN for an unknown element type."""
         count, size = BLOCKS.get(self.dtype, (1, nan))
         return (self.elements if elements is None else elements) / count * size
 
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Facts:
-    """What shapes alone do not give: experts that the rows chose between them, and tokens in the context; NaN: not known."""
+    """Inputs beyond shapes: number of distinct experts that the rows chose, and tokens in the context; NaN: unknown."""
 
     distinct: float = nan
     context: float = nan
@@ -70,7 +70,7 @@ UNKNOWN = Work(nan, nan, nan)
 
 
 def full_traffic(flops: float, out: Tensor, sources: list[Tensor]) -> Work:
-    """Every source read and the result written once."""
+    """Each source is read and the result written once."""
     return Work(flops, sum(source.bytes() for source in sources), out.bytes())
 
 
@@ -85,7 +85,7 @@ def mul_mat(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
 
 
 def mul_mat_id(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
-    """Experts [K, M, E], rows, ids [k, N] → [M, k, N]: 2 K M k N; of the experts, only the chosen ones are read."""
+    """Experts [K, M, E], rows, ids [k, N] → [M, k, N]: 2 K M k N; only the chosen experts are read."""
     experts, rows, ids = sources[:3]
     expert_bytes = experts.bytes() / max(experts.dim(2), 1)
     expected = expected_distinct(experts.dim(2), ids.dim(0), ids.dim(1))
@@ -94,14 +94,14 @@ def mul_mat_id(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
 
 
 def expected_distinct(experts: int, k: int, tokens: int) -> float:
-    """Experts that `tokens` tokens choose between them when each takes k of them uniformly: E (1 - ((E - k) / E)^B)."""
+    """Expected number of distinct experts of B = `tokens` tokens that each choose k uniformly: E (1 - ((E - k) / E)^B)."""
     return experts * (1 - ((experts - k) / experts) ** tokens) if experts else 0.0
 
 
 def flash_attention(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
     """q [D, N, H], k [D, S, .], v [Dv, S, .]: 2 N H S (D + Dv) for both products, 5 N H S for the softmax.
 
-    An engine may take a longer part of its cache without describing it again; S is at least the context.
+    An engine may read a longer part of its cache without a new tensor definition; S is at least the context.
     """
     q, k, v = sources[:3]
     length = max(k.dim(1), 0 if np.isnan(facts.context) else facts.context)
@@ -111,12 +111,12 @@ def flash_attention(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
 
 
 def get_rows(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
-    """Only the rows that are asked for are read."""
+    """Only the requested rows are read."""
     return Work(0.0, sources[0].bytes(out.elements) + sum(s.bytes() for s in sources[1:]), out.bytes())
 
 
 def set_rows(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
-    """Only the rows that are given are written, each with its index; the rest of the destination is left alone."""
+    """Only the given rows are written, and their indices are read; the rest of the destination is untouched."""
     rows, ids = sources[:2]
     count = rows.elements // max(rows.dim(0), 1)
     return Work(0.0, rows.bytes() + ids.bytes(count), out.bytes(rows.elements))
@@ -165,7 +165,7 @@ def parse(shape: str, dtype: str) -> Tensor:
 
 
 class Described:
-    """The definitions of tensors, to be found by (process, tensor, time)."""
+    """The definitions of tensors, looked up by (process, tensor, time)."""
 
     def __init__(self, tensors: pd.DataFrame):
         self.since = tensors["since_ns"].to_numpy()
@@ -176,14 +176,14 @@ class Described:
         self.only[self.key] = np.arange(len(self.key))
 
     def rows(self, pid: np.ndarray, tensor: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """Row of each definition: the latest at that time, else the first after it; -1 where there is none."""
+        """Row of each definition: the latest at that time, else the first after it; -1 if there is none."""
         if len(self.key) == 0 or len(tensor) == 0:
             return np.full(len(tensor), NONE, np.int64)
         number, values = pd.factorize(identities(pid, tensor))
         return self.rows_of(number, values, ts)
 
     def rows_of(self, number: np.ndarray, values: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """The same for the results values[number], as `identities` numbers them."""
+        """The same as `rows` for the results values[number], which are numbers from `identities`."""
         if len(self.key) == 0 or len(number) == 0:
             return np.full(len(number), NONE, np.int64)
         asked = self.index.get_indexer(pd.Index(values))[number]
@@ -195,7 +195,7 @@ class Described:
 
 
 class Works:
-    """The work of operators. Equal ones are computed once: of the same types and shapes, at the same facts."""
+    """The work of operators; computed once for each combination of type, shapes and facts."""
 
     def __init__(self, tensors: pd.DataFrame, types: np.ndarray, described: Described):
         """`types` has the operator type of each definition."""
@@ -234,7 +234,7 @@ class Works:
         return figures
 
     def _shapes(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(kind, shape of the result, shapes of its sources) of each distinct operator, and which one each row is."""
+        """(kind, shape of the result, shapes of its sources) of each distinct operator, and its index for each row."""
         settled = ts.min() >= self.changes[-1]
         epoch = np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right")
         key, first = numbered(out, epoch, pid)
@@ -243,7 +243,7 @@ class Works:
         return shapes, key
 
     def _source_rows(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """Definitions of each result's first sources, [results, widest]; -1 where there is none."""
+        """Definition rows of each result's first sources, [results, widest]; -1 for none."""
         asked = self.sources[out]
         answer = np.full(asked.shape, NONE, np.int64)
         for i in range(asked.shape[1]):
@@ -253,9 +253,9 @@ class Works:
         return answer
 
     def _renewed(self, row: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """Definitions of views, replaced by what they rename where that has another size by now: not all are described again.
+        """Definition rows with views replaced by their source if its size has changed since: engines do not redefine every view.
 
-        A view of a part has fewer elements; every other way to rename memory keeps their number.
+        A partial view has fewer elements; all other operators that rename memory keep the number.
         """
         size = self.size
         for _ in range(VIEWS_DEEP):
@@ -281,7 +281,7 @@ class Works:
 
 
 def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
-    """The first sources of each definition, [definitions + 1, widest]; 0 where there is none."""
+    """The first sources of each definition, [definitions + 1, widest]; 0 for none."""
     lists = tensors["sources"].to_numpy()
     width = max(1, min(max((len(sources) for sources in lists), default=0), 5))
     declared = np.zeros((len(lists) + 1, width), np.uint64)
@@ -291,13 +291,13 @@ def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
 
 
 def contexts(token: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
-    """Tokens in the context of each step, its own included; NaN where not known."""
+    """Tokens in the context of each step, including its own; NaN if unknown."""
     length = (lengths["position"] + lengths["n_tokens"]).where(lengths["position"] >= 0).astype(np.float64)
     return length.set_axis(lengths["token_id"]).reindex(token).to_numpy(np.float64)
 
 
 def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: Columns) -> np.ndarray:
-    """How many experts the rows of a step chose in a layer; NaN where that was not recorded."""
+    """The number of distinct experts that the rows of a step chose in a layer; NaN if not recorded."""
     n = len(routes["token_id"])
     if n == 0 or len(token) == 0:
         return np.full(len(token), nan)

@@ -1,4 +1,4 @@
-"""The table driver_events: events of the driver between CPU and NPU."""
+"""The table `driver_events`: events of the driver between CPU and NPU."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ METHOD_BIT, METHODS = 24, 0x1F
 
 
 def build(source: Source, tokens: Steps) -> Columns:
-    """The table's columns."""
+    """The columns of `driver_events`."""
     rows = source.rows("driver_event")
     columns = {name: rows[name] for name in ("pid", "tid", "handle", "status")}
     columns |= {name: rows.raw(name) for name in ("context", "value")}

@@ -26,13 +26,13 @@ def build(source: Source, tokens: Steps) -> dict[str, Columns]:
 
 
 def begun_step(tokens: Steps, rows: Rows) -> np.ndarray:
-    """The step that each record's thread began last: an answer is often asked for behind the step's own call."""
+    """The step that each record's thread began last: responses are often read after the step's call has returned."""
     steps = pd.DataFrame({"ts": tokens.begin["ts"], "tid": tokens.begin["tid"], "token_id": np.arange(len(tokens.begin))})
     return pd.merge_asof(_columns(rows, "ts", "tid"), steps, "ts", by="tid").token_id.fillna(-1).to_numpy(np.int64)
 
 
 def batch_table(source: Source, tokens: Steps) -> pd.DataFrame:
-    """Each batch from the begin of its write to when its answer was read."""
+    """The table `npu_batches`: each batch from the begin of its write until its response was read."""
     rows, sent, done = (source.rows(f"hexagon_{kind}") for kind in ("batch", "sent", "done"))
     frame = _columns(rows, *IDENTITY, "tid", "n_ops", "n_tensors", "bytes", "layout", begin_ns="ts")
     frame["engine"] = source.engines(rows["engine"]).to_pandas()
@@ -56,14 +56,14 @@ def _columns(rows: Rows, *fields: str, **renamed: str) -> pd.DataFrame:
 
 
 def _last(rows: Rows, **fields: str) -> pd.DataFrame:
-    """Records of batches by process, queue and number; the last of equal ones."""
+    """Records of batches, indexed by process, queue and number; the last of equal ones."""
     if not len(rows):
         return pd.DataFrame({name: np.empty(0, np.int64) for name in (*IDENTITY, *fields)})
     return _columns(rows, *IDENTITY, **fields).drop_duplicates(IDENTITY, keep="last")
 
 
 def _in_flight(frame: pd.DataFrame) -> np.ndarray:
-    """For each batch, how many of its queue were not answered when it was written, itself included."""
+    """For each batch, the number of unanswered batches of its queue when it was written, itself included."""
     answer = np.zeros(len(frame), np.int64)
     for rows in frame.groupby(["pid", "queue"]).indices.values():
         begin, end = frame.begin_ns.to_numpy()[rows], np.sort(frame.end_ns.to_numpy()[rows])
@@ -72,7 +72,7 @@ def _in_flight(frame: pd.DataFrame) -> np.ndarray:
 
 
 def operator_table(source: Source, batches: pd.DataFrame) -> pd.DataFrame:
-    """Each operator of each batch, with the nodes that it computes and what the processor measured of it."""
+    """The table `npu_operators`: each operator of each batch, with the nodes that it computes and the NPU's measurements."""
     rows = source.rows("hexagon_op")
     frame = _columns(rows, "ts", "tid", "opcode", "data", position="at")
     frame["shape"] = ["x".join(map(str, dims)) for dims in rows.records["ne"].tolist()] if len(rows) else []
@@ -92,7 +92,7 @@ def operator_table(source: Source, batches: pd.DataFrame) -> pd.DataFrame:
 
 
 def joined(frame: pd.DataFrame, given: dict[int, list[Given]]) -> list[Group]:
-    """The nodes of each row of operators."""
+    """The nodes of each operator row."""
     answer: list[Group] = [()] * len(frame)
     for (pid, _), rows in frame.groupby(["pid", "queue"]).indices.items():
         each = frame.iloc[rows]
@@ -104,7 +104,7 @@ def joined(frame: pd.DataFrame, given: dict[int, list[Given]]) -> list[Group]:
 
 
 def profiles(source: Source) -> pd.DataFrame:
-    """What the processor measured, by batch and position."""
+    """The NPU's measurements, by batch and position."""
     rows = source.rows("hexagon_profile")
     if not len(rows):
         return pd.DataFrame({name: np.empty(0, np.int64) for name in (*IDENTITY, "position", "us", "first", "second")})
@@ -119,7 +119,7 @@ def profiles(source: Source) -> pd.DataFrame:
 
 
 def call_table(source: Source, tokens: Steps) -> pd.DataFrame:
-    """Remote calls of the driver."""
+    """The table `npu_calls`: remote calls of the driver."""
     rows = source.rows("hexagon_call")
     frame = _columns(rows, "pid", "tid", "subject", "detail", "status", begin_ns="began", end_ns="ts")
     frame["engine"], frame["token_id"] = source.engines(rows["engine"]).to_pandas(), tokens.of(rows)

@@ -1,7 +1,7 @@
-"""Which ggml nodes the operators of the Hexagon backend's batches compute: by their order and addresses.
+"""Matches the operators of the Hexagon backend's batches to the ggml nodes that they compute, by order and addresses.
 
-A batch gives an operator by the backend's own number, which differs between versions, and may fuse several nodes into one.
-It holds the nodes of a graph in order, and says at which address an operator puts what it makes.
+A batch names an operator by a number of the backend, which differs between versions; an operator may fuse several nodes.
+It holds operators in the order of the graph's nodes, each with the address of its result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a graph, as recorded last."""
+    """A node of a graph, as last recorded."""
 
     type: str
     name: str
@@ -51,14 +51,14 @@ Meanings = dict[int, set[Meaning]]
 
 @dataclass(frozen=True)
 class Given:
-    """A graph that the backend was given at a time: the nodes that it computes, in order."""
+    """A graph passed to the backend, with the time and the nodes to compute, in order."""
 
     ts: int
     nodes: Group
 
 
 def graphs(source: Source) -> dict[int, list[Given]]:
-    """The graphs of each process, in order of time."""
+    """The graphs of each process, in time order."""
     rows, nodes = source.rows("hexagon_graph"), source.rows("hexagon_node")
     types = source.named(np.full(len(nodes), LLAMACPP), nodes["op"], "operators").to_pylist()
     names = texts(nodes.records["name"]).tolist() if len(nodes) else []
@@ -78,14 +78,14 @@ def graphs(source: Source) -> dict[int, list[Given]]:
 
 
 def join(ts: np.ndarray, opcodes: np.ndarray, data: np.ndarray, begins: np.ndarray, given: Sequence[Given]) -> list[Group]:
-    """The nodes of each operator of a queue.
+    """The nodes that each operator of a queue computes.
 
-    Operators have a time at which they were sent, a number, and the address of what they make; `begins`: where batches begin.
-    A graph's operators follow each other, over the ends of batches, behind the begin of the graph. A graph whose nodes do not
-    fit them, in this batch or the next ones, is passed over: another queue's, or not fully recorded.
+    `ts`, `opcodes` and `data`: send time, number and result address of each operator; `begins`: the first operator of each batch.
+    A graph's operators are consecutive, also across batches, and sent after the graph began. A graph whose nodes do not match the
+    operators of this batch or the next ones is skipped: it belongs to another queue or was not fully recorded.
     """
     sent, meant = np.stack((opcodes, data), axis=1), Meanings()
-    _joined(ts, sent, begins, given, meant)  # for `meant`: what one graph leaves open, another tells
+    _joined(ts, sent, begins, given, meant)  # fills `meant`: one graph may resolve what another leaves ambiguous
     return _joined(ts, sent, begins, given, meant)
 
 
@@ -111,14 +111,14 @@ def _joined(ts: np.ndarray, sent: np.ndarray, begins: np.ndarray, given: Sequenc
 
 
 Cuts = list[dict[int, list[int]]]
-"""For each operator: the nodes that it may end before, and for each of these the nodes that it may begin with."""
+"""For each operator: the possible ends (exclusive) of its nodes, and for each end the possible first nodes."""
 
 
 def cut(nodes: Group, operators: Sequence[Sequence[int]], sent: int, meant: Meanings) -> list[Group]:
-    """The nodes cut into what the first operators (number, address) compute; empty where they do not fit together.
+    """The nodes split into the groups that the first operators (number, address) compute; empty if they do not match.
 
-    Where several cuts fit, one of as many operators as were sent until the next graph began (the backend keeps none back), of
-    these that in which a number means the same wherever it stands, and of these the finest. Adds to `meant`.
+    Among several matching splits, prefer one with as many operators as were sent before the next graph (the backend holds none
+    back), then one in which each number has the same meaning everywhere, then the finest. Adds to `meant`.
     """
     ways = []
     for cuts in _possible(nodes, [address for _, address in operators]):
@@ -134,7 +134,7 @@ def cut(nodes: Group, operators: Sequence[Sequence[int]], sent: int, meant: Mean
 
 
 def _sure(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) -> Meanings:
-    """What numbers mean where nothing but one group of nodes fits."""
+    """The meaning of operator numbers for which only one group of nodes matches."""
     sure: Meanings = {}
     for (opcode, _), ends in zip(operators, cuts, strict=False):
         if len(ends) == 1 and len(starts := next(iter(ends.values()))) == 1:
@@ -143,7 +143,7 @@ def _sure(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) -> Meani
 
 
 def _consistent(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts, meant: Meanings) -> tuple[int, list[Group]]:
-    """The cut with the fewest numbers that mean something else than what is known of them, and how many these are."""
+    """(number of operators that contradict the known meanings, groups) of the split with the fewest such operators."""
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for (opcode, _), ends in zip(operators, cuts, strict=False):
         known = meant.get(opcode)
@@ -161,7 +161,7 @@ def _meaning(group: Group) -> Meaning:
 
 
 def _possible(nodes: Group, addresses: Sequence[int]) -> list[Cuts]:
-    """Every way to cut all nodes into what the first operators compute, by how many operators that takes."""
+    """Every way to split all nodes into groups that the first operators compute; one entry per possible number of operators."""
     answer: list[Cuts] = []
     cuts: Cuts = []
     reached = {0}
@@ -181,7 +181,7 @@ def _possible(nodes: Group, addresses: Sequence[int]) -> list[Cuts]:
 
 
 def _that_arrive(cuts: Cuts, end: int) -> Cuts:
-    """Without the ways that do not lead to the last node."""
+    """`cuts` without the splits that do not reach the last node."""
     wanted = {end}
     answer: Cuts = []
     for ends in reversed(cuts):
@@ -201,7 +201,7 @@ def _backwards(nodes: Group, best: list[dict[int, tuple[int, int]]]) -> list[Gro
 
 
 def _lengths(nodes: Group, at: int) -> Iterator[int]:
-    """How many nodes from this one on an operator may compute."""
+    """The possible numbers of nodes, from this one on, that one operator computes."""
     if at < len(nodes):
         yield 1
         types = tuple(node.type for node in nodes[at : at + LONGEST])

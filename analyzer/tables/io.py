@@ -1,4 +1,4 @@
-"""I/O: page faults of files, reads and block requests, each with the operator, expert and load that its thread was in."""
+"""I/O: page faults of files, reads and block requests, each with the operator, expert and load that enclose it on its thread."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,14 +21,14 @@ PAGE_BYTES = 4096
 
 
 class Enclosed:
-    """Events of threads, and what each was in: the operator and expert are found stretch by stretch, the rest at once."""
+    """Events of threads with the enclosing spans: operator and expert are looked up per time range, the rest at the end."""
 
     def __init__(self, rows: Rows, ts: np.ndarray):
         self.rows, self.ts = rows, ts
         self.op, self.expert = np.full(len(ts), NONE, np.int64), np.full(len(ts), NONE, np.int64)
 
     def note(self, piece: Source, activity: "Activity") -> None:
-        """Find those of a stretch of time."""
+        """Look up the operators and experts of the events in one time range."""
         rows = np.flatnonzero((self.ts >= piece.begin_ns) & (self.ts < piece.end_ns))
         if len(rows) == 0:
             return
@@ -53,7 +53,7 @@ class Enclosed:
 
 @dataclass(frozen=True)
 class Activity:
-    """What threads were in during a stretch of time: `op_id` counts from 0, and from `first_op` in the tables."""
+    """The operators and expert runs of one time range; `op_id` counts from 0 here and from `first_op` in the tables."""
 
     ops: OpThreads
     op_id: np.ndarray
@@ -63,23 +63,23 @@ class Activity:
 
     @cached_property
     def runs(self) -> Nest:
-        """The runs of experts, likewise."""
+        """The expert runs of each thread as nested spans."""
         return spans_of(self.experts)
 
 
 def values_at(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """values[at], -1 where `at` is -1."""
+    """values[rows]; -1 for row -1."""
     return np.where(rows >= 0, values[rows], NONE) if len(values) else np.full(len(rows), NONE, np.int64)
 
 
 def spans_of(table: Columns) -> Nest:
-    """The spans of a table on their threads; the last instant of an unfinished one belongs to it."""
+    """The spans of a table, nested by thread; an unfinished span includes its last instant."""
     tid, begin, end, complete = (table[name] for name in ("tid", "begin_ns", "end_ns", "complete"))
     return Nest(tid, begin, end + ~complete)
 
 
 class Files:
-    """Paths by device and inode: the manifest's, else the bare names that the kernel side sent."""
+    """Paths by device and inode: from the manifest, else the base names that the kernel side recorded."""
 
     def __init__(self, source: Source):
         listed = section(source.manifest, "io").get("files")
@@ -102,19 +102,19 @@ class Files:
 
 
 def devices(dev: np.ndarray) -> np.ndarray:
-    """Kernel device numbers as "major:minor"; "" for none."""
+    """Kernel device numbers as "major:minor"; "" for 0."""
     numbers, inverse = np.unique(dev, return_inverse=True)
     names = [f"{n >> MINOR_BITS}:{n & ((1 << MINOR_BITS) - 1)}" if n else "" for n in numbers.tolist()]
     return np.array([*names, ""], object)[inverse]
 
 
 def fault_begins(rows: Rows) -> np.ndarray:
-    """When each page fault began; its end where that is not known."""
+    """The begin of each page fault; its end if the begin is unknown."""
     return np.where(rows["begin"] > 0, rows["begin"], rows["ts"])
 
 
 def faults(rows: Rows, context: dict[str, np.ndarray], files: Files) -> Columns:
-    """The columns of `faults`, in order of their ends."""
+    """The columns of `faults`, sorted by end."""
     flags, begin_known, end, begin = rows["flags"], rows["begin"] > 0, rows["ts"], fault_begins(rows)
     return {
         "fault_id": np.arange(len(rows)),
@@ -152,7 +152,7 @@ def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> Colum
 
 
 def blocks(source: Source, context: dict[str, np.ndarray]) -> Columns:
-    """The columns of `blocks`: requests from issue to answer, paired by device and sector."""
+    """The columns of `blocks`: requests from issue to completion, paired by device and sector."""
     issue, done = source.rows("block_issue"), source.rows("block_done")
     sectors = shared_codes(*((rows["dev"], rows["sector"]) for rows in (issue, done)))
     marks = [
@@ -183,7 +183,7 @@ class Events:
         self.parts = (Enclosed(fault, fault_begins(fault)), Enclosed(read, read["ts"]), Enclosed(issue, issue["ts"]))
 
     def note(self, piece: Source, activity: Activity) -> None:
-        """Find what those of a stretch of time were in."""
+        """Look up the operators and experts of the events in one time range."""
         for part in self.parts:
             part.note(piece, activity)
 

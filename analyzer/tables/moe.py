@@ -1,4 +1,4 @@
-"""What a Mixture-of-Experts model adds: routes, expert runs, loads and evictions of the expert cache, and counters."""
+"""Tables of Mixture-of-Experts models: routes, expert runs, loads and evictions of the expert cache, and counters."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ WIDE = 2  # ROUTE_WIDE of bpf/records.h
 
 
 def routes(source: Source, tokens: Steps, definitions: Definitions) -> Columns:
-    """The columns of `routes`: one row per choice of the router."""
+    """The columns of `routes`: one row for each choice of the router."""
     rows = source.rows("route")
     names = rows.dtype.names or ()
     if len(rows) == 0 or "experts" not in names:
@@ -47,20 +47,20 @@ def routes(source: Source, tokens: Steps, definitions: Definitions) -> Columns:
 
 
 def route_layers(rows: Rows, definitions: Definitions) -> np.ndarray:
-    """The layer of each choice: from the engine, else from the name of the operator that takes it."""
+    """The layer of each choice: from the engine, else from the name of the operator that makes it."""
     described = definitions.described.rows(rows["pid"], rows["tensor"], rows["ts"])
     return np.where(rows["tensor"] == 0, rows["layer"], np.append(definitions.layers, NONE)[described])
 
 
 def rows_before(rows: Rows, layer: np.ndarray, token_id: np.ndarray) -> np.ndarray:
-    """Rows that earlier calls of a layer's router took in the same step: a prompt comes in chunks."""
+    """Number of rows in earlier calls of the layer's router in the same step: prompts are processed in chunks."""
     called = np.where(rows["first"] == 0, rows["n_tokens"], 0)
     total = pd.Series(called).groupby(codes(token_id, layer)).cumsum().to_numpy()
     return np.maximum(total - rows["n_tokens"], 0)
 
 
 def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: First) -> Columns:
-    """The columns of `experts`: one row per run; `op` is the number of its operator, -1 for none."""
+    """The columns of `experts`: one row for each run; `op` is the number of its operator, -1 for none."""
     begin, end = source.rows("expert_begin"), source.rows("expert_end")
     return {
         "run_id": first.run + np.arange(len(begin)),
@@ -80,7 +80,7 @@ def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: 
 
 
 def loads(source: Source, tokens: Steps) -> Columns:
-    """The columns of `loads`: loads as spans, evictions as instants, in order of time."""
+    """The columns of `loads`: loads as spans, evictions as instants, in time order."""
     spans = source.spans("load", ("layer", "expert"))
     begin, end, evict = source.rows("load_begin"), source.rows("load_end"), source.rows("evict")
     if not len(begin) + len(evict):
@@ -109,7 +109,7 @@ def loads(source: Source, tokens: Steps) -> Columns:
 
 
 def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
-    """What a load and an eviction have in common."""
+    """The columns that loads and evictions share."""
     return {
         "token_id": tokens.of(rows),
         **source.thread(rows),
@@ -123,14 +123,14 @@ def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, 
 
 @dataclass
 class Counters:
-    """The table `counters`: cache contents, cumulative hits and misses, cumulative page faults of the threads that decode."""
+    """The table `counters`: cache contents, cumulative hits and misses, and cumulative page faults of threads that run tokens."""
 
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HITS, 0))
     readings: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """(field, thread) → its first reading and its last value."""
 
     def of(self, source: Source, announced: Announced, runs: Columns, moves: Columns) -> pyarrow.Table:
-        """The rows of a stretch of time, which must follow on the last one; `moves` are the loads of the whole recording."""
+        """The rows of one time range, which must follow the previous one; `moves` are the loads of the whole recording."""
         end, resident = moves["end_ns"], moves["resident_bytes"]
         finished = (resident >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)
         parts = [(end[finished], "expert cache bytes", resident[finished])]
@@ -147,7 +147,7 @@ class Counters:
         return arrow_table("counters", {"ts_ns": ts[order], "name": names, "value": value[order]})
 
     def _faults(self, source: Source, announced: Announced) -> list[tuple[np.ndarray, str, np.ndarray]]:
-        """Counters per thread that runs tokens, from 0 at its first reading; only readings that changed one."""
+        """Fault counters of each thread that runs tokens, from 0 at its first reading; only readings with a change."""
         tokens = [source.rows(kind) for kind in ("token_begin", "token_end")]
         main = np.unique(np.concatenate([rows["tid"] for rows in tokens]))
         begins = announced.begin.where(~announced.by_share)

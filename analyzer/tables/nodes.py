@@ -1,7 +1,7 @@
-"""Operators of which only the threads' shares of a graph's nodes are recorded: turned into the begins and waits that others read.
+"""Converts recorded shares (one thread's part of one graph node) into the begins and waits that other modules read.
 
-A thread's share of a node is done when it enters the barrier behind it; the barrier opens when the last thread has come,
-and there the next node begins on every thread. So one time per thread and node gives begin, end and wait.
+A thread has finished its share of a node when it enters the barrier after it; the barrier opens when the last thread arrives,
+and then the next node begins on every thread. So one time per thread and node determines begin, end and wait.
 """
 
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from analyzer.records.spans import (
 )
 
 LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
-NEVER_RUN = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # nodes that only rename memory
+NEVER_RUN = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # nodes that only alias memory
 
 
 @dataclass(frozen=True)
 class Announced:
-    """The records of the operators of a stretch of time: begins and waits, some of them made of shares."""
+    """The operator records of one time range: begins and waits, some of them made from shares."""
 
     begin: Rows
     wait: Rows
@@ -40,7 +40,7 @@ class Announced:
 
 
 def shares(source: Source) -> Rows:
-    """One row per share, in order of time: its time `ts`, `graph`, `node`, and the page faults since the share before."""
+    """One row for each share, in time order: time `ts`, `graph`, `node`, and the page faults since the previous share."""
     batches = source.rows("op_shares")
     if len(batches) == 0:
         return Rows.of_columns({}, np.empty(0, np.int64))
@@ -56,10 +56,10 @@ def shares(source: Source) -> Rows:
 
 
 def unfold(source: Source) -> Announced:
-    """The operators' begins and waits, with an op_begin and an op_wait in the place of each share.
+    """The operators' begins and waits, with an op_begin and an op_wait in place of each share.
 
-    While the tracer learns where to look, operators are recorded in both ways: a graph is read the new way where that misses
-    none of its operators, or the old way misses most.
+    While the tracer locates the barrier, operators are recorded in both ways: a graph is read from shares if these miss none
+    of its operators, or if the other records miss most.
     """
     done, graphs = shares(source), source.rows("graph_begin")
     announced = computed(source)
@@ -87,7 +87,7 @@ def unfold(source: Source) -> Announced:
 
 
 def computed(source: Source) -> dict[str, Rows]:
-    """The records op_begin and op_wait, without those of nodes that only rename memory: some builds pass these like others."""
+    """The records op_begin and op_wait without nodes that do not compute: some builds announce these like others."""
     begin, wait = source.rows("op_begin"), source.rows("op_wait")
     renames = (begin["engine"] == LLAMACPP) & np.isin(begin["type"], never_run(source))
     if not renames.any():
@@ -97,7 +97,7 @@ def computed(source: Source) -> dict[str, Rows]:
 
 
 def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """(the graph that each share belongs to, -1 for none; the time before which each graph's shares end, and 0)."""
+    """(the graph of each share, -1 for none; for each graph the time before which its shares end, and a final 0)."""
     handles, key = shared_codes((graphs["pid"], graphs["handle"]), (done["pid"], done["graph"]))
     graph = latest(handles, graphs["ts"], key, done["ts"])
     until = np.append(source.next_step(graphs["ts"]), 0)
@@ -105,9 +105,9 @@ def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.
 
 
 def owners(graphs: Rows, until: np.ndarray, begin: Rows, wait: Rows) -> dict[str, np.ndarray]:
-    """The graph of each op_begin and op_wait: that of its thread, else that in which another thread began the same result.
+    """The graph of each op_begin and op_wait: that of its thread, else the one in which another thread began the same result.
 
-    Otherwise it belongs to its process's latest graph.
+    If neither exists, it is the latest graph of its process.
     """
     graph = np.full(len(begin), NONE, np.int64)
     lasting((graphs["tid"], graphs["ts"], until), (begin["tid"], begin["ts"]), graph)
@@ -117,9 +117,9 @@ def owners(graphs: Rows, until: np.ndarray, begin: Rows, wait: Rows) -> dict[str
 
 
 def described_until(source: Source, done: Rows) -> np.ndarray:
-    """Until when each share's node and tensor are described: the end of its graph.
+    """The time up to which definitions of each share's node and tensor count: the end of its graph.
 
-    The thread that leads describes them behind its own share, maybe behind those of all threads.
+    The leading thread records them after its own share, possibly after the shares of all threads.
     """
     ends = source.rows("graph_end")
     handles, key = shared_codes((ends["pid"], ends["handle"]), (done["pid"], done["graph"]))
@@ -129,17 +129,17 @@ def described_until(source: Source, done: Rows) -> np.ndarray:
 
 
 def tensors_of(source: Source, done: Rows, until: np.ndarray) -> np.ndarray:
-    """The tensor that each share's node makes, as recorded until a moment or, failing that, later; 0: never."""
+    """The result tensor of each share's node, as recorded up to `until`, else later; 0 if never."""
     nodes = source.rows("node")
     told, asked = shared_codes(*([rows[name] for name in ("pid", "graph", "node")] for rows in (nodes, done)))
     return np.append(nodes["tensor"], 0)[latest_or_following(told, nodes["ts"], asked, until)]
 
 
 def graphs_by_shares(n: int, done: tuple[np.ndarray, ...], begun: tuple[np.ndarray, ...], made: np.ndarray) -> np.ndarray:
-    """Of each of `n` graphs, whether its operators are read from shares; both are given as (graph, tensor, thread) of each.
+    """For each of `n` graphs, whether to read its operators from shares; `done` (shares) and `begun` are (graph, tensor, thread).
 
-    `made` marks which shares have a result with elements: threads pass an operator without any, and none begins it. Probes come
-    to stand when one thread has passed the first operators and another has not: each thread's must all be there.
+    `made` marks shares whose result has elements: threads pass operators without any, but none begins them. Probes may be
+    attached after one thread has passed the first operators and before another has: the shares of all threads must exist.
     """
     count, count_begun = (np.bincount(graph, minlength=n) for graph in (done[0][made], begun[0]))
     by_share, announced = shared_codes(done, begun)
@@ -148,7 +148,7 @@ def graphs_by_shares(n: int, done: tuple[np.ndarray, ...], begun: tuple[np.ndarr
 
 
 def begin_times(graph: np.ndarray, node: np.ndarray, ts: np.ndarray, graph_ts: np.ndarray) -> np.ndarray:
-    """When each share began: when the last thread was done with the graph's node before; the first, with the graph."""
+    """The begin of each share: when the last thread finished the graph's previous node; for the first node, the graph's begin."""
     order = np.lexsort((ts, node, graph))
     starts = first_of_runs(graph[order] * (int(node.max(initial=0)) + 1) + node[order])
     if len(starts) == 0:
@@ -163,7 +163,7 @@ def begin_times(graph: np.ndarray, node: np.ndarray, ts: np.ndarray, graph_ts: n
 
 
 def descriptions(source: Source, done: Rows, tensor: np.ndarray, until: np.ndarray) -> np.ndarray:
-    """The row of `tensor` records that describes each result: the latest until a moment, else the first after it."""
+    """The row of the `tensor` record that defines each result: the latest up to `until`, else the first after it."""
     tensors = source.rows("tensor")
     told, asked = shared_codes((tensors["pid"], tensors["tensor"]), (done["pid"], tensor))
     head = np.flatnonzero(tensors["first"] == 0)
@@ -172,18 +172,18 @@ def descriptions(source: Source, done: Rows, tensor: np.ndarray, until: np.ndarr
 
 
 def have_elements(source: Source, described: np.ndarray) -> np.ndarray:
-    """Whether the tensors of these rows of `tensor` have elements. Parts of a prompt without logits have some that do not."""
+    """Whether the tensors of these rows of `tensor` have elements. Parts of a prompt without logits have empty ones."""
     return np.append((source.rows("tensor")["ne"] != 0).all(axis=1), True)[described]
 
 
 def never_run(source: Source) -> list[int]:
-    """The engine's numbers of the operators that only rename memory."""
+    """The engine's numbers of the operators that do not compute."""
     names = section(section(source.manifest, "engines"), source.engine_names.get(LLAMACPP, "")).get("operators") or []
     return [number for number, name in enumerate(names) if name in NEVER_RUN]
 
 
 def described_fields(source: Source, done: Rows, tensor: np.ndarray, described: np.ndarray) -> dict[str, np.ndarray]:
-    """What an op_begin says beside its time and thread, of each share."""
+    """The other fields of an op_begin, besides time and thread, for each share."""
     tensors = source.rows("tensor")
     kind, rows = (np.append(column, 0)[described] for column in (tensors["type"], tensors["ne"][:, 1]))
     layer = np.full(len(done), NONE, np.int64)
@@ -191,7 +191,7 @@ def described_fields(source: Source, done: Rows, tensor: np.ndarray, described: 
 
 
 def joined(old: Rows, done: Rows, ts: np.ndarray, fields: dict[str, np.ndarray]) -> tuple[Rows, np.ndarray]:
-    """(records as they were, and those made of shares at times `ts`, in order of time; which were made of shares)."""
+    """(the `old` records and those made from shares at times `ts`, in time order; mask of those made from shares)."""
     merged = {"ts": ts, **{name: done[name] for name in ("pid", "tid", "cpu", "engine")}, **fields}
     order = np.argsort(np.concatenate((old["ts"], ts)), kind="stable")
     merged = {name: np.concatenate((old[name], column))[order] for name, column in merged.items()}

@@ -1,4 +1,4 @@
-"""Operators: what each thread ran, merged over the threads that shared it, and the tensors they are named by."""
+"""Operators: those of each thread, merged over the threads that share one, and the tensors that name them."""
 
 import re
 from dataclasses import dataclass
@@ -39,14 +39,14 @@ LAYER = re.compile(r"-(\d+)(?:$|[ #])|^blk\.(\d+)\.|_l(\d+)(?:$| )")
 
 
 def layer_of(name: str) -> int:
-    """The layer in a ggml tensor's name (ffn_out-0, blk.3.attn_q.weight, cache_k_l2); -1 where there is none."""
+    """The layer in a ggml tensor's name (ffn_out-0, blk.3.attn_q.weight, cache_k_l2); -1 for none."""
     match = LAYER.search(name)
     return int(next(group for group in match.groups() if group)) if match else NONE
 
 
 @dataclass
 class OpThreads:
-    """One operator on one thread per row, in order of begin."""
+    """One row for each operator on each thread, sorted by begin."""
 
     rows: Rows
     begin: np.ndarray
@@ -58,17 +58,17 @@ class OpThreads:
     merged: np.ndarray  # bool: the engine runs one operator on several threads
     token: np.ndarray
     graph: np.ndarray
-    result: np.ndarray  # number of its result's identity in `results`
+    result: np.ndarray  # index of its result's identity in `results`
     results: np.ndarray
 
     @cached_property
     def nest(self) -> Nest:
-        """The operators of each thread as a stack in time; the last instant of an unfinished one belongs to it."""
+        """The operators of each thread as nested spans; an unfinished one includes its last instant."""
         return Nest(self.rows["tid"], self.begin, self.end + ~self.complete)
 
 
 def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Graphs) -> OpThreads:
-    """Every operator on every thread, with its end, its wait and what encloses it."""
+    """Every operator on every thread, with its end, its wait, and the graph and step that enclose it."""
     begin, ends = announced.begin, source.rows("op_end")
     paired = np.isin(begin["engine"], distinct(ends["engine"]))
     n = len(begin)
@@ -93,10 +93,10 @@ def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Grap
 
 
 def steps_of(tokens: Steps, begin: Rows, result: np.ndarray) -> np.ndarray:
-    """token_id of each begin: of its own thread's step, else of the one in which another thread began the same result.
+    """token_id of each begin: of its thread's step, else of the step in which another thread began the same result.
 
-    Where steps of several threads overlap, the threads that help are distinguished by what they work on; otherwise the step is
-    their process's.
+    If the steps of several threads overlap, worker threads are assigned by the result that they work on; otherwise the step is
+    that of the process.
     """
     if len(distinct(tokens.begin["tid"])) < 2:
         return tokens.of(begin)
@@ -107,12 +107,12 @@ def steps_of(tokens: Steps, begin: Rows, result: np.ndarray) -> np.ndarray:
 
 
 def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, ...]:
-    """End, whether it is known, major and minor faults of operators that the engine announces but does not end.
+    """(end, end is known, major faults, minor faults) of operators for which the engine reports begins but no ends.
 
-    The end: the thread's next operator, or the next end of a graph or token of the thread that took the step (of the process,
-    where there is no step). What none of the same step ends, ends with the step, or with the recording. Faults: up to the
-    thread's next counts of them, its next operator's or, where that comes first, the end of its token; -1 where there are none
-    in the same token and step.
+    End: the thread's next operator, or the next end of a graph or token on the thread that runs the step (of the process, if
+    there is no step). An operator that nothing of its step ends, ends with the step or with the recording. Faults: up to the
+    thread's next fault counts, those of its next operator or of the end of its token, whichever is first; -1 if the same token
+    and step has none.
     """
     closing, graph = source.rows("token_end"), source.rows("graph_end")
     ended = np.flatnonzero(tokens.spans.end >= 0)
@@ -141,28 +141,28 @@ def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tu
 
 
 def at_rows(column: np.ndarray, row: np.ndarray, missing: int) -> np.ndarray:
-    """The column at some rows; `missing` at row -1, and at the one behind the column's end."""
+    """The column at these rows; `missing` for row -1 and for the row after the last."""
     return np.append(flat(column), missing)[row]
 
 
 def waits(mark: Rows, begin: Rows, end: np.ndarray) -> np.ndarray:
-    """When the thread last began to wait within the operator (barriers inside an operator are part of it); else its end."""
+    """The last begin of a wait within the operator on its thread, else its end. Earlier barriers are part of the operator."""
     marked_ns = at_rows(mark["ts"], latest(mark["tid"], mark["ts"], begin["tid"], end - 1), NONE)
     return np.where(marked_ns > begin["ts"], marked_ns, end)
 
 
 def merge(source: Source, ops: OpThreads, graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
-    """(the number of the operator of each thread's row, the first row of each): numbered as they begin.
+    """(operator number of each row, first row of each operator): operators are numbered in order of begin.
 
-    Threads meet at the same occurrence of the same tensor in the same token: in the same graph where that is known, for some
-    builds have new threads in each.
+    Threads share an operator at the same occurrence of the same tensor in the same token, and in the same graph if known: some
+    builds start new threads for each graph.
     """
     rows = ops.rows
     numbers = np.arange(len(rows))
     if not ops.merged.any() or len(distinct(rows["tid"])) < 2:
         return numbers, numbers
     token = ops.token
-    if token.min() < 0:  # between steps, those that belong to none
+    if token.min() < 0:  # operators between steps
         token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
     work, first = numbered(ops.result, token, rows["engine"])
     thread, threads = numbered(rows["tid"])
@@ -175,7 +175,7 @@ def merge(source: Source, ops: OpThreads, graphs: Graphs) -> tuple[np.ndarray, n
 
 
 def reduce_threads(ops: OpThreads, op_id: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
-    """The numeric columns of each operator, of those of its threads; `first` is its first row."""
+    """The numeric columns of each operator, aggregated over its threads; `first` is its first row."""
     n = len(first)
     end, graph = ops.end[first], ops.graph[first]
     np.maximum.at(end, op_id, ops.end)
@@ -202,14 +202,14 @@ def total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
 
 
 def known_total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
-    """The sum of each group's known values (>= 0); -1 where none is."""
+    """The sum of each group's known values (>= 0); -1 if none is known."""
     some = np.zeros(groups, bool)
     some[group[values >= 0]] = True
     return np.where(some, total(group, np.maximum(values, 0), groups), NONE)
 
 
 def tensors(source: Source) -> pd.DataFrame:
-    """The table `tensors`: one row per definition; parts of long source lists put together."""
+    """The table `tensors`: one row for each definition; long source lists are joined from their parts."""
     rows = source.rows("tensor")
     if len(rows) == 0:
         return empty("tensors")
@@ -234,13 +234,13 @@ def tensors(source: Source) -> pd.DataFrame:
 
 
 def element_types(head: Rows, shape: list[str]) -> np.ndarray:
-    """The name of each tensor's element type, by ggml's numbers; "" where no shape was recorded, and so no type."""
+    """The name of each tensor's element type, by ggml's numbers; "" if no shape, and therefore no type, was recorded."""
     names = [GGML_TYPES.get(number, ("",))[0] if dims else "" for number, dims in zip(head["dtype"].tolist(), shape, strict=True)]
     return np.array([*names, ""], object)[:-1]
 
 
 def source_lists(rows: Rows, head: Rows) -> np.ndarray:
-    """The sources of each definition: its own and those of the continuation records that follow it; empty slots dropped."""
+    """The sources of each definition, including those of its continuation records; empty slots dropped."""
     answer = np.empty(len(head), object)
     sources = rows.records["sources"].astype(np.uint64)
     owner = latest(codes_of(head), head["ts"], codes_of(rows), rows["ts"])
@@ -254,12 +254,12 @@ def source_lists(rows: Rows, head: Rows) -> np.ndarray:
 
 
 def codes_of(rows: Rows) -> np.ndarray:
-    """A number for (process, tensor); equal in all records of one recording."""
+    """A number for each (process, tensor), the same in all records of a recording."""
     return rows["tensor"] ^ (rows["pid"] << 48)
 
 
 class Definitions:
-    """The tensors of a recording, and what their definitions say of the operators that make them."""
+    """The tensors of a recording, with the operator types, names and layers that their definitions give."""
 
     def __init__(self, source: Source):
         self.table = tensors(source)
@@ -272,7 +272,7 @@ class Definitions:
 
 @dataclass
 class First:
-    """The numbers that the rows of a stretch of time begin with, and how many operators before belong to no token."""
+    """The numbers of the first rows of a time range, and the number of earlier operators outside tokens."""
 
     op: int = 0
     graph: int = 0
@@ -283,7 +283,7 @@ class First:
 def build(
     source: Source, announced: Announced, tokens: Steps, graphs: Graphs, definitions: Definitions, first_of: First
 ) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
-    """(columns of `operators` but for names, the rows per thread, the number of their operator, from 0)."""
+    """(columns of `operators` except names, rows per thread, operator number of each row, from 0)."""
     ops = op_threads(source, announced, tokens, graphs)
     op_id, first = merge(source, ops, graphs)
     merged = reduce_threads(ops, op_id, first)
@@ -308,7 +308,7 @@ def build(
     described = definitions.described.rows_of(ops.result[first], ops.results, columns["described_ns"])
     columns["described"], columns["layer"] = described, rows["layer"]
     columns["shape"] = text(described, np.append(definitions.shapes, ""))
-    made = np.where(np.append(np.isin(definitions.types, NEVER_RUN), False)[described], NONE, described)  # a copy has no maker
+    made = np.where(np.append(np.isin(definitions.types, NEVER_RUN), False)[described], NONE, described)  # a copy has no producer
     columns["type"] = where_described(columns["type"], made, definitions.types)
     if len(definitions.layers):
         columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), definitions.layers[described], rows["layer"])
@@ -316,22 +316,22 @@ def build(
 
 
 def described_by(end_ns: np.ndarray, graph: np.ndarray, graphs: Graphs, by_share: np.ndarray) -> np.ndarray:
-    """When each operator and what it reads is described: where a record of shares names it, within its graph.
+    """The time up to which definitions of each operator and its sources count: its end; if made from a share, its graph's end.
 
-    `graph` has the row of each operator's graph, below 0 where there is none.
+    `graph` has the row of each operator's graph, negative for none.
     """
     late = by_share & (graph >= 0)
     return np.where(late, np.maximum(end_ns, np.append(graphs.spans.end_ns, 0)[np.where(late, graph, NONE)]), end_ns)
 
 
 def where_described(default: pyarrow.DictionaryArray, described: np.ndarray, values: np.ndarray) -> pyarrow.DictionaryArray:
-    """values[described], `default` where `described` is -1."""
+    """values[described]; `default` where `described` is -1."""
     row = np.where(described >= 0, described, len(values) + default.indices.to_numpy())
     return text(row, [*values, *default.dictionary.to_pylist()])
 
 
 def ran(source: Source) -> set[int]:
-    """Every (process, tensor) that an operator made, as `identities` numbers them."""
+    """Every (process, tensor) that is the result of an operator, as numbers from `identities`."""
     contents, nodes = source.contents, source.rows("node")
     graph, node = identities(nodes.raw("pid"), nodes.raw("graph")), nodes.raw("node")
     shared_nodes, told = shared_codes(tuple(contents.nodes.T), (graph, node))
@@ -340,9 +340,9 @@ def ran(source: Source) -> set[int]:
 
 
 def fused_types(definitions: pd.DataFrame, ran: set[int]) -> np.ndarray:
-    """The type of each tensor of `known`; "A+B" where B's first source is made by an A that never ran by itself.
+    """The operator type of each definition; "A+B" if the first source of B is the result of an A that never ran by itself.
 
-    Engines compute some pairs of operators in one go and report the second. Only where operators have declared structure.
+    Engines fuse some pairs of operators and report only the second. Applies only if definitions have sources.
     """
     types = definitions["type"].to_numpy().copy()
     pid = definitions["pid"].to_numpy()
@@ -357,7 +357,7 @@ def fused_types(definitions: pd.DataFrame, ran: set[int]) -> np.ndarray:
 
 
 def finish(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:
-    """Add `expert` and `name` to the operators' columns; answers the number of the operator of each expert run."""
+    """Add `expert` and `name` to the operators' columns; returns the operator number of each expert run."""
     enclosing = np.full(len(experts), NONE, np.int64)
     if len(experts) and len(op_id):
         inner = ops.nest.innermost(experts["tid"], experts["ts"])
@@ -370,7 +370,7 @@ def finish(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np
 
 
 def composed_names(columns: Columns, unnamed: np.ndarray) -> pyarrow.DictionaryArray:
-    """Names made of type, layer and expert, for operators without a name."""
+    """Names composed of type, layer and expert, for operators without a name."""
     rows, answer = np.flatnonzero(unnamed), np.full(len(unnamed), NONE)
     kind, kinds = columns["type"].indices.to_numpy(), columns["type"].dictionary.to_pylist()
     answer[rows], first = numbered(*(column[rows] for column in (kind, columns["layer"], columns["expert"])))
@@ -380,7 +380,7 @@ def composed_names(columns: Columns, unnamed: np.ndarray) -> pyarrow.DictionaryA
 
 
 def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
-    """The expert that ran within each operator, -1 where none or several did."""
+    """The expert that ran within each operator; -1 if none or several did."""
     answer = np.full(n_ops, NONE, np.int64)
     inside = np.flatnonzero(op >= 0)
     order = inside[np.argsort(op[inside], kind="stable")]

@@ -1,7 +1,7 @@
-"""Performance counters: what each event counted within an operator, thread by thread.
+"""Performance counters: the count of each event within an operator, for each thread.
 
-An operator made of a share has one reading, when the thread's share was done: it counts from the thread's reading before
-it, the wait for the other threads in between included.
+An operator made from a share has one reading, at the end of the thread's share: it counts from the thread's previous reading,
+including the wait for other threads in between.
 """
 
 import numpy as np
@@ -17,13 +17,13 @@ UNREAD = np.uint64(2**64 - 1)
 
 
 def events(source: Source) -> list[str]:
-    """Names of the events that were counted, in the order of a reading's values."""
+    """Names of the counted events, in the order of a reading's values."""
     listed = section(source.manifest, "pmc").get("events")
     return [str(row.get("name", "")) for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
 
 
 def readings_at(rows: Rows, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """The reading of thread `tid` at exactly `ts`, which is the time of the operator record it stands behind; -1: none."""
+    """The reading of thread `tid` at exactly `ts`, the time of the operator record that precedes it; -1: none."""
     readings, asked = shared_codes((rows["tid"], rows["ts"]), (tid, ts))
     row = np.full(len(rows) + len(tid), NONE, np.int64)
     row[readings] = np.arange(len(rows))
@@ -31,13 +31,13 @@ def readings_at(rows: Rows, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
 
 
 def recorded_by_shares(done: Rows, ops: OpThreads) -> np.ndarray:
-    """Which operators are made of one record, at the end of the thread's share."""
+    """Which operators are made from a single record at the end of the thread's share."""
     shares, waits = shared_codes((done["tid"], done["ts"]), (ops.rows["tid"], ops.wait))
     return np.isin(waits, shares)
 
 
 def readings_before(rows: Rows, last: np.ndarray) -> np.ndarray:
-    """The thread's reading before each reading; -1 where there is none."""
+    """The thread's previous reading before each reading; -1 for none."""
     before = np.full(len(rows) + 1, NONE, np.int64)
     after = successors(rows["tid"], rows["ts"])
     before[after[after >= 0]] = np.flatnonzero(after >= 0)
@@ -46,13 +46,13 @@ def readings_before(rows: Rows, last: np.ndarray) -> np.ndarray:
 
 
 class Readings:
-    """The readings of stretches of time, each with the last one before it of every thread."""
+    """The readings of consecutive time ranges, each preceded by every thread's last reading before it."""
 
     def __init__(self) -> None:
         self.last: Rows | None = None
 
     def of(self, source: Source) -> Rows:
-        """The readings of the next stretch, with the threads' last ones of the stretch before in front."""
+        """The readings of the next time range, preceded by each thread's last reading before it."""
         rows = source.rows("pmc")
         if self.last is not None and len(self.last):
             slots, position = (np.concatenate((getattr(self.last, name), getattr(rows, name))) for name in ("slots", "position"))
@@ -63,9 +63,9 @@ class Readings:
 
 
 def build(source: Source, rows: Rows, shares: Rows, ops: OpThreads, op_id: np.ndarray) -> pyarrow.Table:
-    """The table `pmc`: from an operator's begin on a thread to where the thread began to wait, or to its end.
+    """The table `pmc`: counts from an operator's begin on a thread to the begin of the thread's wait, or to its end.
 
-    `rows` are the readings, `shares` those of the stretch.
+    `rows` are the readings, `shares` the shares of the time range.
     """
     names = events(source)
     if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):

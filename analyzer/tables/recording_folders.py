@@ -1,8 +1,8 @@
-"""Recordings wherever they lie, in a folder or in an object store that fsspec knows, and work on many of them.
+"""Recordings in a local folder or in an object store that fsspec supports, and tasks over many of them.
 
     ROOT/device=NAME/build=NAME/RUN/manifest.json      the folders between ROOT and RUN are yours; these two are read
 
-What is made of a recording (tables, result) is kept beside it there.
+Outputs made from a recording (tables, result) are stored beside it.
 """
 
 import contextlib
@@ -48,16 +48,16 @@ class RecordingFolder:
 
     @property
     def name(self) -> str:
-        """The run's."""
+        """The name of the run."""
         return posixpath.basename(self.path)
 
     def said(self, what: str) -> str:
-        """What its path says of `device` or `build`; "" where it says nothing."""
+        """The value of `device` or `build` in its path; "" for none."""
         found = re.search(rf"(?:^|/){what}=([^/]*)/", self.path)
         return unquote(found[1]) if found else ""
 
     def files(self) -> dict[str, Any]:
-        """Size and time of each file that tables are made of, as `fingerprint` has them; an object's time in whole seconds."""
+        """Size and time of each file that the tables depend on, as in `fingerprint`; times of objects in whole seconds."""
         if self.is_local:
             return dict(fingerprint(Path(self.path))["files"])
         return {name: self._seen(f"{self.path}/{name}") for name in INPUTS}
@@ -69,7 +69,7 @@ class RecordingFolder:
             return None
 
     def has_tables(self) -> bool:
-        """Whether the tables that an object store has beside it were made from exactly this recording by this schema."""
+        """Whether the tables beside it in the object store were made from exactly this recording by this schema."""
         try:
             index = json.loads(self.filesystem.cat_file(f"{self.path}/tables/index.json"))
             return is_whole(index) and bool(index["stamp"] == stamp_of(self.files()))
@@ -78,7 +78,7 @@ class RecordingFolder:
 
     @contextlib.contextmanager
     def here(self) -> Iterator[Path]:
-        """The recording as a folder of this machine; what the block makes of it is kept at the place."""
+        """Context manager: the recording as a local folder; outputs that the block writes are copied back to the store."""
         if self.is_local:
             yield Path(self.path)
             return
@@ -97,7 +97,7 @@ class RecordingFolder:
                 os.utime(folder / name, ns=(seen[1], seen[1]))
 
     def _keep(self, folder: Path) -> None:
-        """The index last: who finds it finds all that it names."""
+        """Upload outputs, the index last: when it is present, all files that it names are."""
         files = [path.relative_to(folder).as_posix() for form in MADE for path in folder.glob(form)]
         self.filesystem.put([str(folder / name) for name in files], [f"{self.path}/{name}" for name in files])
         if (folder / "tables" / "index.json").exists():
@@ -116,17 +116,17 @@ def opened(address: str) -> tuple[Any, str]:
 
 
 def is_pattern(address: str) -> bool:
-    """Whether it can name recordings only as a pattern or as an address, not as a path."""
+    """Whether the address is a pattern or an object-store address, not a path."""
     return "://" in address or any(letter in address for letter in "*?[")
 
 
 def is_many(address: str) -> bool:
-    """Whether it names recordings by a pattern, an address or a folder that holds them, not one by its path."""
+    """Whether the address names several recordings by a pattern, an object-store address or a parent folder."""
     return is_pattern(address) or (Path(address).is_dir() and not (Path(address) / "manifest.json").exists())
 
 
 def recording_folders(address: str, must: bool = True) -> list[RecordingFolder]:
-    """Every recording that a pattern, a folder or an address names, by path. Raises AnalysisError where none `must` be."""
+    """Every recording that a pattern, folder or address names, by path. Raises AnalysisError if `must` and there is none."""
     filesystem, path = opened(address)
     try:
         files = filesystem.glob(f"{path}/**")
@@ -139,7 +139,7 @@ def recording_folders(address: str, must: bool = True) -> list[RecordingFolder]:
 
 
 def make_tables(place: RecordingFolder, names: Iterable[str] | None = None) -> RecordingFolder:
-    """Make a recording's tables where it has none. Raises RecordingError where they cannot be made or kept."""
+    """Make a recording's tables if it has none. Raises RecordingError if they cannot be made or stored."""
     if not place.is_local and place.has_tables():
         return place
     with place.here() as folder:
@@ -151,7 +151,7 @@ def make_tables(place: RecordingFolder, names: Iterable[str] | None = None) -> R
 
 @dataclass(frozen=True)
 class Failure:
-    """A recording that could not be read, and why, in one line."""
+    """A recording that could not be read, with the reason in one line."""
 
     place: RecordingFolder
     reason: str
@@ -160,9 +160,9 @@ class Failure:
 def each(
     task: Callable[[RecordingFolder], Any], some: Iterable[RecordingFolder], dask: str = ""
 ) -> Iterator[tuple[RecordingFolder, Any]]:
-    """A task's answer for each recording, as they come, or its Failure, which no other one suffers from.
+    """(recording, task's result or Failure) for each recording, in order of completion; a failure does not stop the others.
 
-    One after another; with `dask` on that many processes here, or on the workers of the scheduler at that address.
+    One recording at a time, or with `dask` on that many local processes or on the workers of the scheduler at that address.
     """
     if not dask:
         yield from ((place, outcome(task, place)) for place in some)
@@ -181,7 +181,7 @@ def each(
 
 
 def outcome(task: Callable[[RecordingFolder], Any], place: RecordingFolder) -> Any:
-    """A task's answer for a recording, or its Failure."""
+    """The task's result for a recording, or its Failure."""
     try:
         return task(place)
     except (UserError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The scheduler: states of the target's threads that tile their time, everyone's names, and the events for a native trace."""
+"""Scheduler tables: gapless states of the target's threads, the names of all threads, and the events for a native trace."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,12 +40,12 @@ class TargetThreads:
         return np.isin(tid, self.tid)
 
     def place(self, tid: np.ndarray) -> np.ndarray:
-        """Their places among the program's threads; -1 for strangers, and for nobody (0)."""
+        """Their indexes among the program's threads; -1 for other threads and for tid 0."""
         row = np.minimum(np.searchsorted(self.tid, tid), len(self.tid) - 1)
         return np.where((np.append(self.tid, NONE)[row] == tid) & (tid > 0), row, NONE)
 
     def process(self, tid: np.ndarray) -> np.ndarray:
-        """Their processes; -1 for strangers."""
+        """Their processes; -1 for other threads."""
         return np.append(self.pid, NONE)[self.place(tid)]
 
 
@@ -56,12 +56,12 @@ def listed_threads(manifest: Mapping[str, Any]) -> list[tuple[int, int, str]]:
 
 
 def is_id(value: object) -> bool:
-    """Whether a value can be the number of a thread or process, or NONE."""
+    """Whether a value is a possible thread or process id, or NONE."""
     return isinstance(value, int) and NONE <= value <= LARGEST_ID
 
 
 def target_threads(source: Source) -> TargetThreads:
-    """Threads that the manifest names, that did the program's work, or that such threads made."""
+    """Threads that the manifest lists, that wrote the program's records, or that such threads created."""
     process: dict[int, int] = {}
     for tid, pid, _ in listed_threads(source.manifest):
         process.setdefault(tid, pid)
@@ -86,18 +86,18 @@ def members(rows: Rows) -> Iterable[tuple[int, int]]:
 
 
 class OpenStates:
-    """The state that each of the target's threads was left in; rows begin_ns, state (NONE: not seen yet), cpu, last event."""
+    """The open state of each of the target's threads; rows begin_ns, state (NONE: not seen yet), cpu, last event."""
 
     def __init__(self, target: TargetThreads):
         self.target = target
         self.rows = np.full((4, len(target.tid)), NONE, np.int64)
 
     def thread_states(self, switch: Rows, waking: Rows, fork: Rows, final: bool, gaps: list[Gaps]) -> pyarrow.Table:
-        """The table `thread_states` of a stretch of time.
+        """The table `thread_states` of one time range.
 
-        The states of each thread tile its time from its first to its last event, but for `gaps`. A waking changes nothing for a
-        thread that still runs. Rows come in order of the event that ended them; those that only the thread's last event ends
-        come at the very end, where `final` says that nothing follows.
+        The states of each thread tile its time from its first to its last event, except for `gaps`. A waking does not affect a
+        running thread. Rows are sorted by the event that ended them; the last state of each thread comes at the very end, when
+        `final` states that no time range follows.
         """
         out, back = (self.target.place(switch[name]) for name in ("prev_tid", "next_tid"))
         switches = np.stack([switch["ts"], switch.position, out, switch["prev_state"], back, switch["cpu"]])
@@ -127,7 +127,7 @@ class OpenStates:
 
 
 class Scheduling:
-    """The tables `thread_states`, `threads` and `sched`, made of stretches of time that follow on each other."""
+    """The tables `thread_states`, `threads` and `sched`, built from consecutive time ranges."""
 
     def __init__(self, source: Source):
         self.source, self.target = source, target_threads(source)
@@ -138,7 +138,7 @@ class Scheduling:
         self.seen = self.target.tid
 
     def piece(self, source: Source, final: bool) -> dict[str, pyarrow.Table]:
-        """`thread_states` and `sched` of one stretch; `final`: none follows."""
+        """`thread_states` and `sched` of one time range; `final`: it is the last."""
         switch, waking, fork = (source.rows(kind) for kind in ("sched_switch", "sched_waking", "task_fork"))
         fork = fork.where((fork["ts"] >= source.begin_ns) & (fork["ts"] < source.end_ns))
         states = self.open.thread_states(switch, waking, fork, final, self.gaps)
@@ -146,7 +146,7 @@ class Scheduling:
         return {"thread_states": states, "sched": events(source)}
 
     def _meet(self, switch: Rows, waking: Rows) -> None:
-        """Take note of the threads there are: their last names, their first processes."""
+        """Add the threads of these records, with the last name and the first process of each."""
         named = np.concatenate(
             (np.where(switch["comm_of_next"] > 0, switch["next_tid"], switch["prev_tid"]), waking["woken_tid"])
         )
@@ -163,7 +163,7 @@ class Scheduling:
         self.seen = np.union1d(self.seen, np.concatenate([distinct(tid) for tid in everyone]))
 
     def threads(self) -> Columns:
-        """The columns of `threads`: the target's, and everyone who took a CPU from them or woke them."""
+        """The columns of `threads`: the target's threads, and all threads that preempted or woke them."""
         names = self.names | {tid: name for tid, _, name in listed_threads(self.source.manifest) if name}
         names.setdefault(0, "swapper")
         tracer = self.source.manifest.get("tracer_pid")
@@ -177,7 +177,7 @@ class Scheduling:
 
 
 def events(source: Source) -> pyarrow.Table:
-    """The table `sched`: switches, wakings, wake-ups and forks in order of time."""
+    """The table `sched`: switches, wakings, wake-ups and forks in time order."""
     kinds = [source.rows(kind) for kind in ("sched_switch", "sched_waking", "sched_wakeup", "task_fork")]
     switch, waking, wakeup, fork = kinds
     ts = np.concatenate([rows["ts"] for rows in kinds])

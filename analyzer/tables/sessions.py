@@ -1,4 +1,4 @@
-"""Sessions of an engine: what model each handle runs, and with how many inputs and outputs."""
+"""Sessions of an engine: the model of each handle, and its number of inputs and outputs."""
 
 import numpy as np
 import pyarrow
@@ -10,7 +10,7 @@ from analyzer.records.spans import NONE, following, latest, shared_codes
 
 
 def sessions(source: Source) -> Columns:
-    """The columns of `sessions`: one row per session made; its counts are those of its first run."""
+    """The columns of `sessions`: one row for each session created; input and output counts are those of its first run."""
     rows = source.rows("session")
     if not len(rows):
         return {}
@@ -21,7 +21,7 @@ def sessions(source: Source) -> Columns:
     counts = {}
     for name in ("n_inputs", "n_outputs"):
         counts[name] = np.full(len(created), NONE, np.int64)
-        for row in np.flatnonzero(owner >= 0)[::-1].tolist():  # the earliest is written last
+        for row in np.flatnonzero(owner >= 0)[::-1].tolist():  # reversed order: the earliest run is written last
             counts[name][owner[row]] = ran[name][row]
     return {
         "session_id": np.arange(len(created)),
@@ -35,7 +35,7 @@ def sessions(source: Source) -> Columns:
 
 
 def made(source: Source) -> Rows:
-    """The records of sessions that were made, not run."""
+    """The records of session creation, without those of runs."""
     rows = source.rows("session")
     return rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
 
@@ -43,9 +43,9 @@ def made(source: Source) -> Rows:
 def model_names(
     source: Source, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray, makes: np.ndarray
 ) -> pyarrow.DictionaryArray:
-    """The model of the session that a (process, handle) is at a time; "" where it is not a session, or its model has no name.
+    """The model of the session that a (process, handle) means at a time; "" if it is no session or its model has no name.
 
-    `makes` marks the calls that make it: a session's record follows just behind them.
+    `makes` marks the calls that create it: the session's record follows directly after them.
     """
     created = made(source)
     handles, asked = shared_codes((created["pid"], created["handle"]), (pid, handle.view(np.int64)))

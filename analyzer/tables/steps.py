@@ -17,7 +17,7 @@ PREFILL, DECODE = 1, 2
 
 
 def faults(begin: Rows, end: Rows, matched: np.ndarray, field: str) -> np.ndarray:
-    """Page faults between two readings of a 32-bit counter; -1 where the end is missing."""
+    """Page faults between two readings of a 32-bit counter; -1 if the end is missing."""
     if len(end) == 0:
         return np.full(len(begin), NONE, np.int64)
     return np.where(matched >= 0, (end[field][matched] - begin[field]) & UNKNOWN_U32, NONE)
@@ -25,7 +25,7 @@ def faults(begin: Rows, end: Rows, matched: np.ndarray, field: str) -> np.ndarra
 
 @dataclass
 class Steps:
-    """The tokens of a recording, in order of begin; `token_id` is the row number."""
+    """The tokens of a recording, sorted by begin; `token_id` is the row number."""
 
     begin: Rows
     end: Rows
@@ -38,13 +38,13 @@ class Steps:
     """token_id of the first row: not 0 for the tokens of a stretch of time."""
 
     def begins_alone(self) -> np.ndarray:
-        """Times at which a token begins while none is open, but for the first."""
+        """Times at which a token begins while none is open, except the first."""
         ts = self.begin["ts"]
         reach = np.maximum.accumulate(self.until) if len(ts) else ts
         return np.unique(ts[1:][reach[:-1] <= ts[1:]])
 
     def begun_in(self, piece: Source) -> "Steps":
-        """The tokens that begin in a stretch of time, with the number of tokens that each was fed."""
+        """The tokens that begin in a time range, with the number of input tokens of each."""
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
         rows, spans = np.arange(low, high), self.spans
         spans = Spans(*(column[rows] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
@@ -54,9 +54,9 @@ class Steps:
         return steps
 
     def tokens_of_graphs(self, graphs: Rows) -> np.ndarray:
-        """Tokens that each step's graphs were fed: the first that was fed any, and the others of its handle.
+        """The number of input tokens of each step's graphs: of the first graph with any, plus the others of its handle.
 
-        A batch is cut into parts, and each part's graph into one for each backend.
+        A batch is split into parts, and the graph of each part into one for each backend.
         """
         fed = graphs.where(graphs["n_tokens"] > 0)
         step = np.full(len(fed), NONE, np.int64)
@@ -77,20 +77,20 @@ class Steps:
         return pd.DataFrame({**columns, "position": np.where(position == UNKNOWN_U32, NONE, position)})
 
     def of(self, rows: Rows) -> np.ndarray:
-        """token_id of the step that contains each record: of its own thread if there is one, else of its process."""
+        """token_id of the step that contains each record: a step of its thread if there is one, else of its process."""
         return self.containing({"tid": rows["tid"], "pid": rows["pid"]}, rows["ts"])
 
     def containing(self, owners: dict[str, np.ndarray], ts: np.ndarray) -> np.ndarray:
-        """The same for moments of threads; `owners` has the columns `tid` and `pid`, in order of preference."""
+        """The same for times `ts`; `owners` has the columns `tid` and `pid`, in order of preference."""
         row = np.full(len(ts), NONE, np.int64)
         for field, owner in owners.items():
             lasting((self.begin[field], self.begin["ts"], self.until), (owner, ts), row)
         return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
     def phases(self, attached: bool) -> np.ndarray:
-        """The engine's phase; where it gives none, prefill is a step of several tokens, or the first of a sequence or context.
+        """The engine's phase; if it gives none, a step of several tokens or the first of a sequence or context is prefill.
 
-        A context's first recorded step is not its first where the tracer was `attached` to a program that ran.
+        The first recorded step of a context may not be its first if the tracer was `attached` to a running program.
         """
         phase, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
         first = position == 0
@@ -101,7 +101,7 @@ class Steps:
         return np.where((phase == PREFILL) | (phase == DECODE), phase, guess)
 
     def contexts(self) -> np.ndarray:
-        """Of each step, the number of its context among those of its process; -1: unknown."""
+        """The number of each step's context among those of its process; -1: unknown."""
         pid, context = self.begin["pid"], self.begin["context"]
         told, number = np.flatnonzero(context), np.full(len(pid), NONE, np.int64)
         code, first = numbered(pid[told], context[told])
@@ -128,7 +128,7 @@ class Steps:
 
 
 def steps(source: Source) -> Steps:
-    """The recording's steps. Where the engine records no number of tokens fed, `begun_in` takes it from the graphs."""
+    """The recording's steps. If the engine records no number of input tokens, `begun_in` takes it from the graphs."""
     begin, spans = source.rows("token_begin"), source.spans("token", ("seq",), unknown=NONE)
     after = successors(begin["tid"], begin["ts"])
     following_ns = np.where(after >= 0, begin["ts"][after] if len(begin) else 0, spans.until())
@@ -138,7 +138,7 @@ def steps(source: Source) -> Steps:
 
 @dataclass
 class Graphs:
-    """The graphs of a stretch of time, in order of begin; `graph_id` is `first` and the row number."""
+    """The graphs of one time range, sorted by begin; `graph_id` is `first` + row number."""
 
     begin: Rows
     end: Rows
@@ -147,11 +147,11 @@ class Graphs:
 
     @cached_property
     def nest(self) -> Nest:
-        """The graphs of each thread as a stack in time."""
+        """The graphs of each thread as nested spans."""
         return Nest(self.begin["tid"], self.begin["ts"], self.spans.until())
 
     def of(self, rows: Rows) -> np.ndarray:
-        """graph_id of the innermost graph that each record's thread was in."""
+        """graph_id of the innermost graph that contains each record on its thread."""
         row = self.nest.innermost(rows["tid"], rows["ts"])
         return np.where(row >= 0, row + self.first, NONE)
 
@@ -159,7 +159,7 @@ class Graphs:
         """The columns of `graphs`."""
         begin, matched = self.begin, self.spans.end
         handle = begin.raw("handle").copy()
-        makes = (handle == 0) & (matched >= 0)  # the call's end has what it made
+        makes = (handle == 0) & (matched >= 0)  # the end of the call has the handle that it created
         handle[makes] = self.end.raw("handle")[matched[makes]]
         return {
             "graph_id": self.first + np.arange(len(begin)),
@@ -179,6 +179,6 @@ class Graphs:
 
 
 def graphs(source: Source, first: int) -> Graphs:
-    """The graphs of a stretch of time, numbered from `first`."""
+    """The graphs of one time range, numbered from `first`."""
     spans = source.spans("graph", ("handle",), unknown=0)
     return Graphs(source.rows("graph_begin"), source.rows("graph_end"), spans, first)

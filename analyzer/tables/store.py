@@ -1,4 +1,4 @@
-"""Recording → tables: every table of records/tables.toml, built with column operations, kept beside the recording as Parquet."""
+"""Recording → tables: every table of records/tables.toml, built by column operations, cached beside the recording as Parquet."""
 
 import contextlib
 import json
@@ -35,9 +35,9 @@ INPUTS = ("manifest.json", "events.bin", "details.bin")
 
 
 class Tables(Mapping[str, pd.DataFrame]):
-    """Tables by name as pandas frames, each made of Arrow when it is first asked for; `arrow` gives Arrow itself.
+    """Tables by name as pandas frames, each converted from Arrow on first access; `arrow` returns the Arrow table.
 
-    A frame's numbers lie where Arrow has them and are not to be written to; what a table needs, `with_table` puts in its place.
+    A frame shares the memory of its Arrow table: treat it as read-only; `with_table` replaces a table.
     """
 
     def __init__(self, readers: Mapping[str, Callable[[], pyarrow.Table]], paths: Mapping[str, Path] | None = None):
@@ -49,7 +49,7 @@ class Tables(Mapping[str, pd.DataFrame]):
 
     @classmethod
     def of(cls, tables: Mapping[str, pd.DataFrame | pyarrow.Table]) -> "Tables":
-        """Tables that are in memory, as frames or from Arrow; itself where it is what is given."""
+        """Tables from frames or Arrow tables in memory; returns a `Tables` argument itself."""
         if isinstance(tables, Tables):
             return tables
         answer = cls(dict.fromkeys(tables, dict))
@@ -69,14 +69,14 @@ class Tables(Mapping[str, pd.DataFrame]):
         return len(self._readers)
 
     def arrow(self, name: str) -> pyarrow.Table:
-        """A table from Arrow, its columns as declared: texts by a dictionary, with int32 codes and each text once."""
+        """The Arrow table with columns as declared: texts are dictionary-encoded with int32 codes and unique values."""
         if name not in self._arrow:
             frame = self._frames.get(name)
             self._arrow[name] = compact(self._readers[name]()) if frame is None else arrow_of(name, frame)
         return self._arrow[name]
 
     def with_table(self, name: str, frame: pd.DataFrame) -> "Tables":
-        """The same tables with another one, or another in the place of one."""
+        """The same tables with one added or replaced."""
         answer = Tables(self._readers | {name: dict}, {n: path for n, path in self.paths.items() if n != name})
         answer._arrow = {n: table for n, table in self._arrow.items() if n != name}
         answer._frames = self._frames | {name: frame}
@@ -84,15 +84,15 @@ class Tables(Mapping[str, pd.DataFrame]):
 
 
 def arrow_of(name: str, frame: pd.DataFrame) -> pyarrow.Table:
-    """A frame from Arrow: a declared table's columns as declared, another's as they are."""
+    """A frame as an Arrow table: declared tables get the declared columns, others keep theirs."""
     declared = name in TABLES or name in IMPORTED
     return arrow_table(name, frame) if declared else pyarrow.Table.from_pandas(frame, preserve_index=False)
 
 
 def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> Tables:
-    """Every table of the schema, in memory. Nothing is dropped: what finds no partner has -1 or stands in `unpaired`.
+    """Every table of the schema, in memory. Nothing is dropped: records without a partner have -1 or are in `unpaired`.
 
-    The answer is the same for any number of records per stretch, `most`.
+    The result does not depend on `most`, the number of records per time range.
     """
     builder = Builder(Source(recording, block))
     pieces = list(builder.pieces(most))
@@ -102,14 +102,14 @@ def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> Tables:
 
 
 def compact(table: pyarrow.Table) -> pyarrow.Table:
-    """The table with each column in one piece, each text in its dictionary once."""
+    """The table with each column in one chunk and unique dictionary values."""
     if all(column.num_chunks == 1 for column in table.columns):
-        return table  # combining copies even what is in one piece
+        return table  # combining would copy even single chunks
     return table.unify_dictionaries().combine_chunks()
 
 
 def fingerprint(folder: Path) -> dict[str, Any]:
-    """What cached tables depend on: the recording's files and the schema."""
+    """The inputs of cached tables: the recording's files and the schema."""
     files: dict[str, list[int] | None] = {}
     for name in INPUTS:
         path = folder / name
@@ -119,15 +119,15 @@ def fingerprint(folder: Path) -> dict[str, Any]:
 
 
 def stamp_of(files: dict[str, list[int] | None]) -> dict[str, Any]:
-    """The same of the sizes and times of INPUTS."""
+    """The same, from the sizes and times of INPUTS."""
     schema = {name: [[c.name, c.dtype] for c in columns] for name, columns in TABLES.items()}
     return {"version": TABLES_VERSION, "files": files, "schema": schema}
 
 
 def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, source: Source | None = None) -> Tables:
-    """The tables of a recording, or those named: from RUN/tables/ where up to date, else built and, if possible, kept there.
+    """The tables of a recording, or those in `names`: from RUN/tables/ if up to date, else built and, if possible, stored there.
 
-    `source` is the recording's, where it is at hand.
+    `source` is the recording's Source, if already read.
     """
     folder = Path(run_dir)
     recording = source.recording if source else Recording(folder)
@@ -158,7 +158,7 @@ def _made(source: Source, folder: Path, stamp: dict[str, Any], names: Iterable[s
 
 
 def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
-    """Rows of each table of a recording. Tables are made and kept where they are not yet; none is loaded if they can be kept."""
+    """Row count of each table of a recording. Missing tables are built and stored; tables are loaded only if they cannot be."""
     tables = load(run_dir)
     if tables.paths:
         return {name: parquet.read_metadata(path).num_rows for name, path in tables.paths.items()}
@@ -172,7 +172,7 @@ def _warn(folder: Path, damage: Iterable[str]) -> None:
 
 
 def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables | None:
-    """Kept tables that were made from exactly this recording by this schema and are as they were written, else None."""
+    """Cached tables if they were made from exactly this recording by this schema and are undamaged, else None."""
     try:
         index = json.loads((folder / "index.json").read_text())
         files = [f"{name}.parquet" for name in names]
@@ -187,7 +187,7 @@ def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables
 
 
 def opened(folder: Path, names: Iterable[str]) -> Tables:
-    """Kept tables. Their files are open from now on: making them again meanwhile puts other files in their places."""
+    """Cached tables. Their files stay open: a rebuild replaces the files and does not change open ones."""
     paths = {name: folder / f"{name}.parquet" for name in names}
     files = {name: parquet.ParquetFile(path, memory_map=True) for name, path in paths.items()}
     return Tables({name: file.read for name, file in files.items()}, paths)
@@ -201,7 +201,7 @@ def sum_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def replaced(folder: Path, stamp: dict[str, Any] | None, damage: Iterable[str] = ()) -> Iterator[Path]:
-    """A folder whose files take the place of those in `folder`, if all goes well; the index is written last, by rename."""
+    """Context manager: a scratch folder that replaces the files of `folder` on success; the index is renamed last."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with scratch(folder.parent, f".{folder.name}-") as fresh:
         fresh.chmod(0o755)
@@ -217,7 +217,7 @@ def replaced(folder: Path, stamp: dict[str, Any] | None, damage: Iterable[str] =
 
 
 def write(frames: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
-    """Write the tables as Parquet into `folder`, replacing what was there."""
+    """Write the tables as Parquet into `folder`, replacing existing ones."""
     tables = Tables.of(frames)
     with replaced(folder, stamp) as fresh:
         for name in tables:
@@ -226,7 +226,7 @@ def write(frames: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[str, Any
 
 
 def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) -> None:
-    """Make the tables of a recording and write them, with one stretch of it in memory at a time."""
+    """Build the tables of a recording and write them, with one time range in memory at a time."""
     builder = Builder(source)
     with replaced(folder, stamp, source.damage) as fresh, Files(fresh) as files:
         for piece in builder.pieces(most):
@@ -238,7 +238,7 @@ def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) 
 
 
 class Files:
-    """Parquet files that grow by stretches, written by a thread while the next stretch is made."""
+    """Parquet files that grow by time range, written by a thread while the next range is built."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -254,7 +254,7 @@ class Files:
             self.close()
 
     def close(self) -> None:
-        """Finish all files; raises what went wrong with the last ones."""
+        """Finish all files; raises errors of pending writes."""
         try:
             self._wait()
         finally:
@@ -263,7 +263,7 @@ class Files:
             self.writers = {}
 
     def _wait(self) -> None:
-        """Wait for what was added last: no more than one stretch is held for writing."""
+        """Wait for the pending write, so that at most one time range is held in memory for writing."""
         pending, self.pending = self.pending, None
         if pending:
             pending.result()
@@ -285,14 +285,14 @@ class Files:
                 self.writers[name].write_table(part)
 
     def read(self, columns: dict[str, tuple[str, ...]]) -> Piece:
-        """Some columns of some tables, which are complete."""
+        """Some columns of some tables, read from the finished files."""
         if columns:
             self.close()
         return {name: parquet.ParquetFile(self.path(name)).read(list(some)) for name, some in columns.items()}
 
 
 def options(schema: pyarrow.Schema) -> dict[str, Any]:
-    """How a Parquet file is written: texts by a dictionary, what mostly grows by its differences, other numbers plain."""
+    """Parquet encodings: dictionary for texts, deltas for mostly increasing numbers, plain for other numbers."""
     texts = [field.name for field in schema if pyarrow.types.is_dictionary(field.type)]
     growing = [f.name for f in schema if f.type == pyarrow.int64() and f.name.endswith(GROWING)]
     encoding = dict.fromkeys(growing, "DELTA_BINARY_PACKED")

@@ -1,8 +1,8 @@
-"""What the subgraphs of our runtime have to do, in closed form from the model's config, as complexity.py counts it.
+"""The work of our runtime's subgraphs, in closed form from the model's config, counted as in complexity.py.
 
-The runtime records rows, layers and experts; the recording's manifest keeps the config of the model and the precisions of its
-package. Rows are those in use: what a static shape pads is not counted. Attention of a prompt's chunk reaches over the context so
-far: what later chunks add is not there yet.
+The runtime records rows, layers and experts; the recording's manifest has the config of the model and the precisions of its
+package. Rows are those in use: the padding of static shapes is not counted. Attention of a prompt's chunk covers the context up
+to that chunk, without later chunks.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Work = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Asked:
-    """Operators of one type: rows in use, tokens in the context (NaN: not known), layer."""
+    """Operators of one type: rows in use, tokens in the context (NaN: unknown), layer."""
 
     rows: np.ndarray
     context: np.ndarray
@@ -34,7 +34,7 @@ class Asked:
 
 
 def stored_bytes(precision: dict[str, Any]) -> float:
-    """Bytes of a weight, its share of the block's scale included."""
+    """Bytes of one weight, including its share of the block's scale."""
     bits, block = float(precision.get("bits") or 32), float(precision.get("block") or 0)
     return (bits + (SCALE_BITS / block if block and bits < PLAIN_BITS else 0.0)) / 8
 
@@ -61,7 +61,7 @@ class Subgraphs:
         return 2.0 * rows * inner * outer, read, rows * outer * ACTIVATION_BYTES
 
     def attention(self, asked: Asked) -> Work:
-        """Of a layer with attention of either kind, or of one with a delta net in its place. Latent attention: not known."""
+        """Attention of either kind, or the delta net in layers that have one. NaN for latent attention."""
         if self.model.attention.mla:
             return (np.full(len(asked.rows), np.nan),) * 3
         model, usual = self.model, self.over_context(asked, self.model.attention)
@@ -73,9 +73,9 @@ class Subgraphs:
         return usual
 
     def delta_net(self, asked: Asked, delta: DeltaNet) -> Work:
-        """Norm, projections, convolution, the gated delta rule, norm and gate of what is read, projection back, residual.
+        """Norm, projections, convolution, gated delta rule, norm and gate of its output, output projection, residual.
 
-        Of the rule, each number of a head's state takes 7: it fades (1), foretells the value (2), learns (2) and is read (2).
+        The rule takes 7 operations for each number of a head's state: decay (1), value prediction (2), update (2), readout (2).
         """
         hidden, rows, values = self.model.hidden, asked.rows, delta.value_heads * delta.value_dim
         weights, gates = hidden * (delta.channels + 2 * values), hidden * 2 * delta.value_heads
@@ -87,7 +87,7 @@ class Subgraphs:
         return rows * each, read + size, size + kept
 
     def over_context(self, asked: Asked, shape: Attention) -> Work:
-        """Norm, projections, scores and values over the context, the output's gate if there is one, projection back, residual."""
+        """Norm, projections, scores and values over the context, output gate if there is one, output projection, residual."""
         hidden, rows = self.model.hidden, asked.rows
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         weights = hidden * (queries * (1 + shape.gated) + (2 - shape.tied_values) * keys) + queries * hidden
@@ -98,7 +98,7 @@ class Subgraphs:
         return flops, read, rows * (hidden * ACTIVATION_BYTES + cache)
 
     def router(self, asked: Asked) -> Work:
-        """Norm, a score for each expert, softmax, the best k."""
+        """Norm, a score for each expert, softmax, top k."""
         rows, hidden, mixture = asked.rows, self.model.hidden, self.model.mixture or Mixture(0, 0, 0)
         flops, read, _ = self.product(asked, hidden, mixture.experts, ACTIVATION_BYTES)
         chosen = mixture.top_k * (ACTIVATION_BYTES + INDEX_BYTES)
@@ -123,26 +123,26 @@ class Subgraphs:
         return self.gated(asked, width, self.bytes["attention"])
 
     def combine(self, asked: Asked) -> Work:
-        """The residual and k outputs by weight."""
+        """The residual plus the weighted sum of k outputs."""
         k, size = self.model.mixture.top_k if self.model.mixture else 0, asked.rows * self.model.hidden
         return (2.0 * k + 1.0) * size, (k + 1.0) * size * ACTIVATION_BYTES, 1.0 * size * ACTIVATION_BYTES
 
     def norm(self, asked: Asked) -> Work:
-        """Behind experts: a norm of their sum, shared expert, a norm of both, residual, the layer's factor."""
+        """After the experts: norm of their sum, addition of the shared expert, norm of both, residual, the layer's factor."""
         size = 1.0 * asked.rows * self.model.hidden
         return 11.0 * size, 3.0 * size * ACTIVATION_BYTES, size * ACTIVATION_BYTES
 
     def head(self, asked: Asked) -> Work:
-        """A score for each word."""
+        """A score for each vocabulary entry."""
         return self.product(asked, self.model.hidden, self.model.vocabulary, self.bytes["head"])
 
     def sample(self, asked: Asked) -> Work:
-        """Every score is computed once."""
+        """One operation for each score."""
         size = 1.0 * asked.rows * self.model.vocabulary
         return size, size * ACTIVATION_BYTES, 1.0 * asked.rows * INDEX_BYTES
 
     def fill(self, operators: Columns, context: np.ndarray, figures: Columns) -> None:
-        """Put the work of our runtime's operators into `figures`; `context` has the tokens in the context of each one's step."""
+        """Write the work of our runtime's operators into `figures`; `context` has the context length of each operator's step."""
         names, by_runtime = list(figures), equals_any(operators["engine"], ENGINE)
         for kind, formula in self.formulas.items():
             rows = np.flatnonzero(equals_any(operators["type"], kind) & by_runtime)
@@ -159,7 +159,7 @@ def _where(at: np.ndarray, one: Work, other: Work) -> Work:
 
 
 def later_rows(operators: Columns, rows: np.ndarray) -> np.ndarray:
-    """Rows that operators of the same step and layer behind each of `rows` take: a prompt comes in chunks."""
+    """Number of rows in later operators of the same step and layer, for each of `rows`: prompts are processed in chunks."""
     columns = {name: operators[name][rows] for name in ("token_id", "layer", "begin_ns", "n_tokens")}
     behind = pd.DataFrame(columns).sort_values("begin_ns", ascending=False)
     counted = behind.groupby(["token_id", "layer"])["n_tokens"].cumsum() - behind["n_tokens"]
@@ -167,7 +167,7 @@ def later_rows(operators: Columns, rows: np.ndarray) -> np.ndarray:
 
 
 def subgraphs(manifest: dict[str, Any]) -> Subgraphs | None:
-    """The formulas for the model that the manifest names; None where it names none, or none whose shapes are understood."""
+    """The formulas for the model in the manifest; None without a model or if its shapes are not supported."""
     model = section(manifest, "model")
     try:
         shapes = model_of(section(model, "config"), Path(str(model.get("path", "config.json"))))

@@ -1,1 +1,1 @@
-"""Tables of the NPU: QNN's calls, executions, objects and profile events, joined."""
+"""Tables of the NPU: joins of QNN's calls, executions, objects and profile events."""

@@ -1,7 +1,7 @@
-"""The NPU beside the CPU: when it was idle and what the CPU did then, and how much of the time both worked.
+"""NPU and CPU activity: idle times of the NPU with the CPU's activity in them, and the time in which both worked.
 
-The NPU counts as busy from a graphExecute to its return (or to the notice of its end), as the host sees it. The CPU counts as
-busy while a thread of the program runs that is not in an execution itself and does not belong to the emulator.
+The NPU counts as busy from a graphExecute to its return (or its completion notice), as the host sees it. The CPU counts as
+busy while a thread of the program runs that is not inside an execution and does not belong to the emulator.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ STATES = ("running", "runnable", "sleeping", "waiting")
 
 
 def anyone(spans: Intervals) -> Intervals:
-    """The time that any of the intervals covers, whatever their keys."""
+    """The union of all intervals, regardless of key."""
     return merged(Intervals.of(spans.begin, spans.end))
 
 
@@ -33,7 +33,7 @@ def gap_table(tables: Tables) -> pd.DataFrame:
 
 
 def gaps_of(runs: pd.DataFrame, states: dict[str, pd.DataFrame], operators: pd.DataFrame) -> pd.DataFrame:
-    """The gaps of one process, each with the state of the thread that ended it by submitting; `states` come by their kind."""
+    """The gaps of one process with the states of the thread that submitted the next execution; `states` are grouped by state."""
     busy = anyone(Intervals.of_table(runs))
     begin, end = busy.end[:-1], busy.begin[1:]
     starts = runs.sort_values("begin_ns", kind="stable")
@@ -50,7 +50,7 @@ def gaps_of(runs: pd.DataFrame, states: dict[str, pd.DataFrame], operators: pd.D
 
 
 def doing(frame: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
-    """The operator that the submitting thread was in at the middle of each gap; "" outside any."""
+    """The submitting thread's operator at the middle of each gap; "" for none."""
     ordered = operators.sort_values("begin_ns", kind="stable")
     middle = ((frame["begin_ns"] + frame["end_ns"]) // 2).to_numpy()
     row = latest(ordered["tid"].to_numpy(), ordered["begin_ns"].to_numpy(), frame["tid"].to_numpy(), middle)
@@ -59,7 +59,7 @@ def doing(frame: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
 
 
 def cpu_busy(tables: Tables, pid: int) -> Intervals:
-    """When the program's own work ran on a CPU."""
+    """The times in which the program's own work ran on a CPU."""
     states, names = tables["thread_states"], tables["threads"]
     emulator = names[names["name"].str.match(EMULATOR_THREADS)]["tid"]
     running = ((states["state"] == "running") & (states["pid"] == pid)).to_numpy()
@@ -69,7 +69,7 @@ def cpu_busy(tables: Tables, pid: int) -> Intervals:
 
 
 def overlap(tables: Tables) -> dict[str, Any]:
-    """From the first execution to the last, per process that executed most: ms in which both, one or none worked."""
+    """For the process with the most executions, from its first to its last: ms in which both, one or none worked."""
     executes = tables["qnn_executes"]
     if not len(executes) or not len(tables["thread_states"]):
         return {}

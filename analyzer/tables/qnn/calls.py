@@ -1,4 +1,4 @@
-"""QNN's calls other than executions, and the stages of the host's side around them."""
+"""QNN's calls other than executions, and the host stages around them."""
 
 import numpy as np
 import pandas as pd
@@ -13,13 +13,13 @@ EXECUTE_STAGE, HARVEST_STAGE = "execute", "harvest"
 
 
 def by_number(numbers: np.ndarray, names: dict[int, str]) -> np.ndarray:
-    """Names of numbers; the number as text where it has none."""
+    """Names of numbers; the number as text if it has no name."""
     values, inverse = np.unique(numbers, return_inverse=True)
     return np.array([*(names.get(v, str(v)) for v in values.tolist()), ""], object)[inverse]
 
 
 def calls_and_stages(source: Source) -> tuple[Calls, Calls]:
-    """(calls, stages of the host): stages come as calls with numbers of their own."""
+    """(calls, host stages): stages are recorded as calls with numbers outside QNN's API."""
     begin, end = source.rows("qnn_call_begin"), source.rows("qnn_call_end")
     parts = []
     for kind, belongs in (("qnn_call", lambda call: call < FIRST_STAGE), ("qnn_stage", lambda call: call >= FIRST_STAGE)):
@@ -55,7 +55,7 @@ def call_table(source: Source, calls: Calls, objects: Objects) -> pd.DataFrame:
 
 
 def stage_table(source: Source, stages: Calls, executes: pd.DataFrame) -> pd.DataFrame:
-    """The table `qnn_stages`; what surrounds graphExecute within its stage becomes the stages `input` and `output`."""
+    """The table `qnn_stages`; the parts of a stage before and after graphExecute become the stages `input` and `output`."""
     begin, spans = stages.begin, stages.spans
     name = by_number(begin["call"], STAGES)
     engine = np.asarray(source.engines(begin["engine"]))
@@ -74,7 +74,7 @@ def stage_table(source: Source, stages: Calls, executes: pd.DataFrame) -> pd.Dat
 
 
 def until_harvested(frame: pd.DataFrame, run: np.ndarray, returned: np.ndarray) -> np.ndarray:
-    """The end of the harvest that follows an execution within its stage; 0 where there is none."""
+    """The end of the harvest that follows an execution within its stage; 0 for none."""
     harvest = frame[frame["stage"] == HARVEST_STAGE]
     stage = frame.iloc[run]
     row = latest(harvest["tid"].to_numpy(), harvest["end_ns"].to_numpy(), stage["tid"].to_numpy(), stage["end_ns"].to_numpy())

@@ -1,4 +1,4 @@
-"""What QNN's numbers promise of each other: nested times, sums that close. Each breach is a row, each residual a figure."""
+"""Consistency checks of QNN's numbers: nested times, and sums that add up. Each violation is a row, each residual a figure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ WITHIN = (
     ("execute_us", "host execute"),
 )
 """(inner, outer): the device's time lies within the RPC's, and that within the host's call."""
-FIRST_OF_HTP = 1000  # event types from here on are the backend's own
+FIRST_OF_HTP = 1000  # event types from here on are backend-specific
 MICROSECOND = 1.0  # times are given in whole microseconds
 
 
 @dataclass(frozen=True)
 class Check:
-    """One relation over executions: what was found must not exceed (or must equal) what was expected."""
+    """One relation over executions: the measured value must not exceed (or must equal) the expected one."""
 
     name: str
     unit: str
@@ -35,7 +35,7 @@ class Check:
 
 
 def nesting(executes: pd.DataFrame) -> Iterator[Check]:
-    """accelerator <= HTP RPC <= host RPC <= host execute, for executions whose end was seen."""
+    """accelerator <= HTP RPC <= host RPC <= host execute, for executions with a recorded end."""
     done = executes[executes["complete"] & (executes["status"] == 0)]
     host = done["duration_ns"].to_numpy() / 1e3
     for inner, outer in WITHIN:
@@ -46,9 +46,9 @@ def nesting(executes: pd.DataFrame) -> Iterator[Check]:
 
 
 def children(events: pd.DataFrame) -> Iterator[Check]:
-    """An event's sub-events of its own unit come to no more than itself; what remains is its residual.
+    """The sum of an event's sub-events of the same unit does not exceed the event; the difference is its residual.
 
-    HTP's own times are omitted: where they are siblings, one still contains the other (see `nesting`).
+    HTP's backend-specific times are omitted: even as siblings, one contains the other (see `nesting`).
     """
     of_execute = events[events["execute_id"] >= 0]
     parts = of_execute[of_execute["parent_id"] >= 0]
@@ -66,7 +66,7 @@ def children(events: pd.DataFrame) -> Iterator[Check]:
 
 
 def cycles(events: pd.DataFrame) -> Check:
-    """The cycles of an execution's nodes add up to the accelerator's."""
+    """The cycles of an execution's nodes add up to the accelerator's cycles."""
     counted = events[(events["execute_id"] >= 0) & (events["unit"] == "cycles")]
     nodes = counted[counted["type"] == NODE].groupby("execute_id")["value"].sum()
     total = counted[counted["type"] == ACCEL_CYCLES].groupby("execute_id")["value"].first()
@@ -76,12 +76,12 @@ def cycles(events: pd.DataFrame) -> Check:
 
 
 def checks(executes: pd.DataFrame, events: pd.DataFrame) -> list[Check]:
-    """Every check, with how often it could be made."""
+    """Every check of these executions and events."""
     return [*nesting(executes), *children(events), cycles(events)]
 
 
 def findings(executes: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
-    """The table `qnn_findings`: a row for each breach."""
+    """The table `qnn_findings`: a row for each violation."""
     rows = []
     for check in checks(executes, events):
         for row in np.flatnonzero(check.broken):

@@ -1,4 +1,4 @@
-"""The NPU's clock on the host's: a rate and an offset from two snapshots, so that drift is part of the answer."""
+"""Maps the NPU's clock to the host's: rate and offset from two snapshots, so that drift is included."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ LEAST_SNAPSHOTS = 2
 
 @dataclass(frozen=True)
 class DeviceClock:
-    """host ns = anchor_ns + (ticks - anchor) * ns_per_tick, wrong by at most `error_ns` between the snapshots."""
+    """host ns = anchor_ns + (ticks - anchor) * ns_per_tick, with an error of at most `error_ns` between the snapshots."""
 
     ns_per_tick: float
     anchor: int
@@ -22,14 +22,14 @@ class DeviceClock:
 
 
 def narrowest(begin: np.ndarray, end: np.ndarray, rows: np.ndarray) -> int:
-    """The row whose window says most exactly when its time stamp was taken."""
+    """The row with the shortest window around its time stamp."""
     return int(rows[np.argmin((end - begin)[rows])])
 
 
 def align(ticks: np.ndarray, begin: np.ndarray, end: np.ndarray) -> DeviceClock | None:
-    """A clock from time stamps, each known to have been taken in a window of host ns; None for fewer than two.
+    """A clock from time stamps, each taken within a known window of host ns; None for fewer than two.
 
-    The two snapshots are the narrowest windows of the first and the last third; each is wrong by half its window.
+    The two snapshots are the shortest windows of the first and the last third; each has an error of half its window.
     """
     order = np.argsort(ticks, kind="stable")
     third = -(-len(order) // 3)

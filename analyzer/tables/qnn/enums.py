@@ -27,7 +27,7 @@ FIRST_STAGE = 200
 
 
 class Work(Enum):
-    """What a profile event is about; the value is the API calls that such events come from (() for graphExecute)."""
+    """The work that a profile event measures; the value lists the API calls that produce such events (() for graphExecute)."""
 
     INIT = (CONTEXT_CREATE, CONTEXT_FROM_BINARY, GRAPH_CREATE, GRAPH_RETRIEVE, WITH_SIGNAL, FROM_LIST)
     FINALIZE = (GRAPH_FINALIZE,)
@@ -40,7 +40,7 @@ WORK_OF_THOUSAND: dict[int, Work] = {1: Work.INIT, 2: Work.FINALIZE, 4: Work.DEI
 
 
 def work_of(event_type: int) -> Work | None:
-    """Which kind of call an event type belongs to; None where the type leaves it open (NODE belongs to its parent)."""
+    """The work that an event type measures; None if the type does not determine it (NODE belongs to its parent)."""
     if event_type < 1000:
         return None if event_type == 404 else WORK_OF_HUNDRED.get(event_type // 100)
     return WORK_OF_THOUSAND.get(event_type // 1000)

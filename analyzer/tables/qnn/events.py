@@ -1,4 +1,4 @@
-"""QNN: the join of profile events with the call that caused them, and the tables of QNN as a whole.
+"""The join of QNN's profile events with the calls that caused them, and `build` for all tables of QNN.
 
 The program reads a profile's events after a call (a harvest): it lists the events' handles, then reads each event and lists its
 sub-events. An event belongs to the harvest in force on its thread; a harvest belongs to the last call before it that its
@@ -38,7 +38,7 @@ class Harvests:
 
 
 def harvests(source: Source) -> Harvests:
-    """Harvest records, and lists of a profile's events that no harvest record announced."""
+    """Harvest records, and reads of a profile's event list without a harvest record."""
     mark, lists = source.rows("qnn_harvest"), source.rows("qnn_sub_events")
     top = lists.where((lists["of_profile"] > 0) & (lists["first"] == 0))
     pid, tid = np.concatenate((mark["pid"], top["pid"])), np.concatenate((mark["tid"], top["tid"]))
@@ -56,14 +56,14 @@ def harvests(source: Source) -> Harvests:
 
 @dataclass
 class Events:
-    """Profile events in the order read, each once, with the harvest they were read in (-1: none)."""
+    """Profile events in reading order, each once, with their harvest (-1: none)."""
 
     rows: Rows
     harvest: np.ndarray
 
 
 def events(source: Source, read: Harvests) -> Events:
-    """Profile events; one that was seen in two ways counts once: by nesting rather than by lists, extended rather than plain."""
+    """Profile events; one recorded in two ways counts once: nesting is preferred to lists, extended data to plain data."""
     rows = source.rows("qnn_event")
     harvest = latest(read.tid, read.ts, rows["tid"], rows["ts"])
     same = codes(harvest, rows["event"], rows["tid"]) if len(rows) else np.empty(0, np.int64)
@@ -74,7 +74,7 @@ def events(source: Source, read: Harvests) -> Events:
 
 
 def parents(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray, np.ndarray]:
-    """(row of the parent event or -1, depth) of each event: by the lists of its harvest's sub-events, or by nesting."""
+    """(row of the parent event or -1, depth) of each event, from its harvest's lists of sub-events or from nesting."""
     parent, depth = listed(source, read, events)
     nests = np.flatnonzero((events.rows["frame"] > 0) & (events.harvest >= 0))
     if len(nests):
@@ -83,9 +83,9 @@ def parents(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray,
 
 
 def nested(events: Events, nesting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(parent, depth) of events that one function reads by calling itself: the deeper, the lower its frame.
+    """(parent, depth) of events that a recursive function reads: the deeper the call, the lower its frame address.
 
-    A harvest's frames are as many as its tree is deep; an event belongs to the last one before it of the depth above.
+    A harvest has as many distinct frames as levels; an event's parent is the last event before it on the level above.
     """
     harvest, ts, depth = events.harvest[nesting], events.rows["ts"][nesting], np.zeros(len(nesting), np.int64)
     frame = -events.rows["frame"][nesting]
@@ -102,7 +102,7 @@ def nested(events: Events, nesting: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def listed(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray, np.ndarray]:
-    """(parent, depth) by the lists of sub-events."""
+    """(parent, depth) from the lists of sub-events."""
     n, lists = len(events.rows), source.rows("qnn_sub_events")
     lists = lists.where(lists["of_profile"] == 0)
     parent, depth = np.full(n, NONE, np.int64), np.zeros(n, np.int64)
@@ -133,21 +133,21 @@ WORKS = tuple(Work)
 
 
 def work_of_harvests(n: int, events: Events) -> np.ndarray:
-    """Which work each harvest's events are about, as an index into WORKS; -1 where no type names one."""
+    """The work that each harvest's events measure, as an index into WORKS; -1 if no event type determines it."""
     types = events.rows["type"]
     values, inverse = np.unique(types, return_inverse=True)
     works = [work_of(v) for v in values.tolist()]
     work = np.array([WORKS.index(w) if w else NONE for w in works] or [NONE], np.int64)[inverse]
     rows = np.flatnonzero((work >= 0) & (events.harvest >= 0))[::-1]
     answer = np.full(n, NONE, np.int64)
-    answer[events.harvest[rows]] = work[rows]  # the first event whose type names one decides: later rows come first here
+    answer[events.harvest[rows]] = work[rows]  # reversed order: the first event with a known type is written last
     return answer
 
 
 def causes(runs: Rows, calls: Rows, read: Harvests, work: np.ndarray, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
-    """(row of the execute, row of the call) that each harvest reads; -1 where it is the other or neither.
+    """(row of the execute, row of the call) that each harvest belongs to; -1 for the other, or for both if none is known.
 
-    `runs` and `calls` are the begins of executes and calls. Profiles are compared as objects: a handle that was freed and made
+    `runs` and `calls` are the begins of executes and calls. Profiles are compared as objects: a handle that was freed and created
     again is another profile.
     """
     used_by_runs, used_by_calls = (objects.key(rows["pid"], rows["profile"], rows["ts"]) for rows in (runs, calls))
@@ -165,9 +165,9 @@ def causes(runs: Rows, calls: Rows, read: Harvests, work: np.ndarray, objects: O
         candidates = np.flatnonzero((work == number) | ((work == NONE) & (kind in (Work.INIT, Work.FINALIZE))))
         fits = np.flatnonzero(np.isin(calls["call"], kind.value))
         for thread, where in (("tid", read.tid), ("pid", read.pid)):
-            for with_profile in (True, False):  # the call that was given the profile, else any
+            for with_profile in (True, False):  # the call with this profile, else any
                 left = candidates[by_call[candidates] < 0]
-                some = fits[has_profile[fits] == with_profile]  # a call that was given another profile is not the cause
+                some = fits[has_profile[fits] == with_profile]  # a call with another profile is not the cause
                 fit, profile = used_by_calls[some] * with_profile, profiles[left] * with_profile
                 used, asked = shared_codes((calls[thread][some], fit), (where[left], profile))
                 row = latest(used, calls["ts"][some], asked, read.ts[left])
@@ -180,7 +180,7 @@ def causes(runs: Rows, calls: Rows, read: Harvests, work: np.ndarray, objects: O
 
 
 def event_table(events: Events, parent: np.ndarray, depth: np.ndarray, execute: np.ndarray, call: np.ndarray) -> pd.DataFrame:
-    """The table `qnn_events`, given the execute and call of each harvest."""
+    """The table `qnn_events`; `execute` and `call` are the rows for each harvest."""
     rows, value = events.rows, events.rows.raw("value").copy()
     for dtype, bits in UNSIGNED_BITS.items():
         value[rows["dtype"] == dtype] &= np.uint64((1 << bits) - 1)
@@ -207,7 +207,7 @@ def event_table(events: Events, parent: np.ndarray, depth: np.ndarray, execute: 
 
 
 def host_times(events: Events, execute: np.ndarray, begin_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """Each event's own time stamp on the host's clock; -1 where the backend gives none, or too few to align its clock."""
+    """Each event's own time stamp on the host's clock; -1 if the backend gives none, or too few to align its clock."""
     stamp, of_event = events.rows["timestamp"], np.append(execute, NONE)[events.harvest]
     answer = np.full(len(stamp), NONE, np.int64)
     rows = np.flatnonzero((stamp > 0) & (of_event >= 0))

@@ -1,4 +1,4 @@
-"""Executions of QNN's graphs: when, of which graph, within what, and the times that QNN's own events give."""
+"""Executions of QNN's graphs: times, graph, enclosing spans, and the times in QNN's own events."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Executions:
-    """The calls as spans; those of graphExecuteAsync reach to the notice of their end. `returned_ns`: -1 but for these."""
+    """The calls as spans; a graphExecuteAsync lasts until its completion notice and has its return in `returned_ns`, else -1."""
 
     spans: Spans
     status: np.ndarray
@@ -36,7 +36,7 @@ class Executions:
 
 
 def executions(source: Source) -> Executions:
-    """Executions, with the completion of asynchronous ones: the first notice of their parameter after they were submitted."""
+    """Executions; an asynchronous one ends at the first notice with its parameter after the submission."""
     begin, end, done = (source.rows(f"qnn_{kind}") for kind in ("execute_begin", "execute_end", "done"))
     spans = source.spans("qnn_execute", ("graph",))
     status = spans.of_end(end, "status")
@@ -52,7 +52,7 @@ def executions(source: Source) -> Executions:
 
 
 def notices(submitted_ns: np.ndarray, done_ns: np.ndarray, rows: tuple[Rows, Rows], submitted: np.ndarray) -> np.ndarray:
-    """For each submission the notice that ends it: of the same process and parameter, in the order of both; -1: none."""
+    """For each submission the notice that ends it: same process and parameter, matched in time order; -1: none."""
     begin, done = rows
     asked = np.flatnonzero(submitted)
     key = codes(np.concatenate((begin["pid"][asked], done["pid"])), np.concatenate((begin["param"][asked], done["param"])))
@@ -70,7 +70,7 @@ def notices(submitted_ns: np.ndarray, done_ns: np.ndarray, rows: tuple[Rows, Row
 
 
 def first_of_graph(object_id: np.ndarray, status: np.ndarray) -> np.ndarray:
-    """Whether an execution is its graph's first good one, which pays for what later ones find done."""
+    """Whether an execution is its graph's first successful one, which includes one-time work."""
     answer, good = np.zeros(len(object_id), bool), np.flatnonzero((object_id >= 0) & (status == 0))
     _, first = np.unique(object_id[good], return_index=True)
     answer[good[first]] = True
@@ -78,7 +78,7 @@ def first_of_graph(object_id: np.ndarray, status: np.ndarray) -> np.ndarray:
 
 
 class Enclosing:
-    """The graph that each execution's thread was in, found stretch by stretch."""
+    """The engine graph that encloses each execution on its thread, looked up per time range."""
 
     def __init__(self, source: Source):
         self.begin = source.rows("qnn_execute_begin")
@@ -87,7 +87,7 @@ class Enclosing:
         self.columns["kind"] = np.full(n, "", object)
 
     def note(self, piece: Source, graphs: Graphs) -> None:
-        """Find those of a stretch of time."""
+        """Look up the graphs of the executions in one time range."""
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
         if low == high or len(graphs.begin) == 0:
             return
@@ -137,7 +137,7 @@ def execute_table(
 
 
 def measured(events: pd.DataFrame, n: int, event_type: int, unit: str) -> np.ndarray:
-    """The value of each execute's first event of a type and unit; NaN where it has none."""
+    """The value of each execute's first event of a type and unit; NaN for none."""
     rows = events[(events["type"] == event_type) & (events["unit"] == unit) & (events["execute_id"] >= 0)]
     answer = np.full(n, np.nan)
     answer[rows["execute_id"].to_numpy()[::-1]] = rows["value"].to_numpy()[::-1].astype(np.float64)

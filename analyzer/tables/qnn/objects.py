@@ -1,6 +1,6 @@
-"""QNN's handles as objects: backends, devices, contexts, graphs, profiles and registered memory, each from making to freeing.
+"""QNN's handles as objects: backends, devices, contexts, graphs, profiles and registered memory, from creation to release.
 
-Handles are small numbers that are used again after they were freed. A generation distinguishes the objects of one handle; every
+Handles are small numbers that are reused after they were freed. A generation distinguishes the objects of one handle; every
 other QNN table refers to objects by `object_id`, never by a handle alone.
 """
 
@@ -24,7 +24,7 @@ OWNED = {"graph": "context", "memory": "context", "context": "backend", "profile
 
 @dataclass(frozen=True)
 class Calls:
-    """QNN's calls other than executions, or the stages of the host: their records, and the spans that these make."""
+    """QNN's calls other than executions, or host stages: their records and the spans made from them."""
 
     begin: Rows
     end: Rows
@@ -33,20 +33,20 @@ class Calls:
 
 @dataclass
 class Lives:
-    """Objects as they come and go, in order of time."""
+    """Creation and release of objects, processed in time order."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     alive: dict[Key, int] = field(default_factory=dict)
     used: dict[Key, int] = field(default_factory=dict)
 
     def make(self, key: Key, ts: int, facts: dict[str, Any]) -> None:
-        """An object appears under a handle; a graph that is asked for again is the same one."""
+        """Add the object of a handle; a graph that is retrieved again remains the same object."""
         pid, kind, handle = key
         before = self.alive.get(key)
         if before is not None and facts["call"] == GRAPH_RETRIEVE and self.rows[before]["name"] == facts["name"]:
             return
         if before is not None:
-            self.rows[before]["until_ns"] = ts  # its end was not seen, but its handle is another's now
+            self.rows[before]["until_ns"] = ts  # its release was not recorded, but its handle now belongs to another object
         owner = self.alive.get((pid, OWNED.get(kind, ""), facts["owner"]), NONE)
         generation = self.used[key] = self.used.get(key, -1) + 1
         same = {"object_id": len(self.rows), "pid": pid, "kind": kind, "handle": handle, "generation": generation}
@@ -54,7 +54,7 @@ class Lives:
         self.rows.append(facts | same | {"owner_id": owner, "since_ns": ts, "until_ns": NONE})
 
     def free(self, key: Key, ts: int) -> None:
-        """An object goes, and a context takes its graphs and memory along."""
+        """End an object; the end of a context also ends its graphs and memory."""
         gone = self.alive.pop(key, None)
         if gone is None:
             return
@@ -66,12 +66,12 @@ class Lives:
 
 @dataclass(frozen=True)
 class Objects:
-    """The table `qnn_objects`, and which object a handle means at a time."""
+    """The table `qnn_objects`, and the lookup of objects by handle and time."""
 
     table: pd.DataFrame
 
     def ids_at(self, kind: str, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """object_id of handles at times; -1 where none is known to have lived then."""
+        """object_id of handles at times; -1 if no object is known for that time."""
         lives = self.table[self.table["kind"] == kind].sort_values("since_ns", kind="stable")
         handles = lives["handle"].to_numpy(np.uint64).view(np.int64)
         known, asked = shared_codes((lives["pid"].to_numpy(), handles), (pid, handle))
@@ -80,16 +80,16 @@ class Objects:
         return np.where((until[row] >= 0) & (until[row] < ts), NONE, ids[row])
 
     def key(self, pid: np.ndarray, profile: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """A number for each profile: the object's where it is known, else a negative one for the handle."""
+        """A number for each profile: its object_id if known, else a negative number for the handle."""
         ids = self.ids_at("profile", pid, profile, ts)
         return np.where(ids >= 0, ids, ~profile)
 
     def column(self, name: str, ids: np.ndarray, unknown: Any) -> np.ndarray:
-        """A column's values of objects; `unknown` for -1."""
+        """A column's values for object ids; `unknown` for -1."""
         return np.append(self.table[name].to_numpy(object), unknown)[ids]
 
     def first_made_by(self, n_calls: int) -> np.ndarray:
-        """object_id of the first object that each call made; -1 for none."""
+        """object_id of the first object that each call created; -1 for none."""
         answer = np.full(n_calls + 1, NONE, np.int64)
         created = self.table[self.table["call_id"] >= 0]
         answer[created["call_id"].to_numpy()[::-1]] = created["object_id"].to_numpy()[::-1]
@@ -97,7 +97,7 @@ class Objects:
 
 
 def call_of(rows: Rows, calls: Calls) -> np.ndarray:
-    """call_id of the call that each object record follows on its thread; -1 where none was seen."""
+    """call_id of the call that each object record follows on its thread; -1 for none."""
     begin, spans = calls.begin, calls.spans
     ended = np.flatnonzero(spans.complete)
     order = ended[np.argsort(spans.end_ns[ended], kind="stable")]
@@ -107,7 +107,7 @@ def call_of(rows: Rows, calls: Calls) -> np.ndarray:
 
 
 def sessions_of(source: Source, rows: Rows) -> np.ndarray:
-    """session_id of each graph that a record makes: its session is recorded next on the thread that makes both."""
+    """session_id of each graph that a record creates: its session is the next one recorded on the same thread."""
     created = made(source)
     makers, threads = shared_codes((created["pid"], created["tid"]), (rows["pid"], rows["tid"]))
     session = following(makers, created["ts"], threads, rows["ts"])
