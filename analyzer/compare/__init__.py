@@ -1,1 +1,1 @@
-"""What changed between groups of runs, and how sure that is."""
+"""Changes between groups of runs, and their certainty."""

@@ -1,4 +1,4 @@
-"""Whose a token's time is: every moment of it belongs to one operator or load, or to nobody, so that sums close."""
+"""Attribution of a token's time: every moment belongs to one operator or load, or to the residual, so that sums add up."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from analyzer.records.schema import Tables
 
 @dataclass(frozen=True)
 class Charges:
-    """ns of a token's own time that each operator (by row of `operators`) and each load (by row of `loads`) took."""
+    """ns of its token's time charged to each operator (by row of `operators`) and each load (by row of `loads`)."""
 
     operators: np.ndarray
     loads: np.ndarray
 
 
 def charge(tables: Tables) -> Charges:
-    """Share out the tokens' time. Per token: operators + loads <= the token's duration; the rest is the residual."""
+    """Attribute the tokens' time. Per token: operators + loads <= the token's duration; the rest is the residual."""
     rows = pieces(tables)
     ns = charged(tables, rows)
 

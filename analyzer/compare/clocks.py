@@ -1,4 +1,4 @@
-"""Whether two sides ran at the same clocks, and the runs of each that did."""
+"""Compares the CPU clocks of two sides, and selects runs at equal clocks."""
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -24,7 +24,7 @@ def clocks(runs: list[Result]) -> Clocks:
 
 
 def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result], list[Result], list[Difference], Words]:
-    """(base, cand, differences, sentences): where clocks differ, only runs with a partner of the same, if enough have one."""
+    """(base, cand, differences, sentences): if clocks differ, only runs with a partner at equal clocks, if there are enough."""
     sides = clocks(base), clocks(cand)
     odd = [name for name in sides[0] if name in sides[1] and differ(sides[0][name], sides[1][name])]
     if not odd:
@@ -40,12 +40,12 @@ def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result
 
 
 def differ(base: np.ndarray, cand: np.ndarray) -> bool:
-    """Whether two sides' medians are apart."""
+    """Whether the medians of two sides differ."""
     return bool(abs(np.log(np.nanmedian(cand) / np.nanmedian(base))) > SAME)
 
 
 def paired(base: Clocks, cand: Clocks) -> tuple[list[int], list[int]]:
-    """Runs of the base and of the candidate, as many pairs of the same clocks as can be made, each in order."""
+    """(base runs, candidate runs): the largest number of pairs with equal clocks, each side in order."""
     shared = [name for name in base if name in cand]
     logs = [np.log(np.stack([side[name] for name in shared], axis=1)) for side in (base, cand)]
     distance = np.nan_to_num(np.abs(logs[0][:, None] - logs[1][None]).max(axis=2), nan=APART)
@@ -56,5 +56,5 @@ def paired(base: Clocks, cand: Clocks) -> tuple[list[int], list[int]]:
 
 
 def shown(values: np.ndarray) -> str:
-    """A side's clock in words."""
+    """A side's clock as text."""
     return f"{np.nanmedian(values) / 1e3:.2f} GHz"

@@ -1,4 +1,4 @@
-"""Where a step's difference comes from: parts whose differences add up to the whole, exactly."""
+"""The parts of a step's difference, which add up exactly to the whole."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Part:
 
     @property
     def delta(self) -> float:
-        """ms per step that the candidate takes more."""
+        """The candidate's additional ms per step."""
         return self.cand - self.base
 
 
@@ -33,9 +33,9 @@ class Waterfall:
 
 
 def waterfall(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, phase: str) -> Waterfall | None:
-    """The parts of a phase's step from `mean` [runs, metrics]; a part that a run lacks took it no time.
+    """The parts of a phase's step from `base` and `cand`, means [runs, metrics]; a part missing in a run counts as 0.
 
-    Operators are put together by type and backend; those that changed least are one part.
+    Operators are grouped by type and backend; those with the smallest changes form one part.
     """
     has = (dims["phase"] == phase).to_numpy() & dims["family"].isin(["operator", "closure"]).to_numpy()
     columns = np.flatnonzero(has)

@@ -1,4 +1,4 @@
-"""Two groups of runs → one document: what changed, where, how sure that is. JSON-able, and all that the views read."""
+"""Two groups of runs → one document of changes, their places and certainty. JSON-able; the views read nothing else."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ VALUES_SHOWN = 200
 
 @dataclass
 class Comparison:
-    """`judged`: a row per metric (see verdicts.judge); the rest as its modules define it. `words`: cause in sentences."""
+    """`judged`: a row per metric (see verdicts.judge); other fields as in their modules. `words`: the causes in sentences."""
 
     base: list[Result]
     cand: list[Result]
@@ -43,7 +43,7 @@ class Comparison:
 def compare(
     base: list[Result], cand: list[Result], rules: Rules | None = None, step: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Compare two groups of runs; where they ran at other clocks, those runs whose clocks both have, if these are enough.
+    """Compare two groups of runs; if their clocks differ, only the runs at clocks that both sides have, if there are enough.
 
     Whether they alternated is determined here, regardless of the rules.
     """
@@ -61,7 +61,7 @@ def compare(
 
 
 def ranked(judged: pd.DataFrame) -> pd.DataFrame:
-    """Metrics in the order of the report: speed first, then changes by how much of a step they are, then the rest."""
+    """Metrics in report order: speed first, then changes by share of a step, then the rest."""
     changed = judged["verdict"].isin([SLOWER, FASTER])
     weight = (judged["estimate"].abs() * judged["share"].fillna(1.0)).replace(np.inf, 1e9).fillna(0.0)
     order = np.lexsort((-weight, ~changed, judged["family"] != "speed"))
@@ -69,7 +69,7 @@ def ranked(judged: pd.DataFrame) -> pd.DataFrame:
 
 
 def document(result: Comparison) -> dict[str, Any]:
-    """Everything, JSON-able (NaN as null); the views read nothing else."""
+    """The comparison, JSON-able (NaN as null); the views read nothing else."""
     rows = ranked(result.judged).head(SHOWN_METRICS)
     where = result.judged.index.get_indexer(rows.index)
     metrics = [
@@ -112,12 +112,12 @@ def sides(result: Comparison) -> tuple[tuple[str, list[Result]], tuple[str, list
 
 
 def first_graph(runs: list[Result]) -> graph.Skeleton:
-    """The operators of a decode step of the first run that has any."""
+    """The operators of a decode step of the first run with any."""
     return next((run.graph for run in runs if run.graph.nodes), graph.Skeleton())
 
 
 def series(runs: list[Result]) -> dict[str, Any]:
-    """ms of each decode step, the median over runs, with where its level changes and what disturbs it periodically."""
+    """ms of each decode step, the median over runs, with its change points and periodic disturbance."""
     step_times = [np.asarray(run.series, np.float64) for run in runs if len(run.series)]
     if not step_times:
         return {"ms": [], "shifts": [], "period": None}

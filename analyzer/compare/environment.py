@@ -1,4 +1,4 @@
-"""On what a run was measured, and whether two sides were measured alike."""
+"""The environment of a run, and differences between the environments of two sides."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that differs: what it was on either side, and whether it makes the comparison unfair."""
+    """One difference: its value on either side, and whether it makes the comparison unfair."""
 
     what: str
     base: str
@@ -47,7 +47,7 @@ def environment(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def began(manifest: dict[str, Any]) -> float:
-    """When a recording began, in s; NaN where it does not say so."""
+    """The begin of a recording in s; NaN if the manifest lacks it."""
     clocks = manifest.get("clocks")
     try:
         return float(clocks[0]["realtime_ns"]) / 1e9  # type: ignore[index]
@@ -56,7 +56,7 @@ def began(manifest: dict[str, Any]) -> float:
 
 
 def model(manifest: dict[str, Any]) -> dict[str, str]:
-    """What the model is, whatever its files are called, and what they are called."""
+    """The identity of the model, independent of file names, and its file names."""
     files = manifest.get("models") or []
     if not files:
         return {}
@@ -68,7 +68,7 @@ def model(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def differences(base: list[dict[str, str]], cand: list[dict[str, str]]) -> list[Difference]:
-    """What differs between the sides, or within one; unfair ones first."""
+    """Differences between the sides, or within one; unfair ones first."""
     names = dict.fromkeys(name for environment in (*base, *cand) for name in environment)
     differing = []
     for name in names:

@@ -1,4 +1,4 @@
-"""The ProfDAGs of two sides as one graph: every operator of a decode step, with what became of its time or of itself."""
+"""The ProfDAGs of two sides as one graph: every operator of a decode step, with its change."""
 
 import json
 import zlib
@@ -25,24 +25,24 @@ MOST_NODES = 20_000
 
 @dataclass(frozen=True)
 class Skeleton:
-    """The operators of one run's middle decode step in order, as rows (*IDENTITY, name), and who reads from whom."""
+    """The operators of one run's middle decode step in order, as rows (*IDENTITY, name), and the edges between them."""
 
     nodes: list[tuple[Any, ...]] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
 
     def packed(self) -> bytes:
-        """For a stored result."""
+        """The skeleton as bytes, for a stored result."""
         return zlib.compress(json.dumps([self.nodes, self.edges], separators=(",", ":")).encode())
 
 
 def unpacked(data: bytes | None) -> Skeleton:
-    """A stored skeleton; an empty one where there is none."""
+    """A stored skeleton; an empty one for None."""
     nodes, edges = json.loads(zlib.decompress(data)) if data else ([], [])
     return Skeleton([tuple(node) for node in nodes], [(int(a), int(b)) for a, b in edges])
 
 
 def skeleton(facts: Facts) -> Skeleton:
-    """The skeleton of a recording; empty where no decode step has operators, or more than anyone would look at."""
+    """The skeleton of a recording; empty if no decode step has operators, or if there are too many to show."""
     tokens = decode_tokens(facts.tables)
     if not tokens:
         return Skeleton()
@@ -59,7 +59,7 @@ def skeleton(facts: Facts) -> Skeleton:
 
 
 def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, Any] | None:
-    """Both sides as one graph, JSON-able: `nodes` in order of execution and `edges` [from, to]; None without operators.
+    """Both sides as one graph, JSON-able: `nodes` in execution order and `edges` [from, to]; None without operators.
 
     A node has type, name, layer, shape, backend, verdict (of verdicts, or changed: other dims or another backend),
     `base` and `cand` (ms per step, null where unknown; `paced`: cand is at the base's pace) and `alike` (operators of its layer,
@@ -85,7 +85,7 @@ def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, An
 
 
 def aligned(base: Skeleton, cand: Skeleton) -> Iterator[tuple[int | None, int | None]]:
-    """Pairs of operators that are the same one, by layer and type in order; None where only the other side has one."""
+    """Pairs of corresponding operators, matched by layer and type in order; None if only the other side has one."""
     left, right = ([(node[1], node[2]) for node in side.nodes] for side in (base, cand))
     for tag, i0, i1, j0, j1 in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         if tag == "equal":
@@ -96,8 +96,8 @@ def aligned(base: Skeleton, cand: Skeleton) -> Iterator[tuple[int | None, int | 
 
 
 def figures_by_identity(judged: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """IDENTITY → base and cand (ms per step, all experts together, cand at the base's pace where it is known) and the verdict of
-    the row that changed most."""
+    """IDENTITY → base and cand (ms per step, summed over experts, cand at the base's pace if known) and the verdict of
+    the row with the largest change."""
     rows = judged[(judged["family"] == "operator") & (judged["phase"] == PHASE)]
     rows = rows.assign(cand=rows["at_pace"].fillna(rows["cand"]))
     moved = (rows["cand"].fillna(0) - rows["base"].fillna(0)).abs()
@@ -112,7 +112,7 @@ def figures_by_identity(judged: pd.DataFrame) -> dict[tuple[Any, ...], dict[str,
 def change_of(
     old: tuple[Any, ...] | None, new: tuple[Any, ...] | None, figures: dict[tuple[Any, ...], dict[str, Any]]
 ) -> dict[str, Any]:
-    """verdict, base, cand, and `was` (dims and backend in the base, where they changed) of an operator."""
+    """verdict, base, cand, and `was` (dims and backend in the base, if they changed) of an operator."""
     was, now = (figures.get(node[: len(IDENTITY)], {}) if node else {} for node in (old, new))
     facts = {"base": was.get("base"), "cand": now.get("cand"), "paced": bool(now.get("paced")), "was": ""}
     if old is None or new is None:

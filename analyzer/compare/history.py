@@ -2,7 +2,7 @@
 
     DATASET/build=<name>/device=<name>/<time>-<digest>.parquet     one file per run, a row per metric
 
-Any tool that reads hive-partitioned Parquet reads it: DuckDB, Dask, Spark, pandas. Files are only ever added.
+Any tool for hive-partitioned Parquet reads it: DuckDB, Dask, Spark, pandas. Files are only added, never changed.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ CHANGES = ["device", "key", "metric", "before", "build", "ratio", "better", "run
 
 
 def add(url: str, results: list[Result], build: str, device: str = "", recorded: float | None = None) -> list[str]:
-    """Add runs of a build; the device defaults to the machine's CPU. Answers the files written; a run is kept once."""
+    """Add runs of a build; the device defaults to the machine's CPU. Returns the files written; a run is stored once."""
     filesystem, root = opened(url)
     written = []
     for number, result in enumerate(results):
@@ -61,7 +61,7 @@ def _schema() -> pyarrow.Schema:
 
 
 def read(url: str, family: str, device: str = "") -> pd.DataFrame:
-    """Runs of a family of metrics, in order of time: a row per run and metric, columns COLUMNS, device and METRICS."""
+    """Runs with a family of metrics, in time order: a row per run and metric, columns COLUMNS, device and METRICS."""
     import duckdb
     from pyarrow import dataset
 
@@ -82,7 +82,7 @@ def read(url: str, family: str, device: str = "") -> pd.DataFrame:
 
 
 def of_results(results: list[Result], family: str, device: str = "") -> pd.DataFrame:
-    """The same of results at hand, whose paths say build and device."""
+    """The same from results in memory with build and device from their paths."""
     parts = [
         result.metrics.reset_index().assign(build=result.build, device=result.device, run=result.name, recorded=result.began)
         for result in results
@@ -93,17 +93,17 @@ def of_results(results: list[Result], family: str, device: str = "") -> pd.DataF
 
 
 def in_time(frame: pd.DataFrame, where: str, family: str) -> pd.DataFrame:
-    """Rows in order of time; raises CompareError where there are none."""
+    """Rows in time order; raises CompareError if there are none."""
     if not len(frame):
         raise CompareError(f"{where} holds a metric of the family {family!r}")
     return frame.sort_values(["device", "key", "recorded"], kind="stable").reset_index(drop=True)
 
 
 def changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
-    """Where a metric changed from build to build: columns CHANGES; `build` is the first of the new level, `before` the last old.
+    """Changes of metrics between builds: columns CHANGES; `build` is the first of the new level, `before` the last of the old.
 
-    Neighbouring builds of enough runs for a verdict are judged as `compare` judges sides recorded one after the other. Where the
-    runs of all builds are enough for a series, changes of its level are listed besides: they need no more than one run a build.
+    Neighbouring builds with enough runs for a verdict are judged as `compare` judges sides recorded one after the other. If the
+    runs of all builds are enough for a series, its changes of level are listed too: these need only one run per build.
     """
     judged = [row for _, runs in frame.groupby("device", sort=False) for row in neighbours(runs, rules or Rules())]
     judged_builds = {(row["device"], row["key"], row["build"]) for row in judged}
@@ -112,11 +112,11 @@ def changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
 
 
 def neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
-    """The verdicts of `compare` on each build of a device and the one before, where both have runs enough."""
+    """The verdicts of `compare` on each build of a device and the previous one, if both have enough runs."""
     builds = {build: results_of(rows) for build, rows in runs.groupby("build", sort=False)}
     apart = replace(rules, wander=SUCCESSIVE)
     for (before, base), (build, cand) in pairwise(builds.items()):
-        if smallest_p(len(base), len(cand)) > rules.alpha / 2:  # permuted plain times keep half of the error rate
+        if smallest_p(len(base), len(cand)) > rules.alpha / 2:  # permutation of plain times uses half of the error rate
             continue
         dims, old, new, _, _ = matrices(base, cand)
         verdicts, _, _ = judge_apart(dims, old, new, apart)
@@ -127,13 +127,13 @@ def neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
 
 
 def results_of(rows: pd.DataFrame) -> list[Result]:
-    """The runs behind rows of a dataset."""
+    """The runs that these rows of a dataset belong to."""
     names = [c.name for c in METRICS]
     return [Result(str(name), part.set_index("key")[names]) for (_, name), part in rows.groupby(["recorded", "run"], sort=False)]
 
 
 def level_changes(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Changes of level in the series of all runs, each at the first build of the new level; drift is not a change."""
+    """Changes of level in the series of all runs, each at the first build of the new level; a drift is not a change."""
     for (device, key), rows in frame.groupby(["device", "key"], sort=False):
         values = rows["value"].to_numpy()
         if (values <= 0).any():
@@ -149,7 +149,7 @@ def level_changes(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def unjudged(frame: pd.DataFrame) -> str:
-    """Which builds cannot be judged, and what would do; "" where all can."""
+    """A sentence on builds that cannot be judged and on what is missing; "" if all can."""
     counts = frame.groupby(["device", "build"])["run"].nunique()
     least = runs_for_p(Rules.alpha / 2)
     few = counts[counts < least]
@@ -162,7 +162,7 @@ def unjudged(frame: pd.DataFrame) -> str:
 
 
 def medians(frame: pd.DataFrame) -> pd.DataFrame:
-    """Per device, metric and build, in order of time: median, least, greatest value and runs."""
+    """For each device, metric and build, in time order: median, minimum, maximum and number of runs."""
     grouped = frame.groupby(["device", "key", "metric", "unit", "build"], sort=False)
     table = grouped.agg(
         median=("value", "median"), low=("value", "min"), high=("value", "max"), runs=("value", "size"), since=("recorded", "min")

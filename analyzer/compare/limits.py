@@ -1,4 +1,4 @@
-"""Limits of a continuous integration, such as slower:5%, and what exceeds them."""
+"""Limits for continuous integration, such as slower:5%, and their violations."""
 
 import argparse
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Limit:
-    """`kind` of KINDS; `least`: the smallest relative change that counts, beyond the one that is practical anyway."""
+    """`kind`: one of KINDS; `least`: the smallest relative change that counts, in addition to the practical threshold."""
 
     kind: str
     least: float = 0.0
@@ -38,7 +38,7 @@ def parse_limit(text: str) -> Limit:
 
 
 def broken(document: dict[str, Any], limits: list[Limit]) -> list[str]:
-    """A sentence for everything in a comparison that breaks a limit."""
+    """One sentence for each violation of a limit in a comparison."""
     return [sentence for limit in limits for sentence in _broken_by(document, limit)]
 
 
@@ -56,9 +56,9 @@ def _broken_by(document: dict[str, Any], limit: Limit) -> list[str]:
 
 
 def cost(metric: dict[str, Any]) -> float:
-    """How much worse a metric is, as a share: 0.05 for 5 % more of what should be low, or 5 % less of what should be high.
+    """The relative worsening of a metric: 0.05 for 5 % more if lower is better, or 5 % less if higher is better.
 
-    From 0 it is infinitely worse.
+    Infinite if the base is 0.
     """
     if metric["ratio"] is None:
         return float("inf")

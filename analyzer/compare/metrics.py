@@ -1,7 +1,7 @@
 """One recording's metrics as a flat table, the unit of every comparison: one row per metric, one value per run.
 
-A metric's `value` is what is tested: robust within the run (a median or trimmed mean over executions or steps).
-Its `mean` is what adds up: per phase, the means of all operators, loads, first executions and the residual make the step's mean.
+A metric's `value` is used in tests: robust within the run (a median or trimmed mean over executions or steps).
+Its `mean` is used in sums: per phase, the means of operators, loads, first executions and residual add up to the step's mean.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ UNDISTURBED = 0.8
 
 
 class Facts:
-    """A recording's tables, and what several metrics are made from, found once."""
+    """A recording's tables, and intermediate results that several metrics share."""
 
     def __init__(self, tables: Tables):
         self.tables = tables
@@ -45,7 +45,7 @@ class Facts:
 
 
 def extract(tables: Tables) -> pd.DataFrame:
-    """The metrics of a recording, indexed by `key`, columns METRICS. What was not recorded has no row."""
+    """The metrics of a recording, indexed by `key`, columns METRICS. Metrics that were not recorded have no row."""
     facts = Facts(tables)
     makers = (
         speed_metrics,
@@ -78,12 +78,12 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
 
 
 def row(family: str, metric: str, unit: str, value: float | None, n: int, **more: Any) -> Row:
-    """A metric; `more`: its other columns, as far as they are not DEFAULTS."""
+    """A metric; `more`: its other columns that differ from DEFAULTS."""
     return {"family": family, "metric": metric, "unit": unit, "value": value, "n": n, **more}
 
 
 def speed_metrics(facts: Facts) -> Iterator[Row]:
-    """TTFT, TPOT, prefill and decode speed, as questions/figures.py defines them; the median where it is robust."""
+    """TTFT, TPOT, prefill and decode speed, as defined in questions/figures.py; medians as the robust values."""
     itl, waited, decode = facts.itl, facts.ttfts, facts.complete_steps[facts.complete_steps["phase"] == "decode"]
     if len(waited):
         yield row("speed", "TTFT", "ms", waited.median(), len(waited))
@@ -99,7 +99,7 @@ def speed_metrics(facts: Facts) -> Iterator[Row]:
 
 
 def tail_metrics(facts: Facts) -> Iterator[Row]:
-    """What the middle does not show: first executions and slow steps."""
+    """Metrics that medians do not show: first executions and slow steps."""
     itl, waited = facts.itl, facts.ttfts
     if len(waited) > 1:
         yield row("tail", "TTFT, first generation", "ms", waited.iloc[0], 1)
@@ -125,7 +125,7 @@ def phase_metrics(facts: Facts) -> Iterator[Row]:
 
 
 def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
-    """Operators with their phase, their graph's kind and backend, and `charged`, the ns of their token's time that they took."""
+    """Operators with phase, kind and backend of their graph, and `charged`, their ns of their token's time."""
     runs = facts.tables["graphs"].set_index("graph_id")
     frame = facts.tables["operators"]
     backend = frame["graph_id"].map(runs["backend"]).fillna("") if len(runs) else ""
@@ -143,7 +143,7 @@ OPERATOR = ["phase", "graph", "layer", "type", "shape", "backend", "expert"]
 def operator_metrics(facts: Facts) -> pd.DataFrame:
     """Families `operator` and `closure`: ms per step of each (graph, layer, type, shape, backend), by phase.
 
-    The first execution of each stands apart: compiling, page faults and empty caches make it another thing.
+    The first execution of each is separate: compiling, page faults and empty caches make it incomparable.
     """
     steps, charges = facts.steps, charge(facts.tables)
     frame = described(facts, charges.operators)
@@ -173,8 +173,8 @@ def operator_metrics(facts: Facts) -> pd.DataFrame:
 
 
 def _usual(frame: pd.DataFrame) -> pd.Series:
-    """ns of all executions of each `number` as if none of them had been disturbed: the mean without the slowest fifth, for each
-    of the engine's names apart (their times differ; the median of a mixture would jump between them)."""
+    """Undisturbed ns of all executions of each `number`: the mean without the slowest fifth, separately for each
+    name in the engine (their times differ; the median of a mixture would jump between them)."""
     ordered = frame.sort_values(["number", "name", "charged"])
     charges = ordered.groupby(["number", "name"], sort=False)["charged"]
     undisturbed = ordered[charges.cumcount() < np.ceil(UNDISTURBED * charges.transform("size"))]
@@ -183,14 +183,14 @@ def _usual(frame: pd.DataFrame) -> pd.Series:
 
 
 def _labels(frame: pd.DataFrame) -> pd.Series:
-    """The engine's names behind each operator, the first few."""
+    """The engine's names of each operator, the first few."""
     names = frame[["number", "name"]].drop_duplicates()
     names = names[names.groupby("number").cumcount() <= NAMES_SHOWN]
     return names.groupby("number")["name"].agg(lambda n: ", ".join(n[:NAMES_SHOWN]) + (" …" if len(n) > NAMES_SHOWN else ""))
 
 
 def closure_metrics(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[Row]:
-    """Per phase: the mean step, and what of it is first executions, loads and nobody's."""
+    """Per phase: the mean step and its parts first executions, loads and residual."""
     steps = facts.steps
     loaded = facts.tables["loads"].assign(charged=charged)
     loaded["phase"] = loaded["token_id"].map(steps["phase"]).fillna("")
@@ -221,7 +221,7 @@ def expert_metrics(facts: Facts) -> Iterator[Row]:
 
 
 def expert_time_metrics(facts: Facts) -> pd.DataFrame:
-    """Of every expert: ms per step that its loads took, and ms of its runs without the first, by phase and backend."""
+    """For every expert: ms per step in its loads, and ms of its runs without the first, by phase and backend."""
     steps = facts.steps
     if len(steps) == 0:
         return pd.DataFrame()
@@ -235,7 +235,7 @@ def expert_time_metrics(facts: Facts) -> pd.DataFrame:
     runs = runs.assign(phase=runs["token_id"].map(steps["phase"]).fillna(""))
     runs = runs[(runs["phase"] != "") & runs.duplicated(["phase", "layer", "expert", "backend"])]
     spent = runs.groupby(["phase", "layer", "expert", "backend"])["duration_ns"].agg(["mean", "sum", "size"]).reset_index()
-    total = spent["phase"].map(steps.groupby("phase")["duration_ns"].sum()).astype(np.float64)  # where there are no rows, too
+    total = spent["phase"].map(steps.groupby("phase")["duration_ns"].sum()).astype(np.float64)  # float also without rows
     spent = spent.assign(value=spent["mean"] / MS, n=spent["size"], share=spent["sum"] / total, metric="run time")
     fields = [*DIMS[2:], "metric", "value", "n", "share", "offset"]
     parts = [part.reindex(columns=[c for c in fields if c in part]) for part in (loaded, spent) if len(part)]
@@ -257,7 +257,7 @@ def npu_metrics(facts: Facts) -> Iterator[Row]:
 
 
 def memory_metrics(facts: Facts) -> Iterator[Row]:
-    """Faults and bytes read per step, and the greatest value of every counter of bytes."""
+    """Faults and bytes read per step, and the maximum of every counter of bytes."""
     steps = facts.steps
     for name, title in (("maj_flt", "major faults per step"), ("min_flt", "minor faults per step")):
         if len(steps) and (steps[name] >= 0).all():
@@ -272,7 +272,7 @@ def memory_metrics(facts: Facts) -> Iterator[Row]:
 
 
 def scheduling_metrics(facts: Facts) -> Iterator[Row]:
-    """Per busy thread of the target: ms per step that it was ready and waited for a cpu, between first and last step."""
+    """For each busy thread of the target: ms per step in which it was ready and waited for a cpu, between first and last step."""
     steps, states = facts.steps, facts.tables["thread_states"]
     if len(steps) == 0 or len(states) == 0:
         return
@@ -291,7 +291,7 @@ def scheduling_metrics(facts: Facts) -> Iterator[Row]:
 
 
 def clock_metrics(facts: Facts) -> Iterator[Row]:
-    """The mean frequency of each policy's CPUs while tokens were decoded."""
+    """The mean frequency of each policy's CPUs during decode."""
     for name, mhz in clocks.frequencies(facts.tables).items():
         yield row("clocks", "frequency", "MHz", mhz, len(facts.steps), type=name, phase="decode", better="higher")
 

@@ -1,7 +1,7 @@
-"""The pace of a run: what all its operators have in common, taken out so that one that changed stands out of a varying machine.
+"""The pace of a run: the speed common to all its operators, divided out so that single changes are visible despite variation.
 
-The speed of a machine varies from run to run, for all operators alike: by its clock, its heat, its neighbours. What is left of an
-operator without that varies much less, and shows a change that the whole hides.
+A machine's speed varies from run to run for all operators alike, by clock, heat and neighbours. Relative to the pace, an
+operator's time varies much less and shows changes that the total time hides.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ def with_paces(
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """The metrics with one more per phase, the pace: the median over operators of time / median time of both sides' runs.
 
-    Which side a run is on does not enter. `dims` as of results.matrices; phases of few operators have no pace.
-    `without`: metrics that are known to have changed, and would drag the pace along.
+    The pace does not depend on a run's side. `dims` as of results.matrices; phases with few operators have no pace.
+    `without`: metrics that are known to have changed and would bias the pace.
     """
     rows, columns, both = [], [], np.concatenate((base, cand))
     usable = (np.isfinite(both) & (np.nan_to_num(both) > 0)).all(axis=0) & (dims["family"] == "operator").to_numpy()
@@ -47,17 +47,17 @@ def with_paces(
 
 
 def minor(dims: pd.DataFrame) -> np.ndarray:
-    """Metrics that take less of a step, on both sides together, than anyone would look at."""
+    """Metrics with a negligible share of a step, on both sides together."""
     return (dims["share"] < MINOR_SHARE).to_numpy()
 
 
 def apart(
     dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, alpha: float, practical: float, wander: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(base, cand) with the pace divided out of every operator's time, and which metrics that is true of.
+    """(base, cand, mask of affected metrics) with the pace divided out of every operator's time.
 
-    Not where the pace itself differs between the sides, or where many operators moved against it: then more changed than a few
-    operators, and nobody knows what is the program's and what the machine's.
+    Not applied if the pace itself differs between the sides or if many operators moved against it: then more than a few operators
+    changed, and the program's part cannot be separated from the machine's.
     """
     out, paced = (base.copy(), cand.copy()), np.zeros(len(dims), bool)
     for column, members in _members(dims):
@@ -73,21 +73,21 @@ def apart(
 
 
 def _members(dims: pd.DataFrame) -> Iterator[tuple[int, np.ndarray]]:
-    """The column of each pace, and the columns of what it is the pace of."""
+    """(column of each pace, columns of the metrics that it applies to)."""
     for column in np.flatnonzero((dims["family"] == FAMILY).to_numpy()):
         times = dims["family"].isin(PACED) & (dims["unit"] == "ms") & (dims["phase"] == dims["phase"].iloc[column])
         yield int(column), np.flatnonzero(times.to_numpy() & dims["share"].notna().to_numpy())
 
 
 def _differs(base: np.ndarray, cand: np.ndarray, wander: float) -> float:
-    """p of one pace."""
+    """The p-value for a difference of one pace between the sides."""
     return float(
         statistics.mann_whitney(base, cand)[0] if wander == 1 else statistics.largest_of_all(base, cand, np.zeros(1), wander)[0]
     )
 
 
 def _moved(base: np.ndarray, cand: np.ndarray, practical: float, wander: float) -> float:
-    """Share of metrics that differ between the sides by more than what is practical, and than unchanged runs do."""
+    """Share of metrics that differ between the sides by more than the practical threshold and than unchanged runs do."""
     offset = np.zeros(base.shape[1])
     usual = wander * np.nan_to_num(statistics.noise(base, cand, offset))
     estimate = np.abs(statistics.bootstrap(base, cand, offset).estimate)

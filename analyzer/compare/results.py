@@ -1,6 +1,6 @@
-"""One run's stored result: its metrics, environment, token series and routing, small enough to keep for every build.
+"""One run's stored result: metrics, environment, token series and routing, small enough to store for every build.
 
-A result is one Parquet file: the metrics are its rows, everything else JSON in its metadata. A recording gives the same result.
+A result is one Parquet file: the metrics are its rows, everything else JSON in its metadata. A recording has the same result.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ SERIES_STEPS = 4000
 
 
 class CompareError(AnalysisError):
-    """A comparison cannot be made; the message says why and what to do."""
+    """A comparison cannot be made; the message has the reason and the remedy."""
 
 
 @dataclass
 class Result:
-    """What a comparison needs of a run. `metrics`: columns METRICS, indexed by key. `series`: ms of each decode step.
+    """A run's inputs to a comparison. `metrics`: columns METRICS, indexed by key. `series`: ms of each decode step.
 
-    `routes`: (layer, expert, rows). `graph`: the operators of one decode step. `began`: when the run began (s), NaN if unknown.
-    `build`, `device`: as the recording's path says, "" where it does not.
+    `routes`: (layer, expert, rows). `graph`: the operators of one decode step. `began`: begin of the run (s), NaN if unknown.
+    `build`, `device`: from the recording's path, "" if absent.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Result:
 
 
 def of_place(place: RecordingFolder) -> Result:
-    """The result of a recording wherever it lies, kept there."""
+    """The result of a recording in a local folder or object store, cached there."""
     result = None if place.is_local else _kept(place)
     if result is None:
         with place.here() as folder:
@@ -67,7 +67,7 @@ def of_place(place: RecordingFolder) -> Result:
 
 
 def _kept(place: RecordingFolder) -> Result | None:
-    """The result that an object store has beside a recording, if it is this recording's."""
+    """The cached result beside a recording in an object store, if it is up to date."""
     with contextlib.suppress(CompareError, OSError):
         result, about = _read(place, place.filesystem.cat_file(f"{place.path}/{RESULT}"))
         if about.get("stamp") == _stamp(place.files()):
@@ -76,12 +76,12 @@ def _kept(place: RecordingFolder) -> Result | None:
 
 
 def _stamp(files: dict[str, Any]) -> dict[str, Any]:
-    """What a recording's result depends on."""
+    """The inputs of a recording's result."""
     return {"result": RESULT_VERSION, "tables": TABLES_VERSION, "files": files}
 
 
 def of_recording(folder: Path) -> Result:
-    """The result of a recording; kept beside it, and made again when the recording or the way to read it changes."""
+    """The result of a recording; cached beside it, and rebuilt when the recording or the analysis changes."""
     recording = Recording(folder)
     stamp = _stamp(fingerprint(folder)["files"])
     stored = folder / RESULT
@@ -101,7 +101,7 @@ def of_recording(folder: Path) -> Result:
 
 
 def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> None:
-    """Write a result, by rename."""
+    """Write a result atomically, by rename."""
     about = {
         "name": result.name,
         "environment": result.environment,
@@ -138,7 +138,7 @@ def _read(path: Path | RecordingFolder, content: bytes) -> tuple[Result, dict[st
 
 
 def read(address: str | Path) -> list[Result]:
-    """Every run that is named: by a recording, a stored result or a folder of either, in order of name; by a pattern."""
+    """Every run at an address: a recording, a stored result, a folder of either (sorted by name), or a pattern."""
     path = Path(address)
     if not path.exists() and is_pattern(str(address)):
         return [of_place(place) for place in recording_folders(str(address))]

@@ -1,6 +1,6 @@
 """The statistics of two groups of runs for each metric: the unit is the run, and every function works on all metrics at once.
 
-Arrays are [runs, metrics] with NaN where a run has not got a metric. A ratio is candidate / base of the medians.
+Arrays are [runs, metrics] with NaN if a run lacks a metric. A ratio is candidate / base of the medians.
 """
 
 from collections.abc import Iterator
@@ -27,23 +27,23 @@ ENOUGH_TURNS = 2 / 3
 
 @dataclass(frozen=True)
 class Interval:
-    """Estimates of log(candidate / base) per metric, with a bootstrap interval over runs; NaN where a side is empty."""
+    """Estimates of log(candidate / base) per metric, with a bootstrap interval over runs; NaN if a side is empty."""
 
     estimate: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
     def widened(self, factor: float) -> "Interval":
-        """Both ends `factor` times as far from the estimate."""
+        """The interval with both ends `factor` times as far from the estimate."""
         middle = np.where(np.isfinite(self.estimate), self.estimate, 0.0)
         low, high = (middle + factor * (end - middle) for end in (self.low, self.high))
         return Interval(self.estimate, low, high)
 
 
 def wander(base: np.ndarray, cand: np.ndarray) -> float:
-    """How many times as much two sides differ by chance as runs dealt at random do, from when their runs began (s).
+    """The factor by which two sides differ more by chance than randomly assigned runs do, from the begins of their runs (s).
 
-    1 where the sides took turns; SUCCESSIVE where one was recorded after the other, or where some run's time is not known (NaN).
+    1 if the sides alternated; SUCCESSIVE if one was recorded after the other, or if a run's time is unknown (NaN).
     """
     both = np.concatenate((base, cand))
     side = (np.arange(len(both)) >= len(base))[np.argsort(both, kind="stable")]
@@ -52,7 +52,7 @@ def wander(base: np.ndarray, cand: np.ndarray) -> float:
 
 
 def patterns(base: np.ndarray, cand: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Metrics that the same numbers of runs have: (columns, base values, candidate values), without NaN, each sorted."""
+    """Groups of metrics with the same numbers of runs: (columns, base values, candidate values), without NaN, each sorted."""
     n_base, n_cand = np.isfinite(base).sum(axis=0), np.isfinite(cand).sum(axis=0)
     base, cand = (np.sort(np.where(np.isfinite(x), x, np.nan), axis=0) for x in (base, cand))
     for a, b in np.unique(np.stack((n_base, n_cand)), axis=1).T.tolist():
@@ -63,7 +63,7 @@ def patterns(base: np.ndarray, cand: np.ndarray) -> Iterator[tuple[np.ndarray, n
 def _medians(ordered: np.ndarray, picks: np.ndarray) -> np.ndarray:
     """Medians of resamples: `ordered` [n, metrics] ascending, `picks` [resamples, k] ranks drawn; [resamples, metrics].
 
-    A resample's median is an order statistic of the sample, so that drawing ranks is drawing runs, at no cost per metric.
+    A resample's median is an order statistic of the sample, so that drawing ranks once is drawing runs for all metrics.
     """
     ranks, k = np.sort(picks, axis=1), picks.shape[1]
     return (ordered[ranks[:, (k - 1) // 2]] + ordered[ranks[:, k // 2]]) / 2
@@ -78,7 +78,7 @@ def _log_ratio(cand: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.nda
 def _resampled(
     base: np.ndarray, cand: np.ndarray, sizes: tuple[int, int], offset: np.ndarray, seed: int
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Some metrics at a time, their log ratios of medians when groups of these sizes are drawn from the runs of each side."""
+    """(metrics, their log ratios of medians) in batches, with groups of these sizes drawn from the runs of each side."""
     rng = np.random.default_rng(seed)
     picks = [rng.integers(0, len(runs), (RESAMPLES, size)) for runs, size in zip((base, cand), sizes, strict=True)]
     for start in range(0, base.shape[1], CHUNK):
@@ -95,7 +95,7 @@ def bootstrap(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int 
             continue
         out[0, chosen] = _log_ratio(np.median(b, axis=0), np.median(a, axis=0), offset[chosen])
         for part, ratios in _resampled(a, b, (len(a), len(b)), offset[chosen], seed):
-            with np.errstate(invalid="ignore"):  # a resample of nothing but zeros has an infinite ratio
+            with np.errstate(invalid="ignore"):  # a resample of zeros only has an infinite ratio
                 out[1:, chosen[part]] = np.quantile(ratios, (tail, 1 - tail), axis=0, method="nearest")
     return Interval(*out)
 
@@ -103,7 +103,7 @@ def bootstrap(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int 
 def noise(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 1) -> np.ndarray:
     """This machine's A/A noise per metric: the |log ratio| that 95 % of pairs of unchanged groups of these sizes stay below.
 
-    Both groups are drawn from the base runs alone; NaN with fewer than three of them.
+    Both groups are drawn from the base runs; NaN with fewer than three of them.
     """
     out = np.full(base.shape[1], np.nan)
     for chosen, a, b in patterns(base, cand):
@@ -116,12 +116,12 @@ def noise(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 1)
 
 
 def smallest_p(n_base: int, n_cand: int) -> float:
-    """The smallest two-sided p that so few runs can give: both groups apart, in either direction."""
+    """The smallest two-sided p possible with these numbers of runs: complete separation of the groups, in either direction."""
     return min(1.0, 2 / comb(n_base + n_cand, n_base))
 
 
 def mann_whitney(base: np.ndarray, cand: np.ndarray) -> np.ndarray:
-    """Two-sided p of the Mann-Whitney U test per metric, never below what the number of runs allows; NaN without runs."""
+    """Two-sided p of the Mann-Whitney U test per metric, at least `smallest_p` of the runs; NaN without runs."""
     from scipy.stats import mannwhitneyu
 
     out = np.full(base.shape[1], np.nan)
@@ -139,7 +139,7 @@ def mann_whitney(base: np.ndarray, cand: np.ndarray) -> np.ndarray:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """p adjusted for the whole family (S. Holm, 1979); NaN stays and does not count."""
+    """p adjusted for the whole family (S. Holm, 1979); NaN stays NaN and does not count."""
     out = np.full(len(p), np.nan)
     finite = np.flatnonzero(np.isfinite(p))
     order = finite[np.argsort(p[finite], kind="stable")]
@@ -149,12 +149,12 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wander: float = 1.0) -> np.ndarray:
-    """p adjusted for the whole family by permuting runs (P. Westfall and S. Young, 1993): how often the greatest statistic of
-    all metrics is as great as this one's. It can detect a change among thousands of metrics with five runs per side.
+    """p adjusted for the whole family by permuting runs (P. Westfall and S. Young, 1993): how often the largest statistic of
+    all metrics is at least as large as this one's. It can detect a change among thousands of metrics with five runs per side.
 
-    The statistic is the difference of mean logarithms over their spread within groups, plus the metrics' usual spread; `wander`
-    is how many times as great it is between the sides as between groups dealt at random, though nothing changed.
-    For metrics that every run has; the others get NaN.
+    The statistic is the difference of mean logarithms over (their spread within groups + the metrics' usual spread); `wander`
+    is the factor by which it is larger between unchanged sides than between randomly assigned groups.
+    For metrics that every run has; NaN for others.
     """
     out = np.full(base.shape[1], np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -174,7 +174,7 @@ def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wande
 
 
 def _deals(n: int, total: int) -> np.ndarray:
-    """Ways to deal runs out to the base, [deals, runs] of 0 and 1, the actual one first: all, or SAMPLED_DEALS of very many."""
+    """Assignments of runs to the base, [deals, runs] of 0 and 1, the actual one first: all, or a sample of SAMPLED_DEALS."""
     if comb(total, n) <= MOST_DEALS:
         chosen = np.array(list(combinations(range(total), n)))
     else:
@@ -186,7 +186,7 @@ def _deals(n: int, total: int) -> np.ndarray:
 
 
 def _spread_ratio(dealt: np.ndarray, both: np.ndarray, usual: float) -> np.ndarray:
-    """|difference of means| over spread of groups dealt [deals, runs], of values [runs, metrics] whose means are 0."""
+    """|difference of means| over spread of the groups in [deals, runs], for values [runs, metrics] with mean 0."""
     n, square = dealt[0].sum(), both**2
     m = len(both) - n
     sums, squares = dealt @ both, dealt @ square
@@ -200,7 +200,7 @@ def runs_for_p(alpha: float) -> int:
 
 
 def runs_for_width(n: int, half_width: float, needed: float) -> int:
-    """Runs per side at which an interval that reaches so far to either side with n runs reaches `needed`: it shrinks as √n."""
+    """Runs per side at which an interval of `half_width` with n runs shrinks to `needed`, as 1/√n."""
     if needed <= 0 or not np.isfinite(half_width):
         return MANY
     return min(MANY, int(np.ceil(n * (half_width / needed) ** 2)))

@@ -1,4 +1,4 @@
-"""What differs in kind, not in speed: operators, backends and dims that appeared or vanished, and where routing went."""
+"""Structural differences: operators, backends and dims that appeared or vanished, and drift of the routing."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -18,7 +18,7 @@ ASPECTS = {
 
 @dataclass(frozen=True)
 class Change:
-    """Something that every run of one side has and no run of the other."""
+    """A feature that every run of one side has and no run of the other."""
 
     phase: str
     aspect: str
@@ -28,9 +28,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Drift:
-    """How far a layer's distribution over experts moved: Jensen-Shannon distance (base 2, 0 same .. 1 disjoint).
+    """The change of a layer's distribution over experts: Jensen-Shannon distance (base 2, 0 same .. 1 disjoint).
 
-    `usual` is the greatest distance between two runs of the base; NaN with one run.
+    `usual` is the largest distance between two runs of the base; NaN with one run.
     """
 
     layer: int
@@ -57,7 +57,7 @@ def changes(base: list[Result], cand: list[Result]) -> list[Change]:
 
 
 def _present(run: pd.DataFrame, names: list[str]) -> set[tuple[str, ...]]:
-    """Distinct values of these columns, where all are known."""
+    """Distinct combinations of these columns' values, if all are known."""
     rows = run[names].drop_duplicates().itertuples(index=False, name=None)
     return {row for row in rows if all(row)}
 

@@ -1,4 +1,4 @@
-"""Verdict and cause in words, and as Markdown and JUnit XML for continuous integration."""
+"""Verdict and causes as sentences, and as Markdown and JUnit XML for continuous integration."""
 
 import html
 from typing import Any
@@ -32,7 +32,7 @@ CAUSES = ("pace", "operator", "expert", "npu", "memory", "scheduling", "closure"
 
 
 def figure(value: float | None, unit: str) -> str:
-    """A figure with its unit, three or four digits of it."""
+    """A figure with its unit, rounded to three or four digits."""
     if value is None or np.isnan(value):
         return "-"
     scale = {"share": 100.0}.get(unit, 1.0)
@@ -43,7 +43,7 @@ def figure(value: float | None, unit: str) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """A ratio as a change."""
+    """A ratio as a percentage change."""
     return "from 0" if ratio is None or np.isnan(ratio) else f"{100 * (ratio - 1):+,.1f} %"
 
 
@@ -68,7 +68,7 @@ def interval(row: dict[str, Any]) -> str:
 
 
 def metric_name(row: dict[str, Any]) -> str:
-    """A metric's name for people."""
+    """A metric's display name."""
     where = [str(row["type"])] if row["type"] else []
     where += [f"layer {row['layer']}"] if row["layer"] >= 0 else []
     where += [f"expert {row['expert']}"] if row["expert"] >= 0 else []
@@ -81,7 +81,7 @@ def metric_name(row: dict[str, Any]) -> str:
 
 
 def with_figures(row: dict[str, Any]) -> str:
-    """What, from, to, change, interval, runs; where the pace was taken out, also the figure and the change that were judged."""
+    """Name, from, to, change, interval, runs; if the pace was divided out, also the figure and the change that were judged."""
     change = f"{figure(row['base'], row['unit'])} → {figure(row['cand'], row['unit'])} ({percent(row['change'])}"
     judged = f"); at the base's pace {at_pace(row)}" if row.get("paced") else ""
     runs = f"{row['n_base']} + {row['n_cand']} runs"
@@ -89,7 +89,7 @@ def with_figures(row: dict[str, Any]) -> str:
 
 
 def at_pace(row: dict[str, Any]) -> str:
-    """The candidate's figure and change at the base's pace; "" where the pace was not taken out."""
+    """The candidate's figure and change at the base's pace; "" if the pace was not divided out."""
     return f"{figure(row['at_pace'], row['unit'])}, {percent(row['ratio'])}" if row.get("paced") else ""
 
 
@@ -120,7 +120,7 @@ def conclude(
 
 
 def verdict_sentence(judged: pd.DataFrame) -> str:
-    """The metrics of speed in one sentence, by verdict; where none is known, with the runs that would change that."""
+    """The metrics of speed in one sentence, by verdict; if all are inconclusive, with the number of further runs needed."""
     names: dict[str, list[str]] = {}
     rows = judged[judged["family"] == "speed"].to_dict("records")
     for row in rows:
@@ -134,7 +134,7 @@ def verdict_sentence(judged: pd.DataFrame) -> str:
 
 
 def headline(row: dict[str, Any], practical: float) -> str:
-    """One metric of speed in a sentence; `practical`: the least relative change that matters."""
+    """One metric of speed in a sentence; `practical`: the smallest relative change that matters."""
     words = {SLOWER: "is slower", FASTER: "is faster", UNKNOWN: "is inconclusive"}.get(row["verdict"])
     more = f"; {needed(row)}" if row["verdict"] == UNKNOWN else ""
     words = words or (f"is the same within {100 * practical:.1f} %" if row["verdict"] == SAME else f"has {row['verdict']}")
@@ -142,7 +142,7 @@ def headline(row: dict[str, Any], practical: float) -> str:
 
 
 def needed(row: dict[str, Any]) -> str:
-    """How many more runs would decide."""
+    """The number of further runs needed for a verdict, as text."""
     if row["more_runs_known"]:
         return f"about {row['more_runs']} more runs per side would decide"
     if row["more_runs"] >= FEASIBLE:
@@ -151,7 +151,7 @@ def needed(row: dict[str, Any]) -> str:
 
 
 def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
-    """What makes up a phase's difference."""
+    """The parts of a phase's difference."""
     total = fall.step.delta
     if not total or not fall.step.base:
         return []
@@ -163,7 +163,7 @@ def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
 
 
 def causes(judged: pd.DataFrame) -> Words:
-    """The metrics below speed that changed for certain, the largest share of a step first."""
+    """The metrics other than speed with a certain change, the largest share of a step first."""
     changed = judged[judged["family"].isin(CAUSES) & judged["verdict"].isin([SLOWER, FASTER])]
     weight = changed["estimate"].abs() * changed["share"].fillna(0.05)
     rows = changed.iloc[(-weight).argsort()[:LISTED]].to_dict("records")
@@ -173,7 +173,7 @@ def causes(judged: pd.DataFrame) -> Words:
 
 
 def in_turns(base: np.ndarray, cand: np.ndarray) -> Words:
-    """Warn where the sides were not recorded alternately, judged by when their runs began (s)."""
+    """A warning if the sides were not recorded alternately, according to the begins of their runs (s)."""
     if wander(base, cand) == 1:
         return []
     dated = np.isfinite(base).all() and np.isfinite(cand).all()
@@ -195,7 +195,7 @@ def structural(changes: list[Change]) -> Words:
 
 
 def drifted(drift: list[Drift]) -> Words:
-    """Layers whose routing moved by more than it does between runs of the base."""
+    """Layers with a routing drift larger than that between runs of the base."""
     odd = [d for d in drift if d.distance > max(LEAST_DRIFT, ODD_DRIFT * (d.usual if d.usual == d.usual else 0.0))]
     if not odd:
         return []
@@ -205,7 +205,7 @@ def drifted(drift: list[Drift]) -> Words:
 
 
 def line(text: object) -> str:
-    """A text for one cell of a Markdown table: no markup of its own, neither Markdown nor HTML, and no line breaks."""
+    """A text for one cell of a Markdown table, with Markdown, HTML and line breaks escaped."""
     plain = "".join("\\" + c if c in "\\`*_{}[]#|!" else c for c in " ".join(str(text).split()))
     return html.escape(plain, quote=False)
 
@@ -226,9 +226,9 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def table(document: dict[str, Any], most: int) -> tuple[list[str], list[list[str]]]:
-    """(column names, rows) of speed and of what changed; what is at the base's pace has a column of its own.
+    """(column names, rows) of speed and changed metrics; figures at the base's pace have a separate column.
 
-    The change is that from base to candidate; interval and verdict are of the figure at the base's pace where there is one.
+    The change is that from base to candidate; interval and verdict are for the figure at the base's pace if there is one.
     """
     metrics = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:most]
     paced = any(row["paced"] for row in metrics)
@@ -245,9 +245,9 @@ def cells(row: dict[str, Any], paced: bool) -> list[str]:
 
 
 def junit(document: dict[str, Any], failures: list[str]) -> str:
-    """JUnit XML: a test per metric of speed and per changed metric, and one per broken limit that is about no such metric.
+    """JUnit XML: a test per metric of speed, per changed metric, and per other violated limit.
 
-    Those that break a limit fail; "inconclusive" is skipped.
+    Tests that violate a limit fail; "inconclusive" is skipped.
     """
     rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
     suite = ElementTree.Element("testsuite", name="moescope compare", errors="0")
@@ -270,5 +270,5 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without the control characters that XML has no way to write."""
+    """A text without control characters that XML cannot represent."""
     return "".join(c if c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and ord(c) < 0xFFFE else "\ufffd" for c in text)

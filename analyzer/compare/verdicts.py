@@ -1,4 +1,4 @@
-"""From statistics to a word per metric: slower, faster, same, or inconclusive, with the number of further runs needed."""
+"""From statistics to a verdict per metric: slower, faster, same, or inconclusive, with the number of further runs needed."""
 
 from dataclasses import dataclass
 from math import comb
@@ -22,8 +22,8 @@ VANISHED, APPEARED = "vanished", "appeared"
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as a change: family-wise error rate, the least relative change that matters to anyone, and how many times as
-    much unchanged sides differ as runs dealt at random do (see statistics.wander)."""
+    """The criteria of a change: family-wise error rate, the smallest relative change that matters, and the factor by which
+    unchanged sides differ more than randomly assigned runs (see statistics.wander)."""
 
     alpha: float = 0.05
     practical: float = PRACTICAL
@@ -34,10 +34,10 @@ class Rules:
 def judge_apart(
     dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
-    """(`judge`'s frame, base, cand), with the paces of the runs among the metrics, and operators judged against them.
+    """(`judge`'s frame, base, cand), with the runs' paces as additional metrics, and operators judged relative to them.
 
-    What was found to have changed is not part of the pace against which the others are judged in the end. Where nothing was
-    found it is not tested a second time, so that the error rate stays.
+    Metrics with a detected change are excluded from the pace by which the others are finally judged. If no change was
+    detected, there is no second test, so that the error rate stays the same.
     """
     paced_metrics = pace.with_paces(dims, base, cand)
     judged = judge(*paced_metrics, rules)
@@ -51,12 +51,12 @@ def judge_apart(
 def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()) -> pd.DataFrame:
     """`dims` (a row per metric: family, better, offset, share ...) with the columns
     base, cand (medians), change (cand / base, NaN from 0), at_pace (cand at the base's pace, NaN where not paced),
-    ratio, low, high (judged: at the base's pace where paced, else of the medians; NaN from 0), p (adjusted in its family),
+    ratio, low, high (as judged: at the base's pace if paced, else of the medians; NaN from 0), p (adjusted in its family),
     threshold, verdict, more_runs, more_runs_known (False: at least that many), n_base, n_cand, paced.
 
-    `paced`: ratio, interval and p are of what is left without the pace of the runs (see pace), where `dims` have one.
-    `verdict` is minor where a metric takes less than 0.3 % of a step on both sides together: it is not tested, and costs the
-    others no power. That choice does not look at which side a run is on, so that the tests stay valid.
+    `paced`: ratio, interval and p are relative to the pace of the runs (see pace), if `dims` have one.
+    `verdict` is minor if a metric takes less than 0.3 % of a step on both sides together: it is not tested, and costs the
+    others no power. This selection does not depend on the runs' sides, so that the tests stay valid.
     """
     offset = dims["offset"].to_numpy(np.float64)
     frame = dims.assign(base=_median(base), cand=_median(cand))
@@ -93,12 +93,12 @@ def plain_ratio(logs: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.nd
 
 
 def adjusted(frame: pd.DataFrame, raw: np.ndarray, base: np.ndarray, cand: np.ndarray, rules: Rules) -> np.ndarray:
-    """p corrected within each family: by Holm, or, where so few runs could then never detect anything, by permuting them.
+    """p corrected within each family: by Holm, or by permutation if so few runs could then never detect anything.
 
-    Which of the two is settled by the numbers of runs and metrics, never by the values. Sides that did not alternate are always
-    permuted: ranks do not show how far apart they are, and so not whether a machine that wanders explains it. Where the pace is
-    taken out, the part of the error rate that it was tested with is not spent twice; of permuted plain times, in which the
-    machine's pace still is, half of the error rate is left for how it varies.
+    The choice depends on the numbers of runs and metrics, never on the values. Sides that did not alternate are always
+    permuted: ranks do not show the distance between them, and so not whether a drifting machine explains it. If the pace is
+    divided out, the part of the error rate used for its test is not spent twice; permuted plain times, which include the
+    machine's pace, get half of the error rate, the rest being reserved for the pace's variation.
     """
     least, out = statistics.smallest_p(len(base), len(cand)), np.full(len(raw), np.nan)
     able, few = 2 * least <= rules.alpha, comb(len(base) + len(cand), len(base)) <= statistics.MOST_DEALS
@@ -126,7 +126,7 @@ def _median(values: np.ndarray) -> np.ndarray:
 def verdicts(frame: pd.DataFrame, rules: Rules) -> np.ndarray:
     """A change needs all three: p below alpha in its family, an interval without 1, and an estimate beyond the threshold.
 
-    "Same" needs an interval, of enough runs for any verdict, that lies within what is practical, however noisy the machine is.
+    "Same" needs an interval, from enough runs for any verdict, within the practical threshold, however noisy the machine is.
     """
     alpha, limit, practical = rules.alpha, np.log1p(frame["threshold"].to_numpy()), np.log1p(rules.practical)
     estimate, low, high = (frame[c].to_numpy() for c in ("estimate", "log_low", "log_high"))
@@ -141,9 +141,9 @@ def verdicts(frame: pd.DataFrame, rules: Rules) -> np.ndarray:
 def more_runs(row: dict[str, Any], rules: Rules) -> tuple[int, bool]:
     """(runs per side to add before "inconclusive" becomes a verdict, whether that is known); (0, True) for other verdicts.
 
-    The width wanted is that at which an effect as large as the one seen is distinguished from none in 80 of 100 repetitions, or,
-    where the effect is smaller than what is practical, at which the interval lies within that. The width seen shrinks as √n.
-    Fewer than FEWEST runs do not show their spread: then the number is the least that is needed.
+    The width needed is that at which an effect as large as the observed one is detected in 80 of 100 repetitions, or,
+    if the effect is below the practical threshold, that at which the interval is within it. The observed width shrinks as 1/√n.
+    Fewer than FEWEST runs do not show their spread: then the number is a lower bound.
     """
     n = min(int(row["n_base"]), int(row["n_cand"]))
     if row["verdict"] != UNKNOWN or n == 0:

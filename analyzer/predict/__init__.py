@@ -1,1 +1,1 @@
-"""What a step should take, here and on other devices: roofline, MFU tables, kernel predictors, what-if simulator."""
+"""Predicted time of a step, here and on other devices: roofline, MFU tables, kernel predictors, what-if simulator."""

@@ -1,4 +1,4 @@
-"""Measured operators beside what the model's roofline predicts: for engines whose tensors a recording does not describe."""
+"""Measured operators compared with the model's roofline, for engines without recorded tensor shapes."""
 
 from collections.abc import Mapping
 
@@ -18,9 +18,9 @@ Tables = Mapping[str, pd.DataFrame]
 
 
 def beside(prediction: Prediction, tables: Tables) -> pd.DataFrame:
-    """One row per operator type, of the mean step of the predicted phase, in ms.
+    """One row per operator type of the mean step in the predicted phase, in ms.
 
-    measured_ms, predicted_ms (NaN where the roofline has no such part), achieved (predicted / measured), above_ms, steps.
+    measured_ms, predicted_ms (NaN if the roofline has no such part), achieved (predicted / measured), above_ms, steps.
     """
     tokens = tables["tokens"]
     steps = tokens[(tokens["phase"] == prediction.setup.phase) & tokens["complete"]]
@@ -41,7 +41,7 @@ def beside(prediction: Prediction, tables: Tables) -> pd.DataFrame:
 
 
 def mismatch(prediction: Prediction, tables: Tables) -> str:
-    """What the recording's steps have otherwise than the prediction; empty where nothing."""
+    """Differences between the recording's steps and the prediction's, as text; empty if there are none."""
     tokens = tables["tokens"]
     steps = tokens[(tokens["phase"] == prediction.setup.phase) & tokens["complete"]]
     decode = prediction.setup.phase == "decode"

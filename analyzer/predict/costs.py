@@ -1,4 +1,4 @@
-"""What the parts of a step cost: fitted to a recording of this machine, or from a model's roofline on a device profile."""
+"""Costs of the parts of a step: fitted to a recording of this machine, or from a model's roofline on a device profile."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,9 +36,9 @@ Tables = Mapping[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds = fixed + per_row·rows + per_pair·rows·context; `beside` times as long while the loader works.
+    """Seconds = fixed + per_row·rows + per_pair·rows·context, multiplied by `beside` while the loader works.
 
-    per_load: besides, for each load that is asked for then: choosing it, making room, telling the loader.
+    per_load: added for each load requested during the work: selection, eviction, notification of the loader.
     """
 
     fixed: float = 0.0
@@ -52,7 +52,7 @@ class Line:
         return self.fixed + self.per_row * rows + self.per_pair * rows * context
 
     def times(self, factor: float) -> "Line":
-        """The same, `factor` times as long."""
+        """The line multiplied by `factor`."""
         parts = (self.fixed * factor, self.per_row * factor, self.per_pair * factor)
         return Line(*parts, self.beside, self.per_load * factor)
 
@@ -61,11 +61,11 @@ class Line:
 class Costs:
     """Seconds of each kind of work, by (kind, unit) or (kind, unit, phase, mode); bytes of an expert by unit.
 
-    Kinds: attention (of a chunk at a context), router, mlp (shared expert), expert (rows of a batch), combine, dispatch (of a
-    chunk), flush (of what waits, at a layer's end), and `outside`, once a step. A piece of work lasts from the end of the one
-    before. load, behind: of bytes, on the thread that needs the expert and on the loader's (None: alike); loads: the former by
-    (unit, whether it is the first of its form). first: what an expert's first run takes longer than others, by (how it came,
-    phase, mode). loaders: threads of the loader. loads_at_once: more than these wait for each other.
+    Kinds: attention (a chunk at a context), router, mlp (shared expert), expert (rows of a batch), combine, dispatch (a
+    chunk), flush (buffered rows at a layer's end), and `outside`, once per step. Work lasts from the end of the previous
+    work. load, behind: lines over bytes, on the thread that needs the expert and on the loader's (None: equal); loads: `load` by
+    (unit, whether it is the first of its form). first: additional time of an expert's first run, by (how it was loaded,
+    phase, mode). loaders: number of loader threads. loads_at_once: maximum number of concurrent loads.
     """
 
     work: dict[tuple[str, ...], Line]
@@ -80,15 +80,15 @@ class Costs:
     loads: dict[tuple[str, bool], Line] = field(default_factory=dict)
 
     def loading(self, unit: str, first: bool) -> Line:
-        """Of a load on the thread that needs the expert: the first of its form, or a later one."""
+        """The line of a load on the thread that needs the expert: for the first of its form, or for a later one."""
         return self.loads.get((unit, first)) or self.loads.get((unit, not first)) or self.load
 
     def knows(self, kind: str, unit: str) -> bool:
-        """Was such work seen in any phase?"""
+        """Whether such work was seen in any phase."""
         return any(key[:2] == (kind, unit) for key in self.work)
 
     def line(self, kind: str, unit: str, phase: str = "", mode: str = "") -> Line | None:
-        """Of one kind of work, in the nearest unit, phase and mode that were seen; None where there is no such work."""
+        """The line of one kind of work, in the nearest unit, phase and mode that were seen; None if the kind was not seen."""
 
         def nearness(key: tuple[str, ...]) -> tuple[bool, ...]:
             _, its_unit, its_phase, its_mode = (*key, "", "")[:4]
@@ -102,9 +102,9 @@ class Costs:
     def scaled(
         self, work: dict[tuple[str, str], float], load: float = 1.0, behind: float = 1.0, chunk: dict[str, float] | None = None
     ) -> "Costs":
-        """From traced runs to untraced ones: work times a factor by (phase, mode), loads times theirs.
+        """Costs scaled from traced to untraced runs: work by a factor for each (phase, mode), loads by `load` and `behind`.
 
-        `chunk`, by mode: for what a chunk of the prompt costs whatever its rows, besides.
+        `chunk`, by mode: an additional factor for the fixed cost of a prompt's chunk.
         """
 
         def scale(key: tuple[str, ...], line: Line) -> Line:
@@ -124,9 +124,9 @@ class Costs:
 
 
 def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray | None = None) -> Line:
-    """A line whose sum is that of the measured times, and whose shape is fitted by non-negative least squares of relative errors.
+    """A line with the sum of the measured times, and a shape fitted by non-negative least squares of relative errors.
 
-    Relative, so that decode's short runs are not drowned by prefill's; the sum, because means over many runs are what is asked.
+    Relative errors keep prefill from dominating decode's short runs; the sum is kept since predictions are means over many runs.
     """
     pairs = rows * context if context is not None else np.zeros(len(rows))
     columns = np.stack([np.ones(len(rows)), rows, pairs], 1)
@@ -137,11 +137,10 @@ def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray | None = None
 
 
 def from_tables(*recordings: Tables) -> Costs:
-    """Costs of the engine and machine that recordings show, at the pace of the first; those of one mode are pooled.
+    """Costs of the recorded engine and machine, at the pace of the first recording; recordings of one mode are pooled.
 
-    Modes differ in what they show: a cache that misses shows loads, one that holds everything shows resident experts, a run
-    that prefetches shows the loader and how much it slows the rest. Chunks of several sizes show what a chunk costs whatever its
-    rows.
+    Modes differ in the costs that they show: a cache with misses shows loads, a complete one shows resident experts, a run
+    with prefetching shows the loader and its slowdown of other work. Chunks of several sizes show the fixed cost of one.
     """
     observed = at_one_pace([RecordedCosts.of(tables) for tables in recordings])
     behind = _pooled(observed, lambda run: run.loads[run.loads["behind"]])
@@ -174,7 +173,7 @@ def from_tables(*recordings: Tables) -> Costs:
 
 
 def from_device(model: Model, device: Device) -> Costs:
-    """Costs from the roofline, each kind by its time at 1 and at 64 rows with CONTEXT tokens."""
+    """Costs from the roofline, each kind from its times at 1 and 64 rows with CONTEXT tokens."""
     if not model.mixture:
         raise PredictError(f"{model.name} has no experts: a trace of routes cannot run on it")
     if not device.storage:
@@ -192,7 +191,7 @@ def from_device(model: Model, device: Device) -> Costs:
 
 
 def _unit_lines(model: Model, device: Device, name: str, unit: str) -> dict[tuple[str, ...], Line]:
-    """Lines of one unit: through its roofline at 1 and 64 rows (attention), and of one expert at 1 and 64 rows."""
+    """Lines of one unit, through its roofline at 1 and 64 rows; for experts, of one expert."""
     assert model.mixture
     one_expert = replace(model, mixture=replace(model.mixture, experts=1, top_k=1))
     kinds = {"attention": "attention", "router": "router", "outside": "head"}
@@ -221,13 +220,13 @@ def _line_through(seconds_of_one_row: float, seconds_of_64_rows: float) -> Line:
 
 @dataclass(frozen=True)
 class RecordedCosts:
-    """What one recording shows. Times in seconds, of a piece of work from the end of the one before.
+    """Costs in one recording. Times are in seconds; work lasts from the end of the previous work.
 
-    work: kind, unit, phase, mode, rows, context, seconds, bare (without what lies between), beside (the loader worked meanwhile),
-    asked (loads that the loader was asked for: ahead before attention, of the layer's choice in a dispatch). runs: backend,
-    phase, mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert came, empty where it had
-    run before; after waiting for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on a
-    thread of the loader), tid, again (not the first of its form). evicted: bytes that experts took in the cache.
+    work: kind, unit, phase, mode, rows, context, seconds, bare (without the time before it), beside (the loader was working),
+    asked (loads requested from the loader: ahead before attention, for the layer's choice in a dispatch). runs: backend,
+    phase, mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert was loaded; empty if it
+    had run before; after a wait for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on a
+    loader thread), tid, again (not the first of its form). evicted: bytes of experts in the cache.
     """
 
     work: pd.DataFrame
@@ -237,7 +236,7 @@ class RecordedCosts:
 
     @classmethod
     def of(cls, tables: Tables) -> "RecordedCosts":
-        """Read a recording's tables."""
+        """The costs in a recording's tables."""
         loads, tokens = expert_loads.with_forms(tables), tables["tokens"].set_index("token_id")
         timed_loads = loads[loads["duration_ns"] > 0]
         limited = bool((timed_loads["reason"] != "startup").any())
@@ -263,7 +262,7 @@ class RecordedCosts:
         return cls(work.assign(mode=mode), runs.assign(mode=mode), load_rows, evicted)
 
     def paced(self, factor: float) -> "RecordedCosts":
-        """The same at another pace."""
+        """The costs multiplied by `factor`."""
 
         def slower(frame: pd.DataFrame) -> pd.DataFrame:
             return frame.assign(**{name: frame[name] * factor for name in ("seconds", "bare") if name in frame})
@@ -272,7 +271,7 @@ class RecordedCosts:
 
 
 def at_one_pace(observed: list[RecordedCosts]) -> list[RecordedCosts]:
-    """All recordings at the pace of the first, by the work that no setting changes: a machine's clock drifts between runs."""
+    """All recordings scaled to the pace of the first, by work that no setting affects: a machine's clock drifts between runs."""
     if len(observed) < 2:
         return observed
     usual = [
@@ -285,9 +284,9 @@ def at_one_pace(observed: list[RecordedCosts]) -> list[RecordedCosts]:
 
 
 def _pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
-    """(operators and expert runs of all steps with `lead_ns`, ns after the last one of each step).
+    """(operators and expert runs of all steps with `lead_ns`, ns after the last one in each step).
 
-    lead_ns: since everything that began before has ended, in the step.
+    lead_ns: time since the end of everything that began earlier in the step.
     """
     units = pd.Series(operator_backends(tables)).map(UNIT_OF).fillna("cpu")
     placed = {"operators": tables["operators"].assign(unit=units.to_numpy()), "experts": tables["experts"]}
@@ -301,7 +300,7 @@ def _pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Seri
 
 
 def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd.DataFrame, routed: set[int]) -> pd.DataFrame:
-    """Operators but for experts; what is neither in a layer with experts nor of their kinds is `outside`, summed by step."""
+    """Operators except experts; those neither in a layer with experts nor of its kinds are `outside`, summed by step."""
     step = tokens.reindex(part["token_id"])
     rows = part["n_tokens"].to_numpy(float)
     inside = part["type"].isin(LAYER_KINDS) & (part["layer"].isin(routed) if routed else True)
@@ -331,7 +330,7 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
 
 
 def _flushes(part: pd.DataFrame, phase: pd.Series) -> np.ndarray:
-    """Which dispatches run what is left of a prefill's layer: the last of it."""
+    """Which dispatches run the remaining rows of a layer in prefill: the last one."""
     dispatched = (part["type"] == "dispatch").to_numpy() & (phase == "prefill").to_numpy()
     last = ~part[dispatched].duplicated(["token_id", "layer"], keep="last")
     flushes = np.zeros(len(part), bool)
@@ -340,7 +339,7 @@ def _flushes(part: pd.DataFrame, phase: pd.Series) -> np.ndarray:
 
 
 def _asked(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
-    """Loads that began on the loader's thread from a layer's begin to its end: ahead → its attention, others → its dispatch."""
+    """Number of loads that began on a loader thread during a layer: those ahead count for its attention, others for dispatch."""
     counts = np.zeros(len(part))
     begin = part["begin_ns"].to_numpy()
     for kind, ahead in (("attention", True), ("dispatch", False)):
@@ -355,7 +354,7 @@ def _asked(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
 
 
 def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, behind: pd.DataFrame) -> pd.DataFrame:
-    """Expert runs; of those that waited for the loader's load of their own expert, only what came after it counts."""
+    """Expert runs; for those that waited for the loader's load of their expert, only the time after it counts."""
     own_loads = behind[["layer", "expert", "begin_ns", "end_ns"]].merge(
         part[["run_id", "layer", "expert", "begin_ns", "end_ns"]], on=["layer", "expert"], suffixes=("", "_run")
     )
@@ -381,9 +380,9 @@ def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, b
 
 
 def _sizes(observed: list[RecordedCosts]) -> dict[str, int]:
-    """Bytes that an expert takes in the cache by unit: it may take more than was read for it, which evictions show.
+    """Bytes of an expert in the cache by unit: possibly more than the bytes read, as evictions show.
 
-    A unit that ran experts but loaded none takes as much as the largest.
+    A unit that ran experts but loaded none gets the largest size.
     """
     read = _pooled(observed, lambda run: run.loads).groupby("backend")["bytes"].median()
     evicted = pd.concat([run.evicted for run in observed])
@@ -407,7 +406,7 @@ def _lines(work: pd.DataFrame) -> dict[tuple[str, ...], Line]:
 
 
 def _line(part: pd.DataFrame, by_context: bool = False) -> Line:
-    """Of what ran alone and asked for no load, where that is enough, with what the rest took longer; else of everything."""
+    """The line of work without concurrent loader or requested loads, with the others' extra time; of all work if too little."""
     asked = part["asked"] if "asked" in part else pd.Series(0, part.index)
     usual = part[~part["beside"] & (asked == 0)]
     if len(usual) < FEW_RUNS:
@@ -438,7 +437,7 @@ def _expected(line: Line, part: pd.DataFrame, by_context: bool) -> np.ndarray:
 
 
 def _overlap(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
-    """Which pieces of work had begun while a load on another thread was under way."""
+    """Which work began during a load on another thread."""
     ordered = behind.sort_values("begin_ns")
     begin = ordered["begin_ns"].to_numpy()
     latest = np.searchsorted(begin, part["begin_ns"].to_numpy(), "right") - 1
@@ -447,10 +446,10 @@ def _overlap(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
 
 
 def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
-    """(line of a run over rows, seconds that an expert's first run takes longer, by how it came).
+    """(line of a run over rows, additional seconds of an expert's first run, by how it was loaded).
 
-    A first run binds its weights and touches them. Runs of one layer that need no load are called together, so that what one of
-    them takes longer may show before another: it is taken from layers' sums.
+    A first run binds its weights and touches them. Runs of one layer that need no load are called together, so that the delay of
+    one may appear before another: it is computed from sums over layers.
     """
     usual = next((how for how in ("", FOUND, LOADED) if (part["how"] == how).sum() >= FEW_RUNS), None)
     if usual is None:
@@ -472,7 +471,7 @@ def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
 
 
 def _loads_within(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:
-    """ns of the loads that lie within expert runs on their thread."""
+    """ns of the loads within each expert run on its thread."""
     ordered = loads.sort_values("begin_ns")
     times = ordered["begin_ns"].to_numpy()
     summed = np.concatenate([[0], ordered["duration_ns"].cumsum().to_numpy()])

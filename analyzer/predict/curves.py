@@ -1,9 +1,9 @@
-"""Interpolation in log space over measured curves: y over x, one curve for each key.
+"""Interpolation in log space over measured curves, y over x, one curve for each key.
 
-A key that was measured is read from its own curve. Between keys, one free dimension interpolates linearly in its logarithm;
-several weigh the nearest curves by the inverse square of their distance in log space. Outside the measured range the outermost
-slope continues, between 0 and 1 (0: a kernel that is saturated, 1: one whose time does not depend on x), up to the best value
-measured; the answer says so.
+A measured key uses its own curve. Between keys, one free dimension is interpolated linearly in its logarithm;
+with several, the nearest curves are weighted by the inverse square of their distance in log space. Outside the measured range,
+the outermost slope continues, limited to 0 (saturated kernel) to 1 (time independent of x) and to the best measured
+value; the answer then has a warning.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Answer:
-    """An interpolated value, where it comes from, and what speaks against trusting it."""
+    """An interpolated value with its sources and reasons for doubt."""
 
     value: float
     source: str
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass
 class Curves:
-    """All points of one kind of kernel. `names`: what the numbers of a key are, then what x is."""
+    """All points of one kind of kernel. `names`: names of the key's numbers, then of x."""
 
     names: tuple[str, ...]
     points: list[Point]
@@ -66,7 +66,7 @@ class Curves:
         return Answer(value, f"between measured shapes: {source}", warnings)
 
     def nearest(self, key: Key, x: float) -> float:
-        """y of the row nearest in log space: the baseline that interpolation has to beat."""
+        """y of the nearest row in log space, as a baseline for interpolation."""
         rows = np.log(np.array([[*p.key, p.x] for p in self.points]))
         return self.points[int(np.argmin(((rows - np.log([*key, x])) ** 2).sum(1)))].y
 
@@ -102,7 +102,7 @@ class Curves:
 
 
 def _along(curve: list[Point], x: float) -> tuple[float, str, bool]:
-    """(y, rows it is from, x is outside the curve): linear in log x and log y; outside as the module says."""
+    """(y, its rows, x is outside the curve): linear in log x and log y; outside as described for the module."""
     xs, ys = np.log([p.x for p in curve]), np.log([p.y for p in curve])
     value = float(np.exp(np.interp(np.log(x), xs, ys)))
     if len(curve) > 1 and not curve[0].x <= x <= curve[-1].x:
@@ -117,6 +117,6 @@ def _along(curve: list[Point], x: float) -> tuple[float, str, bool]:
 
 
 def without(curves: Curves, drop: Iterable[int]) -> Curves:
-    """The same curves but for some points, for leave-one-out."""
+    """The curves without some points, for leave-one-out tests."""
     dropped = set(drop)
     return Curves(curves.names, [p for i, p in enumerate(curves.points) if i not in dropped])

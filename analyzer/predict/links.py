@@ -1,4 +1,4 @@
-"""Communication of a layer, and how much of it computation hides."""
+"""Communication of a layer, and its overlap with computation."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from analyzer.predict.setup import Setup
 
 @dataclass(frozen=True)
 class Transfer:
-    """Bytes that one device sends, and how long that takes."""
+    """Bytes that one device sends, and the time to send them."""
 
     name: str
     bytes: float
@@ -22,12 +22,12 @@ NOTHING = Transfer("", 0.0, 0.0, "")
 
 
 def dispatch(device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int) -> Transfer:
-    """Rows to their experts' devices, 8 bit each number."""
+    """Transfer of rows to their experts' devices, 8 bits per number."""
     return _exchange("dispatch", device, mixture, setup, rows, hidden, 1.0)
 
 
 def combine(device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int) -> Transfer:
-    """Results back, 16 bit each number."""
+    """Transfer of results back, 16 bits per number."""
     return _exchange("combine", device, mixture, setup, rows, hidden, 2.0)
 
 
@@ -48,8 +48,8 @@ def all_reduce(device: Device, setup: Setup, rows: float, hidden: int) -> Transf
 def _exchange(name: str, device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int, width: float) -> Transfer:
     """All-to-all within a group of `ep` devices.
 
-    Decode (low latency): each row goes to its k experts one by one. Prefill: a row crosses the network once for each other node
-    that holds one of its experts, and is passed on inside the node.
+    Decode (low latency): each row is sent to its k experts individually. Prefill: a row crosses the network once per other node
+    with one of its experts and is forwarded within that node.
     """
     if setup.ep == 1:
         return NOTHING
@@ -75,8 +75,8 @@ def _over(name: str, bandwidth: float, size: float, formula: str, device: Device
 def layer_time(attention: float, experts: float, sent: float, received: float, setup: Setup, share: float) -> tuple[float, str]:
     """(seconds of one layer for all micro-batches, formula).
 
-    none: everything in turn. pipeline: of two micro-batches one communicates while the other computes, in four slots; computing
-    is slowed to `share` of the unit. hidden: communication costs nothing but where it takes longer than what hides it.
+    none: sequential. pipeline: one of two micro-batches communicates while the other computes, in four slots; computation
+    has `share` of the unit. hidden: communication costs only the time by which it exceeds the concurrent computation.
     """
     if setup.overlap == "none":
         return attention + experts + sent + received, "attention + experts + dispatch + combine"

@@ -1,4 +1,4 @@
-"""This machine as a device profile, by measurement: matrix products, memory and storage, each the best of several tries."""
+"""Measures this machine as a device profile: matrix products, memory and storage, each the best of several tries."""
 
 import os
 import tempfile
@@ -25,7 +25,7 @@ def measure(folder: Path | None = None) -> dict[str, float]:
 
 
 def to_toml(measured: dict[str, float], name: str) -> str:
-    """A device profile, in the form of analyzer/predict/devices."""
+    """A device profile in the format of analyzer/predict/devices."""
     return f'''name = "{name}"
 
 [units.cpu]
@@ -48,7 +48,7 @@ storage = "measured: sequential read of {FILE_BYTES >> 20} MiB in 4 MiB pieces, 
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of several tries, after one to warm up."""
+    """Seconds of the fastest of several tries, after a warm-up."""
     work()
     times = []
     for _ in range(TRIES):
@@ -71,7 +71,7 @@ def _copies() -> Callable[[], object]:
 
 
 def _storage(folder: Path | None) -> float:
-    """Bytes per second of a file's first reading after its pages were dropped."""
+    """Bytes per second of a file's first read after its pages were dropped from the page cache."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         file.write(os.urandom(FILE_BYTES))
         file.flush()

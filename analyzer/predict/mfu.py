@@ -1,7 +1,7 @@
 """Measured kernel efficiency (MFU: operations per second over the unit's peak) from InferSim's benchmark tables.
 
-MFU is made from the measured latency, not read: the tables round theirs to three digits, and to zero where a kernel is bound
-by memory. A row whose own MFU contradicts its latency is omitted. Peaks are those the tables were measured against: fp16 for
+MFU is computed from the measured latency: the MFU in the tables is rounded to three digits, and to zero for kernels bound
+by memory. A row with an MFU that contradicts its latency is omitted. Peaks are those of the tables: fp16 for
 attention, fp8 for matrix products.
 """
 
@@ -25,7 +25,7 @@ CONTRADICTION = 0.25
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: `where` is file:line."""
+    """One line of a table; `where` is file:line."""
 
     values: dict[str, str]
     where: str
@@ -35,7 +35,7 @@ class Row:
 
 
 def rows(file: Path, names: tuple[str, ...] | None = None) -> Iterator[Row]:
-    """The lines of a table; one file has no header, so that names may be given."""
+    """The lines of a table; `names` for the file without a header."""
     short = file.relative_to(ROOT)
     with file.open(newline="") as lines:
         for line, cells in enumerate(csv.reader(lines), 1):
@@ -46,12 +46,12 @@ def rows(file: Path, names: tuple[str, ...] | None = None) -> Iterator[Row]:
 
 
 def gemm(device: str, m: float, k: float, n: float) -> Answer | None:
-    """MFU of a matrix product [m, k] x [k, n] against the fp8 peak; None where the device has no table."""
+    """MFU of a matrix product [m, k] x [k, n] relative to the fp8 peak; None if the device has no table."""
     return _at(_gemm(device), (float(k), float(n)), m)
 
 
 def grouped(device: str, phase: str, projection: str, key: tuple[float, float, float], rows_each: float) -> Answer | None:
-    """MFU of grouped matrix products against the fp8 peak.
+    """MFU of grouped matrix products relative to the fp8 peak.
 
     projection: up (gate and up at once) | down; key: (experts on the device, hidden, width); rows_each: rows per expert.
     """
@@ -59,21 +59,21 @@ def grouped(device: str, phase: str, projection: str, key: tuple[float, float, f
 
 
 def decode_attention(device: str, shape: str, kv_type: str, batch: float, kv_len: float, per_token: float) -> Answer | None:
-    """MFU of decode attention against the fp16 peak. `shape`: the table's name; `per_token`: operations per cached token."""
+    """MFU of decode attention relative to the fp16 peak. `shape`: the table's name; `per_token`: operations per cached token."""
     return _at(_decode(device, shape, kv_type, per_token), (float(batch),), kv_len)
 
 
 def prefill_attention(device: str, shape: str, length: float, per_pair: float) -> Answer | None:
-    """MFU of causal prefill attention against the fp16 peak; `per_pair`: operations for each of the length² / 2 pairs."""
+    """MFU of causal prefill attention relative to the fp16 peak; `per_pair`: operations for each of the length² / 2 pairs."""
     return _at(_prefill(device, shape, per_pair), (1.0,), length)
 
 
 def index_scores(
     device: str, phase: str, shape: tuple[int, int], sequences: float, context: float, per_pair: float
 ) -> Answer | None:
-    """MFU of an indexer's scores against the fp8 peak. shape: (heads, dim); `per_pair`: operations per query and token before it.
+    """MFU of an indexer's scores relative to the fp8 peak. shape: (heads, dim); `per_pair`: operations per query and prior token.
 
-    Rows that score several queries of a sequence in one step (`next_n`) are omitted: decode here has one.
+    Rows with several queries of a sequence per step (`next_n`) are omitted: decode here has one.
     """
     return _at(_index_scores(device, phase, shape, per_pair), (sequences if phase == "decode" else context,), context)
 
@@ -81,12 +81,12 @@ def index_scores(
 def chosen_attention(
     device: str, phase: str, shape: tuple[int, int, int], sequences: float, context: float, per_pair: float
 ) -> Answer | None:
-    """MFU of attention to chosen tokens against the fp16 peak. shape: (heads, key numbers, tokens chosen)."""
+    """MFU of attention to chosen tokens relative to the fp16 peak. shape: (heads, numbers per key, tokens chosen)."""
     return _at(_chosen_attention(device, phase, shape, per_pair), (sequences if phase == "decode" else context,), context)
 
 
 def delta_rule(device: str, phase: str, shape: tuple[int, ...], x: float, per_token: float) -> Answer | None:
-    """MFU of convolution and gated delta rule against the fp16 peak.
+    """MFU of convolution and gated delta rule relative to the fp16 peak.
 
     shape: (kernel, key heads, key dim, value heads, value dim); x: sequences in decode, tokens of a prompt in prefill.
     """
@@ -94,7 +94,7 @@ def delta_rule(device: str, phase: str, shape: tuple[int, ...], x: float, per_to
 
 
 def all_curves() -> dict[str, Curves]:
-    """Every table that can be checked against itself: name → curves."""
+    """Every table for leave-one-out tests: name → curves."""
     by_name: dict[str, Curves | None] = {}
     for device in PEAK:
         by_name[f"gemm {device}"] = _gemm(device)
@@ -115,7 +115,7 @@ def _at(curves: Curves | None, key: tuple[float, ...], x: float) -> Answer | Non
 
 
 def _mean_of_repeats(points: list[Point]) -> list[Point]:
-    """One point for each (key, x): some rows were measured twice."""
+    """One point for each (key, x), the mean of repeated measurements."""
     repeats: dict[tuple[tuple[float, ...], float], list[Point]] = {}
     for point in points:
         repeats.setdefault((point.key, point.x), []).append(point)
@@ -217,7 +217,7 @@ def _delta_rule(device: str, phase: str, shape: tuple[int, ...], per_token: floa
 
 
 def _agreeing(row: Row, key: tuple[float, ...], x: float, operations: float, device: str) -> Point | None:
-    """The point of a row, None where its MFU contradicts its latency."""
+    """The point of a row; None if its MFU contradicts its latency."""
     measured = operations / (row["latency_us"] * 1e-6 * PEAK[device]["fp16"])
     rounding = 0.5 * 10 ** -len(row.values["mfu"].partition(".")[2])
     if abs(measured - row["mfu"]) > max(CONTRADICTION * measured, 1.2 * rounding):

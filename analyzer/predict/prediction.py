@@ -1,4 +1,4 @@
-"""A predicted step: its parts, its communication, and the figures a user asks for."""
+"""A predicted step: its parts, communication and summary figures."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ class Prediction:
         return self.setup.tokens / self.seconds
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per part and transfer, times in microseconds of one layer and milliseconds of the step, with its source."""
+        """One row per part and transfer with its source; times in microseconds per layer and milliseconds per step."""
         turns = self.setup.turns
         part_rows = [
             {
@@ -106,7 +106,7 @@ def predict(model: Model, device: Device, setup: Setup) -> Prediction:
 
 
 def weight_bytes(model: Model, setup: Setup) -> float:
-    """Weights that one device holds: embedding, head, its heads, its experts."""
+    """Bytes of the weights on one device: embedding, head, its attention heads, its experts."""
     hidden, s = model.hidden, model.storage
     each = [roofline.product_shapes(model.attention_of(window), hidden, setup.tp, folded=False) for window in model.windows]
     attention = sum(k * n for shapes in each for k, n in shapes.values()) * s.linear / 8
@@ -122,7 +122,7 @@ def weight_bytes(model: Model, setup: Setup) -> float:
 
 
 def kv_bytes(model: Model, setup: Setup) -> float:
-    """Cache of all sequences of a device at the step's context: keys and values, an indexer's keys, the delta rule's states."""
+    """Bytes of the caches of a device's sequences at the step's context: keys and values, indexer keys, delta rule states."""
     each = 0.0
     for window in model.windows:
         a, cached_tokens = model.attention_of(window), min(setup.context, window or setup.context)
@@ -150,7 +150,7 @@ def _step(
 def _warnings(
     model: Model, device: Device, setup: Setup, on: roofline.UnitPeak, parts: list[roofline.Part], needed: float
 ) -> tuple[str, ...]:
-    """What a user should know before trusting the figures."""
+    """Warnings about the prediction's reliability."""
     total = sum(part.seconds * part.times for part in parts)
     heavy = [part for part in parts if part.seconds * part.times > NOTABLE * total]
     warnings = [f"{part.name}: {text}" for part in heavy for text in part.warnings]

@@ -1,4 +1,4 @@
-"""A small subset of a prompt file whose token lengths are distributed as in the whole, by Kullback-Leibler divergence."""
+"""Selects a small subset of a prompt file with the same distribution of token lengths, by Kullback-Leibler divergence."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ SMOOTH = 1e-6
 
 
 def divergence(part: np.ndarray, whole: np.ndarray) -> float:
-    """KL divergence, in nats, of the part's lengths from the whole's, over bins that hold the same share of the whole."""
+    """KL divergence, in nats, of the part's lengths from the whole's, over bins with equal shares of the whole."""
     edges = np.unique(np.quantile(whole, np.linspace(0, 1, BINS + 1)))
     if len(edges) < 2:
         return 0.0
@@ -19,9 +19,9 @@ def divergence(part: np.ndarray, whole: np.ndarray) -> float:
 
 
 def matched_subset(lengths: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, float]:
-    """(row numbers in order, divergence): the best of many draws that each take evenly from the sorted lengths.
+    """(sorted row numbers, divergence) of the best of many stratified draws.
 
-    One prompt is drawn from each of `size` equal slices of the sorted lengths; ties in length fall at random, so subjects mix.
+    One prompt is drawn from each of `size` equal slices of the sorted lengths; equal lengths are shuffled, to mix subjects.
     """
     if not 1 <= size <= len(lengths):
         raise PredictError(f"a subset of {size} out of {len(lengths)} prompts is not possible: ask for 1 to {len(lengths)}")

@@ -1,4 +1,4 @@
-"""lm-Meter's harmonic quantization score: speed gained by quantization against quality lost in accuracy."""
+"""lm-Meter's harmonic quantization score, which combines the speed gained and the accuracy kept by quantization."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Measured:
 
 
 def from_perplexity(perplexity: float, seconds_per_token: dict[str, float]) -> Measured:
-    """Accuracy as the probability that the model gives a token of the text, geometric mean: 1 / perplexity."""
+    """Accuracy as the geometric mean of the model's probabilities for the text's tokens: 1 / perplexity."""
     if perplexity < 1:
         raise PredictError(f"{perplexity} is not a perplexity: it must be 1 or more")
     return Measured(1 / perplexity, seconds_per_token)
@@ -29,7 +29,7 @@ def from_perplexity(perplexity: float, seconds_per_token: dict[str, float]) -> M
 def harmonic_score(quantized: Measured, original: Measured) -> dict[str, float]:
     """Score and its parts: the harmonic mean of the accuracy kept and, for each phase, the speed gained (old over new time).
 
-    1 is the original; one part that is bad pulls the score down whatever the others gained.
+    The original has score 1; a single bad part lowers the score regardless of the others.
     """
     missing = [phase for phase in PHASES if phase not in quantized.seconds_per_token or phase not in original.seconds_per_token]
     if missing:

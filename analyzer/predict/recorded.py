@@ -1,4 +1,4 @@
-"""What a recording ran with, as the simulator's settings, and how far a simulation with the same settings is from it."""
+"""The settings of a recorded run for the simulator, and the error of a simulation with these settings."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "m
 
 @dataclass(frozen=True)
 class Recorded:
-    """Settings and figures of a recording, of the steps in its trace; `remarks` name what a simulation does not vary."""
+    """Settings and figures of a recording, for the steps in its trace; `remarks` list what a simulation does not vary."""
 
     settings: Settings
     ttft_ms: float | None
@@ -26,7 +26,7 @@ class Recorded:
     remarks: tuple[str, ...]
 
     def against(self, outcome: Outcome) -> dict[str, Any]:
-        """The simulation of `settings` beside the recording: figures of both, and relative errors."""
+        """The simulation of `settings` compared with the recording: figures of both, and relative errors."""
         simulated = outcome.summary()
         row: dict[str, Any] = {"recorded_hit_rate": self.hit_rate, "simulated_hit_rate": simulated["hit_rate"]}
         for name, real in (("ttft_ms", self.ttft_ms), ("tpot_ms", self.tpot_ms)):
@@ -36,7 +36,7 @@ class Recorded:
 
 
 def of(tables: Tables, trace: Trace, command: Sequence[str]) -> Recorded:
-    """What the tables show, and the `command` where they do not: the exact budget and the eviction policy."""
+    """Settings and figures from the tables, with the exact budget and the eviction policy from the `command`."""
     tokens = tables["tokens"].set_index("token_id").loc[[step.token_id for step in trace.steps]]
     spent = {phase: rows["duration_ns"] / 1e6 for phase, rows in tokens.groupby("phase")}
     prefill, decode = spent.get("prefill"), spent.get("decode")
@@ -51,7 +51,7 @@ def of(tables: Tables, trace: Trace, command: Sequence[str]) -> Recorded:
 
 
 def settings(tables: Tables, command: Sequence[str]) -> Settings:
-    """The settings that the recorded run had."""
+    """The settings of the recorded run."""
     phase = tables["tokens"].set_index("token_id")["phase"]
     operators, runs = tables["operators"], tables["experts"]
     chunks = operators[(operators["type"] == "attention") & (operators["token_id"].map(phase) == "prefill")]["n_tokens"]
@@ -71,9 +71,9 @@ def settings(tables: Tables, command: Sequence[str]) -> Settings:
 
 
 def budget(tables: Tables, asked: str | None) -> int | None:
-    """Bytes of the recorded cache: what the command asked for, else the most that it held; None where nothing had to leave.
+    """Bytes of the recorded cache: the size in the command, else the maximum content; None if nothing was evicted.
 
-    A share that was asked for is of a size that no table has.
+    A share in the command is ignored: no table has the size that it refers to.
     """
     held = expert_loads.budget(tables)
     return byte_count(asked) if held is not None and asked and not asked.endswith("%") else held
@@ -88,7 +88,7 @@ def byte_count(word: str) -> int:
 
 
 def option(command: Sequence[str], name: str) -> str | None:
-    """The value of an option in a command line; None where it is not given."""
+    """The value of an option in a command line; None if absent."""
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if word == name:
             return following or None
@@ -98,7 +98,7 @@ def option(command: Sequence[str], name: str) -> str | None:
 
 
 def remarks(tables: Tables) -> tuple[str, ...]:
-    """The parts of the costs that are as recorded, for any settings."""
+    """Remarks on the costs that remain as recorded for all settings."""
     counts = expert_loads.counts(expert_loads.within_steps(tables))
     compiled = f"loads on the NPU take as long as recorded, including the compiling of {counts['compiled']} graphs"
     return ("threads are as recorded", *([compiled] if counts["compiled"] else []))

@@ -220,7 +220,7 @@ def npu_sum(tables: Tables) -> dict[str, float]:
 def npu_gaps(tables: Tables) -> pd.DataFrame:
     """Idle time of the NPU within tokens that use it, by cause: token_id, begin_ns, end_ns, duration_ns, cause.
 
-    Causes in order of precedence: a `load` was running, the token's thread was in the graph's hand-over (`rpc`), or in an operator
+    Causes in order of precedence: a `load` was running, the token's thread was in the graph's hand-over (`rpc`) or in an operator
     on the host (`host`), else the cause of the gap between operators.
     """
     executes = tables["qnn_executes"]

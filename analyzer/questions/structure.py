@@ -129,7 +129,7 @@ class Difference:
 
 
 def difference(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, Any]:
-    """Differences of two models: operators by position (after folding), count per type in a typical layer, edges between types."""
+    """Differences of two models: operators by position (after folding), counts per type in a typical layer, edges by type."""
     left, right = blocks(resolved(first)), blocks(resolved(second))
     differences: list[Difference] = []
     matcher = SequenceMatcher(None, [labels(first, block) for block in left], [labels(second, block) for block in right], False)

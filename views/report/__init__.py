@@ -1,1 +1,1 @@
-"""report.html, one module a subject."""
+"""report.html, one module per subject."""

@@ -1,4 +1,4 @@
-"""The report's section on the expert cache: hits, loads and prefetches, and what caches of other sizes would have hit."""
+"""The report's section on the expert cache: hits, loads, prefetches, and simulated hit rates of caches of other sizes."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def hits(run: Run) -> list[Block]:
 
 
 def curves(run: Run) -> list[Block]:
-    """Hit rates of caches of other sizes and policies, from the routing alone, with what this run reached."""
+    """Simulated hit rates of caches of other sizes and policies from the routing, with this run's own hit rate."""
     rows = run.ask(CURVES_QUERY)
     if not len(rows):
         return []
@@ -84,7 +84,7 @@ def curves(run: Run) -> list[Block]:
 
 
 def loads(run: Run) -> list[Block]:
-    """Loads by reason, evictions, and how prefetches fared."""
+    """Loads by reason, evictions, and the outcome of prefetches."""
     frame, blocks = run.tables["loads"], list[Block]()
     loaded = run.ask(LOADS_QUERY)
     if len(loaded):
@@ -105,7 +105,7 @@ def loads(run: Run) -> list[Block]:
 
 
 def counters(run: Run) -> list[Block]:
-    """Every counter over time; those that never left zero in one line."""
+    """Every counter over time; counters that stayed at zero share one line."""
     frame, blocks = run.tables["counters"], list[Block]()
     idle = [str(name) for name, values in frame.groupby("name")["value"] if not values.any()]
     origin = frame["ts_ns"].min() if len(frame) else 0

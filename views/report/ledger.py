@@ -1,4 +1,4 @@
-"""The report's ledger: what every moment of a step was spent on, one cause each."""
+"""The report's ledger: one cause for every moment of a step."""
 
 import numpy as np
 
@@ -24,7 +24,7 @@ GREY = 7
 
 
 def over_steps(run: Run, name: str, query: str) -> Block:
-    """Every step that `query` gives, its causes stacked in the order and colours of the mean steps."""
+    """Every step in the result of `query`, with causes stacked in the order and colours of the mean steps."""
     rows = run.ask(query)
     bins = binned(len(rows))
     largest = run.ask(MEANS_QUERY)[list(ledger.CAUSES)].max().sort_values(ascending=False, kind="stable").index
@@ -44,7 +44,7 @@ def over_steps(run: Run, name: str, query: str) -> Block:
 
 
 def ledger_section(run: Run) -> Section | None:
-    """Means by phase, every step, and what a faster accelerator would win."""
+    """Means by phase, every step, and the saving of a faster accelerator."""
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
         return None

@@ -1,4 +1,4 @@
-"""The report's section on experts: which ran when, how evenly, and how long ago each had run before."""
+"""The report's section on experts: activity over steps, balance, and reuse distance."""
 
 import numpy as np
 import pandas as pd
@@ -37,7 +37,7 @@ def cells(frame: pd.DataFrame, layer: int, column: dict[int, int], shape: tuple[
 
 
 def heat(run: Run) -> Block | None:
-    """Rows routed and cache misses, iteration by expert, one matrix per layer; beside it each expert's share of the steps."""
+    """Rows routed and cache misses, iteration by expert, one matrix per layer, with each expert's share of the steps."""
     rows = run.ask(HEAT_QUERY)
     if not len(rows):
         return None
@@ -67,7 +67,7 @@ def heat(run: Run) -> Block | None:
 
 
 def balance(tables: Tables) -> list[Block]:
-    """Per layer: how many experts ran, how evenly, and which most."""
+    """Per layer: number of experts that ran, balance, and the most active experts."""
     used, entropy = activation.density(tables), activation.entropy(tables)
     if not len(used):
         return []
@@ -87,7 +87,7 @@ def balance(tables: Tables) -> list[Block]:
 
 
 def reuse(run: Run) -> list[Block]:
-    """Time of a decode step's experts against the steps since they last ran."""
+    """Time of a decode step's experts by the number of steps since they last ran."""
     rows = run.ask(REUSE_QUERY)
     if not len(rows):
         return []
@@ -110,7 +110,7 @@ def reuse(run: Run) -> list[Block]:
 
 
 def runs_table(run: Run) -> list[Block]:
-    """Expert runs by backend and by what the cache held."""
+    """Expert runs by backend and by cache state."""
     rows = run.ask(RUNS_QUERY)
     if not len(rows):
         return []
@@ -120,7 +120,7 @@ def runs_table(run: Run) -> list[Block]:
 
 
 def expert_section(run: Run) -> Section | None:
-    """Which experts ran."""
+    """The section on experts."""
     heat_map = heat(run)
     blocks: list[Block] = [heat_map] if heat_map else []
     blocks += [*balance(run.tables), *runs_table(run), *reuse(run)]

@@ -1,4 +1,4 @@
-"""The report's section on the NPU: executions by graph, what QNN reports of them, and what npu_blocks adds."""
+"""The report's section on the NPU: executions by graph, QNN's profile of them, and the blocks of npu_blocks."""
 
 import pandas as pd
 
@@ -35,12 +35,12 @@ CALLS_QUERY = (
 
 
 def with_levels(rows: pd.DataFrame) -> pd.DataFrame:
-    """Profile levels by their names."""
+    """The rows with profile levels replaced by their names."""
     return rows.assign(level=[LEVELS.get(level, "unknown") for level in rows["level"]])
 
 
 def by_graph(run: Run) -> list[Block]:
-    """Executions by graph: where the call's time goes, as far as QNN reports it."""
+    """Executions by graph: the parts of the call's time that QNN reports."""
     rows = with_levels(run.ask(GRAPHS_QUERY))
     columns = heads(
         "text graph, text profile, number executions, bar total ms, number mean µs, number host RPC µs, number HTP RPC µs, "
@@ -52,7 +52,7 @@ def by_graph(run: Run) -> list[Block]:
 
 
 def execution_chart(rows: pd.DataFrame) -> Block:
-    """A mean execution's time: accelerator, then what each level adds around it."""
+    """Time of a mean execution: the accelerator, then the additional time of each level around it."""
     y = labels([name or "unnamed" for name in rows["graph"]], 36)
     accelerator = rows["accel_us"]
     host, htp = rows["host_rpc_us"].fillna(accelerator), rows["htp_rpc_us"].fillna(accelerator)

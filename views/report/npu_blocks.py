@@ -1,4 +1,4 @@
-"""The report's blocks on the NPU beyond its executions: what does not add up, experts, idle time, host stages."""
+"""The report's other blocks on the NPU: failed consistency checks, experts, idle time, host stages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ UNITS = {"us": "µs"}
 
 
 def findings(facts: Facts) -> list[Block]:
-    """What QNN's numbers promise of each other, and where they break it."""
+    """The consistency checks of QNN's numbers, and their violations."""
     broken = [{"level": "bad", "text": text} for text in facts["findings"][:MOST_FINDINGS]]
     if facts["unjoined_events"]:
         broken.append({"level": "warn", "text": f"{facts['unjoined_events']:,} profile events are not attributed to a call"})
@@ -34,7 +34,7 @@ def by_expert(facts: Facts) -> list[Block]:
 
 
 def beside(facts: Facts) -> list[Block]:
-    """The NPU's idle time and the CPU's work beside it."""
+    """The NPU's idle time and the CPU's work at the same time."""
     idle, overlap, contexts = facts["idle"], facts["overlap"], facts["contexts"]
     items: list[tuple[str, Any]] = []
     if overlap:
@@ -49,14 +49,14 @@ def beside(facts: Facts) -> list[Block]:
 
 
 def stages(facts: Facts) -> list[Block]:
-    """Stages of the host's side."""
+    """Host stages."""
     rows = [[name, row["count"], row["ms"], 1e3 * row["ms"] / row["count"]] for name, row in facts["stages"].items()]
     columns = heads("text stage, number times, bar total ms, number mean µs")
     return [table(columns, rows, "Host's stages in ONNX Runtime's QNN provider")] if rows else []
 
 
 def blocks(tables: Mapping[str, pd.DataFrame]) -> list[Block]:
-    """All of them."""
+    """All blocks of this module."""
     facts = statistics(tables)
     parts = [*findings(facts), *beside(facts), *by_expert(facts), *stages(facts)]
     if not facts["closure"] and facts["executes"]:

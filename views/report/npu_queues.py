@@ -19,11 +19,11 @@ DEPTH_QUERY = "select batch_id, in_flight from npu_batches order by begin_ns"
 
 
 def queue_blocks(run: Run) -> list[Block]:
-    """Batches by size, the queue's depth, operators by type."""
+    """Batches by size, depth of the queue, operators by type."""
     facts = npu_queues.summary(run.tables)
     if not facts:
         return []
-    from_host = facts["in_flight"] >= 0  # else the NPU's own profile, which does not tell what the host did
+    from_host = facts["in_flight"] >= 0  # else the NPU's own profile, without the host's activity
     steps = f" in {facts['steps']:,} steps" if facts["steps"] else ""
     items = [("batches", f"{facts['batches']:,}{steps}"), ("operators", f"{facts['operators']:,}")]
     if from_host:
@@ -43,7 +43,7 @@ def queue_blocks(run: Run) -> list[Block]:
 
 
 def depth_chart(run: Run) -> Block:
-    """How deep the queues were."""
+    """The depth of the queues over time."""
     depth = run.ask(DEPTH_QUERY)
     trace = {"type": "bar", "x": depth["batch_id"], "y": depth["in_flight"], "slot": 0, "marker": {"line": {"width": 0}}}
     axes = {"xaxis": axis("batch"), "yaxis": axis("batches in flight"), "showlegend": False, "bargap": 0}
@@ -62,6 +62,6 @@ def driver_blocks(run: Run) -> list[Block]:
 
 
 def queue_section(run: Run) -> Section | None:
-    """What went to the NPU without QNN."""
+    """The section on the NPU without QNN."""
     blocks = [*queue_blocks(run), *driver_blocks(run)]
     return Section("npu-queues", "NPU: queues and driver", [note(UNCONFIRMED), *blocks]) if blocks else None

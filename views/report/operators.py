@@ -1,4 +1,4 @@
-"""The report's section on operators: what each took, what it achieved of what the machine can do, and what bounds it."""
+"""The report's section on operators: time, achieved share of the machine's ceilings, and bound."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ NO_WORK = "The engine does not describe these operators' tensors: their work is 
 
 
 def by_type(run: Run) -> Block:
-    """Time by operator type, the costliest sixteen."""
+    """Time by operator type, for the sixteen costliest types."""
     rows = run.ask(BY_TYPE_QUERY).iloc[::-1]
     bars = {"type": "bar", "orientation": "h", "x": rows["ms"], "y": labels(rows["type"]), "slot": 0}
     bars["hovertemplate"] = "%{y}: %{x:.3f} ms<extra></extra>"
@@ -37,7 +37,7 @@ def by_type(run: Run) -> Block:
 
 
 def achieved(rows: pd.DataFrame) -> Block:
-    """Achieved performance by type, by backend."""
+    """Achieved performance by type and backend."""
     shares = ["share_of_roof", "wait_share", "disk_share"]
     fields = ["type", "backend", "bound", "count", "ms", "mean_us", "roof_us", "share_of_roof", "above_ms"]
     fields += ["gflops", "gbytes_per_s", "intensity", "wait_share", "disk_share"]
@@ -50,7 +50,7 @@ def achieved(rows: pd.DataFrame) -> Block:
 
 
 def roofs(ceilings: Ceilings, low: float, high: float) -> list[dict]:
-    """The machine's roofs, for one thread and for all."""
+    """The machine's roofs, for one thread and for all CPUs."""
     traces = []
     for slot, threads in ((7, 1), (1, ceilings.cpus)):
         bandwidth, flops = ceilings.of(threads)
@@ -62,7 +62,7 @@ def roofs(ceilings: Ceilings, low: float, high: float) -> list[dict]:
 
 
 def roofline_chart(run: Run) -> Block | None:
-    """Operators by shape under the machine's roofs; the larger, the more time."""
+    """Operators by shape under the machine's roofs; larger points took more time."""
     rows = roofline.roofline(run.tables, run.ceilings, "shape")
     rows = rows[(rows["flops"] > 0) & (rows["bytes"] > 0) & (rows["backend"] == "cpu")].head(MOST_POINTS)
     if not len(rows):
@@ -100,7 +100,7 @@ BACKENDS_QUERY = "select * from backends"
 
 
 def by_backend(run: Run) -> list[Block]:
-    """Equal operators on the CPU and elsewhere, where there are such."""
+    """Equal operators on the CPU and elsewhere; empty if there are none."""
     rows = run.ask(BACKENDS_QUERY)
     columns = heads(
         "text type, text name, text shape, text backend, number runs, number median µs, number runs on the CPU, "

@@ -1,4 +1,4 @@
-"""The report's first section: what was run, how fast it was, and where the time goes."""
+"""The report's first section: figures of the run and its main costs."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ SAVINGS = (
 
 
 def number(value: float | None, digits: int = 1, unit: str = "") -> str:
-    """A figure, or a dash where it was not measured."""
+    """A figure as text, or a dash if it was not measured."""
     return "–" if value is None else f"{value:,.{digits}f}{unit}"  # noqa: RUF001
 
 
 def lasting(ms: float | None, digits: int = 1) -> str:
-    """A time in ms, or in seconds where it is long."""
+    """A time as text in ms, or in seconds if it is long."""
     return number(ms, digits, " ms") if ms is None or ms < 10_000 else number(ms / 1e3, 2, " s")
 
 

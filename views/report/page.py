@@ -1,7 +1,7 @@
-"""One self-contained HTML page: styles, scripts and data inside, nothing fetched, readable from disk without a network.
+"""One self-contained HTML page with styles, scripts and data, readable from disk without a network.
 
-Nothing from the traced program is ever part of the markup: it travels as JSON in which `<` cannot occur, and the page's
-scripts put it into text nodes only.
+Data from the traced program is never part of the markup: it is embedded as JSON in which `<` cannot occur, and the page's
+scripts insert it only as text nodes.
 """
 
 import base64
@@ -48,7 +48,7 @@ def static(name: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: NumPy scalars as Python's own, not-a-number as null, integers beyond 2^53 as text."""
+    """A JSON-able value: NumPy scalars as Python's types, not-a-number as null, integers beyond 2^53 as text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | pd.Series):
@@ -70,17 +70,17 @@ def plain(value: Any) -> Any:
 
 @lru_cache(2)
 def packed(data: bytes) -> str:
-    """Bytes for a page: gzip, base64. `unpack` of static/common.js is the inverse."""
+    """Bytes as gzip in base64. `unpack` of static/common.js is the inverse."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode("ascii")
 
 
 def asset(name: str, data: bytes) -> str:
-    """A packed asset that the page's scripts find by its id."""
+    """A packed asset that the page's scripts look up by id."""
     return f'<script type="application/octet-stream" id="asset-{name}">{packed(data)}</script>'
 
 
 def typed(values: np.ndarray) -> dict[str, Any]:
-    """A NumPy array as Plotly reads it from base64."""
+    """A NumPy array in Plotly's base64 format."""
     code = {"float64": "f8", "float32": "f4", "int32": "i4", "uint16": "u2", "uint8": "u1"}[str(values.dtype)]
     shape = ", ".join(str(n) for n in values.shape)
     return {"dtype": code, "bdata": base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii"), "shape": shape}

@@ -1,4 +1,4 @@
-"""The report's last sections: how complete the recording is and what it cost; the machine and the probes."""
+"""The report's last sections: completeness and cost of the recording; machine and probes."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ MISSING = (
 
 
 def missing_parts(run: Run) -> list[tuple[str, str]]:
-    """What is missing from the recording, in words."""
+    """Remarks on what is missing from the recording, as (level, text)."""
     summary = run.summary
     records, about = summary.get("records") or {}, summary.get("recording") or {}
     remarks = [("warn", text) for key in ("missing", "warnings") for text in summary.get(key) or []]
@@ -45,7 +45,7 @@ def missing_parts(run: Run) -> list[tuple[str, str]]:
 
 
 def sampled(run: Run) -> list[tuple[str, str]]:
-    """Whether costly levels were recorded for part of the time only, and what recording them cost."""
+    """Remarks on costly levels that were recorded only part of the time, and on the cost of recording them."""
     sampling = run.manifest.get("sampling")
     if not isinstance(sampling, dict):
         if known_changes(run.manifest.get("level_changes")):
@@ -63,7 +63,7 @@ def sampled(run: Run) -> list[tuple[str, str]]:
 
 
 def cost(run: Run) -> list[tuple[str, str]]:
-    """What the probes cost, as accounted."""
+    """The accounted cost of the probes."""
     share = (run.summary.get("cost") or {}).get("share_of_target_cpu")
     if share is None:
         return []

@@ -1,4 +1,4 @@
-"""`report.html`: one self-contained file about one recording. Sections decide what to show, static/report.js how."""
+"""`report.html`: one self-contained file about one recording. Sections select the content, static/report.js draws it."""
 
 from dataclasses import asdict
 from functools import cache
@@ -30,21 +30,21 @@ SECTIONS: tuple[SectionMaker, ...] = (
 
 @cache
 def plotly() -> bytes:
-    """Plotly's own script, as its Python package ships it."""
+    """Plotly's script from its Python package."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs()).encode()
 
 
 def title(manifest: dict[str, Any]) -> str:
-    """What was recorded: the model's name, else the program's."""
+    """The title: the model's name, else the program's."""
     known = [manifest.get("model") or {}, *(manifest.get("models") or [])]
     paths = [*(str(each["path"]) for each in known if each.get("path")), *command_of(manifest)[:1]]
     return f"Recording of {Path(paths[0]).name}" if paths else "Recording"
 
 
 def document(run: Run) -> dict[str, Any]:
-    """Everything the page shows; sections with nothing to show are absent."""
+    """The page's data; sections without content are absent."""
     sections = [section for make in SECTIONS if (section := make(run)) is not None]
     return {
         "title": title(run.manifest),

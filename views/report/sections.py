@@ -1,17 +1,17 @@
-"""What the report is made of, as data: sections of blocks. Makers select from the tables; static/report.js draws.
+"""The report's data: sections of blocks. Other modules make them from the tables; static/report.js draws them.
 
 A section is a title and a list of blocks. A block is one of
     note      text
-    cards     label, value, note: the figures to read first
-    findings  level (good | warn | bad | info) and text, maybe with `saving` (share of step time), `query` and `at` (a moment)
-    pairs     label and value, maybe a moment
+    cards     label, value, note: the main figures
+    findings  level (good | warn | bad | info) and text, optionally `saving` (share of step time), `query` and `at` (a moment)
+    pairs     label and value, optionally a moment
     table     columns (name, kind: text | number | bar | moment) and rows, sortable; a moment links to the timeline
-    chart     Plotly traces; `slot` numbers the colour of the theme
+    chart     Plotly traces; `slot` is the number of a theme colour
     heat      iteration by expert, one matrix per layer
     graph     cards of operators, coloured by change (views/profdag/change_graph.py)
 
-A chart, heat or table may carry the `query` that it is drawn from: SQL for `python -m analyzer query RUN`. Where SQL does not
-suffice, it carries the `command` that prints its figures.
+A chart, heat or table may have the `query` that its data comes from: SQL for `python -m analyzer query RUN`. If SQL does not
+suffice, it has the `command` that prints its figures.
 """
 
 import html
@@ -36,7 +36,7 @@ MAX_ROWS = 400
 
 @dataclass
 class Run:
-    """What the report is made from."""
+    """The inputs of the report."""
 
     manifest: dict[str, Any]
     tables: Tables
@@ -45,7 +45,7 @@ class Run:
 
     @cached_property
     def boot_ns(self) -> int:
-        """CLOCK_BOOTTIME - CLOCK_MONOTONIC: Perfetto counts in the former."""
+        """CLOCK_BOOTTIME - CLOCK_MONOTONIC in ns; Perfetto uses the former."""
         clock = (self.manifest.get("clocks") or [{}])[0]
         return int(clock.get("boottime_ns", 0) - clock.get("monotonic_ns", 0))
 
@@ -55,11 +55,11 @@ class Run:
         return Database(AllTables.of(self.tables))
 
     def ask(self, sql: str) -> pd.DataFrame:
-        """The rows of a statement: what a block draws, while it prints the statement."""
+        """The rows of a statement, for a block that shows both."""
         return self.database.frame(sql)
 
     def moments(self, frame: pd.DataFrame) -> list[list[int]]:
-        """Where rows with begin_ns and duration_ns stand in the timeline: [begin on Perfetto's clock, duration]."""
+        """Positions in the timeline of rows with begin_ns and duration_ns: [begin on Perfetto's clock, duration]."""
         begin = (frame["begin_ns"] + self.boot_ns).tolist()
         return [[moment, max(length, 0)] for moment, length in zip(begin, frame["duration_ns"].tolist(), strict=True)]
 
@@ -74,17 +74,17 @@ class Section:
 
 
 def note(text: str) -> Block:
-    """A sentence."""
+    """A block with a text."""
     return {"kind": "note", "text": text}
 
 
 def cards(items: list[tuple[str, str, str]]) -> Block:
-    """Figures to read first."""
+    """A block of main figures."""
     return {"kind": "cards", "items": [{"label": label, "value": value, "note": remark} for label, value, remark in items]}
 
 
 def pairs(items: Sequence[tuple[Any, ...]]) -> Block:
-    """Labels and values, maybe with a moment as third."""
+    """Labels and values, optionally with a moment as third item."""
     rows = [[label, str(value), *moment] for label, value, *moment in items if value not in (None, "")]
     return {"kind": "pairs", "items": rows}
 
@@ -103,7 +103,7 @@ def is_known(value: Any, kind: str) -> bool:
 def table(
     columns: list[tuple[str, str]], rows: pd.DataFrame | list[list[Any]], title: str = "", query: str = "", command: str = ""
 ) -> Block:
-    """A sortable table; only the first MAX_ROWS rows travel, and no column in which nothing is known."""
+    """A sortable table; limited to the first MAX_ROWS rows and to columns with a known value."""
     body = rows.to_numpy(object).tolist() if isinstance(rows, pd.DataFrame) else rows
     filled = [i for i, (_, kind) in enumerate(columns) if not body or any(is_known(row[i], kind) for row in body)]
     heads = [{"name": columns[i][0], "kind": columns[i][1]} for i in filled]
@@ -119,13 +119,13 @@ def table(
 
 
 def chart(title: str, traces: list[dict[str, Any]], remark: str = "", height: int = 300, query: str = "", **layout: Any) -> Block:
-    """A Plotly chart, drawn by `query`."""
+    """A Plotly chart of the data of `query`."""
     fields = {"title": title, "note": remark, "traces": traces, "layout": layout, "height": height}
     return {"kind": "chart", "query": query, **fields}
 
 
 def analyzer_command(command: str) -> str:
-    """A verb and its arguments as they are typed; "" where there is none."""
+    """The command line of an analyzer verb with its arguments; "" for none."""
     return command and f"python -m analyzer {command}"
 
 
@@ -135,13 +135,13 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def label(text: object, width: int = 48) -> str:
-    """A name for Plotly, which reads a little markup in its texts."""
+    """A name with Plotly's markup characters escaped, shortened to `width`."""
     full, half = str(text), width // 2
     return html.escape(full if len(full) <= width else f"{full[:half]}…{full[-half:]}", quote=False)
 
 
 def labels(texts: Iterable[object], width: int = 28) -> list[str]:
-    """Distinct labels of distinct names: Plotly adds up the bars of one label."""
+    """Distinct labels for distinct names: Plotly sums the bars of equal labels."""
     counts: dict[str, int] = {}
     out = []
     for text in texts:
@@ -152,7 +152,7 @@ def labels(texts: Iterable[object], width: int = 28) -> list[str]:
 
 
 def bytes_text(n: float) -> str:
-    """Bytes for people."""
+    """Bytes as text with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(n) < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -161,18 +161,18 @@ def bytes_text(n: float) -> str:
 
 
 def binned(n: int) -> np.ndarray:
-    """The bin of each of n points such that at most MAX_POINTS bins remain."""
+    """The bin of each of n points, with at most MAX_POINTS bins."""
     return np.arange(n) // -(-max(n, 1) // MAX_POINTS)
 
 
 def per_bin(n: int) -> str:
-    """What to say about bins, if anything."""
+    """A remark on the bins; "" without binning."""
     width = -(-max(n, 1) // MAX_POINTS)
     return f"Each point is the mean of {width} steps." if width > 1 else ""
 
 
 def finished(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows whose end was recorded: others have no duration."""
+    """Rows with a recorded end; others have no duration."""
     return frame[frame["complete"]]
 
 

@@ -1,4 +1,4 @@
-"""The report's section on threads: their states, how evenly they shared the work, and who took a CPU from them."""
+"""The report's section on threads: states, balance of work, and displacement by other threads."""
 
 import pandas as pd
 
@@ -50,7 +50,7 @@ def states(run: Run) -> list[Block]:
 
 
 def balance(run: Run) -> list[Block]:
-    """How evenly threads shared their operators."""
+    """Balance of shared operators between threads."""
     rows = run.ask(BALANCE_QUERY)
     if not len(rows):
         return []
@@ -70,7 +70,7 @@ def displaced(run: Run) -> list[Block]:
 
 
 def thread_section(run: Run) -> Section | None:
-    """What every thread of the program did with its time."""
+    """The section on threads."""
     blocks = [*states(run), *balance(run), *displaced(run)]
     if blocks and not len(run.tables["thread_states"]):
         blocks.append(note("Scheduling was not recorded (level sched): states are unknown."))

@@ -1,4 +1,4 @@
-"""The report's sections on time: where a step's goes by phase, and how steps follow each other."""
+"""The report's sections on time: composition of a step by phase, and all steps in order."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def by_phase(run: Run) -> Block:
 
 
 def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The groups of one phase, with those added up that are small in every phase: there are no more colours."""
+    """The groups of one phase, with the sum of those that are small in every phase, since colours are limited."""
     names = {key for other in shares.values() for key in other}
     share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in names}
     own = {"total", parts.RESIDUAL}
@@ -81,7 +81,7 @@ def share_chart(run: Run) -> Block:
 
 
 def stacked_shares(run: Run, title: str, remark: str, query: str) -> Block:
-    """One bar per phase of what `query` gives: a column for each part in ms, `residual`, and their sum `total`."""
+    """One bar per phase from the result of `query`: a column for each part in ms, `residual`, and their sum `total`."""
     rows = run.ask(query).set_index("phase")
     own = {"total", parts.RESIDUAL}
     means = {str(phase): {k: v for k, v in row.items() if v > 0 or k in own} for phase, row in rows.to_dict("index").items()}
@@ -111,7 +111,7 @@ def share_bar(name: str, slot: int, shares: dict[str, dict[str, float]]) -> dict
 
 
 def idle(run: Run) -> list[Block]:
-    """The longest idle pieces of steps, by cause and by the operators around them."""
+    """The longest idle times of steps, by cause and surrounding operators."""
     rows = run.ask(GAPS_QUERY)
     if not len(rows):
         return []
@@ -123,7 +123,7 @@ def idle(run: Run) -> list[Block]:
 
 
 def phase_section(run: Run) -> Section | None:
-    """Where every moment of a step goes."""
+    """The section on the composition of a step's time."""
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
         return None
@@ -155,7 +155,7 @@ def composition(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
 
 
 def curve(name: str, slot: int, step: np.ndarray, ms: pd.Series) -> dict[str, Any]:
-    """Step times of one phase, binned where there are many."""
+    """Step times of one phase, binned if there are many."""
     bins = binned(len(step))
     x, y = (pd.Series(np.asarray(v)).groupby(bins).mean().to_numpy() for v in (step, ms))
     mode = "lines+markers" if len(x) < 200 else "lines"
@@ -163,7 +163,7 @@ def curve(name: str, slot: int, step: np.ndarray, ms: pd.Series) -> dict[str, An
 
 
 def durations(run: Run, across: dict[str, Any]) -> Block:
-    """Every step, with the line that the context explains and the steps where the level changes."""
+    """Every step's time, with the model line over context and the steps at which the level changes."""
     tokens = run.ask(STEPS_QUERY)
     traces, step = [], pd.Series(np.arange(len(tokens)), tokens["token_id"].to_numpy())
     for slot, phase in enumerate(sorted(set(tokens["phase"]), key=lambda p: p != "decode")):
@@ -187,7 +187,7 @@ def durations(run: Run, across: dict[str, Any]) -> Block:
 
 
 def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Trends in words; change points with where they stand in the timeline."""
+    """Trends as text; change points with their position in the timeline."""
     items: list[tuple[Any, ...]] = []
     for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("decode step", "step_ms")):
         spread = across.get(key) or {}
@@ -208,7 +208,7 @@ def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def slowest(run: Run, tokens: pd.DataFrame) -> Block:
-    """The slowest decode steps: what they spent more time in than the median step, and where they stand."""
+    """The slowest decode steps: the parts with more time than in the median step, and their positions in the timeline."""
     rows = parts.per_token(run.tables).loc[tokens["token_id"]]
     names = [name for name in (*GROUPS, *parts.CAUSES, parts.RESIDUAL) if name in rows]
     excess = rows[names] - rows[names].median()
@@ -239,7 +239,7 @@ def growing(run: Run) -> list[Block]:
 
 
 def step_section(run: Run) -> Section | None:
-    """Every step in order."""
+    """The section on all steps in order."""
     tokens = finished(run.tables["tokens"]).sort_values("begin_ns")
     if not len(tokens):
         return None

@@ -1,1 +1,1 @@
-"""The Perfetto trace."""
+"""The timeline as a Perfetto trace."""

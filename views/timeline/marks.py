@@ -1,4 +1,4 @@
-"""What the timeline adds to what was recorded: decode speed, work in flight, the ledger, slow tokens, what is missing."""
+"""Derived tracks of the timeline: decode speed, work in flight, ledger, slow tokens, gaps in the recording."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def clocks(table: pd.DataFrame) -> list[Named]:
 
 
 def ledger_slices(tables: Tables) -> Slices | None:
-    """What each moment of a step was spent on; steps of several threads at once go to lanes of their own."""
+    """The cause of each moment of a step; concurrent steps of several threads are on separate lanes."""
     pieces = ledger.ledger_pieces(tables)
     if not len(pieces):
         return None
@@ -66,12 +66,12 @@ def ledger_slices(tables: Tables) -> Slices | None:
 
 
 def instants(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None = None) -> Slices:
-    """Marks on a track of their own."""
+    """Instants on a separate track."""
     return Slices("moescope", text_of(texts), ts, ts, ts, np.ones(len(ts), bool), args or {}, instant=True)
 
 
 def slow_tokens(tables: Tables) -> Slices | None:
-    """Decode steps that stand out."""
+    """Unusually slow decode steps."""
     slow = over_time.slow_steps(tables["tokens"])
     if not len(slow):
         return None
@@ -82,7 +82,7 @@ def slow_tokens(tables: Tables) -> Slices | None:
 
 
 def lacking(manifest: dict[str, Any], end: int) -> Slices | None:
-    """Where the recording lacks something: levels switched off and on, and at the end losses, which have no time."""
+    """Gaps in the recording: levels switched off and on, and losses, which have no time and are marked at the end."""
     lost = {str(kind): int(n) for kind, n in (manifest.get("lost") or {}).items() if n}
     rows = [
         (row["ts_ns"], f"{row.get('level')} level {'on' if row.get('on') else 'off'}: {row.get('why')}")

@@ -1,8 +1,8 @@
-"""The NPU's tracks: the host's stages, executions, and where inside these the device's own times and cycles may lie.
+"""The NPU's tracks: host stages, executions, and estimated positions of the device's times and cycles within these.
 
-QNN reports durations and cycles without a position in time. Device slices are centred in what encloses them, node slices
-fill the accelerator's window in proportion to their cycles, nodes of a node that of theirs; both carry `estimated` and the
-value as it was measured. Where a backend stamps its events, nodes begin where their stamps say, on the host's clock.
+QNN reports durations and cycles without a position in time. Device slices are centred in the enclosing slice; node slices
+fill the accelerator's window, or their parent node's, in proportion to their cycles. Both have the arguments `estimated` and
+the measured value. If a backend gives time stamps, nodes begin at these, converted to the host's clock.
 """
 
 import re
@@ -39,33 +39,33 @@ DEVICE_LEVELS = (("host RPC", "host_rpc_us"), ("HTP RPC", "htp_rpc_us"), ("accel
 
 
 def group_name(manifest: dict[str, Any]) -> str:
-    """The track group; the emulator must never pass for a device."""
+    """The name of the track group, which names the emulator if one was used."""
     return "HTP emulator" if (manifest.get("qnn") or {}).get("emulator") else "HTP"
 
 
 def track_name(manifest: dict[str, Any], track: str) -> str:
-    """A track's name, with the emulator named."""
+    """A track's name, which names the emulator if one was used."""
     return f"{track} (HTP emulator)" if (manifest.get("qnn") or {}).get("emulator") else track
 
 
 def execute_name(graph_name: str, kind: str, layer: int, expert: int) -> str:
-    """kind.layer.expert where the engine names a kind, else QNN's name of the graph."""
+    """kind.layer.expert if the engine names a kind, else QNN's name of the graph."""
     return place(kind, layer, expert) if kind else short_graph_name(graph_name) or "graphExecute"
 
 
 def short_graph_name(name: str) -> str:
-    """A graph's name without what ONNX Runtime's provider puts before each."""
+    """A graph's name without the prefix of ONNX Runtime's provider."""
     short = name.removeprefix(PROVIDER).removeprefix(PROVIDER)
     return f"graph {short}" if short[:1].isdigit() else short
 
 
 def node_name(event: str) -> str:
-    """The node of the model: `reshape_36` of QNN's `reshape_36:OpId_104 (cycles)`."""
+    """The model's name of a node: `reshape_36` for QNN's `reshape_36:OpId_104 (cycles)`."""
     return OP_ID.sub("", event) or "node"
 
 
 def execute_slices(tables: Tables) -> Slices:
-    """One slice per execution, on the flow that its submission began; a graph's executions follow each other on one flow."""
+    """One slice per execution, on the flow that its submission began; all executions of a graph are on one flow."""
     frame = tables["qnn_executes"]
     args = texts(frame, "graph_name") | ints(frame, "layer", "expert", "n_inputs", "n_outputs") | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
@@ -80,7 +80,7 @@ def execute_slices(tables: Tables) -> Slices:
 
 
 def windows(frame: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(begin, end, known) of host RPC, HTP RPC and accelerator for every execution, each within the one before."""
+    """(begin, end, known) of host RPC, HTP RPC and accelerator for every execution, each within the previous one."""
     begin, end = frame["begin_ns"].to_numpy(np.int64), frame["end_ns"].to_numpy(np.int64)
     out = []
     for _, column in DEVICE_LEVELS:
@@ -114,7 +114,7 @@ def device_slices(tables: Tables) -> Slices | None:
 
 
 def node_slices(tables: Tables) -> Slices | None:
-    """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
+    """The nodes of each execution in sequence within the accelerator's window; child nodes within their parent."""
     frame, every = tables["qnn_executes"], tables["qnn_events"]
     counted, kind = equals(every["unit"], "cycles"), every["type"].to_numpy()
     execute_row = rows_of(frame["execute_id"], every["execute_id"])
@@ -145,9 +145,9 @@ def node_slices(tables: Tables) -> Slices | None:
 def side_by_side(
     row: np.ndarray, cycles: np.ndarray, parent: np.ndarray, begin: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(begin, end) of nodes that fill their execution's window, or a share of the node they are part of, by generation.
+    """(begin, end) of nodes that fill their execution's window, or their parent node, in proportion to cycles.
 
-    `row`: of each node's execution in `begin` and `end`; `parent`: the place of the node around it, -1 for none.
+    `row`: the index of each node's execution in `begin` and `end`; `parent`: the index of its parent node, -1 for none.
     """
     first, last = np.zeros(len(row), np.int64), np.zeros(len(row), np.int64)
     placed, unplaced = np.zeros(len(row), bool), np.flatnonzero(parent < 0)
@@ -166,7 +166,7 @@ def side_by_side(
 
 
 def running(values: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """The sum of each value and those before it of the same owner."""
+    """The cumulative sum of values within each owner."""
     order = np.argsort(of, kind="stable")
     sums, fresh = np.cumsum(values[order]), np.append(True, np.diff(of[order]) != 0)[: len(of)]
     first = np.flatnonzero(fresh)
@@ -176,9 +176,9 @@ def running(values: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 
 def detail_args(n: int, node: np.ndarray, details: pd.DataFrame) -> dict[str, Column]:
-    """What a profile at QNN's linting level adds for `n` nodes besides (wait, overlap ...), in cycles, as arguments.
+    """Additional values of `n` nodes at QNN's linting level (wait, overlap ...), in cycles, as arguments.
 
-    `node`: of which each event of `details` is.
+    `node`: the node of each event of `details`.
     """
     args: dict[str, Column] = {}
     for kind, rows in details.reset_index(drop=True).groupby("type_name"):
@@ -191,9 +191,9 @@ def detail_args(n: int, node: np.ndarray, details: pd.DataFrame) -> dict[str, Co
 def place_by_stamps(
     events: pd.DataFrame, row: np.ndarray, frame: pd.DataFrame, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-    """Move nodes to where their own time stamps put them, until the next one's; which were moved.
+    """Move nodes to their time stamps, each until the next one's; returns which were moved.
 
-    Only executions whose nodes all have stamps of their own: equal ones give no order.
+    Only executions in which all nodes have distinct stamps: equal ones give no order.
     """
     stamp = events["host_ns"].to_numpy(np.int64)
     if not (stamp >= 0).any():
@@ -211,7 +211,7 @@ def place_by_stamps(
 
 
 def idle_slices(tables: Tables) -> Slices | None:
-    """The NPU's idle time between executions, with what the thread that ended it was at."""
+    """The NPU's idle time between executions, with the activity of the thread that ended it."""
     frame = tables["qnn_gaps"]
     if not len(frame):
         return None
@@ -221,13 +221,13 @@ def idle_slices(tables: Tables) -> Slices | None:
 
 
 def stage_slices(tables: Tables) -> Slices | None:
-    """Stages of the host's side: those of ONNX Runtime's QNN provider."""
+    """Host stages: those of ONNX Runtime's QNN provider."""
     frame = tables["qnn_stages"]
     return of_frame("qnn", text_of(frame["stage"]), frame, {}) if len(frame) else None
 
 
 def optrace_slices(tables: Tables) -> dict[str, Slices]:
-    """Slices per thread of an optrace that was given for an execution (column `execute_id`), over the accelerator's window."""
+    """Slices by thread of the optrace of an execution (column `execute_id`), over the accelerator's window."""
     events, frame = tables.get("qnn_optrace", pd.DataFrame()), tables["qnn_executes"]
     if not len(events):
         return {}
@@ -244,7 +244,7 @@ def optrace_slices(tables: Tables) -> dict[str, Slices]:
 
 
 def batch_slices(tables: Tables) -> Slices | None:
-    """Batches in a queue without QNN, from when they are sent to when their answer is read: on the flow between these two."""
+    """Batches in a queue without QNN, from sending to reading of the response, on the flow between these two."""
     frame = tables["npu_batches"]
     if not len(frame):
         return None
@@ -258,7 +258,7 @@ def batch_slices(tables: Tables) -> Slices | None:
 
 
 def message_slices(tables: Tables) -> Slices | None:
-    """Calls of the NPU's driver, from when they are sent to when their answer is there."""
+    """Calls of the NPU's driver, from sending to the arrival of the response."""
     if not len(tables["driver_events"]):
         return None
     frame = rpc.messages(tables)
@@ -271,7 +271,7 @@ def message_slices(tables: Tables) -> Slices | None:
 
 
 def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
-    """(track name, slices) in the order to show."""
+    """(track name, slices) in display order."""
     by_name = {STAGES: stage_slices(tables)}
     if len(tables["qnn_executes"]):
         device_side = {

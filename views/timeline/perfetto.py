@@ -1,14 +1,14 @@
 """`trace.pftrace`: the tables as a native Perfetto trace.
 
-    threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on the thread they ran on
+    threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on their threads
     NPU        host stages, QNN Execute, QNN Device, QNN Node, threads of an optrace; a flow leads from a graph to its execution
-    flows      also from a prefetch to the expert run that used what it loaded
+    flows      also from a prefetch to the expert run that used the loaded expert
     cpus       the kernel's scheduling events
     process    counters: cache, faults, clocks and heat, decode speed, loads and NPU executions in flight
-    ledger     what each moment of a step was spent on
+    ledger     the cause of each moment of a step
     marks      slow tokens; levels switched off and on; losses
 
-Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, which Perfetto demands, at the offset read when recording began.
+Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, as Perfetto requires, with the offset read when recording began.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,7 +42,7 @@ Progress = Callable[[str], None]
 
 @dataclass
 class Written:
-    """What went into a trace."""
+    """Counts of a written trace."""
 
     events: int = 0
     slices: int = 0
@@ -50,7 +50,7 @@ class Written:
 
 
 class TraceWriter:
-    """Writes one trace; `write_trace` is the way in."""
+    """Writes one trace; called through `write_trace`."""
 
     def __init__(self, manifest: dict[str, Any], tables: Tables, out: TraceFile):
         self.manifest, self.out, self.arrow, self.tables = manifest, out, tables, frames(tables, DRAWN)
@@ -83,7 +83,7 @@ class TraceWriter:
         return int(boottime - monotonic)
 
     def system(self) -> None:
-        """The recording's stamp and its machine, as Perfetto shows who traced what."""
+        """The recording's stamp and machine, in the fields that Perfetto shows as trace and system information."""
         machine = self.manifest.get("machine") or {}
         packet = TracePacket()
         packet.system_info.tracing_service_version = stamp(self.manifest)
@@ -106,7 +106,7 @@ class TraceWriter:
         return self.track(self.extra, parent, name=valid(name), **fields)
 
     def processes(self) -> None:
-        """Describe processes and threads; what only scheduling knows stands in a process of its own, folded away."""
+        """Describe processes and threads; threads known only from scheduling are in a separate, collapsed process."""
         for process in shown_processes(self.manifest, self.tables, self.pids, self.pid):
             packet = TracePacket(track_descriptor=TrackDescriptor(uuid=PROCESS | process.pid))
             packet.track_descriptor.process.pid = process.pid
@@ -120,12 +120,12 @@ class TraceWriter:
                 self.packet(packet)
 
     def draw(self, levels: list[Level], rows: list[np.ndarray], track: int, overflow: Callable[[int], int]) -> None:
-        """Draw rows of some levels on one track; what does not nest goes to the tracks that `overflow(lane)` makes."""
+        """Draw rows of some levels on one track; slices that do not nest go to the tracks that `overflow(lane)` makes."""
         for k, events in enumerate(Events.of(levels, rows).lanes()):
             self.sequence_of(events, overflow(k) if k else track)
 
     def sequence_of(self, events: Events, track: int) -> None:
-        """One sequence: its head, then its events."""
+        """Write one sequence: its head, then its events."""
         self.sequence += 1
         self.out.later(partial(opening, self.sequence, track, events, self.names, self.start))
         for job in slice_packets(self.sequence, events, self.start):
@@ -133,13 +133,13 @@ class TraceWriter:
         self.written.slices += int((events.order < 0).sum())
 
     def level(self, slices: Slices) -> Level:
-        """Slices as TrackEvents, which other threads may encode meanwhile."""
+        """Slices as TrackEvents; their encoding may run on other threads."""
         level = Level.of(close_open(slices, self.end), self.names)
         level.parts = self.out.begin(level.encoded)
         return level
 
     def threads(self) -> None:
-        """Every slice of the program, thread by thread."""
+        """Write every slice of the program, thread by thread."""
         levels = [self.level(slices) for slices in on_program(self.tables)]
         by_tid = [groups_by(level.slices.tid) for level in levels]
         for tid in sorted({tid for groups in by_tid for tid in groups}):
@@ -147,11 +147,11 @@ class TraceWriter:
             self.draw(levels, rows, THREAD | tid, partial(self.overlapping, THREAD | tid))
 
     def overlapping(self, parent: int, lane: int) -> int:
-        """One more track for slices of a thread that do not nest; every lane looks the same."""
+        """Another track for slices of a thread that do not nest; all lanes have the same name."""
         return self.new_track("overlapping", parent)
 
     def npu(self) -> None:
-        """The NPU's group of tracks."""
+        """Write the NPU's group of tracks."""
         tracks = self.npu_tracks()
         if not tracks:
             return
@@ -162,7 +162,7 @@ class TraceWriter:
             self.draw([self.level(slices)], [np.arange(len(slices))], make(0), make)
 
     def counters(self) -> None:
-        """The counters, as tracks of the process."""
+        """Write the counters as tracks of the process."""
         for name, ts, values in marks.counters(self.tables):
             uuid = self.new_track(name, PROCESS | self.pid, counter=counter_unit(name))
             self.sequence += 1
@@ -170,7 +170,7 @@ class TraceWriter:
             self.out.later(partial(counter_packets, self.sequence, ts, values, self.start))
 
     def marks(self) -> None:
-        """Tracks of the program: the ledger, slow tokens, and where the recording lacks something."""
+        """Write tracks of the program: ledger, slow tokens, and gaps in the recording."""
         tracks = (
             ("ledger", self.ledger_slices()),
             ("slow tokens", marks.slow_tokens(self.tables)),
@@ -207,7 +207,7 @@ class TraceWriter:
 
 
 def counter_unit(name: str) -> CounterDescriptor:
-    """What a counter's values are, by the end of its name."""
+    """A counter's unit, from the end of its name."""
     if name.endswith("bytes"):
         return CounterDescriptor(unit=CounterDescriptor.UNIT_SIZE_BYTES)
     known = next((unit for unit in ("tokens/s", "MHz", "°C") if unit in name.split()), None)
@@ -215,12 +215,12 @@ def counter_unit(name: str) -> CounterDescriptor:
 
 
 def frames(tables: Tables, names: Iterable[str]) -> dict[str, pd.DataFrame]:
-    """The tables as frames of one thread's own, as pandas demands."""
+    """The tables as new frames for one thread, since pandas objects must not be shared between threads."""
     return {name: drawn_frame(tables.arrow(name)) if name in TABLES else tables[name] for name in names}
 
 
 def groups_by(tid: np.ndarray) -> dict[int, np.ndarray]:
-    """tid → its rows, in order."""
+    """tid → its row numbers, in order."""
     code, tids = distinct(tid)
     if len(tids) == 1:
         return {int(tids[0]): np.arange(len(tid))}
@@ -244,9 +244,9 @@ def write_trace(
     zipped: bool = False,
     threads: int | None = None,
 ) -> Written:
-    """Write the trace of a recording to `path`, which is replaced only when the trace is whole; `zipped`: as gzip.
+    """Write the trace of a recording to `path`, which is replaced only when the trace is complete; `zipped`: as gzip.
 
-    `threads` share the work (None: as many as there are CPUs to run on); the bytes are the same with any number of them.
+    `threads` share the work (None: one per usable CPU); the bytes are the same for any number of them.
     """
     keep_freed_memory()
     partial = path.with_name(path.name + ".new")

@@ -1,4 +1,4 @@
-"""Many protobuf messages at once: columns in, wire bytes out, by the C extension `_messages`."""
+"""Encodes many protobuf messages at once, from columns to wire bytes, by the C extension `_messages`."""
 
 import numpy as np
 
@@ -37,67 +37,67 @@ def field_bytes(field: int, payload: bytes) -> bytes:
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """A column as the extension takes it: int64, or float64 as it is."""
+    """A column for the extension: int64, or float64 unchanged."""
     return np.ascontiguousarray(values if values.dtype == np.float64 else values.astype(np.int64, copy=False))
 
 
 class Form:
-    """What messages of one kind have in common, built field by field in wire order; a message is a row of the columns.
+    """The form of all messages of one kind, built field by field in wire order; each row of the columns is a message.
 
-    A field with `absent` is omitted from messages that have this number there.
+    A field is omitted from messages in which its value equals `absent`.
     """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
     def step(self, kind: int, data: bytes, column: np.ndarray | None = None, absent: int | None = None) -> "Form":
-        """One more step, in one with the constant bytes before it where it is never omitted."""
+        """Add a step; combined with the preceding constant bytes if it is never omitted."""
         if self.steps and self.steps[-1][0] == CONSTANT_STEP and kind != MEMBER_STEP and absent is None:
             data = self.steps.pop()[1] + data
         self.steps.append((kind, data, None if column is None else numbers(column), None, absent))
         return self
 
     def constant(self, data: bytes) -> "Form":
-        """The same bytes in every message."""
+        """Add bytes that are the same in every message."""
         return self.step(CONSTANT_STEP, data)
 
     def varint(self, field: int, column: np.ndarray, labels: np.ndarray | None = None) -> "Form":
-        """An integer, enum or bool field; with `labels` the number that these have in place of the column's."""
+        """Add an integer, enum or bool field; with `labels`, its value is labels[column]."""
         self.step(VARINT_STEP, tag(field, VARINT), column)
         if labels is not None:
             self.steps[-1] = (*self.steps[-1][:3], numbers(labels), None)
         return self
 
     def fixed64(self, field: int, column: np.ndarray, absent: int | None = None) -> "Form":
-        """A fixed64 or double field, by the dtype of `column`."""
+        """Add a fixed64 or double field, by the dtype of `column`."""
         return self.step(FIXED64_STEP, tag(field, FIXED64), column, absent)
 
     def member(self, field: int, head: bytes, number: int, column: np.ndarray, labels: np.ndarray | None, absent: int) -> "Form":
-        """A short sub-message: `head`, then one integer field. `field` is below 16, the sub-message below 128 bytes."""
+        """Add a short sub-message: `head`, then one integer field. `field` is below 16, the sub-message below 128 bytes."""
         inner = head + tag(number, VARINT)
         data = tag(field, LENGTH) + bytes([(len(inner) + 1) & 0x7F]) + inner
         self.steps.append((MEMBER_STEP, data, numbers(column), None if labels is None else numbers(labels), absent))
         return self
 
     def open(self, field: int) -> "Form":
-        """A sub-message begins."""
+        """Begin a sub-message."""
         return self.step(OPEN_STEP, tag(field, LENGTH))
 
     def then(self, other: "Form") -> "Form":
-        """Everything of another form."""
+        """Append all steps of another form."""
         self.steps += other.steps
         return self
 
     def close(self) -> "Form":
-        """The sub-message that was opened last ends."""
+        """End the sub-message that was opened last."""
         self.steps.append((CLOSE_STEP, b"", None, None, None))
         return self
 
 
 def encode(form: Form, n: int) -> tuple[bytes, np.ndarray]:
-    """A message for each of the first `n` rows of the columns, where each begins, and where the last ends [n + 1].
+    """(messages for the first `n` rows of the columns, their offsets and the total length [n + 1]).
 
-    Raises IndexError where a column or a map is too short.
+    Raises IndexError if a column or a map is too short.
     """
     offsets = np.empty(n + 1, np.int64)
     return _messages.encode(form.steps, offsets), offsets

@@ -1,9 +1,9 @@
-"""Scheduling as ftrace bundles: Perfetto then draws its own CPU tracks, thread states and wakers.
+"""Scheduling as ftrace bundles, from which Perfetto draws CPU tracks, thread states and wakers.
 
-Switches travel in the compact form, where a switch's `prev` is the `next` before it on that cpu. Only switches that involve
-the traced program are recorded. Where two others changed in between, that change is written at the moment the next recorded
-switch proves it: the times of others are upper bounds, after which they sleep. A thread of the program that exits leaves its
-cpu unrecorded; it leaves when `thread_states` says that it stopped running. The program's own times are exact.
+Switches have the compact form, in which a switch's `prev` is the previous `next` on that cpu. Only switches that involve
+the traced program are recorded. A change between two other threads is written at the time at which the next recorded
+switch proves it: times of other threads are upper bounds, after which they sleep. A thread of the program leaves its cpu
+without a record when it exits; the time is then from `thread_states`. The program's own times are exact.
 """
 
 from collections.abc import Iterator
@@ -39,13 +39,13 @@ class Switches:
     prio: np.ndarray
 
     def take(self, rows: np.ndarray | slice) -> "Switches":
-        """Some of them."""
+        """The switches in these rows."""
         return Switches(self.ts[rows], self.prev[rows], self.next[rows], self.state[rows], self.prio[rows])
 
 
 @dataclass
 class Running:
-    """When threads ran, by begin."""
+    """The running intervals of threads, sorted by begin."""
 
     tid: np.ndarray
     begin: np.ndarray
@@ -60,7 +60,7 @@ class Running:
         return cls(tid[order], begin[order], end[order])
 
     def until(self, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """When threads that began to run at `ts` stopped, where that is known; -1 else."""
+        """The end of the interval in which each thread began to run at `ts`; -1 if unknown."""
         ends, place = np.full(len(ts), -1), np.searchsorted(self.begin, ts)
         rows = np.arange(len(ts))
         while len(rows):
@@ -75,7 +75,7 @@ class Running:
 
 
 def chained(switches: Switches, running: Running) -> Switches:
-    """The switches of one cpu with the unrecorded ones filled in: between other threads, and away from threads that exit."""
+    """The switches of one cpu with unrecorded ones added: between other threads, and away from threads that exit."""
     after, until = np.append(switches.prev[1:], -1), np.append(switches.ts[1:], FOREVER)
     odd = np.flatnonzero(switches.next != after)
     before, after, until = switches.take(odd), after[odd], until[odd]
@@ -95,14 +95,14 @@ def chained(switches: Switches, running: Running) -> Switches:
 
 
 def merged(new: np.ndarray, old: np.ndarray, filled: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    """One column of both, from their places."""
+    """One column of both kinds of switches, merged by their positions."""
     out = np.empty(len(new) + len(old), np.int64)
     out[new], out[old] = filled, recorded
     return out
 
 
 def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
-    """The first switch of a cpu in full, which the compact ones continue."""
+    """The first switch of a cpu in the full form, which the compact ones continue."""
     values = ((2, row.prev_tid), (3, max(row.prev_prio, 0)), (4, max(row.prev_state, 0)))
     switch = b"".join(tag(field, 0) + varint_bytes(int(value)) for field, value in values)
     switch += field_bytes(5, name.encode(errors="replace"))
@@ -128,7 +128,7 @@ def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
 
 
 def wakings(columns: dict[str, np.ndarray], rows: np.ndarray, boot: int) -> bytes:
-    """A batch of wakings in full: the compact form would lose who woke. A new thread is woken by its creator."""
+    """A batch of wakings in the full form: the compact form lacks the waker. A new thread is woken by its creator."""
     ts, by, woken, prio, cpu = (columns[name][rows] for name in ("ts_ns", "prev_tid", "next_tid", "next_prio", "target_cpu"))
     form = Form().open(EVENT).varint(1, ts + boot).varint(2, by).open(SCHED_WAKING)
     form.varint(2, woken).varint(3, np.maximum(prio, 0)).varint(5, np.maximum(cpu, 0)).close().close()
@@ -164,7 +164,7 @@ class Scheduling:
         return cls(events, columns, switched, waking | forked, running, names, boot)
 
     def packets(self, cpu: int) -> Packets:
-        """Everything of one cpu."""
+        """All packets of one cpu."""
         counts, parts = zip((0, b""), *self.batches(cpu), strict=True)
         return sum(counts), b"".join(parts)
 

@@ -26,15 +26,15 @@ BATCH = 1 << 16
 
 
 def valid(text: str) -> str:
-    """A text as protobuf takes it: a command line may hold bytes that are not UTF-8."""
+    """A text that protobuf accepts: a command line may contain bytes that are not UTF-8."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 @dataclass
 class Names:
-    """Texts and the numbers that stand for them, by table of InternedData; 0 is "".
+    """Texts and their numbers, by table of InternedData; 0 is "".
 
-    The numbers hold for the whole trace, each sequence defines those it uses.
+    The numbers are the same in the whole trace; each sequence defines those that it uses.
     """
 
     ids: dict[str, dict[str, int]] = field(
@@ -61,7 +61,7 @@ class TextColumn:
     row: np.ndarray | None
 
     def by(self, rows: np.ndarray) -> set[int]:
-        """The numbers of the texts that some slices say."""
+        """The numbers of the texts of some slices."""
         rows, said = rows if self.row is None else self.row[rows], np.zeros(len(self.labels), bool)
         said[self.text.indices.to_numpy()[rows]] = True
         return set(self.labels[said].tolist()) - {0}
@@ -69,10 +69,10 @@ class TextColumn:
 
 @dataclass
 class Level:
-    """Slices as TrackEvents. `texts`: their columns of texts; `constant`: numbers of texts that every slice uses.
+    """Slices as TrackEvents. `texts`: their text columns; `constant`: numbers of texts that every slice uses.
 
-    `forms`: what their begins say, or the instants; of how many rows, and which row each slice takes (None: its own). `parts`
-    waits until these are encoded.
+    `forms`: the forms of begins or instants, each with its number of rows and the row of each slice (None: its own). `parts`
+    returns them encoded, waiting if necessary.
     """
 
     slices: Slices
@@ -106,16 +106,16 @@ class Level:
         return level
 
     def encoded(self) -> list[Part]:
-        """What the slices say, as bytes."""
+        """The content of the slices as bytes."""
         return [(*encode(form, n), row) for form, n, row in self.forms]
 
     def text(self, names: Names, text: pyarrow.DictionaryArray, table: str, row: np.ndarray | None) -> np.ndarray:
-        """The numbers of a column's labels, which is noted."""
+        """The numbers of a column's labels; adds the column to `texts`."""
         self.texts.append(TextColumn(text, names.labels(table, text), table, row))
         return self.texts[-1].labels
 
     def arguments(self, form: Form, names: Names, args: dict[str, Column], row: np.ndarray | None) -> None:
-        """Arguments as annotations."""
+        """Add arguments as annotations."""
         for label, values in args.items():
             number = names.of(ARG_NAMES, label)
             self.constant[ARG_NAMES].add(number)
@@ -136,7 +136,7 @@ class Level:
 
 @dataclass
 class Events:
-    """The slices of one track in their `preorder`, and their begin (i) and end (~i) events in the order of time.
+    """The slices of one track in `preorder`, and their begin (i) and end (~i) events in time order.
 
     Slice i is row `row[i]` of `levels[rank[i]]`, whose rows are `rows[rank[i]]`. An instant has no end. `crossed`: slices that
     do not nest, see `nested`.
@@ -173,14 +173,14 @@ class Events:
         return cls(levels, rows, begin, end, row, rank, complete, order, crossed)
 
     def lanes(self) -> "list[Events]":
-        """Events that nest: these, or parts of these on as many lanes as that takes."""
+        """Events that nest: these, or these split over as many lanes as needed."""
         if not self.crossed.any():
             return [self]
         lane, end = lanes(self.begin, self.end, self.rank, self.complete, self.crossed)
         return [self.only(np.flatnonzero(lane == k), end) for k in range(int(lane.max()) + 1)]
 
     def only(self, some: np.ndarray, end: np.ndarray) -> "Events":
-        """Some of the slices, with ends that may be new."""
+        """Some of the slices, with the given ends."""
         some = some[np.argsort(self.rank[some], kind="stable")]
         rows = np.split(self.row[some], np.searchsorted(self.rank[some], np.arange(1, len(self.levels))))
         return self.arranged(self.levels, rows, self.begin[some], end[some], self.complete[some])
@@ -215,7 +215,7 @@ def opening(number: int, track: int, events: Events, names: Names, start: int) -
 
 
 def packet(number: int) -> bytes:
-    """What every packet of a sequence says first, up to its time since the packet before."""
+    """The first bytes of every packet of a sequence, up to the time since the previous packet."""
     return tag(SEQUENCE_ID, VARINT) + varint_bytes(number) + tag(TIMESTAMP, VARINT)
 
 
@@ -229,7 +229,7 @@ def slice_packets(number: int, events: Events, start: int) -> Iterator[Callable[
 
 
 def batch(number: int, events: Events, order: np.ndarray, start: int) -> Packets:
-    """Some events in the order of time."""
+    """Some events in time order."""
     ended, levels = tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_SLICE_END), [level.parts() for level in events.levels]
     columns = (events.rank, events.row, events.begin, events.end)
     return len(order), _messages.events(packet(number), ended, levels, order, *columns, start)

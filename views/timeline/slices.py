@@ -1,6 +1,6 @@
-"""What the timeline draws on the program's own threads: tables → slices with name, category and arguments.
+"""The slices on the program's own threads: from tables to slices with name, category and arguments.
 
-Slices of one thread must nest. `lanes` proves it, or moves those that do not nest to lanes of their own.
+Slices of one thread must nest; `lanes` moves those that do not to separate lanes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,13 +18,13 @@ from views.timeline.protobuf import _messages
 
 Tables = Mapping[str, pd.DataFrame]
 SMALL = 1 << 16
-PREFETCH, STEP, BATCH = 1 << 41, 1 << 42, 1 << 43  # added to numbers of loads, steps and batches: their arrows are not graphs'
+PREFETCH, STEP, BATCH = 1 << 41, 1 << 42, 1 << 43  # offsets of flow ids of loads, steps and batches, distinct from graphs'
 
 
 def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
-    """A table as pandas has it, texts as categories; nothing is copied, and the frame is the caller's own.
+    """A table as a new pandas frame, texts as categories, without copying values.
 
-    Columns are looked up hundreds of times, at five times the price where their names are Arrow's strings.
+    Columns are looked up hundreds of times, at five times the cost if their names are Arrow strings.
     """
     frame = pd.DataFrame(dict(enumerate(map(drawn_column, table.columns))), copy=False)
     frame.columns = pd.Index(table.column_names, dtype=object)
@@ -32,8 +32,8 @@ def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
 
 
 def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
-    """One column; it has no nulls."""
-    chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # one chunk would be copied
+    """One column, which must have no nulls."""
+    chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # combining would copy a single chunk
     if not pyarrow.types.is_dictionary(chunk.type):
         return chunk.to_numpy(zero_copy_only=False)
     labels = pd.Index(chunk.dictionary.to_numpy(zero_copy_only=False), dtype=object)
@@ -41,7 +41,7 @@ def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
 
 
 def numbered(column: pd.Series | pd.Categorical) -> tuple[np.ndarray, list[str]]:
-    """(codes, labels) of texts, `labels[codes[i]]` being row i; labels come in the order in which they first stand in a row."""
+    """(codes, labels) of texts with `labels[codes[i]]` in row i; labels are in order of first appearance."""
     texts = column.array if isinstance(column, pd.Series) else column
     texts = texts if isinstance(texts, pd.Categorical) else pd.Categorical(texts)
     n, first = len(texts), np.full(len(texts.categories), len(texts))
@@ -53,18 +53,18 @@ def numbered(column: pd.Series | pd.Categorical) -> tuple[np.ndarray, list[str]]
 
 
 def text_column(codes: np.ndarray, labels: list[str]) -> pyarrow.DictionaryArray:
-    """The texts `labels[codes[i]]`; labels may be equal."""
+    """The texts `labels[codes[i]]`; labels may repeat."""
     return pyarrow.DictionaryArray.from_arrays(codes.astype(np.int64, copy=False), pyarrow.array(labels, pyarrow.string()))
 
 
 def text_of(column: pd.Series | list[str]) -> pyarrow.DictionaryArray:
-    """A column of texts as it is drawn."""
+    """A text column as a dictionary array."""
     texts = pd.Categorical(column if isinstance(column, pd.Series) else pd.Series(column, dtype=object))
     return text_column(texts.codes, [str(label) for label in texts.categories])
 
 
 def joined(make: Callable[..., str], *columns: pd.Series) -> pyarrow.DictionaryArray:
-    """`make(a, b, ...)` of columns, called once per distinct row."""
+    """`make(a, b, ...)` for each row of the columns, called once per distinct row."""
     code, count = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         codes, n = coded(column)
@@ -79,7 +79,7 @@ def joined(make: Callable[..., str], *columns: pd.Series) -> pyarrow.DictionaryA
 
 
 def coded(column: pd.Series) -> tuple[np.ndarray, int]:
-    """(codes, n): a number below `n` for each row, equal where the rows are."""
+    """(codes, n): a number below `n` for each row, equal for equal rows."""
     if column.dtype.kind == "O":
         texts = pd.Categorical(column)
         return texts.codes.astype(np.int64), len(texts.categories)
@@ -92,12 +92,12 @@ def coded(column: pd.Series) -> tuple[np.ndarray, int]:
 
 
 def equals(column: pd.Series, text: str) -> np.ndarray:
-    """Which rows of a column of texts equal this one [bool]."""
+    """Which rows of a text column equal this text [bool]."""
     return np.asarray(column == text)
 
 
 def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(codes, labels) of whole numbers: `labels[codes[i]]` is `values[i]`."""
+    """(codes, labels) of integers: `labels[codes[i]]` is `values[i]`."""
     low = int(values.min(initial=0))
     codes, labels = dense(values.astype(np.int64) - low, int(values.max(initial=0)) - low + 1)
     return codes, labels + low
@@ -119,9 +119,9 @@ Column: TypeAlias = np.ndarray | pyarrow.DictionaryArray
 class Slices:
     """Slices or instants of one category. An argument that is -1 or "" is not written.
 
-    `flow`: the arrow that each is on, `step_flow`: the one from a step to its graphs on other threads; 0: none.
-    `row`: where several share one, as the threads of an operator do, the row of `name` and `args` that each takes; `own`:
-    arguments besides, of each slice.
+    `flow`: the flow id of each, `step_flow`: that of the flow from a step to its graphs on other threads; 0: none.
+    `row`: the row of `name` and `args` for each slice, if several share one, like the threads of an operator; `own`: additional
+    arguments of each slice.
     """
 
     category: str
@@ -142,7 +142,7 @@ class Slices:
         return len(self.begin)
 
     def take(self, rows: np.ndarray) -> "Slices":
-        """Some of them."""
+        """The slices in these rows."""
         flows = (self.flow, self.ends_flow, self.step_flow)
         flow, ends_flow, step_flow = (None if column is None else column[rows] for column in flows)
         tid, begin, end, complete = (column[rows] for column in (self.tid, self.begin, self.end, self.complete))
@@ -155,7 +155,7 @@ class Slices:
         return replace(some, name=self.name.take(rows), args={label: column.take(rows) for label, column in self.args.items()})
 
     def alone(self) -> "Slices":
-        """The same, each with its name and arguments in a row of its own."""
+        """The same slices, each with its own row of `name` and `args`."""
         if self.row is None:
             return self
         args = {label: column.take(self.row) for label, column in self.args.items()}
@@ -173,17 +173,17 @@ def texts(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
 
 
 def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
-    """Integer columns as arguments where they are above zero: a count of nothing is not worth the bytes."""
+    """Integer columns as arguments if above zero: counts of 0 are omitted to save space."""
     return above(frame, 0, names)
 
 
 def several_tokens(frame: pd.DataFrame) -> dict[str, Column]:
-    """`n_tokens` as argument where it is above one: most slices are of one row, and a reader keeps every argument."""
+    """`n_tokens` as argument if above one: most slices have one row, and readers store every argument."""
     return above(frame, 1, ("n_tokens",))
 
 
 def above(frame: pd.DataFrame, least: int, names: tuple[str, ...]) -> dict[str, Column]:
-    """Integer columns as arguments where they are above a number."""
+    """Integer columns as arguments if above `least`."""
     columns = {name: frame[name].to_numpy(np.int64) for name in names}
     return {name: np.where(column > least, column, -1) for name, column in columns.items()}
 
@@ -195,14 +195,14 @@ def of_frame(category: str, name: pyarrow.DictionaryArray, frame: pd.DataFrame, 
 
 
 def place(kind: str, layer: int, expert: int) -> str:
-    """`kind.layer.expert`, as far as they are known."""
+    """`kind.layer.expert`, without unknown parts."""
     return ".".join([kind or "graph", *(str(i) for i in (layer, expert) if i >= 0)])
 
 
 def step_name(phase: str, token: int, position: int, n_tokens: int, context: int) -> str:
-    """What a step did, its number and where in the text: `decode 17 at position 64`, `prefill 0: 48 tokens`.
+    """A step's phase, number and position: `decode 17 at position 64`, `prefill 0: 48 tokens`.
 
-    In which context, where its process has several: `decode 17 in context 1`.
+    Includes the context if the process has several: `decode 17 in context 1`.
     """
     name = f"{phase or 'step'} {token}" + (f" in context {context}" if context >= 0 else "")
     if n_tokens > 1:
@@ -231,14 +231,14 @@ def graph_steps(tables: Tables) -> np.ndarray:
 
 
 def repeats_operator(tables: Tables, rows: pd.DataFrame) -> pd.Series:
-    """Which graphs or expert runs are within an operator of the same step, layer and expert, which says their place [bool]."""
+    """Which graphs or expert runs are within an operator of the same step, layer and expert, whose name has these [bool]."""
     operators = tables["operators"]
     named, places = model_places(operators, rows)
     return pd.Series(np.isin(places, named[operators["layer"].to_numpy() >= 0]))
 
 
 def repeats_kind(tables: Tables, graphs: pd.DataFrame) -> np.ndarray:
-    """Which graphs of no layer are within an operator of the same step that is called as they are [bool]."""
+    """Which graphs without a layer are within an operator of the same step and name [bool]."""
     operators, apart = tables["operators"], graphs["layer"].to_numpy() < 0
     kinds = set(graphs["kind"][apart].unique())
     rows = operators[(operators["layer"].to_numpy() < 0) & operators["type"].isin(kinds).to_numpy()]
@@ -248,26 +248,26 @@ def repeats_kind(tables: Tables, graphs: pd.DataFrame) -> np.ndarray:
 
 
 def model_places(*frames: pd.DataFrame) -> list[np.ndarray]:
-    """One number for the step, layer and expert of each row, the same in all frames; as small as can be, for look-ups."""
+    """One number for the step, layer and expert of each row, consistent across frames and as small as possible for look-ups."""
     columns = [[frame[name].to_numpy(np.int64) + 1 for name in ("token_id", "layer", "expert")] for frame in frames]
     layers, experts = (max(int(column[i].max(initial=0)) for column in columns) + 1 for i in (1, 2))
     return [(token * layers + layer) * experts + expert for token, layer, expert in columns]
 
 
 def graph_name(kind: str, layer: int, expert: int, backend: str, repeated: bool) -> str:
-    """Its place in the model, or only where it runs if the operator around it says that place."""
+    """A graph's kind, layer and expert, or only its backend if the enclosing operator's name has these (`repeated`)."""
     if kind == "wait":
         return f"wait for {backend.upper()}"
     return f"graph on {backend.upper()}" if repeated and backend else place(kind, layer, expert)
 
 
 def run_name(layer: int, expert: int, cache: str, repeated: bool) -> str:
-    """The expert, or only how the cache served it if the operator around it names the expert."""
+    """The expert, or only its cache state if the enclosing operator names the expert (`repeated`)."""
     return f"cache {cache}" if repeated and cache else place("expert", layer, expert)
 
 
 def graph_slices(tables: Tables) -> Slices:
-    """One slice per graph run; those that submit start a flow, to the NPU or to the wait; others' threads join their step's."""
+    """One slice per graph run; submissions start a flow to the NPU or the wait; graphs on other threads join the step's flow."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
     args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "tier")
@@ -283,7 +283,7 @@ def graph_slices(tables: Tables) -> Slices:
 
 
 def flow_to_waits(tables: Tables, flow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(flow ids of graphs with those from what is given to an accelerator to the wait for it, which graphs end theirs)."""
+    """(flow ids of graphs, including flows from a submission to the wait for it; which graphs end their flow)."""
     given = given_away(tables)
     if not len(given):
         return flow, np.zeros(len(flow), bool)
@@ -295,12 +295,12 @@ def flow_to_waits(tables: Tables, flow: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def operator_name(kind: str, name: str) -> str:
-    """The type first, so that equal work stands together in lists; an engine's name that repeats it is enough alone."""
+    """The type, then the name, so that lists group equal work; only the name if it contains the type."""
     return name if name.startswith(kind) else f"{kind} {name}"
 
 
 def rows_of(ids: pd.Series, sought: pd.Series) -> np.ndarray:
-    """The row of each wanted id, -1 where there is none; tables mostly number their rows from 0."""
+    """The row of each `sought` id, -1 for none; fast for ids that are row numbers, as in most tables."""
     existing, sought_ids = ids.to_numpy(np.int64), sought.to_numpy(np.int64)
     if np.array_equal(existing, np.arange(len(existing))):
         return np.where((sought_ids >= 0) & (sought_ids < len(existing)), sought_ids, -1)
@@ -308,14 +308,14 @@ def rows_of(ids: pd.Series, sought: pd.Series) -> np.ndarray:
 
 
 def moved(frame: pd.DataFrame) -> dict[str, Column]:
-    """The bytes that an operator must move at least, and its speed, if its shapes are known."""
+    """An operator's minimum bytes and its speed, if its shapes are known."""
     work = (frame["read_bytes"] + frame["written_bytes"]).fillna(-1).to_numpy()
     rate = np.where(work > 0, 1e3 * work / frame["duration_ns"].clip(lower=1).to_numpy(), -1)
     return {"bytes": np.where(work > 0, work, -1).astype(np.int64), "MB_per_s": rate.astype(np.int64)}
 
 
 def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
-    """One slice per operator and thread, and inside it one for the time the thread waited for the others.
+    """One slice per operator and thread, and within it one for the thread's wait for the others.
 
     An operator without thread rows is drawn on the thread that began it.
     """
@@ -341,14 +341,14 @@ def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
 
 
 def flow_of(ids: pd.Series, column: pd.Series, flow: pd.Series) -> np.ndarray:
-    """The flow ids of rows: that of the pair whose `column` is the row's id, else 0."""
+    """The flow ids of rows: `flow` of the pair whose `column` equals the row's id, else 0."""
     if not len(column):
         return np.zeros(len(ids), np.int64)
     return ids.map(dict(zip(column.tolist(), flow.tolist(), strict=True))).fillna(0).to_numpy(np.int64)
 
 
 def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
-    """One slice per expert run; those that used what a prefetch had loaded end its flow."""
+    """One slice per expert run; runs that used a prefetched expert end the prefetch's flow."""
     frame = tables["experts"]
     name = joined(run_name, frame["layer"], frame["expert"], frame["cache"], repeats_operator(tables, frame))
     args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several_tokens(frame)
@@ -360,7 +360,7 @@ def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
 
 
 def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
-    """Loads of experts as slices, evictions as instants; prefetches that a run used begin a flow."""
+    """Expert loads as slices, evictions as instants; used prefetches begin a flow."""
     frame = tables["loads"]
     name = joined(place, frame["action"], frame["layer"], frame["expert"])
     both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
@@ -370,13 +370,13 @@ def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
 
 
 def qnn_call_slices(tables: Tables) -> Slices:
-    """Context and graph calls of QNN on the thread that made them."""
+    """Context and graph calls of QNN on their threads."""
     frame = tables["qnn_calls"]
     return of_frame("qnn", text_of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
 
 
 def batch_call_slices(tables: Tables) -> tuple[Slices, Slices]:
-    """Sending a batch to a queue of the NPU, which begins its flow, and the wait for its answer, which ends it."""
+    """The sending of a batch to an NPU queue, which begins its flow, and the wait for its response, which ends it."""
     frame = tables["npu_batches"].assign(complete=True)
     sent, waited = frame[frame["submit_ns"] >= 0], frame[frame["wait_ns"] >= 0]
     sent = sent.assign(end_ns=sent["begin_ns"] + sent["submit_ns"])
@@ -390,7 +390,7 @@ def batch_call_slices(tables: Tables) -> tuple[Slices, Slices]:
 
 
 def call_slices(tables: Tables) -> tuple[Slices, Slices]:
-    """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
+    """Calls of functions that the user named, as slices; as instants if probed at one end only."""
     frame = tables["calls"]
     args = texts(frame, "args") | positive(frame, "depth")
     both = of_frame("call", text_of(frame["function"]), frame, args)
@@ -399,7 +399,7 @@ def call_slices(tables: Tables) -> tuple[Slices, Slices]:
 
 
 def lone_execute_slices(tables: Tables) -> Slices:
-    """Executions that no graph of the engine encloses: the call itself stands on the thread and starts the flow."""
+    """Executions outside the engine's graphs: the call itself is drawn on the thread and starts the flow."""
     frame = tables["qnn_executes"]
     frame = frame[frame["graph_id"] < 0]
     slices = of_frame("qnn", text_column(np.zeros(len(frame), np.int64), ["graphExecute"]), frame, texts(frame, "graph_name"))
@@ -408,7 +408,7 @@ def lone_execute_slices(tables: Tables) -> Slices:
 
 
 def execute_flow(executes: pd.DataFrame) -> np.ndarray:
-    """Flow id of an execution: its graph's, or one of its own."""
+    """Flow id of an execution: its graph's, else a separate one."""
     ids = executes["graph_id"] + 1
     return np.where(ids > 0, ids, (1 << 40) + executes["execute_id"]).astype(np.int64)
 
@@ -437,7 +437,7 @@ def major_fault_slices(tables: Tables) -> tuple[Slices, Slices]:
 
 
 def close_open(slices: Slices, end: int) -> Slices:
-    """An unfinished slice lasts until its thread begins the next one of its kind at the latest, or to the trace's end."""
+    """Limit an unfinished slice to the begin of its thread's next one of the kind, else to the trace's end."""
     opened = ~slices.complete
     if slices.instant or not opened.any():
         return slices
@@ -475,7 +475,7 @@ def levels(tables: Tables) -> Iterator[Slices]:
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Slices by begin; of one begin the longest first, then by rank. Cheap where the levels come sorted, as tables do."""
+    """Slice numbers sorted by begin, then longest first, then by rank. Fast if the levels are sorted, as tables are."""
     order = np.argsort(begin, kind="stable")
     by_begin = begin[order]
     same = by_begin[1:] == by_begin[:-1]
@@ -489,9 +489,9 @@ def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray
 def nested(begin: np.ndarray, end: np.ndarray, instant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(events, crossed): begin (i) and end (~i) events, in the order to write them, of one thread's slices in their `preorder`.
 
-    At one instant the ends come first, the innermost first, then the begins, the outermost first; an empty slice ends at once, an
-    instant has no end. `crossed` [bool] marks slices that outlast what they began in: at least one of each stretch, from a moment
-    without a slice to the next, in which slices do not nest; the order of its events is of no use then.
+    At equal times, ends come first, innermost first, then begins, outermost first; an empty slice ends immediately, an
+    instant has no end. `crossed` [bool] marks slices that outlast the one in which they began: at least one in each stretch (from
+    one moment without a slice to the next) in which slices do not nest; the order of that stretch's events is then invalid.
     """
     events, crossed = np.empty(2 * len(begin), np.int64), np.zeros(len(begin), bool)
     count = _messages.nested(begin, end, instant, events, crossed)
@@ -501,9 +501,9 @@ def nested(begin: np.ndarray, end: np.ndarray, instant: np.ndarray) -> tuple[np.
 def lanes(
     begin: np.ndarray, end: np.ndarray, rank: np.ndarray, complete: np.ndarray, crossed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(lane, end) of every slice such that each lane nests; an unfinished slice is cut to the one that encloses it.
+    """(lane, end) of every slice such that each lane nests; an unfinished slice is clipped to the enclosing one.
 
-    Slice by slice, but only through those stretches between two moments without a slice in which some have `crossed`.
+    Processes slices one by one, but only in stretches (between two moments without a slice) with `crossed` slices.
     """
     lane, end, stacks = np.zeros(len(begin), np.int64), end.copy(), list[list[int]]()
     order = preorder(begin, end, rank)

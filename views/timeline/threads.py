@@ -1,8 +1,8 @@
-"""Which threads the timeline shows, in which process and by which name.
+"""The threads that the timeline shows, with their processes and names.
 
-Perfetto lists a process with every thread that it saw. Threads of the program that did nothing but run (helpers of libraries,
-the emulator's own) and threads of other programs, known from scheduling alone, would bury the rest: each kind stands in one
-process, whose number no kernel gives, so that the UI shows it as one folded line. Thread ids stay the kernel's.
+Perfetto lists a process with every thread that it saw. Threads of the program without recorded work (helpers of libraries,
+the emulator's threads) and threads of other programs, known only from scheduling, would hide the rest: each kind is in one
+process with a pid that no kernel uses, so that the UI shows it as one collapsed line. Thread ids remain the kernel's.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ Frames = Mapping[str, pd.DataFrame]
 
 @dataclass
 class Process:
-    """A process as the timeline lists it: threads are (tid, name)."""
+    """A process in the timeline; threads are (tid, name)."""
 
     pid: int
     name: str
@@ -39,7 +39,7 @@ class Process:
 
 
 def shown_processes(manifest: dict[str, Any], tables: Frames, pids: dict[int, int], target: int) -> list[Process]:
-    """Every process, the target first; `pids` as `thread_pids` gives them."""
+    """Every process, the target first; `pids` is the result of `thread_pids`."""
     names = {tid: name for tid, _, name in listed_threads(manifest)}
     rows = tables["threads"]
     names |= dict(zip(rows["tid"].tolist(), rows["name"].tolist(), strict=True))
@@ -57,7 +57,7 @@ def shown_processes(manifest: dict[str, Any], tables: Frames, pids: dict[int, in
 
 
 def target_group(manifest: dict[str, Any]) -> str:
-    """What the UI calls the group of tracks of the traced program."""
+    """The UI's name for the track group of the traced program."""
     command = command_of(manifest) or [""]
     return f"{Path(command[0]).name} {(manifest.get('target') or {}).get('pid', '')}"
 
@@ -74,7 +74,7 @@ def thread_roles(tables: Frames, pids: dict[int, int], names: dict[int, str]) ->
 
 
 def role_of(tid: int, pid: int, worked: dict[str, set[int]]) -> str:
-    """What a thread does for the model."""
+    """A thread's role for the model."""
     if tid in worked["tokens"]:
         return "tokens"
     if tid in worked["op_threads"] or tid in worked["operators"] or tid in worked["graphs"]:
@@ -94,7 +94,7 @@ def owners(frame: pd.DataFrame) -> dict[int, int]:
 
 
 def thread_pids(manifest: dict[str, Any], tables: Mapping[str, pd.DataFrame]) -> dict[int, int]:
-    """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
+    """tid → pid of every thread to draw; threads of other programs appear only on cpu tracks."""
     pids: dict[int, int] = {}
     for table in WORKING:
         pids |= owners(tables[table])

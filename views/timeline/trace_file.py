@@ -1,4 +1,4 @@
-"""The file of a trace: what is appended at once and what other threads encode, in the order in which it was asked for."""
+"""The file of a trace: data that is appended directly and data that other threads encode, in the order of the calls."""
 
 import gzip
 import os
@@ -21,10 +21,10 @@ def usable_cpus() -> int:
 
 
 class TraceFile:
-    """Bytes go to `out` in the order of `emit` and `later`, so that they are the same however many threads there are.
+    """Writes bytes to `out` in the order of `emit` and `later`, so that they do not depend on the number of threads.
 
-    `threads`: how many work besides the caller, who alone does it all where that is 1. `zipped`: as gzip, a member for each job.
-    At most AHEAD jobs for each thread are begun and not written, so that memory stays bounded.
+    `threads`: number of worker threads; with 1, the caller does all work. `zipped`: as gzip, one member per job.
+    At most AHEAD jobs per thread are started but not written, so that memory stays bounded.
     """
 
     def __init__(self, out: BinaryIO, threads: int, zipped: bool):
@@ -42,7 +42,7 @@ class TraceFile:
             self.pool.shutdown(cancel_futures=True)
 
     def begin(self, job: Callable[[], Result]) -> Callable[[], Result]:
-        """Start a job; call what is returned for its result. A job may wait for results of jobs that began before it."""
+        """Start a job; returns a function that waits for its result. A job may wait for results of earlier jobs."""
         if self.pool:
             return self.pool.submit(job).result
         result = job()
@@ -53,25 +53,25 @@ class TraceFile:
         self.pending += data
 
     def later(self, job: Callable[[], Packets]) -> None:
-        """Append the packets that `job` makes; it may run beside others."""
+        """Append the packets that `job` makes; jobs may run concurrently."""
         pending, self.pending = bytes(self.pending), bytearray()
         self.begun.append(self.begin(lambda: self.packed(pending, job)))
         self.write(self.ahead)
 
     def packed(self, pending: bytes, job: Callable[[], Packets]) -> Packets:
-        """What was appended before a job and what the job makes, as the file has it."""
+        """The bytes appended before a job and the packets of the job, in the file's format."""
         events, data = job()
         data = pending + data if pending else data
         return events, gzip.compress(data, GZIP_LEVEL, mtime=0) if self.zipped else data
 
     def write(self, left: int) -> None:
-        """Write what is done, in order, until at most `left` jobs are not written."""
+        """Write finished jobs in order, until at most `left` jobs remain."""
         while len(self.begun) > left:
             events, data = self.begun.popleft()()
             self.events += events
             self.out.write(data)
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the remaining jobs."""
         self.later(lambda: (0, b""))
         self.write(0)

@@ -1,4 +1,4 @@
-"""Devices as data: one TOML file each, in units of the SI, every figure with its source."""
+"""Device profiles: one TOML file each, in SI units, with the source of every figure."""
 
 import tomllib
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Unit:
-    """A compute unit. `peak`: operations per second by type; `bandwidth`: bytes per second it can draw, 0: all of memory's."""
+    """A compute unit. `peak`: operations per second by type; `bandwidth`: maximum bytes per second, 0: all of memory's."""
 
     peak: dict[str, float]
     mfu: float
@@ -21,10 +21,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Device:
-    """One device. Bandwidths are bytes per second and one way; `efficiency` is the share of memory bandwidth that is reached.
+    """One device. Bandwidths are bytes per second in one direction; `efficiency` is the achieved share of memory bandwidth.
 
-    `tables`: folder name of measured MFU tables, "" without. `overlap_share`: share of a compute unit left to computation while
-    it also communicates. `step_overhead_s`: what a scheduler adds to a step, by phase.
+    `tables`: folder name of measured MFU tables, "" for none. `overlap_share`: share of a compute unit left for computation while
+    it also communicates. `step_overhead_s`: time that a scheduler adds to a step, by phase.
     """
 
     name: str
@@ -49,7 +49,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Device:
-    """A device by name, or by the path of a TOML file."""
+    """A device by name or by the path of a TOML file."""
     path = Path(name) if name.endswith(".toml") else HERE / f"{name.lower()}.toml"
     if not path.exists():
         raise PredictError(f"device {name!r} is unknown: choose one of {', '.join(names())}, or give a TOML file")
@@ -60,7 +60,7 @@ def load(name: str) -> Device:
 
 
 def parse(values: dict[str, Any], path: Path) -> Device:
-    """A device from its TOML tables; what is missing is named."""
+    """A device from its TOML tables; the error names missing values."""
     try:
         memory, link = values["memory"], values.get("link", {})
         units = {name: _unit(unit) for name, unit in values["units"].items()}

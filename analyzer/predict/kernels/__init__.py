@@ -1,1 +1,1 @@
-"""Kernel predictors after nn-Meter: what a backend fuses, what a kernel costs by shape, a model as the sum of its kernels."""
+"""Kernel predictors after nn-Meter: fusion rules of a backend, kernel times by shape, a model as the sum of its kernels."""

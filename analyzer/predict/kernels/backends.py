@@ -1,4 +1,4 @@
-"""Where kernels are measured: ONNX Runtime's CPU provider by CPU time, QNN's HTP (x86-64: an emulator) by its node events."""
+"""Backends that measure kernels: ONNX Runtime's CPU provider by CPU time, QNN's HTP (x86-64: an emulator) by its node events."""
 
 import csv
 import platform
@@ -49,11 +49,11 @@ class Backend(Protocol):
         """Time of each model, measured alternately."""
 
     def nodes(self, model: bytes) -> set[str]:
-        """Operators of the chain that are nodes of their own, by the backend's own account."""
+        """Operators of the chain that the backend reports as separate nodes."""
 
 
 def bound(session: ort.InferenceSession) -> ort.IOBinding:
-    """A chain's random input and its outputs in buffers that stay: a run copies nothing. Copies share their buffer."""
+    """A chain's random input and its outputs in fixed buffers, so that a run copies nothing. Copies share their buffer."""
     binding = session.io_binding()
     for name, array in feeds(session).items():
         value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, np.float32)
@@ -75,13 +75,13 @@ def feeds(session: ort.InferenceSession) -> dict[str, np.ndarray]:
 
 
 class Cpu:
-    """CPU time of the one thread that runs, less what a run costs whatever it computes.
+    """CPU time of the single running thread, less the fixed cost of a run.
 
-    CPU time, not wall time: other programs take the core, but not from this clock. They do take caches, and of a core with two
-    threads a part of its units: hence alternating bursts, and a low quantile of each model, not the mean. Such a neighbour stays
-    for longer than a batch takes: a batch in which a reference is slower than usual is measured again, and what is left of the
-    difference is taken out. Should the references become faster than ever, that is usual from then on: a new epoch.
-    Before a burst a model runs until the caches hold what they can hold of it.
+    CPU time excludes the time in which other programs run. They still use caches and, on a core with two threads, some of
+    its units: hence alternating bursts, and a low quantile of each model instead of the mean. Such a neighbour lasts
+    longer than a batch: a batch with a reference slower than usual is measured again, and the remaining
+    difference is divided out. If the references become faster than ever, that is the new usual pace: a new epoch.
+    Before a burst, a model runs until the caches are warm.
     """
 
     name, unit = "onnxruntime cpu", "s"
@@ -92,7 +92,7 @@ class Cpu:
         self._usual = np.empty(0)
 
     def times(self, models: list[bytes]) -> list[float]:
-        """Seconds of each model at the usual pace; bursts are interleaved, so that a slow moment hits all."""
+        """Seconds of each model at the usual pace; bursts are interleaved, so that a slow moment affects all."""
         if not len(self._usual):
             self._usual = self._settled()
         loops = [*(_Loop(self._session(model)) for model in models), *self._references]
@@ -106,17 +106,17 @@ class Cpu:
                 break
         if np.median(self._paces(best)) < 1 - FASTER:
             self._usual, self.epoch = self._paces(best) * self._usual, self.epoch + 1
-        # Two operators on a single number less one are an operator's fixed cost; the rest is the run's.
+        # The time of two operators on a single number less that of one is an operator's fixed cost; the rest is the run's.
         empty = 2 * best[-2] - best[-1]
         paces = self._paces(best)
         return [max(float(value - empty), 1e-9) / self._pace(model, paces) for value, model in zip(best, models, strict=False)]
 
     def _typical(self, loops: list["_Loop"]) -> np.ndarray:
-        """A low quantile of each loop's bursts, seconds a run."""
+        """A low quantile of each loop's bursts, in seconds per run."""
         return np.quantile([[loop.burst() for loop in loops] for _ in range(self.runs)], LOW, axis=0)
 
     def _settled(self) -> np.ndarray:
-        """Times of the references when nobody disturbs them, in `settle` seconds."""
+        """Undisturbed times of the references, measured for `settle` seconds."""
         bursts: list[np.ndarray] = []
         until = monotonic() + self.settle
         while not bursts or monotonic() < until:
@@ -124,11 +124,11 @@ class Cpu:
         return np.asarray(np.quantile(bursts, LOW, axis=0))
 
     def _paces(self, typical: np.ndarray) -> np.ndarray:
-        """How many times as long as usual each reference took."""
+        """The slowdown of each reference relative to its usual time."""
         return np.asarray(typical[-2 - len(REFERENCES) : -2] / self._usual)
 
     def _pace(self, model: bytes, paces: np.ndarray) -> float:
-        """How many times as long as usual a model took: as its references did, by how much of each is in it."""
+        """The slowdown of a model: that of its references, weighted by their parts in it."""
         flops, weights = graphs.demand(model)
         if not weights:
             return float(paces[-1])
@@ -139,7 +139,7 @@ class Cpu:
         return float(shares @ paces[kinds] / shares.sum())
 
     def nodes(self, model: bytes) -> set[str]:
-        """Nodes that are left, with their type, after ONNX Runtime has optimized the graph."""
+        """Nodes that remain, with their type, after ONNX Runtime has optimized the graph."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "optimized.onnx"
             self._session(model, str(file))
@@ -160,7 +160,7 @@ def _references() -> list[bytes]:
 
 
 def _tiny(operators: int) -> bytes:
-    """A chain on a single number that nothing fuses."""
+    """A chain on a single number that is never fused."""
     return graphs.model(graphs.chain(["Sigmoid", "Tanh"][:operators], graphs.Shape(1, 1, 1)))
 
 
@@ -173,7 +173,7 @@ class _Loop:
         self.count = int(np.clip(BURST_S / max(self._run(1), 1e-7), SHORTEST_BURST, LONGEST_BURST))
 
     def burst(self) -> float:
-        """Seconds of CPU a run, warm."""
+        """CPU seconds per run, with warm caches."""
         self._run(WARM)
         return self._run(self.count) / self.count
 
@@ -185,10 +185,10 @@ class _Loop:
 
 
 class Htp:
-    """QNN's own account: cycles of its node events, or the time of whole executions.
+    """QNN's own figures: cycles of its node events, or the time of whole executions.
 
-    On x86-64 this is Qualcomm's emulator. Cycles and times are the host's there, no NPU's, and cycles hold what a node waited:
-    hence whole executions, the quickest.
+    On x86-64 this is Qualcomm's emulator. Its cycles and times are the host's, not an NPU's, and cycles include a node's waits:
+    hence the fastest of whole executions.
     """
 
     def __init__(self, runs: int = 5):
@@ -197,11 +197,11 @@ class Htp:
         self.name, self.unit = ("QNN HTP (emulator)", "us") if self._emulated else ("QNN HTP", "cycles")
 
     def times(self, models: list[bytes]) -> list[float]:
-        """Median cycles of each model's nodes, without moving its input and output; the emulator's microseconds with them."""
+        """Median cycles of each model's nodes, without transfers of input and output; on the emulator microseconds, with them."""
         return [max(self._time(*self._profile(model, self.runs)), 1.0) for model in models]
 
     def nodes(self, model: bytes) -> set[str]:
-        """Nodes that the profile names with any cycles."""
+        """Nodes with cycles in the profile."""
         runs, _ = self._profile(model, 2)
         return {name for run in runs for name, cycles in run.items() if cycles}
 
@@ -209,7 +209,7 @@ class Htp:
         return float(min(executions) if self._emulated else np.median([sum(run.values()) for run in runs]))
 
     def _profile(self, model: bytes, count: int) -> tuple[list[dict[str, int]], list[int]]:
-        """(node → cycles, microseconds of the execution), one of each for every run but the first."""
+        """(node → cycles, microseconds of the execution), one of each for every run except the first."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "profile.csv"
             session = self._session(model, file)

@@ -1,4 +1,4 @@
-"""Does a backend fuse two operators? By time, T(a) + T(b) - T(ab) > 0.5·min(T(a), T(b)), beside what the backend itself says."""
+"""Detects whether a backend fuses two operators: by time, T(a) + T(b) - T(ab) > 0.5·min(T(a), T(b)), and by its own report."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ APART = ("Sigmoid", "Tanh")
 
 @dataclass(frozen=True)
 class Verdict:
-    """One test case. `outputs`: one (the pair's last) | many (the first operator's result is asked for as well).
+    """One test case. `outputs`: one (the pair's last) | many (also the first operator's result).
 
-    `fixed`: what each of the three times holds whatever was computed.
+    `fixed`: the fixed part of each of the three times.
     """
 
     first: str
@@ -30,18 +30,18 @@ class Verdict:
 
     @property
     def saved(self) -> float:
-        """Share of the lesser operator's time that vanished."""
+        """The saved share of the shorter operator's time."""
         vanished = self.first_time + self.second_time - self.pair_time - self.fixed
         return vanished / max(min(self.first_time, self.second_time) - self.fixed, self.pair_time * 1e-3)
 
     @property
     def by_time(self) -> bool:
-        """nn-Meter's verdict."""
+        """Whether they fuse by nn-Meter's criterion."""
         return self.saved > SHARE
 
 
 def fixed(backend: Backend, shape: graphs.Shape, many: bool = False) -> float:
-    """What a pair takes less than its parts because it is one run: its input comes once."""
+    """The saving of a pair over its parts from being one run: its input is transferred once."""
     links = graphs.chain(list(APART), shape)
     first, second, pair = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), graphs.model(links, many)])
     return first + second - pair
@@ -50,7 +50,7 @@ def fixed(backend: Backend, shape: graphs.Shape, many: bool = False) -> float:
 def detect(
     backend: Backend, first: str, second: str, shape: graphs.Shape, many: bool = False, fixed_time: float = 0.0
 ) -> Verdict:
-    """Run a, b and ab; `fixed_time`: as `fixed` measures it."""
+    """Run a, b and ab; `fixed_time`: the result of `fixed`."""
     links = graphs.chain([first, second], shape)
     pair = graphs.model(links, many)
     first_time, second_time, pair_time = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), pair])
@@ -60,12 +60,12 @@ def detect(
 
 
 def rules(verdicts: Iterable[Verdict]) -> set[tuple[str, str]]:
-    """Pairs that fuse where only the last output is asked for, by the backend's nodes."""
+    """Pairs that fuse if only the last output is requested, according to the backend's nodes."""
     return {(v.first, v.second) for v in verdicts if v.outputs == "one" and v.by_nodes}
 
 
 def split(links: list[graphs.Link], fused: set[tuple[str, str]]) -> list[list[graphs.Link]]:
-    """A chain as kernels: an operator joins the kernel before it where that kernel's last two fuse, once a kernel."""
+    """A chain split into kernels: an operator joins the previous kernel if the pair fuses, at most once per kernel."""
     kernels: list[list[graphs.Link]] = []
     for link in links:
         last = kernels[-1] if kernels else []

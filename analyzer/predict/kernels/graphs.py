@@ -36,7 +36,7 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """rows x k in, rows x n out; k = n where the operator keeps its width. `copies`: as many kernels of it are in the model."""
+    """rows x k in, rows x n out; k = n if the operator keeps its width. `copies`: number of kernels of it in the model."""
 
     rows: int
     k: int
@@ -44,11 +44,11 @@ class Shape:
     copies: int = 1
 
     def of(self, operator: str) -> "Shape":
-        """The shape with the width that the operator keeps."""
+        """The shape for this operator: n = k if it keeps its width."""
         return self if OPERATORS[operator].weight == "matrix" else replace(self, n=self.k)
 
     def flops(self, operator: str) -> float:
-        """Multiply-adds count two, elements one."""
+        """Floating-point operations: two per multiply-add, one per element."""
         matrix = OPERATORS[operator].weight == "matrix"
         return (2.0 * self.k if matrix else 1.0) * self.rows * self.n
 
@@ -66,7 +66,7 @@ Link = tuple[str, Shape]
 
 
 def chain(operators: list[str], shape: Shape, widths: tuple[int, ...] = ()) -> list[Link]:
-    """Links of a chain that begins with `shape`; the matrices after the first lead to `widths`, else keep the width."""
+    """Links of a chain that begins with `shape`; matrices after the first have the output `widths`, else keep the width."""
     links, width, following = [], shape.k, iter((shape.n, *widths))
     for name in operators:
         n = next(following, width) if OPERATORS[name].weight == "matrix" else width
@@ -76,9 +76,9 @@ def chain(operators: list[str], shape: Shape, widths: tuple[int, ...] = ()) -> l
 
 
 def model(links: list[Link], all_outputs: bool = False, copies: int = 1) -> bytes:
-    """A chain as a serialized model with input `x`; with `all_outputs` the results between are outputs as well.
+    """A chain as a serialized model with input `x`; with `all_outputs`, intermediate results are outputs too.
 
-    Copies have weights of their own. They stand side by side, all from `x`; without a matrix, in a chain.
+    Copies have separate weights. They are parallel, all from `x`; kernels without a matrix are chained.
     """
     in_a_row = not any(_matrix(name) for name, _ in links)
     nodes: list[NodeProto] = []
@@ -107,17 +107,17 @@ def demand(model: bytes) -> tuple[float, float]:
 
 
 def repetitions(operators: list[str], shape: Shape) -> int:
-    """How often `repeated` holds a kernel: `shape.copies` times, IN_A_ROW where it has no matrix."""
+    """The number of kernels in `repeated`: `shape.copies`, or IN_A_ROW for a kernel without a matrix."""
     return shape.copies if any(map(_matrix, operators)) else IN_A_ROW
 
 
 def repeated(operators: list[str], shape: Shape) -> bytes:
-    """A model that holds a kernel several times."""
+    """A model with several copies of a kernel."""
     return model(chain(operators, shape), copies=repetitions(operators, shape))
 
 
 def node_name(index: int, operator: str, copy: int = 0) -> str:
-    """The name of a chain's node, as profiles show it."""
+    """The name of a chain's node in profiles."""
     return f"n{index}_{operator}" + (f"_{copy}" if copy else "")
 
 
@@ -133,7 +133,7 @@ def _add(links: list[Link], begin: str, copy: int, nodes: list[NodeProto], weigh
         inputs, result = [current], f"t{copy}_{i}"
         dims = {"matrix": (shape.k, shape.n), "row": (shape.n,), "none": None}[OPERATORS[name].weight]
         if dims:
-            # Copies are scaled: equal weights could be made one.
+            # Copies are scaled, since equal weights could be merged.
             values = random.standard_normal(dims, np.float32) * np.float32((1 + copy / 64) / np.sqrt(dims[0]))
             weights.append(numpy_helper.from_array(values, f"w{copy}_{i}"))
             inputs.append(f"w{copy}_{i}")

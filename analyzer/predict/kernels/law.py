@@ -1,4 +1,4 @@
-"""What a kernel's time is a sum of: whole tiles, weights by how far away they lie, rows in and out, and a call."""
+"""The terms of a kernel's time: whole tiles, weights by memory level, rows in and out, and a call."""
 
 import numpy as np
 from scipy.optimize import nnls
@@ -18,7 +18,7 @@ LEVELS = tuple(1 << power for power in range(14, 26))
 
 
 def passes(rows: int, tiles: tuple[int, ...]) -> int:
-    """How often rows that are cut into tiles go over the weights."""
+    """The number of passes over the weights for rows split into tiles."""
     count = 0
     for tile in tiles:
         count, rows = count + rows // tile, rows % tile
@@ -26,7 +26,7 @@ def passes(rows: int, tiles: tuple[int, ...]) -> int:
 
 
 def terms(operator: str, s: Shape, footprint: float) -> list[float]:
-    """What a kernel's time may be proportional to, with a footprint of this many bytes between two uses of the same byte."""
+    """The terms that a kernel's time may be proportional to; `footprint`: bytes between two uses of the same byte."""
     beyond = [float(np.clip(np.log2(footprint / level), 0, 1)) for level in LEVELS]
     if OPERATORS[operator].weight != "matrix":
         return [1.0, s.rows, s.rows * s.n, *(s.rows * s.n * share for share in beyond)]
@@ -39,10 +39,10 @@ def terms(operator: str, s: Shape, footprint: float) -> list[float]:
 
 
 class Law(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Log time as the logarithm of a sum of terms, none of them negative, by the least relative errors."""
+    """Log time as the logarithm of a non-negative sum of terms, fitted by least relative errors."""
 
     def fit(self, inputs: np.ndarray, log_times: np.ndarray) -> "Law":
-        """Learn. inputs: [n, terms]; log_times: [n]."""
+        """Fit. inputs: [n, terms]; log_times: [n]."""
         relative = inputs / np.exp(log_times)[:, None]
         scale = np.maximum(np.abs(relative).max(0), 1e-300)
         self.weights_ = nnls(relative / scale, np.ones(len(inputs)))[0] / scale

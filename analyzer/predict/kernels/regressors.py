@@ -1,4 +1,4 @@
-"""One regressor for each kernel, log time from a law and sizes: of several the best by cross-validation, with its environment."""
+"""One regressor of log time for each kernel, from a law and sizes: the best by cross-validation, with its environment."""
 
 import json
 import platform
@@ -38,7 +38,7 @@ LARGEST = 1 << 31
 def features(kernel: str, shapes: list[Shape], footprints: np.ndarray | None = None) -> np.ndarray:
     """[shapes, SIZES + terms] of the kernel's first operator; `footprints`: bytes of weights in the model, else in the copies.
 
-    Logarithms of rows, k, n, of the bytes that are used between two uses of the same byte and of the passes over the weights
+    Logarithms of rows, k, n, of the bytes between two uses of the same byte and of the passes over the weights
     (tiles of six rows), whether there is a single row; then the terms of the law.
     """
     first = kernel.split("+")[0]
@@ -62,17 +62,17 @@ def _terms(inputs: np.ndarray) -> np.ndarray:
 
 
 def law() -> Any:
-    """The sum of terms."""
+    """The regressor `law`: a sum of terms."""
     return make_pipeline(FunctionTransformer(_terms), Law())
 
 
 def forest() -> Any:
-    """Trees on the sizes."""
+    """The regressor `forest`: trees on the sizes."""
     return make_pipeline(FunctionTransformer(_sizes), ExtraTreesRegressor(200, min_samples_leaf=2, random_state=0))
 
 
 def process() -> Any:
-    """A Gaussian process on the sizes: smooth where shapes lie near each other, with the noise of a measurement."""
+    """A Gaussian process on the sizes: smooth between similar shapes, with measurement noise."""
     kernel = ConstantKernel(1.0) * RBF(np.ones(SIZES), (0.05, 1e3)) + WhiteKernel(1e-3, (1e-6, 1.0))
     return make_pipeline(
         FunctionTransformer(_sizes), StandardScaler(), GaussianProcessRegressor(kernel, normalize_y=True, random_state=0)
@@ -80,7 +80,7 @@ def process() -> Any:
 
 
 class Corrected(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """The law, and what it leaves by another regressor."""
+    """The law, with another regressor for its residuals."""
 
     def __init__(self, rest: Callable[[], Any] = forest):
         self.rest = rest
@@ -106,7 +106,7 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
 
 
 def choose(kernel: str, shapes: list[Shape], times: np.ndarray, candidates: tuple[str, ...]) -> str:
-    """Of these regressors of log time the one with the least 5-fold error."""
+    """The candidate regressor of log time with the smallest 5-fold error."""
     inputs, log_times = features(kernel, shapes), np.log(times)
     folds = KFold(5, shuffle=True, random_state=0)
     with warnings.catch_warnings():
@@ -119,7 +119,7 @@ def choose(kernel: str, shapes: list[Shape], times: np.ndarray, candidates: tupl
 
 
 def quick_fit(kernel: str) -> Callable[[list[Shape], np.ndarray], Callable[[list[Shape]], np.ndarray]]:
-    """The law alone, as sampling needs it: shapes and times → a function of shapes."""
+    """The law only, for sampling: shapes and times → a function of shapes."""
 
     def fitted(shapes: list[Shape], times: np.ndarray) -> Callable[[list[Shape]], np.ndarray]:
         fitted_law = law().fit(features(kernel, shapes), np.log(times))
@@ -130,7 +130,7 @@ def quick_fit(kernel: str) -> Callable[[list[Shape], np.ndarray], Callable[[list
 
 @dataclass(frozen=True)
 class Kernel:
-    """What was measured of a kernel, and the regressor that was chosen for it. times: [shapes]."""
+    """The measurements of a kernel, and its chosen regressor. times: [shapes]."""
 
     name: str
     shapes: list[Shape]
@@ -139,13 +139,13 @@ class Kernel:
 
     @cached_property
     def regressor(self) -> Any:
-        """The chosen regressor of log time, fitted to all that was measured."""
+        """The chosen regressor of log time, fitted to all measurements."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             return CANDIDATES[self.chosen]().fit(features(self.name, self.shapes), np.log(self.times))
 
     def knows(self, shape: Shape) -> bool:
-        """Does the shape lie within what was measured?"""
+        """Whether the shape is within the measured range."""
         own_shapes = [s.of(self.name.split("+")[0]) for s in self.shapes]
         measured = np.array([[s.rows, s.k, s.n] for s in own_shapes])
         sizes = np.array([shape.rows, shape.k, shape.n])
@@ -154,7 +154,7 @@ class Kernel:
 
 @dataclass
 class Predictors:
-    """Kernels by name, the pairs that fuse, and where all of it was measured."""
+    """Kernels by name, the pairs that fuse, and the environment of the measurements."""
 
     unit: str
     fused: set[tuple[str, str]]
@@ -163,7 +163,7 @@ class Predictors:
     environment: dict[str, str] = field(default_factory=dict)
 
     def train(self, kernel: str, shapes: list[Shape], times: np.ndarray) -> None:
-        """Learn one kernel from measured shapes."""
+        """Train one kernel on measured shapes."""
         self.kernels[kernel] = Kernel(kernel, shapes, times, choose(kernel, shapes, times, self.candidates))
 
     def kernel(self, kernel: str, shapes: list[Shape], footprints: np.ndarray | None = None) -> np.ndarray:
@@ -179,14 +179,14 @@ class Predictors:
         return [(name, shape, float(self.kernel(name, [shape], footprints)[0])) for name, shape in kernels]
 
     def chain(self, links: list[Link]) -> tuple[float, list[str]]:
-        """(time of a chain as the sum over its kernels, warnings of shapes beyond what was measured)."""
+        """(time of a chain as the sum over its kernels, warnings about shapes outside the measured range)."""
         parts = self.parts(links)
         unknown = [(name, shape) for name, shape, _ in parts if not self.kernels[name].knows(shape)]
         messages = [f"{name} at {s.rows} x {s.k} x {s.n} is outside the measured shapes" for name, s in unknown]
         return sum(time for *_, time in parts), messages
 
     def save(self, file: Path, backend: str) -> None:
-        """Write as JSON what was measured, what was chosen, and on what; `load` fits the same regressors to it again."""
+        """Write measurements, chosen regressors and environment as JSON; `load` fits the same regressors again."""
         self.environment = environment(backend)
         kernels = {
             name: {"regressor": k.chosen, "shapes": [astuple(s) for s in k.shapes], "times": k.times.tolist()}
@@ -197,7 +197,7 @@ class Predictors:
 
 
 def load(file: Path) -> Predictors:
-    """Read saved predictors; nothing in the file is run. A regressor is fitted when its kernel is first asked for."""
+    """Read saved predictors; the file contains no code. A regressor is fitted when its kernel is first used."""
     try:
         facts = json.loads(file.read_text())
         if facts["format"] != FORMAT:
@@ -222,7 +222,7 @@ def _kernel(name: str, facts: dict[str, Any]) -> Kernel:
 
 
 def environment(backend: str) -> dict[str, str]:
-    """What predictors hold for."""
+    """The environment in which predictors are valid."""
     return {
         "backend": backend,
         "machine": platform.machine(),

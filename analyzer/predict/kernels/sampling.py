@@ -1,4 +1,4 @@
-"""Shapes to measure: first those that models have, then more of them where the predictor errs."""
+"""Selects shapes to measure: first shapes of models, then more near those with large prediction errors."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ Fit = Callable[[list[Shape], np.ndarray], Callable[[list[Shape]], np.ndarray]]
 
 
 def widths_of(models: list[Model]) -> list[tuple[int, int]]:
-    """(k, n) of the products that these models' layers hold: the prior."""
+    """(k, n) of the products in these models' layers: the prior."""
     widths: list[tuple[int, int]] = []
     for model in models:
         inner = [model.dense_width] if not model.mixture else [model.mixture.width]
@@ -40,7 +40,7 @@ Widths = frozenset[tuple[int, int]]
 def draw(
     prior: list[tuple[int, int]], count: int, random: np.random.Generator, limit: int = 4096, left_out: Widths = frozenset()
 ) -> list[Shape]:
-    """Shapes near the prior's, alone and among copies; none has a (k, n) that is left out."""
+    """Shapes near the prior's, with one or several copies; none has a (k, n) in `left_out`."""
     picked = random.integers(len(prior), size=count)
     rows, copies = random.choice(ROWS, count), random.choice(COPIES, count)
     given = (Shape(int(r), prior[i][0], prior[i][1], int(c)) for r, i, c in zip(rows, picked, copies, strict=True))
@@ -58,7 +58,7 @@ def adaptive(
     limit: int = 4096,
     left_out: Widths = frozenset(),
 ) -> tuple[list[Shape], np.ndarray]:
-    """(shapes, times): `start` from the prior, then `rounds` times `extra` more around the shapes that are predicted worst."""
+    """(shapes, times): `start` from the prior, then `rounds` times `extra` more near the shapes with the worst predictions."""
     random = np.random.default_rng(seed)
     shapes = draw(prior, start, random, limit, left_out)
     times = measure(shapes)
@@ -70,7 +70,7 @@ def adaptive(
 
 
 def held_out_errors(shapes: list[Shape], times: np.ndarray, fit: Fit, random: np.random.Generator) -> np.ndarray:
-    """|relative error| of each shape, predicted by a regressor that has not seen it."""
+    """|relative error| of each shape, predicted by a regressor trained without it."""
     fold = random.permutation(len(shapes)) % FOLDS
     errors = np.empty(len(shapes))
     for i in range(FOLDS):
@@ -89,7 +89,7 @@ def _near(shape: Shape, random: np.random.Generator, limit: int, left_out: Width
 
 
 def _width(width: int, random: np.random.Generator, limit: int) -> int:
-    """A width near another, a multiple of one of ROUND that is not more than it."""
+    """A width near another: a multiple of a number in ROUND not larger than the width."""
     near = width * np.exp(random.normal(0, SPREAD))
     step = int(random.choice([multiple for multiple in ROUND if multiple <= max(near, ROUND[0])]))
     return int(np.clip(round(near / step) * step, ROUND[0], limit))

@@ -1,4 +1,4 @@
-"""Trains kernel predictors on a backend: what fuses, which shapes are measured, and how well shapes not seen are met."""
+"""Trains kernel predictors on a backend: fusion rules, measured shapes, and accuracy on held-out shapes."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -29,9 +29,9 @@ UNSEEN = 99
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: kernels of these chains, in shapes near the (k, n) of `prior` and up to `limit` wide, none of `left_out`.
+    """Measurement plan: kernels of these chains, in shapes near the (k, n) of `prior`, up to `limit` wide, none in `left_out`.
 
-    `start` shapes, then `rounds` times `extra` more where the error is large; `held_out` shapes judge.
+    `start` shapes, then `rounds` times `extra` more near large errors; `held_out` shapes for the test.
     """
 
     chains: list[list[str]]
@@ -48,7 +48,7 @@ class Plan:
 class Trained:
     """A trained kernel: its shapes and times, and the held-out shapes, measured twice and predicted.
 
-    `judged`: which of those take long enough to count. `again`: it was trained before, when the machine was slower.
+    `judged`: which of those take long enough to count. `again`: retrained after an earlier training on a slower machine.
     """
 
     kernel: str
@@ -62,7 +62,7 @@ class Trained:
     again: bool = False
 
     def figures(self) -> dict[str, float]:
-        """Accuracy on held-out shapes; `repeated_…`: what measuring them again says, which no predictor can beat."""
+        """Accuracy on held-out shapes; `repeated_…`: that of a repeated measurement, the limit for any predictor."""
         measured = self.measured[self.judged]
         accuracy, repeated = (regressors.accuracy(times[self.judged], measured) for times in (self.predicted, self.repeated))
         return accuracy | {f"repeated_{name}": value for name, value in repeated.items() if name != "shapes"}
@@ -76,25 +76,25 @@ def verdicts(backend: Backend, shape: graphs.Shape) -> Iterator[fusion.Verdict]:
 
 
 def times(backend: Backend, makers: list[Callable[[], bytes]]) -> np.ndarray:
-    """Measured times of models, made in batches so that few live at once."""
+    """Measured times of models, which are made in batches to limit memory."""
     batches = (makers[i : i + BATCH] for i in range(0, len(makers), BATCH))
     return np.array([t for batch in batches for t in backend.times([make() for make in batch])])
 
 
 def kernels_of(chains: list[list[str]], fused: set[tuple[str, str]]) -> list[str]:
-    """Kernels that the chains consist of."""
+    """The kernels of the chains."""
     shape = graphs.Shape(8, 64, 64)
     parts = [fusion.split(graphs.chain(chain, shape), fused) for chain in chains]
     return sorted({fusion.kernel_name(kernel) for chain in parts for kernel in chain})
 
 
 def repetitions(kernel: str, shapes: list[graphs.Shape]) -> np.ndarray:
-    """How often the model of each shape holds the kernel."""
+    """The number of kernels in the model of each shape."""
     return np.array([graphs.repetitions(kernel.split("+"), shape) for shape in shapes])
 
 
 def train(backend: Backend, kernel: str, predictors: regressors.Predictors, plan: Plan, again: bool = False) -> Trained:
-    """Sample shapes, train on them, and measure the held-out ones twice."""
+    """Sample shapes, train on them, and measure held-out shapes twice."""
     operators = kernel.split("+")
 
     def measure(shapes: list[graphs.Shape]) -> np.ndarray:
@@ -119,7 +119,7 @@ def train(backend: Backend, kernel: str, predictors: regressors.Predictors, plan
 
 
 def train_all(backend: Backend, predictors: regressors.Predictors, plan: Plan) -> Iterator[Trained]:
-    """Train every kernel, and once more those that were measured before the machine came to its pace."""
+    """Train every kernel, and retrain those measured before the machine reached its usual pace."""
     epochs: dict[str, int] = {}
     for again in (False, True):
         for kernel in kernels_of(plan.chains, predictors.fused):
