@@ -3,9 +3,9 @@
 python -m benchmarks.neon_loops [--cpus neoverse-v2,cortex-x4,oryon-1] [--ggml DIR] [--compiler aarch64-linux-gnu-gcc]
                                 [--mca llvm-mca-19]
 
-4-bit codes in blocks of 32. A loop of one row takes a group of eight blocks of a column; a tile takes a block of four rows and
-eight columns. --ggml: llama.cpp's folder `ggml`, for its loops for Q4_0, compiled the same way (wants g++, too): one column, as
-weights lie in a file; four columns, which it repacks; tiles of sixteen rows and four columns. Bytes are those of codes alone.
+4-bit codes in blocks of 32. A loop of one row takes a group of eight blocks of two columns; a tile takes a block of eight rows
+and four columns. --ggml: llama.cpp's folder `ggml`, for its loops for Q4_0, compiled the same way (wants g++, too): one column,
+as weights lie in a file; four columns, which it repacks; tiles of sixteen rows and four columns. Bytes are those of codes alone.
 
 The figures are a scheduling model's, not a processor's: they are good for comparing loops of one processor. Instructions that its
 model lacks are named and left out: such figures are bounds, and there are none where the products are among them. Tiles of
@@ -42,12 +42,13 @@ class Loop(NamedTuple):
     weights: int
     products: int
     function: str = "way_4_16"
+    unpacked: int = 0  # so many shifts that unpack, where several loops have as many of the instruction
 
 
 LOOPS = (
-    Loop("one row, sdot", "neon_dotprod.c", "sdot", 16, 8 * 16, 8 * 32),
-    Loop("tile, sdot", "neon_dotprod.c", "sdot", 64, 8 * 16, 4 * 8 * 32, "tiles_4_16"),
-    Loop("tile, smmla", "neon_i8mm.c", "smmla", 32, 8 * 16, 4 * 8 * 32, "tiles_4_16"),
+    Loop("one row, sdot", "neon_dotprod.c", "sdot", 32, 2 * 8 * 16, 2 * 8 * 32, unpacked=16),
+    Loop("tile, sdot", "neon_dotprod.c", "sdot", 64, 4 * 16, 8 * 4 * 32, "tiles_4_16"),
+    Loop("tile, smmla", "neon_i8mm.c", "usmmla", 32, 4 * 16, 8 * 4 * 32, "tiles_4_16"),
 )
 QUANTS, REPACK = (f"src/ggml-cpu/arch/arm/{name}" for name in ("quants.c", "repack.cpp"))
 GGML_LOOPS = (
@@ -95,12 +96,12 @@ def parser() -> argparse.ArgumentParser:
 
 def compiled(compiler: str, folder: Path, loop: Loop) -> list[str]:
     """The assembly lines of the loop's function. The kernels say themselves what they are compiled for."""
-    theirs = [f"-march={MARCH[loop.instruction]}", *(f"-I{folder / name}" for name in INCLUDES)]
+    theirs = [f"-march={MARCH.get(loop.instruction)}", *(f"-I{folder / name}" for name in INCLUDES)]
     command = [compiler, *FLAGS, *(() if folder == OWN else theirs), str(folder / loop.source)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     function = re.search(rf"^{loop.function}:\n(.*?)\.size", text, re.DOTALL | re.MULTILINE)
     assert function, f"{loop.source} has no function {loop.function}"
-    return ENCODED.sub("", function[1]).splitlines()
+    return [line for line in ENCODED.sub("", function[1]).splitlines() if not line.startswith(("#", "//"))]
 
 
 def shortest(loop: Loop, lines: list[str]) -> str:
@@ -112,10 +113,14 @@ def shortest(loop: Loop, lines: list[str]) -> str:
             labels[label[1]] = number
         if (jump := BACK.match(line)) and (jump[1] or jump[2]) in labels:
             spans.append(lines[labels[jump[1] or jump[2]] : number + 1])
-    named = re.compile(rf"\s{loop.instruction}\s")
-    fitting = [span for span in spans if sum(map(bool, map(named.search, span))) == loop.times]
-    found = min(fitting, key=len)
+    fitting = [span for span in spans if times(span, loop.instruction) == loop.times]
+    found = min((span for span in fitting if loop.unpacked in (0, times(span, "ushr"))), key=len)
     return "\n".join(found)
+
+
+def times(span: list[str], instruction: str) -> int:
+    """How many lines have the instruction."""
+    return sum(bool(re.search(rf"\s{instruction}\s", line)) for line in span)
 
 
 def total_cycles(mca: str, cpu: str, text: str) -> tuple[int, list[str]]:

@@ -35,8 +35,8 @@ static void compute(const uint64_t *sizes)
 	p.out = malloc(p.m * p.n * sizeof(float));
 	if (!room || !p.out)
 		exit(2);
-	for (size_t row = 0; row < p.m; row++)
-		product_quantize(&p, row);
+	for (size_t group = 0; group < product_row_groups(&p); group++)
+		product_quantize(&p, group);
 	for (size_t i = 0; i < product_pieces(&p); i++)
 		product_piece(&p, i);
 	fwrite(p.out, sizeof(float), p.m * p.n, stdout);

@@ -34,5 +34,5 @@ static bool available(void)
 	       eax & 1 << 4;
 }
 
-const struct instruction_set set_avxvnni = { "avxvnni", available, quantize, columns };
+const struct instruction_set set_avxvnni = { "avxvnni", available, quantize, columns, 1 };
 #endif

@@ -1,87 +1,87 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The product on arm64 with the dot product instructions: a tile's vector has four columns, and meets four codes of a row. */
+/* The product on arm64 with the dot product instructions: a tile's vector has four rows, and meets four codes of a column. */
 #include "product.h"
 #if defined(__aarch64__)
+#include <arm_neon.h>
 #include <sys/auxv.h>
 
 #define TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
-#define WIDTH 4
-#define VECTORS 2	/* of four columns */
+#define SIDE 4
+#define PIECE 4
+#define COPIES 1
+#define MIN_TILED 3
+#define BYTE_SHIFT 128	/* sdot wants signs */
+#define dot_bytes(sums, codes, row) vdotq_s32(sums, vreinterpretq_s8_u8(codes), row)
+
+typedef float column_floats;
+typedef int32_t column_ints;
 
 #include "neon.h"
 
-/* Four codes of each row, at a place of `codes`, with those of a panel's columns from w on. */
+/* Four codes of each column meet those of the rows. */
 #define FOUR_CODES(place)                                                                                     \
 	do {                                                                                                  \
-		const int8x16_t left = vld1q_s8(w + (place) * halves * WIDTH * PANEL);                        \
-		const int8x16_t right = vld1q_s8(w + (place) * halves * WIDTH * PANEL + 16);                  \
-		for (size_t r = 0; r < TILE_ROWS; r++) {                                                      \
-			dots[r][0] = vdotq_laneq_s32(dots[r][0], left, rows[r], place);                       \
-			dots[r][1] = vdotq_laneq_s32(dots[r][1], right, rows[r], place);                      \
+		UNROLLED                                                                                      \
+		for (size_t s = 0; s < tile->sides; s++) {                                                    \
+			const int8x16_t of_rows = vld1q_s8(rows[s] + half * (CHUNK / 2) * SIDE + 16 * (place));    \
+			UNROLLED                                                                              \
+			for (size_t c = 0; c < COLUMNS; c++)                                                  \
+				dots[s][c] = vdotq_laneq_s32(dots[s][c], of_rows, codes[half][c], place);        \
 		}                                                                                             \
 	} while (0)
 
-/* Dot products of a block: TILE_ROWS rows from `x` on with the columns of a panel. */
-INLINE void tile_block(size_t bits, size_t block_bytes, const uint8_t *codes, const int8_t *x, size_t stride, size_t block,
-		       int32x4_t (*dots)[VECTORS])
+INLINE void add_run(const struct tile *tile, size_t run, size_t byte, size_t code, int32x4_t (*dots)[VECTORS])
 {
-	const size_t halves = bits == 4 ? 2 : 1, run = block_bytes < LOAD ? block_bytes : LOAD;
+	const size_t bits = tile->kind.bits, halves = bits == 4 ? 2 : 1;
+	const int8_t *rows[TILE_ROWS / SIDE];
+	int8x16_t codes[2][COLUMNS];
 
-	for (size_t begin = block * block_bytes, end = begin + block_bytes; begin < end; begin += run)
-		for (size_t half = 0; half < halves; half++) {
-			const int8_t *w = (const int8_t *)codes + (begin * halves + half * WIDTH) * PANEL;
-			int8x16_t rows[TILE_ROWS];
-			for (size_t r = 0; r < TILE_ROWS; r++)
-				rows[r] = row_codes(x + r * stride + code_offset(bits, begin) + half * (CHUNK / 2), run);
-			FOUR_CODES(0);
-			FOUR_CODES(1);
-			if (run < LOAD)
-				continue;
-			FOUR_CODES(2);
-			FOUR_CODES(3);
-		}
-}
-
-/* Adds what a block brings to a lane [TILE_ROWS, VECTORS]. */
-INLINE void add_block(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel, size_t row, size_t b,
-		      float32x4_t (*lane)[VECTORS])
-{
-	int32x4_t dots[TILE_ROWS][VECTORS];
-
-	for (size_t r = 0; r < TILE_ROWS; r++)
-		dots[r][0] = dots[r][1] = vdupq_n_s32(0);
-	tile_block(bits, block_bytes, panel->codes, p->codes + row * p->stride, p->stride, b, dots);
-	for (size_t r = 0; r < TILE_ROWS; r++) {
-		const size_t entry = (row + r) * p->groups * GROUP + b;
-		for (size_t v = 0; v < VECTORS; v++) {
-			const int32x4_t zeros = vld1q_s32(panel->zeros + b * PANEL + 4 * v);
-			const int32x4_t exact = bits == 8 ? vmlsq_n_s32(dots[r][v], zeros, p->sums[entry]) : dots[r][v];
-			const float32x4_t scales = vmulq_n_f32(vld1q_f32(panel->scales + b * PANEL + 4 * v), p->row_scales[entry]);
-			lane[r][v] = vfmaq_f32(lane[r][v], vcvtq_f32_s32(exact), scales);
-		}
+	UNROLLED
+	for (size_t c = 0; c < COLUMNS; c++) {
+		const uint8_t *values = tile->values[c] + byte;
+		const uint8x16_t packed = run < LOAD ? vcombine_u8(vld1_u8(values), vdup_n_u8(0)) : vld1q_u8(values);
+		codes[0][c] = vreinterpretq_s8_u8(bits == 4 ? low_codes(packed) : byte_codes(packed));
+		codes[1][c] = vreinterpretq_s8_u8(high_codes(packed));
+	}
+	UNROLLED
+	for (size_t s = 0; s < tile->sides; s++) {
+		rows[s] = tile->codes[s] + code;
+		__asm__("" : "+r"(rows[s]));
+	}
+	UNROLLED
+	for (size_t half = 0; half < halves; half++) {
+		FOUR_CODES(0);
+		FOUR_CODES(1);
+		if (run < LOAD)
+			continue;
+		FOUR_CODES(2);
+		FOUR_CODES(3);
 	}
 }
 
-/* Lane by lane, whose sums then stay in registers. */
-INLINE void tile(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel, size_t row)
+INLINE column_floats column_scales(const struct tile *tile, size_t vector, size_t b)
 {
-	float32x4_t lanes[GROUP][TILE_ROWS][VECTORS];
-	float results[GROUP][PANEL];
+	return tile->scales[vector][b];
+}
 
-	for (size_t i = 0; i < GROUP; i++) {
-		float32x4_t lane[TILE_ROWS][VECTORS];
-		for (size_t r = 0; r < TILE_ROWS; r++)
-			lane[r][0] = lane[r][1] = vdupq_n_f32(0);
-		for (size_t b = i; b < p->blocks; b += GROUP)
-			add_block(p, bits, block_bytes, panel, row, b, lane);
-		for (size_t r = 0; r < TILE_ROWS * VECTORS; r++)
-			lanes[i][r / VECTORS][r % VECTORS] = lane[r / VECTORS][r % VECTORS];
-	}
-	for (size_t r = 0; r < TILE_ROWS && row + r < p->m; r++) {
-		for (size_t i = 0; i < GROUP * VECTORS; i++)
-			vst1q_f32(results[i / VECTORS] + i % VECTORS * 4, lanes[i / VECTORS][r][i % VECTORS]);
-		store_row(p, panel, row + r, results);
-	}
+INLINE column_ints column_zeros(const struct tile *tile, size_t vector, size_t b)
+{
+	return tile_zero(tile, vector, b);
+}
+
+INLINE float32x4_t times_floats(float32x4_t rows, column_floats columns)
+{
+	return vmulq_n_f32(rows, columns);
+}
+
+INLINE int32x4_t add_times_ints(int32x4_t to, int32x4_t rows, column_ints columns)
+{
+	return vmlaq_n_s32(to, rows, columns);
+}
+
+INLINE void by_rows(const float32x4_t *vectors, float (*rows)[COLUMNS])
+{
+	vst4q_f32(rows[0], (float32x4x4_t){ { vectors[0], vectors[1], vectors[2], vectors[3] } });
 }
 
 static bool available(void)
@@ -89,5 +89,5 @@ static bool available(void)
 	return getauxval(AT_HWCAP) & 1 << 20;
 }
 
-const struct instruction_set set_neon_dotprod = { "neon_dotprod", available, quantize, columns };
+const struct instruction_set set_neon_dotprod = { "neon_dotprod", available, quantize, columns, COPIES };
 #endif

@@ -15,7 +15,6 @@
 #define VALUES 1
 #define SCALES 2
 #define ZEROS 3
-#define PARALLEL_ROWS 4	/* rows from which rounding them pays for waking threads */
 
 /* --- ONNX Runtime's C API --- */
 
@@ -132,9 +131,9 @@ static void piece(void *product, size_t index)
 	product_piece(product, index);
 }
 
-static void round_row(void *product, size_t row)
+static void round_rows(void *product, size_t group)
 {
-	product_quantize(product, row);
+	product_quantize(product, group);
 }
 
 static status compute(void *kernel, void *context)
@@ -158,10 +157,10 @@ static status compute(void *kernel, void *context)
 		return NULL;
 	if (!(room = product_room(&p)))
 		return refusal(FAIL, "BlockMatMul: no memory");
-	for (size_t row = 0; p.m < PARALLEL_ROWS && row < p.m; row++)
-		product_quantize(&p, row);
-	if (p.m >= PARALLEL_ROWS)
-		failed = CALL(PARALLEL_FOR, context, round_row, p.m, (size_t)0, (void *)&p);
+	if (product_row_groups(&p) > 1)
+		failed = CALL(PARALLEL_FOR, context, round_rows, product_row_groups(&p), (size_t)0, (void *)&p);
+	else
+		product_quantize(&p, 0);
 	if (!failed)
 		/* Piece by piece to whoever is free: a thread that the system holds up keeps the others waiting for one piece alone. */
 		failed = CALL(PARALLEL_FOR, context, piece, product_pieces(&p), product_pieces(&p), (void *)&p);

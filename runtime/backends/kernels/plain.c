@@ -44,7 +44,7 @@ static void columns(const struct product *p, size_t first, size_t end)
 
 static void quantize(struct product *p, size_t row)
 {
-	quantize_row(p, row);
+	quantize_row(p, row, PLAIN_ROWS);
 }
 
 static bool available(void)
@@ -52,4 +52,4 @@ static bool available(void)
 	return true;
 }
 
-const struct instruction_set set_plain = { "plain", available, quantize, columns };
+const struct instruction_set set_plain = { "plain", available, quantize, columns, 1 };

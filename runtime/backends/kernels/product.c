@@ -45,7 +45,8 @@ bool product_sizes(struct product *p)
 
 void *product_room(struct product *p)
 {
-	size_t rows = up_to(p->m, ROW_MULTIPLE), codes = rows * p->stride, entries = up_to(rows * p->groups * GROUP, 16);
+	const size_t rows = up_to(p->m, ROW_MULTIPLE), whole = p->m / ROW_MULTIPLE * ROW_MULTIPLE, codes = rows * p->stride;
+	const size_t entries = up_to(rows * p->groups * GROUP * set_in_use()->copies, 16);
 	char *room = aligned_alloc(64, codes + entries * (sizeof(int32_t) + sizeof(float)));
 
 	if (!room)
@@ -56,7 +57,7 @@ void *product_room(struct product *p)
 	for (size_t row = 0; row < p->m; row++)
 		memset(p->codes + row * p->stride + p->blocks * p->block / CHUNK * CHUNK, 0,
 		       p->stride - p->blocks * p->block / CHUNK * CHUNK);
-	memset(p->codes + p->m * p->stride, 0, (rows - p->m) * p->stride);
+	memset(p->codes + whole * p->stride, 0, (rows - whole) * p->stride);
 	memset(p->sums, 0, entries * (sizeof(int32_t) + sizeof(float)));
 	return room;
 }
@@ -73,9 +74,17 @@ void product_piece(const struct product *p, size_t index)
 	set_in_use()->columns(p, first, first + PIECE < p->n ? first + PIECE : p->n);
 }
 
-void product_quantize(struct product *p, size_t row)
+size_t product_row_groups(const struct product *p)
 {
-	set_in_use()->quantize(p, row);
+	return (p->m + ROW_MULTIPLE - 1) / ROW_MULTIPLE;
+}
+
+void product_quantize(struct product *p, size_t group)
+{
+	const size_t first = group * ROW_MULTIPLE, end = first + ROW_MULTIPLE < p->m ? first + ROW_MULTIPLE : p->m;
+
+	for (size_t row = first; row < end; row++)
+		set_in_use()->quantize(p, row);
 }
 
 /* The instruction sets that this processor has, the fastest first: names[i], NULL beyond the last. */

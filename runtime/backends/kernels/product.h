@@ -35,11 +35,21 @@ struct product {
 	size_t m, k, n, bits, block, blocks;
 	size_t row_bytes, block_bytes, zero_bytes, groups;
 	/* Of the rows: codes [m, stride] (at 4 bits, a chunk has its even codes first, as one packed byte has an even and an odd
-	 * code), and per block the sum of codes and the scale [m, groups * GROUP]. What is beyond k or m is zero. */
+	 * code), and per block the sum of codes and the scale [m, groups * GROUP], or as a row_layout has them. What is beyond k
+	 * or m is zero. */
 	size_t stride;
 	int8_t *codes;
 	int32_t *sums;
 	float *row_scales;
+};
+
+/*
+ * How a set wants rounded rows: `side` rows side by side, which take turns with `piece` codes each. Their sums and scales lie by
+ * block, then by row, `copies` times over; what stands for a sum is sum * times + plus.
+ */
+struct row_layout {
+	size_t side, piece, copies;
+	int32_t times, plus;
 };
 
 struct instruction_set {
@@ -47,6 +57,7 @@ struct instruction_set {
 	bool (*available)(void);
 	void (*quantize)(struct product *p, size_t row);
 	void (*columns)(const struct product *p, size_t first, size_t end);
+	size_t copies; /* the most of its row_layouts */
 };
 
 extern const struct instruction_set set_plain, set_avx2, set_avxvnni, set_avx512vnni, set_neon_dotprod, set_neon_i8mm;
@@ -57,7 +68,9 @@ bool product_sizes(struct product *p);
 void *product_room(struct product *p);
 size_t product_pieces(const struct product *p);
 void product_piece(const struct product *p, size_t index);
-void product_quantize(struct product *p, size_t row);
+/* Rounds ROW_MULTIPLE rows, of which there are product_row_groups(). */
+void product_quantize(struct product *p, size_t group);
+size_t product_row_groups(const struct product *p);
 
 /* Where the row's codes lie that meet the byte of a matrix's row: at 4 bits those of its even code, the odd one's are 32 on. */
 ALWAYS_INLINE size_t code_offset(size_t bits, size_t byte)
@@ -124,30 +137,57 @@ ALWAYS_INLINE float quantize_block(const float *x, size_t count, int8_t *codes, 
 	return scale;
 }
 
-/* Each instruction set compiles it for itself. */
-ALWAYS_INLINE void quantize_row(struct product *p, size_t row)
+/* Codes of a block in the order of a row: at 4 bits the even ones of a chunk before the odd ones. */
+ALWAYS_INLINE void put_in_order(const struct product *p, const int8_t *plain, int8_t *to)
 {
-	int8_t *codes = p->codes + row * p->stride, plain[MAX_BLOCK];
+	const size_t pairs = (p->block < CHUNK ? p->block : CHUNK) / 2;
+
+	if (p->bits == 8)
+		memcpy(to, plain, p->block);
+	for (size_t part = 0; p->bits == 4 && part < p->block; part += CHUNK)
+		for (size_t i = 0; i < pairs; i++) {
+			to[part + i] = plain[part + 2 * i];
+			to[part + CHUNK / 2 + i] = plain[part + 2 * i + 1];
+		}
+}
+
+/* Codes of a block, in order, go to their place `offset` of a row that takes turns with others. */
+ALWAYS_INLINE void put_by_turns(const struct product *p, size_t row, size_t offset, const int8_t *ordered, struct row_layout layout)
+{
+	const bool apart = p->bits == 4 && p->block < CHUNK;
+	const size_t half = CHUNK / 2, used = apart ? p->block / 2 : half, end = apart ? half + used : p->block;
+	int8_t *to = p->codes + row / layout.side * layout.side * p->stride + row % layout.side * layout.piece;
+
+	for (size_t i = 0; i < end; i += layout.piece)
+		if (i % half < used)
+			memcpy(to + (offset + i) * layout.side, ordered + i, layout.piece);
+}
+
+/* Each instruction set compiles it for itself. */
+ALWAYS_INLINE void quantize_row(struct product *p, size_t row, struct row_layout layout)
+{
+	const size_t beside = layout.side * layout.copies;
 	const float *x = p->rows + row * p->k;
+	int8_t plain[MAX_BLOCK], ordered[MAX_BLOCK];
+	int32_t sum;
 
 	for (size_t b = 0; b < p->blocks; b++) {
-		size_t first = b * p->block, count = p->k - first < p->block ? p->k - first : p->block;
-		size_t entry = row * p->groups * GROUP + b;
-		p->row_scales[entry] = quantize_block(x + first, count, plain, &p->sums[entry]);
+		const size_t first = b * p->block, count = p->k - first < p->block ? p->k - first : p->block;
+		const size_t offset = code_offset(p->bits, b * p->block_bytes);
+		const size_t entry = (row / layout.side * p->groups * GROUP + b) * beside + row % layout.side;
+		const float scale = quantize_block(x + first, count, plain, &sum);
 		memset(plain + count, 0, p->block - count);
-		if (p->bits == 8) {
-			memcpy(codes + first, plain, p->block);
-			continue;
-		}
-		for (size_t part = 0; part < p->block; part += CHUNK) {
-			size_t pairs = (p->block < CHUNK ? p->block : CHUNK) / 2;
-			int8_t *even = codes + code_offset(4, (first + part) / 2);
-			for (size_t i = 0; i < pairs; i++) {
-				even[i] = plain[part + 2 * i];
-				even[CHUNK / 2 + i] = plain[part + 2 * i + 1];
-			}
+		put_in_order(p, plain, layout.side == 1 ? p->codes + row * p->stride + offset : ordered);
+		if (layout.side > 1)
+			put_by_turns(p, row, offset, ordered, layout);
+		for (size_t copy = entry; copy < entry + beside; copy += layout.side) {
+			p->row_scales[copy] = scale;
+			p->sums[copy] = sum * layout.times + layout.plus;
 		}
 	}
 }
+
+/* Rows one after another, sums as they are. */
+#define PLAIN_ROWS ((struct row_layout){ 1, 1, 1, 1, 0 })
 
 #endif

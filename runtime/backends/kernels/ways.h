@@ -1,33 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ways of an instruction set: few() and tiled(), which stand before, for each number of bits and bytes of a block. */
-INLINE void all_rows(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
-{
-	size_t row = 0;
-
-	for (; row + TILE_ROWS <= p->m; row += TILE_ROWS)
-		for (size_t column = first; column < end; column++)
-			few(p, bits, block_bytes, row, TILE_ROWS, column);
-	for (; row + 2 <= p->m; row += 2)
-		for (size_t column = first; column < end; column++)
-			few(p, bits, block_bytes, row, 2, column);
-	for (; row < p->m; row++)
-		for (size_t column = first; column < end; column++)
-			few(p, bits, block_bytes, row, 1, column);
-}
-
+/* The ways of an instruction set: few_rows() and tiled(), which stand before, for each number of bits and bytes of a block. */
 /*
  * Two functions for each number of bits and bytes of a block, which are known when they are compiled. Tiles have one of their own:
  * a compiler that sees both has fewer registers for the loop of few rows.
  */
 #define WAY(bits, bytes)                                                                                      \
-	TARGET static __attribute__((noinline)) bool tiles_##bits##_##bytes(const struct product *p, size_t first, size_t end) \
+	TILE_TARGET static __attribute__((noinline)) bool tiles_##bits##_##bytes(const struct product *p, size_t first, size_t end) \
 	{                                                                                                     \
 		return tiled(p, bits, bytes, first, end);                                                     \
 	}                                                                                                     \
 	TARGET static void way_##bits##_##bytes(const struct product *p, size_t first, size_t end)            \
 	{                                                                                                     \
 		if (p->m < MIN_TILED || !tiles_##bits##_##bytes(p, first, end))                               \
-			all_rows(p, bits, bytes, first, end);                                                 \
+			few_rows(p, bits, bytes, first, end);                                                 \
 	}
 WAY(4, 8)
 WAY(4, 16)
@@ -48,9 +33,4 @@ static void columns(const struct product *p, size_t first, size_t end)
 	};
 
 	ways[p->bits == 8][__builtin_ctzl(p->block / 16)](p, first, end);
-}
-
-TARGET static void quantize(struct product *p, size_t row)
-{
-	quantize_row(p, row);
 }

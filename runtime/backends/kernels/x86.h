@@ -13,6 +13,7 @@
 
 #define LOAD 32			/* bytes of a matrix's row at once */
 #define AHEAD 2048		/* bytes that are fetched early */
+#define TILE_TARGET TARGET
 #define TILE_ROWS ROW_MULTIPLE
 #define TILE_VECTORS 2
 #define PANEL (TILE_VECTORS * LANES)
@@ -157,6 +158,22 @@ INLINE void few(const struct product *p, size_t bits, size_t block_bytes, size_t
 	}
 	for (size_t r = 0; r < rows; r++)
 		p->out[(row + r) * p->n + column] = fold_vector(lanes[r]);
+}
+
+/* Results of columns first .. end, rows by rows. */
+INLINE void few_rows(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
+{
+	size_t row = 0;
+
+	for (; row + TILE_ROWS <= p->m; row += TILE_ROWS)
+		for (size_t column = first; column < end; column++)
+			few(p, bits, block_bytes, row, TILE_ROWS, column);
+	for (; row + 2 <= p->m; row += 2)
+		for (size_t column = first; column < end; column++)
+			few(p, bits, block_bytes, row, 2, column);
+	for (; row < p->m; row++)
+		for (size_t column = first; column < end; column++)
+			few(p, bits, block_bytes, row, 1, column);
 }
 
 /* --- many rows --- */
@@ -327,6 +344,11 @@ INLINE bool tiled(const struct product *p, size_t bits, size_t block_bytes, size
 	}
 	free(room);
 	return true;
+}
+
+TARGET static void quantize(struct product *p, size_t row)
+{
+	quantize_row(p, row, PLAIN_ROWS);
 }
 
 #include "ways.h"
