@@ -1,11 +1,13 @@
 """Inner loops of the arm64 kernels in llvm-mca: cycles per byte of weights with everything in caches.
 
-python -m benchmarks.neon_loops [--cpus neoverse-v2,cortex-x4,oryon-1] [--ggml DIR] [--compiler aarch64-linux-gnu-gcc]
-                                [--mca llvm-mca-19]
+python -m benchmarks.neon_loops [--cpus neoverse-v2,cortex-x4,oryon-1] [--ggml DIR] [--kleidiai DIR]
+                                [--compiler aarch64-linux-gnu-gcc] [--mca llvm-mca-19]
 
 4-bit codes in blocks of 32. A loop of one row takes a group of eight blocks of two columns; a tile takes a block of eight rows
 and four columns. --ggml: llama.cpp's folder `ggml`, for its loops for Q4_0, compiled the same way (wants g++, too): one column,
-as weights lie in a file; four columns, which it repacks; tiles of sixteen rows and four columns. Bytes are those of codes alone.
+as weights lie in a file; four columns, which it repacks; tiles of sixteen rows and four columns. --kleidiai: the folder of Arm's
+KleidiAI, for its kernels of the same kinds (one row or sixteen, four repacked columns, a scale per block and row), which are
+assembly. Bytes are those of codes alone.
 
 The figures are a scheduling model's, not a processor's: they are good for comparing loops of one processor. Instructions that its
 model lacks are named and left out: such figures are bounds, and there are none where the products are among them. Tiles of
@@ -15,6 +17,7 @@ different rows compare by products per cycle.
 import argparse
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +46,7 @@ class Loop(NamedTuple):
     products: int
     function: str = "way_4_16"
     unpacked: int = 0  # so many shifts that unpack, where several loops have as many of the instruction
+    label: str = ""  # where the loop begins, if it is not the shortest
 
 
 LOOPS = (
@@ -57,14 +61,28 @@ GGML_LOOPS = (
     Loop("ggml, tile, sdot", REPACK, "sdot", 128, 4 * 16, 16 * 4 * 32, "ggml_gemm_q4_0_4x4_q8_0"),
     Loop("ggml, tile, smmla", REPACK, "smmla", 64, 4 * 16, 16 * 4 * 32, "ggml_gemm_q4_0_4x8_q8_0"),
 )
+KLEIDIAI = "kai/ukernels/matmul/matmul_clamp_f32_qsi8d32p_qsi4c32p/kai_matmul_clamp_f32_"
+ROW, TILE_DOT, TILE_MMLA = (
+    f"{KLEIDIAI}{name}_asm.S"
+    for name in (
+        "qsi8d32p1x4_qsi4c32p4x4_1x4_neon_dotprod",
+        "qsi8d32p4x4_qsi4c32p4x4_16x4_neon_dotprod",
+        "qsi8d32p4x8_qsi4c32p4x8_16x4_neon_i8mm",
+    )
+)
+KLEIDIAI_LOOPS = (
+    Loop("KleidiAI, one row and four columns, sdot", ROW, "sdot", 8, 4 * 16, 4 * 32, label=".L3"),
+    Loop("KleidiAI, tile, sdot", TILE_DOT, "sdot", 128, 4 * 16, 16 * 4 * 32, label=".L3"),
+    Loop("KleidiAI, tile, smmla", TILE_MMLA, "smmla", 64, 4 * 16, 16 * 4 * 32, label=".L3"),
+)
 
 
 def main() -> None:
     """Compile and print."""
     args = parser().parse_args()
     report = Report("neon_loops", args)
-    for loop in (*LOOPS, *(GGML_LOOPS if args.ggml else ())):
-        text = shortest(loop, compiled(args.compiler, args.ggml if loop in GGML_LOOPS else OWN, loop))
+    for loop in (*LOOPS, *(GGML_LOOPS if args.ggml else ()), *(KLEIDIAI_LOOPS if args.kleidiai else ())):
+        text = shortest(loop, lines_of(loop, args))
         for cpu in args.cpus.split(","):
             total, left_out = total_cycles(args.mca, cpu, text)
             cycles = total / ITERATIONS
@@ -89,9 +107,27 @@ def parser() -> argparse.ArgumentParser:
     parser = arguments(__doc__)
     parser.add_argument("--cpus", default="neoverse-v2,cortex-x4,oryon-1", metavar="NAME,NAME", help="as llvm-mca knows them")
     parser.add_argument("--ggml", type=Path, metavar="DIR", help="llama.cpp's folder ggml")
+    parser.add_argument("--kleidiai", type=Path, metavar="DIR", help="KleidiAI's folder")
     parser.add_argument("--compiler", default="aarch64-linux-gnu-gcc")
     parser.add_argument("--mca", default="llvm-mca-19")
     return parser
+
+
+def lines_of(loop: Loop, args: argparse.Namespace) -> list[str]:
+    """The assembly lines around a loop."""
+    if loop in KLEIDIAI_LOOPS:
+        return disassembled(args.compiler, args.kleidiai, loop)
+    return compiled(args.compiler, args.ggml if loop in GGML_LOOPS else OWN, loop)
+
+
+def disassembled(compiler: str, folder: Path, loop: Loop) -> list[str]:
+    """An assembly source as the disassembler prints it: newer instructions decoded, labels named as compilers do."""
+    with tempfile.NamedTemporaryFile(suffix=".o") as made:
+        command = [compiler, "-c", f"-march={MARCH['smmla']}", f"-I{folder}", "-o", made.name, str(folder / loop.source)]
+        subprocess.run(command, check=True)
+        objdump = [compiler.replace("gcc", "objdump"), "-d", "--no-addresses", "--no-show-raw-insn", made.name]
+        text = subprocess.run(objdump, check=True, capture_output=True, text=True).stdout
+    return [re.sub(r"<label_(\d+)>", r".L\1", line).partition("//")[0].rstrip() for line in text.splitlines()]
 
 
 def compiled(compiler: str, folder: Path, loop: Loop) -> list[str]:
@@ -113,6 +149,8 @@ def shortest(loop: Loop, lines: list[str]) -> str:
             labels[label[1]] = number
         if (jump := BACK.match(line)) and (jump[1] or jump[2]) in labels:
             spans.append(lines[labels[jump[1] or jump[2]] : number + 1])
+    if loop.label:
+        spans = [span for span in spans if span[0].startswith(f"{loop.label}:")]
     fitting = [span for span in spans if times(span, loop.instruction) == loop.times]
     found = min((span for span in fitting if loop.unpacked in (0, times(span, "ushr"))), key=len)
     return "\n".join(found)
