@@ -11,7 +11,7 @@ from moescope.environment import enter_project_environment
 
 ABOUT = "See what a Mixture-of-Experts language model does while it runs on CPU and NPU."
 ROOMS = {"tracer": "Record", "analyzer": "Analyze", "views": "View", "runtime": "Runtime"}
-"""Room → group of its verbs that no group names."""
+"""Room → group for its verbs that no group lists."""
 GROUPS = {
     "Record": "run attach probes plan doctor",
     "Analyze": "summary findings ledger phases trends threads experts npu backends roofline fidelity dag tables query "
@@ -29,7 +29,7 @@ def rooms() -> list[Room]:
 
 
 def verbs() -> dict[str, Verb]:
-    """Name under `moescope` → verb. Where two rooms have one verb (`summary`), it is the first one's."""
+    """Name under `moescope` → verb. If two rooms have the same verb (`summary`), the first room's is used."""
     table: dict[str, Verb] = {}
     for room in rooms():
         for name, verb in room.table().items():
@@ -38,7 +38,7 @@ def verbs() -> dict[str, Verb]:
 
 
 def groups() -> dict[str, dict[str, Verb]]:
-    """The verbs in the groups that the help shows."""
+    """The verbs by the groups of the help."""
     left = verbs()
     sorted_in = {title: {name: left.pop(name) for name in names.split()} for title, names in GROUPS.items()}
     for name, verb in left.items():
@@ -58,12 +58,12 @@ def version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0 good, 1 a finding, 2 wrong use."""
+    """Run a verb; returns the exit code: 0 good, 1 a finding, 2 wrong use."""
     if argv is None:
         enter_project_environment("moescope")
     code = Program(called_as_moescope(sys.argv[0]), "moescope", ABOUT, groups(), version).main(argv)
-    if argv is None and "duckdb" not in sys.modules:  # which says what it had to leave behind
-        gc.freeze()  # spares the last collections, which with pandas loaded take a fifth of a second
+    if argv is None and "duckdb" not in sys.modules:  # duckdb reports objects that are never freed
+        gc.freeze()  # avoids the final collections, which take a fifth of a second with pandas loaded
     return code
 
 

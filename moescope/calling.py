@@ -1,4 +1,4 @@
-"""How the user called the program: hints name commands the way they would type them."""
+"""How the user called the program, so that hints name commands as the user would type them."""
 
 import os
 import re
@@ -6,23 +6,23 @@ import sys
 from pathlib import Path
 
 VARIABLE = "MOESCOPE_CALLED_AS"
-"""Set where the user typed `moescope`; the rooms' programs that it starts inherit it."""
+"""Set if the user typed `moescope`; inherited by the rooms' programs that it starts."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where sudo looks for commands."""
+"""Folders in which sudo looks for commands."""
 ROOM_VERB = re.compile(r"(sudo )?\bpython3? -m (tracer|analyzer|views|runtime)\b(?: ([a-z][a-z-]*))?")
 RENAMED = {("tracer", "compare"): "compare-commands", ("views", "dag"): "profdag"}
-"""(room, verb) → name under `moescope`, where two rooms use one word."""
+"""(room, verb) → name under `moescope`, for words that two rooms use."""
 
 
 def called_as_moescope(script: str) -> str:
-    """Remember that the user typed `moescope`, or `python -m moescope`; returns which."""
+    """Remember that the user typed `moescope` or `python -m moescope`; returns which of them."""
     program = "python -m moescope" if Path(script).name == "__main__.py" else "moescope"
     os.environ[VARIABLE] = program
     return program
 
 
 def as_called(text: str) -> str:
-    """The text with every `python -m ROOM VERB` as `moescope VERB`, where the user typed that."""
+    """The text with every `python -m ROOM VERB` replaced by `moescope VERB`, if the user typed that."""
     program = os.environ.get(VARIABLE)
     return ROOM_VERB.sub(lambda found: _spelled(found, program), text) if program else text
 
@@ -34,7 +34,7 @@ def _spelled(found: re.Match[str], program: str) -> str:
 
 
 def for_sudo(program: str) -> str:
-    """The program as sudo finds it: by its full path where it lies outside the system's folders."""
+    """The program for a sudo command: its full path if it is outside the system's folders."""
     from shutil import which
 
     script = Path(sys.argv[0])

@@ -1,7 +1,7 @@
-"""One dispatcher for all command lines: imports the verb in use alone, and turns errors into one line and an exit code.
+"""One dispatcher for all command lines: imports only the used verb, and turns errors into one line and an exit code.
 
 A verb is a module `ROOM/commands/VERB.py` with `prepare_parser(parser)` and `run(args) -> exit code`: 0 good, 1 a finding,
-2 wrong use. Its docstring (or `EXAMPLES`) ends its help; `parse(parser, words)` replaces the plain parsing of the words.
+2 wrong use. Its help ends with its docstring (or `EXAMPLES`); an optional `parse(parser, words)` replaces argparse's parsing.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from moescope.plain import doubts, one_line
 GOOD, WRONG_USE, INTERRUPTED = 0, 2, 130
 OWN_PACKAGES = ("moescope", "tracer", "analyzer", "views", "runtime")
 VERB_WIDTH = 18
-ANSWER_S = 1.0  # an error so soon after Ctrl-C is its consequence
+ANSWER_S = 1.0  # an error this soon after Ctrl-C is attributed to it
 
 
 @dataclass(frozen=True)
 class Room:
-    """One part of the project and its verbs: name → help."""
+    """A part of the project and its verbs: name → help."""
 
     name: str
     about: str
@@ -34,14 +34,14 @@ class Room:
     before: str = ""
     """`module:function` that every verb of the room calls first."""
     label: str = ""
-    """What its messages begin with, where that is not its name."""
+    """The prefix of its messages, if it is not its name."""
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run one verb of `python -m ROOM`; returns the exit code."""
+        """Run a verb of `python -m ROOM`; returns the exit code."""
         return Program(f"python -m {self.name}", self.label or self.name, self.about, {"": self.table()}).main(argv)
 
     def table(self) -> dict[str, "Verb"]:
-        """The room's verbs, to be loaded when used."""
+        """The room's verbs, loaded when used."""
         return {name: Verb(self, name, text) for name, text in self.verbs.items()}
 
 
@@ -54,11 +54,11 @@ class Verb:
     help: str
 
     def load(self) -> Any:
-        """Its module."""
+        """Import the verb's module."""
         return import_module(f"{self.room.name}.commands.{self.name.replace('-', '_')}")
 
     def prepare(self) -> None:
-        """Do what its room needs before it runs."""
+        """Run the room's preparation for all verbs."""
         module, _, function = self.room.before.partition(":")
         if module:
             getattr(import_module(module), function)()
@@ -66,7 +66,7 @@ class Verb:
 
 @dataclass(frozen=True)
 class Program:
-    """A command line: how it is typed, what its messages begin with, its verbs in groups, its version."""
+    """A command line: how it is typed, the prefix of its messages, its verbs in groups, its version."""
 
     prog: str
     label: str
@@ -80,17 +80,17 @@ class Program:
         return {name: verb for group in self.groups.values() for name, verb in group.items()}
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run the verb that the words begin with; returns the exit code."""
+        """Run the verb named by the first word; returns the exit code."""
         if argv is not None or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return self.dispatch(list(sys.argv[1:] if argv is None else argv))
         signal.signal(signal.SIGINT, interrupt)
         try:
             return self.dispatch(sys.argv[1:])
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own end would answer with a traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # while Python shuts down, its own handler would print a traceback
 
     def dispatch(self, words: list[str]) -> int:
-        """The same, of words that are given."""
+        """Run the verb named by the first of these words; returns the exit code."""
         name = words[0] if words else ""
         if name in self.verbs:
             return guarded(self.label, lambda: run(self.verbs[name], f"{self.prog} {name}", words[1:]))
@@ -103,7 +103,7 @@ class Program:
         return WRONG_USE
 
     def help(self) -> str:
-        """Every verb in a line, by groups."""
+        """The help: one line per verb, by groups."""
         lines = [f"usage: {self.prog} VERB ...", "", self.about]
         for title, verbs in self.groups.items():
             lines += ["", title or "verbs"]
@@ -111,7 +111,7 @@ class Program:
         return "\n".join([*lines, "", f"`{self.prog} VERB --help` shows the options of a verb, with examples."])
 
     def complaint(self, name: str) -> str:
-        """What is wrong with the first word, and what was perhaps meant."""
+        """The error for an unknown first word, with the verb that was perhaps meant."""
         if not name:
             return f"{self.help()}\n\n{self.label}: a verb is missing"
         from difflib import get_close_matches
@@ -122,10 +122,10 @@ class Program:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints show what was typed and never obey it."""
+    """A parser whose errors show control characters of what was typed instead of passing them to the terminal."""
 
     def error(self, message: str) -> NoReturn:
-        """End with code 2."""
+        """Print the error and exit with code 2."""
         super().error(one_line(message))
 
 
@@ -154,7 +154,7 @@ def parser_of(module: Any, prog: str, about: str) -> argparse.ArgumentParser:
 
 
 def interrupt(*_: object) -> None:
-    """Ctrl-C: what it meets may answer with an error of its own, as the import of C code does."""
+    """Handle Ctrl-C and note its time, since interrupted code, such as an import of C code, may raise another error."""
     interrupts.append(time.monotonic())
     raise KeyboardInterrupt
 
@@ -163,7 +163,7 @@ interrupts: list[float] = []
 
 
 def guarded(label: str, action: Callable[[], int | None]) -> int:
-    """The action's exit code; what a user can cause becomes one line on standard error."""
+    """The action's exit code; errors that a user can cause become one line on standard error."""
     try:
         code = action() or GOOD
         sys.stdout.flush()
@@ -175,7 +175,7 @@ def guarded(label: str, action: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards output that is still to be flushed
         return GOOD
     except OSError as error:
         reason = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
@@ -190,7 +190,7 @@ def guarded(label: str, action: Callable[[], int | None]) -> int:
 
 
 def missing(error: ModuleNotFoundError) -> str:
-    """A package that is not installed, with the remedy; a module of this project that is missing is a bug, but for C ones."""
+    """The message for a package that is not installed, with the remedy; a missing Python module of this project is a bug."""
     name = error.name or ""
     package, _, module = name.partition(".")
     if package not in OWN_PACKAGES:

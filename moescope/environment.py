@@ -1,4 +1,4 @@
-"""The virtual environment of a checkout: sudo drops the one the user had activated."""
+"""The virtual environment of a checkout, since sudo drops the one that the user activated."""
 
 import os
 import sys
@@ -7,11 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = ("capstone", "elftools", "numpy", "rich")
-"""What a system's own Python seldom has and every verb of the tracer imports."""
+"""A package that a system's Python seldom has and that all verbs of the tracer import."""
 
 
 def enter_project_environment(package: str) -> None:
-    """Continue as `python -m package` in the checkout's `.venv`, where this Python lacks what the project needs."""
+    """Continue as `python -m package` in the checkout's `.venv`, if this Python lacks what the project needs."""
     python = ROOT / ".venv" / "bin" / "python"
     if Path(sys.prefix).resolve() == (ROOT / ".venv").resolve() or not python.exists():
         return

@@ -2,4 +2,4 @@
 
 
 class UserError(Exception):
-    """Shown as one line, exit code 2; the message carries the fact and the remedy."""
+    """An error shown as one line, exit code 2; the message gives the fact and the remedy."""

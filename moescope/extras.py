@@ -1,18 +1,18 @@
-"""What to install for a Python package that is not there."""
+"""What to install for a missing Python package."""
 
 import re
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "elftools": "pyelftools"}
-"""Import name → distribution, where they differ by more than - and _."""
+"""Import name → distribution, for names that differ by more than - and _."""
 COLLECTIONS = ("all", "dev")
-"""Extras that repeat what others hold."""
+"""Extras that combine others."""
 CHECKOUT = Path(__file__).resolve().parent.parent / "Makefile"
 
 
 def remedy(module: str) -> str:
-    """How to get the package that holds a module: the extra that names it, else the package itself."""
+    """How to install the package of a module: by the extra that lists it, else the package itself."""
     name = DISTRIBUTIONS.get(module, module.replace("_", "-"))
     extras = extras_with(name)
     if extras:
@@ -21,7 +21,7 @@ def remedy(module: str) -> str:
 
 
 def extras_with(name: str) -> list[str]:
-    """The extras of this project that hold a distribution, collections last."""
+    """The extras of this project that list a distribution, combined ones last."""
     try:
         lines = requires("moescope") or []
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Data that lies beside the code that reads it."""
+"""Data stored next to the code that reads it."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Names from outside as text that a terminal shows and never obeys."""
+"""Text from outside, made safe: terminals show its control characters instead of executing them."""
 
 import re
 import sys
@@ -16,32 +16,32 @@ def plain_text(value: Any) -> str:
 
 
 def plain_lines(value: Any) -> str:
-    """The same for text of several lines: line ends and tabs stay."""
+    """Text of several lines without control characters other than line ends and tabs."""
     return CONTROL_BUT_LAYOUT.sub(_shown, str(value))
 
 
 def for_output(text: str) -> str:
-    """What goes to standard output: exact in a file or a pipe, without control characters on a terminal."""
+    """Text for standard output: unchanged in a file or a pipe, without control characters on a terminal."""
     return plain_lines(text) if sys.stdout.isatty() else text
 
 
 def one_line(message: Any) -> str:
-    """A message whose line breaks became spaces, without control characters."""
+    """A message with spaces instead of line breaks, without control characters."""
     return plain_text(" ".join(str(message).split()))
 
 
 def print_plain(line: Any, file: TextIO | None = None) -> None:
-    """Print a line that holds names from outside."""
+    """Print a line that contains text from outside, without control characters."""
     print(plain_text(line), file=file)
 
 
 doubts: list[str] = []
-"""What was read and may not be as it was written: what goes wrong with it is no bug."""
+"""Paths of data that was read and may be damaged: errors in processing it are not bugs."""
 
 
 @cache
 def warn(line: str) -> None:
-    """Say on standard error what does not stop the work; the same line once."""
+    """Print a warning on standard error; the same line only once."""
     print(f"warning: {one_line(line)}", file=sys.stderr)
 
 

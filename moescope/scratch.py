@@ -1,4 +1,4 @@
-"""Folders for work in progress: gone at its end, and where that was killed, when the next begins beside it."""
+"""Temporary folders for work in progress: removed at its end or, if it was killed, when the next one is made beside them."""
 
 import contextlib
 import fcntl
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def scratch(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder in `parent`, locked by the process that works in it; one whose lock is gone is abandoned."""
+    """A new folder in `parent`, locked by the process that works in it; unlocked folders are abandoned ones."""
     remove_abandoned(parent, prefix)
     folder, lock = locked_folder(parent, prefix)
     try:
@@ -22,7 +22,7 @@ def scratch(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
-    """A new folder, and the descriptor that holds its lock. Until the lock stands, another may take it for abandoned."""
+    """(new folder, descriptor of its lock). Until it is locked, another process may consider it abandoned."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with contextlib.suppress(FileNotFoundError):
@@ -36,7 +36,7 @@ def locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove this user's folders whose processes were killed."""
     for folder in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # gone, or somebody works in it
+        with contextlib.suppress(OSError):  # already removed, or in use
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What the verbs print: consoles, tables and progress that show every name as it is, with no markup and no control characters."""
+"""Output of the verbs: consoles, tables and progress that show names literally, without markup and control characters."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -12,34 +12,34 @@ from rich.text import Text
 from moescope.plain import plain_text
 
 FILE_WIDTH = 160
-"""Columns of a wide table where the output is not a terminal."""
+"""Width of a wide table if the output is not a terminal."""
 Line = str | Text | Table
-"""What a verb prints in one go."""
+"""Anything that a verb prints at once."""
 
 
 class PlainConsole(Console):
-    """A console that takes no string for markup and shows control characters; style comes from `words` alone."""
+    """A console that never interprets strings as markup and makes control characters visible; only `words` adds styles."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """A string, a table's cell or title, as one line."""
+        """Render a string, such as a table's cell or title, as one line."""
         return super().render_str(plain_text(text), **options)
 
 
 def console(wide: bool = False, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """The console; a `wide` one has FILE_WIDTH columns without a terminal, a `soft_wrap` one breaks no line."""
+    """A console; a `wide` one has FILE_WIDTH columns without a terminal, a `soft_wrap` one does not break lines."""
     return PlainConsole(stderr=stderr, soft_wrap=soft_wrap, width=FILE_WIDTH if wide and not sys.stdout.isatty() else None)
 
 
 def counted(number: int, noun: str) -> str:
-    """How many of something: `1 run`, `2 runs`."""
+    """A number with its noun: `1 run`, `2 runs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def words(*parts: str | tuple[str, str]) -> Text:
-    """A line of plain parts and of (part, style)."""
+    """A line of plain parts and (part, style) pairs."""
     return Text.assemble(*(plain_text(part) if isinstance(part, str) else (plain_text(part[0]), part[1]) for part in parts))
 
 
@@ -49,9 +49,9 @@ def grid(
     title: str = "",
     rows: Iterable[Iterable[RenderableType]] = (),
 ) -> Table:
-    """A small table without lines: the first columns, or those named in `left`, to the left, the others to the right.
+    """A small table without lines: the first columns, or those named in `left`, are left-aligned, the others right-aligned.
 
-    Cells that do not fit are continued below, never cut: a number without its last digits is another number.
+    Cells that do not fit are wrapped, never cut: a number without its last digits would be another number.
     """
     table = Table(
         title=words((title, "bold")) if title else None,
@@ -72,6 +72,6 @@ def grid(
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """A status line on the terminal while something long runs; `step(text)` replaces its text."""
+    """A status line on the terminal during long work; `step(text)` replaces its text."""
     with console(stderr=True).status(words(text)) as status:
         yield lambda step: status.update(words(step))

@@ -10,7 +10,7 @@ __all__ = ["MoE", "MoEError", "Token"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import ONNX Runtime only when the engine is asked for, so that `--help` is instant."""
+    """Import ONNX Runtime only when the engine is used, so that `--help` is instant."""
     if name == "MoEError":
         from runtime.errors import MoEError
 

@@ -1,4 +1,4 @@
-"""Every error a user can cause, each with the fact and the remedy in one line."""
+"""All errors that a user can cause, each with the fact and the remedy in one line."""
 
 from moescope.errors import UserError
 

@@ -31,15 +31,15 @@ from runtime.telemetry.profile import Timers
 from runtime.units import parse_budget
 
 CALIBRATED_ON = 256
-"""Tokens of the shipped text by which keys and values are scaled."""
+"""Tokens of the shipped text from which the scales of 8-bit keys and values are measured."""
 
 
 @dataclass(frozen=True)
 class Token:
     """A generated token: its id, the text it completes, and the step that chose it.
 
-    logprob: its natural log probability by the model's own logits, before any setting of sampling; top: (id, log probability) of
-    the most likely tokens. Both only where asked for.
+    logprob: its natural log probability by the model's own logits, before any sampling setting; top: (id, log probability) of
+    the most likely tokens. Both only on request.
     """
 
     id: int
@@ -73,7 +73,7 @@ class MoE:
 
     def __init__(self, package: Package, options: Options):
         probes.warn_if_missing()
-        # Reentrant: collecting garbage within a step may end an abandoned generator.
+        # Reentrant: garbage collection within a step may end an abandoned generator.
         self._stepping = RLock()
         self._kept: Sequence | None = None
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
@@ -92,16 +92,16 @@ class MoE:
         progress: Progress | None = None,
         **options: Any,
     ) -> "MoE":
-        """Open the model folder or package at `path`, converting it first where needed.
+        """Open the model folder or package at `path`, converting it first if needed.
 
-        `expert_cache`: bytes, `1.5MiB`, `25%` of all experts, or `all`, as None.
-        `options`: fields of Options; tiers, chunk and soc are those that the package was compiled for, where they are not given.
+        `expert_cache`: bytes, `1.5MiB`, `25%` of all experts, or `all` (same as None).
+        `options`: fields of Options; tiers, chunk and soc default to those that the package was compiled for.
         """
 
         def budget(whole_bytes: int) -> int | None:
             return parse_budget(expert_cache, whole_bytes) if isinstance(expert_cache, str) else expert_cache
 
-        Options(expert_cache=budget(0), **options)  # a wrong option shall not wait for a conversion
+        Options(expert_cache=budget(0), **options)  # report a wrong option before any conversion
         opened = open_or_convert(Path(path), Path(package) if package else None, progress)
         return cls(opened, Options(expert_cache=budget(opened.all_experts_bytes), **(opened.compiled_for | options)))
 
@@ -113,7 +113,7 @@ class MoE:
         return ids
 
     def apply_chat_template(self, messages: list[Message], **options: Any) -> list[int]:
-        """Ids of messages {role, content} for the model's answer; `options` as for transformers' method of this name."""
+        """Token ids of the prompt to answer messages {role, content}; `options` as in transformers' method of the same name."""
         return self._chat_template.ids(messages, **options)
 
     @cached_property
@@ -135,12 +135,12 @@ class MoE:
         repetition_penalty: float = 1.0,
         logprobs: int | None = None,
     ) -> Iterator[Token]:
-        """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is omitted.
+        """Yield tokens until the end token or a text of `stop`, both of which are omitted, or the limit.
 
-        prompt: text, ids, or messages {role, content} for the model's chat template. Generators may
-        run in several threads: their steps take turns. keep_kv: keys and values stay for the next call with keep_kv, which
-        computes of its prompt only what comes behind the beginning that both share. logprobs: give every token's log
-        probability, and those of the most likely ones. Settings of sampling are those of transformers.
+        prompt: text, ids, or messages {role, content} for the model's chat template. Generators may run in several threads:
+        their steps take turns. keep_kv: keys and values are kept for the next call with keep_kv, which computes only the part of
+        its prompt after the common beginning. logprobs: give each token its log probability, and those of this many most likely
+        tokens. Sampling settings are those of transformers.
         """
         ids = self._ids(prompt)
         if min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
@@ -183,7 +183,7 @@ class MoE:
         self.close()
 
     def describe(self) -> dict[str, Any]:
-        """What this engine is: sizes, placement, budget."""
+        """Description of this engine: sizes, placement, budget."""
         family, o = self.package.family, self.options
         labels = {phase.name.lower(): place.label for phase, place in self.engine.placements.items()}
         return {
@@ -203,7 +203,7 @@ class MoE:
         }
 
     def _memory_bytes(self) -> dict[str, int]:
-        """Budgets of what grows while it runs (experts, the log), the largest sequence's keys and values, and other weights."""
+        """Bytes by use: budgets of experts and log, which grow, the largest sequence's keys and values, and other weights."""
         all_bytes, files = self.package.all_experts_bytes, self.package.manifest["files"]
         others = sum(entry["bytes"] for name, entry in files.items() if name.endswith(".bin") and not name.startswith(EXPERTS))
         budget = self.options.expert_cache
@@ -211,7 +211,7 @@ class MoE:
         return {"experts": experts, "weights": others, "kv": self.log.kv_bytes, "log": LOG_BYTES}
 
     def close(self) -> None:
-        """Release threads and keys and values; write the profile where one was asked for."""
+        """Release threads, keys and values; write the profile if one was requested."""
         self.engine.close()
         self._kept = None
         if self.options.profile and self.log.timers:
@@ -228,7 +228,7 @@ class MoE:
                 with self._stepping:
                     running, sequence = sequence or self._begin(ids, room, keep_kv), None
                     step, logits = self.engine.step(running, ids[running.length :] if i == 0 else ids, sampler, prompt=i == 0)
-                    sequence = running  # a step that was interrupted leaves no sequence to go on with
+                    sequence = running  # an interrupted step leaves no sequence to continue
                 if step.sampled in self.end_ids and not ignore_end:
                     return
                 likely = () if logprobs is None else likeliest(logits, step.sampled, logprobs)
@@ -248,7 +248,7 @@ class MoE:
         return self.engine.resume_sequence(kept, ids, room)
 
     def _kv_scales(self) -> Scales:
-        """Scales of 8-bit keys and values: the package's, or measured once on the text that comes with the runtime."""
+        """Scales of 8-bit keys and values: the package's, or measured once on the shipped text."""
         scales = Scales.stored(self.package)
         if scales is None:
             plain = replace(self.options, kv_bits=32, prefill_backend="cpu", decode_backend="cpu", prefetch="off")
@@ -263,13 +263,13 @@ class MoE:
 
 
 def likeliest(logits: np.ndarray, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Log probability of a token by logits [V], and the `count` most likely tokens with theirs."""
+    """(log probability of a token by logits [V], the `count` most likely tokens with theirs)."""
     logs = log_probabilities(logits)
     return float(logs[token]), tuple((int(i), float(logs[i])) for i in np.argsort(-logs, kind="stable")[:count])
 
 
 def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:
-    """Tokens up to the first text of `stop`. What may be its beginning is held back until it is known not to be."""
+    """Tokens up to the first text of `stop`. A possible beginning of it is held back until it is ruled out."""
     if not all(stop):
         raise RequestError("a stop text is empty: give at least one character")
     held: list[Token] = []
@@ -288,7 +288,7 @@ def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:
 
 
 def _cut(tokens: list[Token], characters: int) -> Iterator[Token]:
-    """The tokens of the first characters, the last one shortened."""
+    """The tokens that make up the first `characters` characters, the last one shortened."""
     for token in tokens:
         if characters <= 0:
             return

@@ -20,7 +20,7 @@ def parse_budget(text: str, whole_bytes: int) -> int | None:
 
 
 def show_bytes(count: float) -> str:
-    """Readable size in binary units."""
+    """A readable size in binary units."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_wheels.py BUILT DIST: checks whose code wheels hold, and puts them into DIST under the tag that auditwheel finds."""
+"""check_wheels.py BUILT DIST: checks the architecture of wheels' code, and puts them into DIST under auditwheel's tag."""
 
 import io
 import subprocess
@@ -15,11 +15,11 @@ from tracer.recording.paths import BUILT_PARTS, COLLECTORS, ROOT
 
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 REGISTERS = {"x86_64": "rdi", "aarch64": "regs"}
-"""A field of `struct pt_regs`, a program's argument, that only this architecture has."""
+"""A field of `struct pt_regs`, the argument of BPF programs, that only this architecture has."""
 
 
 def check(wheel: Path) -> int:
-    """Raises where a built part is missing, or is code of another architecture; the number of parts."""
+    """Check a wheel; raises if a built part is missing or for another architecture; returns the number of parts."""
     machine = next(name for name in MACHINES if wheel.stem.endswith(name))
     with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(wheel) as archive:
         archive.extractall(name)
@@ -37,19 +37,19 @@ def check(wheel: Path) -> int:
 
 
 def is_code_of(machine: str, path: Path) -> bool:
-    """Whether a library runs on this architecture, or a kernel's program reads its registers."""
+    """Whether a library is for this architecture, or a BPF object reads its registers."""
     found = ELFFile(io.BytesIO(path.read_bytes()))["e_machine"]
     if found != "EM_BPF":
         return bool(found == MACHINES[machine])
     if not path.name.startswith("moescope"):
-        return True  # maps alone
+        return True  # an object with maps only
     btf = Btf.of_file(path)
     fields = btf.dtype(btf.find(STRUCT, "pt_regs")).names or ()
     return [name for name, field in REGISTERS.items() if field in fields] == [machine]
 
 
 def repaired(wheel: Path, folder: Path) -> Path:
-    """The wheel under its platform tag: auditwheel finds what libraries and which of their versions it needs."""
+    """The wheel under its platform tag, which auditwheel determines from the library versions that it needs."""
     before = set(folder.iterdir())
     done = subprocess.run(["auditwheel", "repair", "-w", str(folder), str(wheel)], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -58,7 +58,7 @@ def repaired(wheel: Path, folder: Path) -> Path:
 
 
 def main(built: Path, folder: Path) -> None:
-    """Check every wheel, then name it."""
+    """Check every wheel, then rename it."""
     for wheel in sorted(built.glob("*.whl")):
         parts = check(wheel)
         subprocess.run(["abi3audit", "--strict", str(wheel)], check=True)

@@ -11,7 +11,7 @@ HEAD = "# The releases that were tested together. `make constraints` raises them
 
 
 def newest() -> dict[str, str]:
-    """Distribution → release, of this project with all extras; nothing is installed."""
+    """Distribution → release, for this project with all extras; installs nothing."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
     report = subprocess.run([*command, "-e", f"{ROOT}[all,dev]"], check=True, stdout=subprocess.PIPE, text=True).stdout
     packages = (item["metadata"] for item in json.loads(report)["install"])

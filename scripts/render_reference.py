@@ -39,7 +39,7 @@ points nowhere is -1; an unknown number is -1 (integers) or NaN (floats); an unk
 
 
 def cell(text: str) -> str:
-    """Text in a cell of a table."""
+    """Escape text for a table cell."""
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "\\<").strip()
 
 
@@ -55,7 +55,7 @@ def page(parts: list[str]) -> str:
 
 
 def options(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple[str, str]]:
-    """How each argument is written, and its help; those of a verb's own verbs (`kernels train`) behind its name."""
+    """(syntax, help) of each argument; those of a verb's subcommands (`kernels train`) follow the subcommand's name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, below in action.choices.items():
@@ -67,13 +67,13 @@ def options(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple
 
 
 def wrapped(text: str) -> str:
-    """Paragraphs at the width of a page; one that is laid out by hand stays as code."""
+    """Paragraphs wrapped to the page's width; those laid out by hand become code blocks."""
     paragraphs = text.strip().split("\n\n")
     return "\n\n".join(p if re.search(r"^ ", p, re.M) else textwrap.fill(p, 120) for p in paragraphs)
 
 
 def laid_out(examples: str) -> list[str]:
-    """Commands as code, what is said besides as text."""
+    """Examples with commands as code blocks and the rest as text."""
     lines = [line.strip() for line in examples.splitlines() if line.strip()]
     commands = [re.sub(r"^(.*?\S)( {2,})(?=\S)", r"    \1\2# ", line, count=1) for line in lines if COMMAND.match(line)]
     commands = [line if line.startswith("    ") else f"    {line}" for line in commands]
@@ -127,7 +127,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Write the pages, and remove those of verbs that are gone."""
+    """Write the pages, and remove those of removed verbs."""
     content = dict(pages())
     for path in FOLDER.glob("*.md"):
         if path.name not in content:

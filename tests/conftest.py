@@ -1,4 +1,4 @@
-"""What the tests need from the machine, found by trying it; the summary at the end shows what ran here and what could not."""
+"""Features that tests need from the machine, detected by trying them; the final summary shows what ran and what could not."""
 
 import contextlib
 import fcntl
@@ -25,9 +25,9 @@ from workloads.host_time import HostTime
 ROOT = Path(__file__).resolve().parent.parent
 COLLECTOR = ROOT / "tracer" / "collector" / "bin" / f"moescope-collect-{os.uname().machine}"
 SHARED = "MOESCOPE_TESTS_SHARED"
-"""The environment's variable that holds the folder for what is made once in a session of several workers."""
-# On a shared machine an example may take any time, and drawing it too: neither says anything of the code. What passed for one
-# change passes for the next: the examples are the same every time. For others: --hypothesis-profile=default.
+"""The environment variable with the folder for things that are made once per session of several workers."""
+# On a shared machine, running and drawing an example may take any time, which says nothing about the code. Examples are the same
+# every time, so that results do not vary between changes. For random ones: --hypothesis-profile=default.
 hypothesis.settings.register_profile(
     "shared", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -47,12 +47,12 @@ LONG_FILES = (
     "test_tracer_series",
     "test_tracer_builds",
 )
-"""What takes longest comes first, so that no worker is left with it at the end while the others have nothing to do."""
+"""The longest tests, run first, so that no worker is still busy with one at the end while the others are idle."""
 
 
 @cache
 def can_probe() -> str:
-    """Empty where BPF programs can be loaded and uprobes attached, else why not."""
+    """Empty if BPF programs can be loaded and uprobes attached, otherwise the reason why not."""
     from tracer.errors import TracerError
     from tracer.kernel.libbpf import Kernel
     from tracer.kernel.loaders import LibbpfLoader
@@ -71,7 +71,7 @@ def can_probe() -> str:
 
 @cache
 def can_use_bcc() -> str:
-    """Empty where BCC can compile against this kernel's headers and load, else why not. Our own sources must work, then."""
+    """Empty if BCC can compile against this kernel's headers and load, otherwise why not. If so, our sources must work too."""
     from tracer.errors import TracerError
     from tracer.kernel.loaders import headers, import_bcc
 
@@ -86,14 +86,14 @@ def can_use_bcc() -> str:
         small.cleanup()
     except TracerError as error:
         return str(error)
-    except Exception as error:  # BCC's own are of many sorts
+    except Exception as error:  # BCC raises many kinds
         return " ".join(str(error).split())
     return ""
 
 
 @cache
 def can_run_htp() -> str:
-    """Empty where a QNN HTP device or its emulator answers, else why not."""
+    """Empty if a QNN HTP device or its emulator responds, otherwise the reason why not."""
     script = (
         "import onnxruntime as ort, onnxruntime_qnn as q;"
         "ort.register_execution_provider_library('QNNExecutionProvider', q.get_library_path());"
@@ -105,7 +105,7 @@ def can_run_htp() -> str:
 
 @cache
 def can_drop_pages() -> str:
-    """Empty where the pages of a file in the temporary folder can be dropped and are then read from a device, else why not."""
+    """Empty if a temporary file's pages can be dropped and are then read from a device, otherwise the reason why not."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"x" * mmap.PAGESIZE)
         file.flush()
@@ -120,7 +120,7 @@ def can_drop_pages() -> str:
 
 @cache
 def can_make_wheels() -> str:
-    """Empty where there are clang and a package index that pip reaches, else which is missing."""
+    """Empty if clang and a package index for pip are available, otherwise which is missing."""
     if not shutil.which("clang"):
         return "clang is not installed"
     command = [
@@ -144,19 +144,19 @@ OLD_PACKAGES = ("xllamacpp==0.1.3", "xllamacpp==0.2.0")
 
 
 def old_package(name: str) -> Callable[[Path], object]:
-    """Puts a package into a folder, where pip finds it."""
+    """A function that puts a package into a folder, where pip finds it."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "0", "--timeout", "10", name]
     return lambda folder: subprocess.run([*command, "--target", str(folder)], capture_output=True, check=False)
 
 
 def has_old_packages() -> str:
-    """Empty where pip finds packages of llama.cpp of 2025 for this machine and Python, else which is missing."""
+    """Empty if pip finds packages of llama.cpp of 2025 for this machine and Python, otherwise which is missing."""
     missing = [name for name in OLD_PACKAGES if not list(made_once(name, old_package(name)).rglob("*.so"))]
     return f"pip finds no {', '.join(missing)}" if missing else ""
 
 
 def can_use_vulkan() -> str:
-    """Empty where llama.cpp's libraries for Vulkan can be fetched and there is a driver, else which is missing."""
+    """Empty if llama.cpp's libraries for Vulkan can be fetched and there is a driver, otherwise which is missing."""
     drivers = os.environ.get("VK_ICD_FILENAMES") or [
         *Path("/usr/share/vulkan/icd.d").glob("*"),
         *Path("/etc/vulkan/icd.d").glob("*"),
@@ -167,7 +167,7 @@ def can_use_vulkan() -> str:
 
 
 def can_build_blas() -> str:
-    """Empty where there are what llama.cpp's libraries are fetched with, a compiler and OpenBLAS, else which is missing."""
+    """Empty if a compiler, OpenBLAS and the means to fetch llama.cpp's libraries are available, otherwise what is missing."""
     missing = [name for name in ("npm", "g++") if not shutil.which(name)]
     look = ["g++", "-shared", "-include", "cblas.h", "-x", "c++", "/dev/null", "-lopenblas", "-o", "/dev/null"]
     if not missing and subprocess.run(look, capture_output=True, check=False).returncode:
@@ -194,7 +194,7 @@ FEATURES: dict[str, Callable[[], str]] = {
 
 @cache
 def lacking(feature: str) -> str:
-    """Why a feature is absent, empty where it is there; tried once, whatever the number of workers."""
+    """Why a feature is missing, empty if it is available; tried once for all workers."""
 
     def tried(folder: Path) -> None:
         (folder / "reason").write_text(FEATURES[feature]())
@@ -203,13 +203,13 @@ def lacking(feature: str) -> str:
 
 
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that `make` fills for all workers of this session; who comes meanwhile waits."""
+    """A folder that `make` fills once for all workers of this session; others wait meanwhile."""
     folder = Path(os.environ[SHARED]) / name
     made = folder.with_name(f"{name}.made")
     with open(folder.with_name(f"{name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            shutil.rmtree(folder, ignore_errors=True)  # left by a worker that failed
             folder.mkdir()
             make(folder)
             made.touch()
@@ -217,10 +217,10 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # workers inherit the environment of who starts them
+    if not hasattr(config, "workerinput"):  # workers inherit the environment of the main process
         os.environ[SHARED] = tempfile.mkdtemp(prefix="moescope-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ[SHARED]))
-        config.option.loadscopereorder = False  # xdist would begin with the files of many tests
+        config.option.loadscopereorder = False  # otherwise xdist begins with the files that have many tests
     config.addinivalue_line("markers", f"needs(*features): skip where a feature is absent: {', '.join(FEATURES)}")
     config.addinivalue_line("markers", "alone: no other test may run meanwhile")
 
@@ -239,7 +239,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @contextlib.contextmanager
 def admitted(alone: bool) -> Iterator[None]:
-    """Holds the room for one test: shared with those of other workers, or alone. Who waits at the door comes next."""
+    """Hold a lock for one test: shared with tests of other workers, or exclusive. Waiting tests block later ones."""
     (ROOT / "build").mkdir(exist_ok=True)
     with open(ROOT / "build" / ".tests-door", "w") as door, open(ROOT / "build" / ".tests-room", "w") as room:
         fcntl.flock(door, fcntl.LOCK_EX)
@@ -262,12 +262,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def last_json(done: subprocess.CompletedProcess[str]) -> Any:
-    """What a traced program printed last, as JSON; the tracer may say something behind it."""
+    """The last output of a traced program, as JSON; the tracer may print something after it."""
     return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith(("[", "{"))))
 
 
 def trace(*arguments: str, env: dict[str, str] | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """`python -m tracer` as a user runs it."""
+    """Run `python -m tracer` like a user."""
     return subprocess.run(
         [sys.executable, "-m", "tracer", *arguments],
         cwd=ROOT,
@@ -280,13 +280,13 @@ def trace(*arguments: str, env: dict[str, str] | None = None, timeout: float = 3
 
 
 def begin_trace(*arguments: str) -> subprocess.Popen[str]:
-    """The same, not waited for."""
+    """Start `python -m tracer` without waiting for it."""
     command, pipe = [sys.executable, "-m", "tracer", *arguments], subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=pipe, stderr=pipe, text=True)
 
 
 def manifest_when(done: Callable[[dict], object], folder: Path, tracer: subprocess.Popen[str], patience_s: float = 120) -> dict:
-    """The manifest of a recording that goes on, once `done` holds for it."""
+    """The manifest of a recording in progress, once `done` is true for it."""
     deadline, path = time.monotonic() + patience_s, folder / "manifest.json"
     while time.monotonic() < deadline:
         manifest = json.loads(path.read_text()) if path.exists() else {}
@@ -298,7 +298,7 @@ def manifest_when(done: Callable[[dict], object], folder: Path, tracer: subproce
 
 
 class DemoRun:
-    """One traced run of the bundled demo, its results written."""
+    """A traced run of the bundled demo with its results."""
 
     def __init__(self, folder: Path, output: str, stolen: float = 0.0):
         self.folder, self.output, self.stolen = folder, output, stolen
@@ -308,7 +308,7 @@ class DemoRun:
 
 @pytest.fixture(scope="session")
 def demo() -> DemoRun:
-    """The main job, default loader, with views; run once before, so that the model is converted and compiled."""
+    """A traced run of the main job with the default loader and views, after one run that converts and compiles the model."""
 
     def make(folder: Path) -> None:
         trace("run", "--no-views", "--levels", "token", "-o", str(folder / "first"))

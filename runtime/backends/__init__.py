@@ -1,1 +1,1 @@
-"""What runs a subgraph: ONNX Runtime on CPU, QNN on HTP, kernels in C."""
+"""Backends that run subgraphs: ONNX Runtime on the CPU, QNN on HTP, kernels in C."""

@@ -1,6 +1,6 @@
 """Products with quantized weights on the CPU: a graph's MatMulNBits become BlockMatMul (kernels/).
 
-It computes the same bits with every instruction set, needs no repacked copy of the weights, and is faster.
+BlockMatMul computes the same bits with every instruction set, needs no repacked copy of the weights, and is faster.
 """
 
 import onnx
@@ -14,7 +14,7 @@ DOMAIN = "moescope"
 
 
 def with_block_products(model: onnx.ModelProto, options: ort.SessionOptions) -> onnx.ModelProto:
-    """The model, changed in place; its session's options bring the operator where it is needed. A bias becomes a node."""
+    """Change the model in place and return it; its session's options get the operator if needed. A bias becomes a node."""
     graph = model.graph
     if not any(node.op_type == QUANTIZED for node in graph.node):
         return model

@@ -1,7 +1,7 @@
-"""A token's work on the CPU, prepared: everything bound, with everything that the probes report of it.
+"""A token's prepared work on the CPU: all calls are bound, together with what the probes report of them.
 
-The C extension does it item by item. Experts' weights sweep the caches, which makes a step of Python between two graphs several
-times as expensive as in a loop.
+The C extension runs it item by item: reading experts' weights evicts the processor's caches, which makes Python code between two
+graphs several times as expensive as in a loop.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from runtime.telemetry.probes import Kind, result_id
 
 
 class PlainCall:
-    """Stands in for the extension's `Call`: a session's run and its binding."""
+    """Replaces the extension's `Call` where it is not built: a session's run and its binding."""
 
     def __init__(self, run: Any, binding: Any, *probe_arguments: Any):
         self.run, self.binding = run, binding
 
 
 class PlainChoice:
-    """Stands in for the extension's `Choice`: the call of the expert that `chosen`, one int64, names when it runs.
+    """Replaces the extension's `Choice`: calls the expert whose number `chosen`, one int64, holds at that time.
 
-    `calls`: by expert, None where `prepare(expert)` has to make it.
+    `calls`: by expert; `prepare(expert)` makes those that are None.
     """
 
     binding = None
@@ -35,14 +35,14 @@ class PlainChoice:
         self.calls, self.prepare, self.chosen = calls, prepare, chosen
 
     def run(self, binding: None, options: None) -> None:
-        """Run it."""
+        """Run the chosen expert."""
         expert = int(self.chosen)
         call = self.calls[expert] or self.prepare(expert)
         call.run(call.binding, None)
 
 
 class PlainCombine:
-    """Stands in for the extension's `Combine`; `plain_combine` says what is summed up."""
+    """Replaces the extension's `Combine`; see `plain_combine`."""
 
     binding = None
 
@@ -50,14 +50,14 @@ class PlainCombine:
         self.chosen, self.weights, self.rows, self.common, self.multiplier, self.attended, self.out = summed
 
     def run(self, binding: None, options: None) -> None:
-        """Sum up."""
+        """Compute the sum."""
         common = None if self.common is None else self.common[None]
         outputs = self.rows[self.chosen][None]
         plain_combine(self.weights[None], outputs, common, self.multiplier, self.attended[None], self.out[None])
 
 
 def plain_run(items: list[Any], caches: list[int], times: np.ndarray, first: int) -> None:
-    """Stands in for the extension's `run`; there are no probes without it."""
+    """Replaces the extension's `run`, without its probes."""
     for row, item in enumerate(items, first):
         times[row] = monotonic_ns(), 0
         if item.run:
@@ -73,7 +73,7 @@ def plain_combine(
     attended: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Stands in for the extension's `combine`: the same roundings in the same order."""
+    """Replaces the extension's `combine`, with the same roundings in the same order."""
     np.multiply(weights[:, :1], outputs[:, 0], out=out)
     for j in range(1, weights.shape[1]):
         out += weights[:, j, None] * outputs[:, j]
@@ -96,7 +96,7 @@ def combine(
 ) -> np.ndarray:
     """Residual [n, H] plus the experts' outputs [n, k, H] by router weight [n, k], plus the shared expert's [n, H]; all float32.
 
-    One rounding at a time, in the router's order: bits depend neither on the number of rows nor on which expert came first.
+    Rounds after each operation, in the router's order: bits depend neither on the number of rows nor on which expert ended first.
     """
     out = np.empty_like(attended)
     _combine(weights, outputs, common, multiplier, attended, out)
@@ -104,7 +104,7 @@ def combine(
 
 
 class LogEntry(NamedTuple):
-    """How the log counts an item. `expert`: a number, or where a router puts it; `graph`: kind and backend of a call's graph."""
+    """How the log counts an item. `expert`: a number, or the array that a router writes; `graph`: kind and backend of a call."""
 
     kind: Kind
     layer: int
@@ -122,7 +122,7 @@ class Item(NamedTuple):
 def prepare(
     graph: Graph, binding: Binding, sources: bytes, chosen: np.ndarray | None = None, weights: np.ndarray | None = None
 ) -> Item:
-    """A call of the graph. `sources`: tensor identities of its operator; a router's choice [1, k] and weights are probed, too."""
+    """A call of the graph. `sources`: tensor identities of its operator; a router's choice [1, k] and weights are probed too."""
     kind, layer, expert, backend = graph.kind, graph.layer, graph.expert, graph.backend
     result = result_id(kind, layer, expert)
     call = Call(binding.run, binding.raw, graph.handle, kind, layer, expert, backend, result, sources, chosen, weights)
@@ -135,23 +135,23 @@ def operator(kind: Kind, layer: int, sources: bytes) -> Item:
 
 
 class TokenRun:
-    """What waits to run for a token, `most` items in all; their times are kept until the token is through."""
+    """Items waiting to run for a token, at most `most` in all; their times are kept until the token is done."""
 
     def __init__(self, log: RunLog, most: int):
         self.log, self._times = log, np.zeros((most, 2), np.int64)
-        # Without the items themselves: an evicted expert's session shall go at once.
+        # Without the items themselves, so that an evicted expert's session is freed at once.
         self._ran: list[LogEntry] = []
         self._waiting: list[Any] = []
         self._caches: list[int] = []
 
     def put(self, item: Item, cache: int = 0) -> None:
-        """Run this next. `cache`: where its expert was when the layer began."""
+        """Append an item. `cache`: its expert's state when the layer began."""
         self._ran.append(item.entry)
         self._waiting.append(item.work)
         self._caches.append(cache)
 
     def flush(self) -> None:
-        """Run everything that waits."""
+        """Run all waiting items."""
         first = len(self._ran) - len(self._waiting)
         try:
             run(self._waiting, self._caches, self._times, first)

@@ -18,9 +18,9 @@ _pool: list[int] = []
 
 
 def share_threads(threads: int) -> None:
-    """Make one thread pool for all sessions, where more than the calling thread is asked for.
+    """Create one thread pool for all sessions if more than the calling thread is requested.
 
-    Its size stays what the first such engine of the process chose; ONNX Runtime then refuses sessions with threads of their own.
+    The first such engine of the process determines its size; ONNX Runtime then refuses sessions with their own threads.
     """
     if threads > 1 and not _pool:
         ort.set_global_thread_pool_sizes(threads, 1)
@@ -28,7 +28,7 @@ def share_threads(threads: int) -> None:
 
 
 def session_options() -> ort.SessionOptions:
-    """Options of a session that brings no threads of its own."""
+    """Options of a session without threads of its own."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.use_per_session_threads = not _pool
@@ -39,7 +39,7 @@ def session_options() -> ort.SessionOptions:
 
 
 def return_freed_memory() -> None:
-    """Let glibc map large blocks one by one: a dropped session's weights then go back to the system at once."""
+    """Have glibc map large blocks one by one, so that a dropped session's weights are returned to the system at once."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(*MMAP_THRESHOLD)
 
@@ -57,12 +57,12 @@ class CpuBackend:
 
     @cached_property
     def expert_bytes(self) -> int:
-        """As it is kept: as it is stored, but floats in 32 bits."""
+        """Bytes of one expert in memory: as stored, but with floats in 32 bits."""
         tensors = self.package.manifest["experts"]["tensors"]
         return sum(int(tensor["bytes"]) * (2 if tensor["dtype"] == "<f2" else 1) for tensor in tensors)
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
-        """The session of a subgraph that is not an expert; its weights are read from the package now."""
+        """A session of a subgraph other than an expert; reads its weights from the package."""
         graph = self.package.graph(name)
         if name.startswith("attention") and not self.package.family.states(int(name.rpartition("_")[2])):
             fused = self.package.family.FUSED_ATTENTION
@@ -70,7 +70,7 @@ class CpuBackend:
         return self.create(name, onnx.load_model_from_string(graph))
 
     def create(self, name: str, model: onnx.ModelProto) -> ort.InferenceSession:
-        """A session of this model, which is changed; weights that it names are in the package's folder."""
+        """A session of this model, which is modified; weights that it names are in the package's folder."""
         options = session_options()
         graph = with_block_products(model, options).SerializeToString()
         options.enable_cpu_mem_arena = False
@@ -84,5 +84,5 @@ class CpuBackend:
 
 
 def forget_model_bytes(session: ort.InferenceSession) -> None:
-    """ONNX Runtime's Python session keeps the model's bytes for a retry that never comes here: twice the weights."""
+    """Drop the copy of the model's bytes that ONNX Runtime's session keeps for a retry, and that doubles the weights."""
     session._model_bytes = None

@@ -1,4 +1,4 @@
-"""A graph that a backend can run: one ONNX Runtime session and what the probes report of it."""
+"""A graph that a backend can run: an ONNX Runtime session and what the probes report of it."""
 
 from itertools import count
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ _handles = count(1)
 
 
 class Backend(Protocol):
-    """Makes sessions of subgraphs."""
+    """Creates sessions of subgraphs."""
 
     id: int
     label: str
@@ -30,7 +30,7 @@ class Backend(Protocol):
 
 
 class Graph:
-    """One session; `tier` is the rows of its static shape, 0 where dynamic."""
+    """A session; `tier`: the rows of its static shape, 0 if dynamic."""
 
     def __init__(self, session: ort.InferenceSession, log: RunLog, kind: Kind, layer: int, expert: int, backend: int, tier: int):
         self.handle = next(_handles)
@@ -38,7 +38,7 @@ class Graph:
         self.log = log
         self.kind, self.layer, self.expert, self.backend, self.tier = kind, layer, expert, backend, tier
         self._token: Binding | None = None
-        # Of runtime.calls, for one token; whoever prepares it keeps it here.
+        # The item of runtime.backends.calls for one token, kept here by the code that prepares it.
         self.item: Any = None
 
     def run(self, feeds: dict[str, np.ndarray], n_tokens: int) -> list[np.ndarray]:
@@ -47,7 +47,7 @@ class Graph:
         return outputs
 
     def run_bound(self, binding: "Binding", n_tokens: int) -> None:
-        """Run over inputs and outputs that were bound before: the cheapest way."""
+        """Run over inputs and outputs that were bound before, which is the cheapest way."""
         self._probed(binding.run, binding.raw, None, n_tokens)
 
     def token_binding(self, name: str, value: ort.OrtValue) -> "Binding":
@@ -67,12 +67,12 @@ class Graph:
 
 
 class Binding:
-    """Inputs and outputs of a session in memory that stays where it is. Keeps the values alive."""
+    """Inputs and outputs of a session at fixed addresses. Keeps the values alive."""
 
     def __init__(
         self, session: ort.InferenceSession, inputs: dict[str, ort.OrtValue], outputs: dict[str, ort.OrtValue] | None = None
     ):
-        # The Python wrappers of session and binding cost as much as a small graph does: use what they wrap.
+        # The Python wrappers of session and binding cost as much as a small graph: use the wrapped objects.
         self._held = session.io_binding()
         self.raw, self.run = self._held._iobinding, session._sess.run_with_iobinding
         self._values: dict[str, ort.OrtValue] = {}
@@ -88,18 +88,18 @@ class Binding:
             self.raw.bind_ortvalue_input(name, value._get_c_value())
 
     def output(self, name: str, value: ort.OrtValue) -> None:
-        """Bind an output; bound again, it goes to the new value."""
+        """Bind an output; binding it again redirects it to the new value."""
         if self._values.get(name) is not value:
             self._values[name] = value
             self.raw.bind_ortvalue_output(name, value._get_c_value())
 
 
 def failure(kind: Kind, layer: int, error: Exception) -> BackendError:
-    """What to raise where a session's run ended with `error`."""
+    """The exception to raise for a session's run that failed with `error`."""
     where = kind.name.lower() + (f" {layer}" if layer >= 0 else "")
     return BackendError(f"ONNX Runtime failed in {where} ({str(error).splitlines()[0]}): convert the model again")
 
 
 def shared(array: np.ndarray) -> ort.OrtValue:
-    """A value of ONNX Runtime in the array's own memory."""
+    """An ONNX Runtime value that shares the array's memory."""
     return ort.OrtValue.ortvalue_from_numpy(array)

@@ -1,7 +1,7 @@
 """The NPU backend: Qualcomm HTP through ONNX Runtime's QNN execution provider, or Qualcomm's emulator of it on x86-64.
 
-Sessions have static shapes. Each is compiled once; its context binary lies in the package's folder `htp/`, keyed by everything
-it was made from, and is written into a temporary folder first so that a partial one is never loaded.
+Sessions have static shapes. Each is compiled once; its context binary is kept in the package's folder `htp/`, keyed by
+everything that it depends on, and is first written into a temporary folder so that a partial one is never loaded.
 """
 
 import ctypes
@@ -31,13 +31,13 @@ from runtime.package.npu_graphs import for_npu
 from runtime.telemetry.profile import Timers
 
 PROVIDER = "QNNExecutionProvider"
-# SoC that the emulator reports; without it fp32 graphs run in fp32. A real device knows what it is.
+# SoC that the emulator reports; without it fp32 graphs run in fp32. A real device knows its own.
 SOC_MODEL = "57"
-# It folds a residual into a Gemm, whose bias QNN then wants to be a constant.
+# It fuses a residual into a Gemm, whose bias QNN requires to be a constant.
 UNWANTED = ["MatMulAddFusion"]
 SEPARATE, SHARED = "separate", "shared"
-"""Of an expert's context binaries: one for each tier, or one for all whose graphs share the weights."""
-# With less left on the disk, a compilation that fails is taken to have failed for that.
+"""Layouts of an expert's context binaries: one per tier, or one for all tiers, whose graphs share the weights."""
+# With less than this left on the disk, a failed compilation is attributed to the full disk.
 LEAST_FREE = 1 << 20
 EMULATED = platform.machine() == "x86_64"
 LABEL = "HTP emulator" if EMULATED else "HTP"
@@ -46,7 +46,7 @@ _devices: list[Any] = []
 
 @contextmanager
 def _quiet_stdout() -> Iterator[None]:
-    """Qualcomm's libraries greet on standard output when first used: keep that out of the generated text."""
+    """Keep the greeting that Qualcomm's libraries print on standard output at first use out of the generated text."""
     sys.stdout.flush()
     flush = ctypes.CDLL(None).fflush
     stdout = os.dup(1)
@@ -61,7 +61,7 @@ def _quiet_stdout() -> Iterator[None]:
 
 
 def available() -> str:
-    """Empty where the HTP backend can be used, else why it cannot."""
+    """Empty if the HTP backend can be used, otherwise the reason why not."""
     try:
         import onnxruntime_qnn  # noqa: F401
     except ImportError:
@@ -80,21 +80,21 @@ def _find_devices() -> list[Any]:
 
 
 def versions() -> dict[str, str]:
-    """What context binaries depend on besides their graph: they are loaded only by what made them."""
+    """The versions that context binaries depend on besides their graph: only the same versions load them."""
     import onnxruntime_qnn
 
     return {"onnxruntime": ort.__version__, "onnxruntime-qnn": onnxruntime_qnn.__version__, "backend": LABEL}
 
 
 class SharedTiers:
-    """The sessions of one expert in one binary, by tier. They go together, when the last that uses one has gone."""
+    """The sessions of one expert in one binary, by tier. They are freed together, with the last user of any."""
 
     def __init__(self, sessions: dict[int, ort.InferenceSession]):
         self.sessions = sessions
 
 
 class SharedTier:
-    """One tier of them."""
+    """One tier of SharedTiers."""
 
     def __init__(self, group: SharedTiers, tier: int):
         self._group = group
@@ -102,7 +102,7 @@ class SharedTier:
 
 
 class HtpBackend:
-    """Static shapes in fp16; `profiling` writes one CSV for each profiled session into `profile_folder`."""
+    """Static shapes in fp16; `profiling` writes one CSV per profiled session into `profile_folder`."""
 
     id = HTP
     label = LABEL
@@ -138,16 +138,16 @@ class HtpBackend:
 
     @property
     def expert_bytes(self) -> int:
-        """As stored where weights are quantized, else in fp16."""
+        """Bytes of one expert: as stored if weights are quantized, else in fp16."""
         quantized = self.package.manifest["precisions"]["experts"]["bits"] < 16
         return self.package.expert_bytes if quantized else 2 * self.package.family.expert_parameters
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
-        """The subgraph's session, which follows `profiling` as that changes."""
+        """The subgraph's session, which follows changes of `profiling`."""
         return SwitchingSession(name.split("_")[0], self.profiling, partial(self._session, name, dims), self.timers)
 
     def _session(self, name: str, dims: dict[str, int], level: str) -> tuple[ort.InferenceSession, str]:
-        """A session at one level of profiling, from its context binary or compiled and kept as one, and its CSV file's name."""
+        """(session at one profiling level, its CSV file's name); loads its context binary, or compiles and keeps one."""
         label = "_".join([name, *(f"{key}{value}" for key, value in sorted(dims.items()))])
         parts = (self.package.digest(name), label, self.soc, *versions().values(), level)
         folder = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
@@ -171,7 +171,7 @@ class HtpBackend:
             return self._open(for_npu(self.package.whole_graph(name)), label, options)
 
     def share(self, name: str, tiers: tuple[int, ...]) -> None:
-        """Compile an expert in all tiers into one binary whose graphs share their weights, unless that was done."""
+        """Compile an expert in all tiers into one binary whose graphs share their weights, unless it exists."""
         folder = self._group_folder(name, tiers)
         if folder.is_dir():
             return
@@ -183,14 +183,14 @@ class HtpBackend:
                 if tier == tiers[-1]:
                     options.add_session_config_entry("ep.stop_share_ep_contexts", "1")
                 _make_context(options, {"T": tier}, partial / f"T{tier}.onnx")
-                # QNN tells the graphs of one context apart by a hash of their model's path.
+                # QNN distinguishes the graphs of one context by a hash of their model's path.
                 source = partial / f"source_T{tier}.onnx"
                 source.write_bytes(for_npu(self.package.whole_graph(name)))
                 sessions.append(self._open(str(source), f"{name} in {tier} rows", options))
                 source.unlink()
 
     def _of_group(self, name: str, tier: int) -> "SharedTier":
-        """A tier of a binary that holds several; all of them are opened together, for the first session owns the binary."""
+        """A tier of a binary with several; all of them are opened together, since the first session owns the binary."""
         group = self._groups.get(name)
         if group is None:
             tiers = tuple(self.package.manifest["compiled"]["tiers"])
@@ -218,7 +218,7 @@ class HtpBackend:
 
     @contextmanager
     def _written_whole(self, folder: Path) -> Iterator[Path]:
-        """A folder to write into, which becomes `folder` once it is whole; nothing stays behind otherwise."""
+        """A temporary folder to write into, renamed to `folder` at the end; removed if that fails."""
         try:
             partial = Path(tempfile.mkdtemp(prefix=".compiling.", dir=self.cache))
             try:
@@ -276,7 +276,7 @@ class HtpBackend:
         return session
 
     def _writable_cache(self) -> Path:
-        """`htp/` in the package; a folder in the user's cache where the package is read-only."""
+        """`htp/` in the package, or a folder in the user's cache if the package is read-only."""
         for folder in (self.package.folder / "htp", user_cache() / "htp" / self.package.manifest["fingerprint"][:16]):
             with suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -288,7 +288,7 @@ class HtpBackend:
 
 
 def _make_context(options: ort.SessionOptions, dims: dict[str, int], path: Path) -> None:
-    """The session shall fix these dimensions and write its context binary beside `path`."""
+    """Set options so that the session fixes these dimensions and writes its context binary next to `path`."""
     for dimension, value in dims.items():
         options.add_free_dimension_override_by_name(dimension, value)
     options.add_session_config_entry("ep.context_enable", "1")

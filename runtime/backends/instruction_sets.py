@@ -1,4 +1,4 @@
-"""Which instruction set computes products with quantized weights: the fastest of this processor, or the one asked for."""
+"""The instruction set for products with quantized weights: this processor's fastest, or the chosen one."""
 
 import ctypes
 import os
@@ -24,19 +24,19 @@ def _library() -> ctypes.CDLL:
 
 
 def instruction_sets() -> list[str]:
-    """The instruction sets that this processor has kernels for, the fastest first; `plain` C is always the last."""
+    """The instruction sets with kernels that this processor can run, the fastest first; `plain` C is always the last."""
     return [name.decode() for name in takewhile(bool, map(_library().moescope_instruction_set, count()))]
 
 
 def instruction_set() -> str:
-    """The one in use: that of the environment's MOESCOPE_ISA, else the one chosen last, else the fastest."""
+    """The one in use: from the environment's MOESCOPE_ISA, else the one chosen last, else the fastest."""
     if forced := os.environ.get(FORCED_SET):
         choose(forced)
     return str(_library().moescope_chosen().decode())
 
 
 def choose(name: str) -> None:
-    """Compute products with this instruction set from now on; BackendError where this processor lacks it."""
+    """Compute products with this instruction set from now on; raises BackendError if this processor lacks it."""
     if not _library().moescope_choose(name.encode()):
         known = ", ".join(instruction_sets())
         raise BackendError(f"there are no kernels for {name!r} on this processor: set {FORCED_SET} to one of {known}")

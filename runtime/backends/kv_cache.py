@@ -1,7 +1,7 @@
-"""Keys and values in 16 or 8 bits: how they are kept, and the fused attention graph rewritten so that the operator reads them so.
+"""Keys and values in 16 or 8 bits: their storage, and rewritten fused attention graphs whose operator reads them.
 
-8 bits: one scale for each channel of each key head, from a run over the text that comes with the runtime (`calibrated`), kept in
-the package. Where the CPU's fused operator does not run (latent attention, NPU), rows are widened for each run.
+8 bits: one scale per channel of each key head, from a run over the shipped text (`calibrated`), kept in the package. Where the
+CPU's fused operator does not run (latent attention, NPU), rows are widened for each run.
 """
 
 import zipfile
@@ -19,7 +19,7 @@ from runtime.package.layout import Package
 FLOAT_INPUTS = ("past_k", "past_v", "cos", "sin")
 OPERATOR = "GroupQueryAttention"
 SCALES = "kv_scales.npz"
-# Factor over the largest value in the calibration: longer texts go beyond it.
+# Factor over the largest value in the calibration, which longer texts exceed.
 HEADROOM = 1.3
 SMALLEST = 1e-6
 K_SCALE, V_SCALE = 12, 13
@@ -27,19 +27,19 @@ K_SCALE, V_SCALE = 12, 13
 
 @dataclass(frozen=True)
 class Scales:
-    """What 1 of int8 stands for, by layer: keys [KV, 1, D], values [KV, 1, D'] (D' 0 where values are a part of keys)."""
+    """The value of one int8 step, by layer: keys [KV, 1, D], values [KV, 1, D'] (D' is 0 if values are part of the keys)."""
 
     keys: list[np.ndarray]
     values: list[np.ndarray]
 
     @classmethod
     def of_rows(cls, keys: list[np.ndarray], values: list[np.ndarray]) -> "Scales":
-        """From float rows [KV, n, D] of every layer."""
+        """Scales from float rows [KV, n, D] of every layer."""
         return cls(_steps(keys), _steps(values))
 
     @classmethod
     def stored(cls, package: Package) -> "Scales | None":
-        """The package's scales; None where there are none of this conversion."""
+        """The package's scales; None if it has none from this conversion."""
         with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(package.folder / SCALES) as arrays:
             if str(arrays["package"]) == package.manifest["fingerprint"]:
                 layers = range(len(arrays.files) // 2)
@@ -47,7 +47,7 @@ class Scales:
         return None
 
     def save(self, package: Package) -> None:
-        """Put them into the package, where it can be written."""
+        """Write the scales into the package, if it is writable."""
         partial = package.folder / f".{SCALES}.partial.npz"
         with suppress(OSError):
             named = {"keys": self.keys, "values": self.values}.items()
@@ -62,14 +62,14 @@ def _steps(layers: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def narrow(rows: np.ndarray, dtype: type, step: np.ndarray | None) -> np.ndarray:
-    """Float rows as they are kept; `step` [KV, 1, D] of 8 bits."""
+    """Convert float rows to the stored type; `step` [KV, 1, D] for 8 bits."""
     if step is None:
         return rows.astype(dtype)
     return np.clip(np.rint(rows / step), -128, 127).astype(dtype)
 
 
 def widen(rows: np.ndarray, step: np.ndarray | None) -> np.ndarray:
-    """Kept rows as float32; the same memory where they are."""
+    """Kept rows as float32; the same memory if they are float32 already."""
     if rows.dtype == np.float32:
         return rows
     wide: np.ndarray = rows.astype(np.float32)
@@ -79,7 +79,7 @@ def widen(rows: np.ndarray, step: np.ndarray | None) -> np.ndarray:
 
 
 def halved(graph: bytes) -> bytes:
-    """The attention graph with a float16 cache and rotary tables; queries and the result are cast, weights stay as they are."""
+    """The attention graph with float16 cache and rotary tables; casts queries and the result, leaves weights unchanged."""
     model = onnx.load_model_from_string(graph)
     nodes = list(model.graph.node)
     attention = next(node for node in nodes if node.op_type == OPERATOR)
@@ -101,7 +101,7 @@ def halved(graph: bytes) -> bytes:
 
 
 def eighth(graph: bytes) -> bytes:
-    """The attention graph with an int8 cache: inputs k_scale and v_scale [1, KV, 1, D] join, the operator does the rest."""
+    """The attention graph with an int8 cache: adds inputs k_scale and v_scale [1, KV, 1, D], the operator does the rest."""
     model = onnx.load_model_from_string(graph)
     attention = next(node for node in model.graph.node if node.op_type == OPERATOR)
     attention.input.extend([""] * (V_SCALE + 1 - len(attention.input)))
@@ -119,9 +119,9 @@ def eighth(graph: bytes) -> bytes:
 
 
 def rounded(graph: bytes, bits: int) -> bytes:
-    """The latent attention graph that reads its own new rows as they will be kept, so that results do not depend on the chunk.
+    """The latent attention graph that rounds its own new rows as if stored, so that results do not depend on the chunk.
 
-    8 bits: input k_scale [D] joins.
+    8 bits: adds input k_scale [D].
     """
     if bits == 32:
         return graph
@@ -150,6 +150,6 @@ def rounded(graph: bytes, bits: int) -> bytes:
 
 
 TYPES: dict[int, type] = {32: np.float32, 16: np.float16, 8: np.int8}
-"""NumPy's type of a kept key, by bits."""
+"""NumPy type of a stored key, by bits."""
 REWRITTEN: dict[int, Callable[[bytes], bytes]] = {32: lambda graph: graph, 16: halved, 8: eighth}
-"""The fused attention graph for a cache of these bits."""
+"""Rewriter of the fused attention graph, by bits of the cache."""

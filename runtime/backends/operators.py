@@ -13,7 +13,7 @@ WEIGHTLESS = {Kind.DISPATCH, Kind.COMBINE, Kind.SAMPLE}
 
 
 class Operator:
-    """One operator over n_tokens rows, for a `with` block: begin and end on the same thread."""
+    """An operator over n_tokens rows as a `with` block: begin and end are on the same thread."""
 
     __slots__ = ("began", "expert", "kind", "layer", "log", "made_from", "n_tokens", "result")
 
@@ -36,7 +36,7 @@ class Operator:
 
 
 def last_kind(family: Family, layer: int) -> Kind:
-    """The operator whose result is a layer's."""
+    """The operator whose result is the layer's result."""
     if layer in family.dense:
         return Kind.MLP
     return Kind.NORM if family.FINISHED else Kind.COMBINE
@@ -53,10 +53,10 @@ def made_from(
     shared: bool = False,
     finished: bool = False,
 ) -> bytes:
-    """Tensor identities that an operator's result is made from.
+    """Identities of the tensors from which an operator's result is computed.
 
-    `used`: the experts that a combine sums up, `shared`: with or as the shared expert; `before`: the layer before ends with it;
-    `finished`: norms come between router and shared expert, and behind the sum of the experts.
+    `used`: the experts that a combine sums; `shared`: the combine adds the shared expert, or the MLP is one; `before`: the last
+    operator of the previous layer; `finished`: norms come between router and shared expert, and after the sum of the experts.
     """
     earlier = result_id(before, (layers if kind == Kind.HEAD else layer) - 1)
     attended, common = result_id(Kind.ATTENTION, layer), result_id(Kind.MLP, layer)

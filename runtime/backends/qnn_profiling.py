@@ -1,7 +1,7 @@
-"""Which executions on the NPU are profiled by QNN itself, and how closely; may be changed between any two runs.
+"""Which executions on the NPU QNN itself profiles, and at which level; can be changed between any two runs.
 
-ONNX Runtime fixes the level when it makes a session. Switching is therefore choosing between sessions of one context binary: a
-subgraph that has run at two levels holds two (0.4 MB and its binary's size each).
+ONNX Runtime fixes the level of a session at its creation, so switching means choosing between sessions of one context binary:
+a subgraph that has run at two levels has two (0.4 MB and its binary's size each).
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from runtime.telemetry.profile import Timers
 
 OFF = "off"
 LEVELS = (OFF, "basic", "detailed", "optrace")
-"""What ONNX Runtime's QNN provider takes; QNN's own level `linting` is not among them."""
+"""The levels that ONNX Runtime's QNN provider accepts; QNN's level `linting` is not among them."""
 EVERY_KIND = "*"
 
 
 @dataclass
 class Profiling:
-    """levels: subgraph kind (attention, expert; * for the others) → level. every: of a subgraph's runs every Nth is profiled.
+    """levels: subgraph kind (attention, expert; * for the others) → level. every: profile every Nth run of a subgraph.
 
-    most: profiled runs of a subgraph, None for no limit; it caps the events that are gathered.
+    most: maximum number of profiled runs of a subgraph, None for no limit; it bounds the collected events.
     """
 
     levels: dict[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Profiling:
 
     @classmethod
     def parse(cls, text: str, every: int = 1, most: int | None = None) -> "Profiling":
-        """From `detailed`, or by kind: `attention=detailed,expert=off`."""
+        """Parse `detailed`, or levels by kind: `attention=detailed,expert=off`."""
         pairs = (word.strip().rpartition("=") for word in text.split(","))
         return cls({kind or EVERY_KIND: level for kind, _, level in pairs}, every, most)
 
@@ -47,7 +47,7 @@ class Profiling:
         return self.levels.get(kind, self.levels.get(EVERY_KIND, OFF))
 
     def level_of_run(self, kind: str, run: int, profiled: int) -> str:
-        """The level of a subgraph's run, counted from 0, of which `profiled` were profiled before."""
+        """The level of a subgraph's run number `run`, counted from 0, after `profiled` profiled ones."""
         chosen = run % self.every == 0 and (self.most is None or profiled < self.most)
         return self.level(kind) if chosen else OFF
 
@@ -58,7 +58,7 @@ class Profiling:
 
 
 class SwitchingSession:
-    """A subgraph's sessions, one for each level that it ran at; `run` takes the one of the present level.
+    """A subgraph's sessions, one for each level that it ran at; `run` uses the one of the current level.
 
     open_session: level → session and the name of its CSV file. `timers` record every run.
     """
@@ -74,7 +74,7 @@ class SwitchingSession:
             self._session(OFF)
 
     def run(self, names: Any, feeds: Any) -> Any:
-        """Run once at the present level."""
+        """Run once at the current level."""
         level = self._level()
         self._runs += 1
         self._profiled += level != OFF

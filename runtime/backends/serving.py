@@ -1,8 +1,8 @@
-"""How the CPU keeps experts and runs them: all share one session, which is fed with the weights as they lie in memory.
+"""How the CPU keeps and runs experts: all share one session, whose inputs are the weights in memory.
 
-So a miss costs its read and nothing else, and an eviction gives a buffer back. ONNX Runtime's own MatMulNBits needs a session
-of each expert, whose prepacking takes two to four times as long as a read; fed with weights it is fifty times slower. Hence
-BlockMatMul (block_products). An expert is served in one form whatever the cache does, so that its bits are the same.
+So a miss costs only its read, and an eviction returns a buffer. ONNX Runtime's own MatMulNBits needs a session per expert,
+whose prepacking takes two to four times as long as a read; with weights as inputs it is fifty times slower. Hence BlockMatMul
+(block_products). An expert always runs in the same form, whatever the cache does, so that its result has the same bits.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from runtime.telemetry.probes import Kind
 
 
 class CpuExpert(Graph):
-    """One expert in memory. `weights` are fed to a shared session; `block` is the memory that they lie in, if not mapped."""
+    """One expert in memory. `weights`: inputs of a shared session; `block`: the memory that holds them, if not mapped."""
 
     def __init__(
         self, session: ort.InferenceSession, log: RunLog, form: Form, weights: dict[str, np.ndarray], block: np.ndarray | None
@@ -41,9 +41,9 @@ class CpuExpert(Graph):
 
 
 class CpuExperts:
-    """Brings experts from the package and makes them runnable; any thread may load.
+    """Reads experts from the package and makes them runnable; any thread may load.
 
-    `mapped`: all experts stay, and are used where the package's files are mapped; else each load is one read into a reused block.
+    `mapped`: all experts stay and are used in the package's mapped files; otherwise each load is one read into a reused block.
     `between` is called between the pieces of a read.
     """
 
@@ -58,7 +58,7 @@ class CpuExperts:
         return CpuExpert(self._session, self.log, form, *self._widened(self.package.expert_weights(memory), block))
 
     def give_back(self, expert: Graph) -> None:
-        """The expert's block is needed no more."""
+        """Return the expert's block, which is no longer needed."""
         if isinstance(expert, CpuExpert) and expert.block is not None and not self.mapped:
             block, expert.block, expert.weights = expert.block, None, {}
             self.pool.give(block)
@@ -68,7 +68,7 @@ class CpuExperts:
         self.reader.close()
 
     def _bring(self, form: Form) -> tuple[np.ndarray, np.ndarray | None]:
-        """The expert's bytes, and the block they were read into, if any."""
+        """(the expert's bytes, the block that they were read into, if any)."""
         if self.mapped:
             return self.package.read_mapped(form.layer, form.expert), None
         block = self.pool.take(self.package.expert_stride)
@@ -77,7 +77,7 @@ class CpuExperts:
     def _widened(
         self, weights: dict[str, np.ndarray], block: np.ndarray | None
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Half-precision weights in float32, in a block of their own: a graph that casts at every run is ten times slower."""
+        """Widen half-precision weights to float32 in a separate block: a graph that casts at every run is ten times slower."""
         if not any(value.dtype == np.float16 for value in weights.values()):
             return weights, block
         wide, end, wider = self.pool.take(self.backend.expert_bytes), 0, {}
@@ -91,7 +91,7 @@ class CpuExperts:
 
 
 def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its weights turned into inputs, halves into floats without the casts to them; integer constants stay."""
+    """The model with weights as inputs, half-precision ones as float32 inputs without their casts; integer constants stay."""
     constants = [tensor for tensor in model.graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
     weights = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
     names = {tensor.name for tensor in weights}

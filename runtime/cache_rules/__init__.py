@@ -1,4 +1,4 @@
-"""The rules of an expert cache and of token buffers. The engine, the replay and the analyzer's simulator share them.
+"""The rules of an expert cache and of token buffers, shared by the engine, the replay and the analyzer's simulator.
 
-Needs the standard library and NumPy alone: the analyzer imports this wing of the runtime, and nothing else of it.
+Needs only the standard library and NumPy: of the runtime, the analyzer imports only this package.
 """

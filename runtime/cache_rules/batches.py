@@ -1,4 +1,4 @@
-"""How a step is cut: chunks of rows, tiers of static shapes, and buffers where rows wait until a full tier can run at once."""
+"""How a step is split: chunks of rows, tiers of static shapes, and buffers that collect rows until a full tier can run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one expert that run together: `tokens[i]` chose the expert as its `slots[i]`-th."""
+    """Rows of one expert that run together: the expert is choice number `slots[i]` of token `tokens[i]`."""
 
     expert: int
     tokens: np.ndarray
@@ -19,14 +19,14 @@ class Batch:
 
 
 class TokenBuffers:
-    """One buffer for each expert; `tier` rows make a full batch (None: rows wait until the flush)."""
+    """One buffer per expert; `tier` rows make a full batch (None: rows wait until the flush)."""
 
     def __init__(self, experts: int, tier: int | None):
         self.tier = tier
         self._waiting: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(experts)]
 
     def add(self, first_token: int, chosen: np.ndarray) -> list[Batch]:
-        """Take the experts [n, k] chosen by tokens first_token …; returns the batches that became full, by expert."""
+        """Add the experts [n, k] chosen by tokens first_token …; returns the batches that became full, by expert."""
         k = chosen.shape[1]
         order = np.argsort(chosen.reshape(-1), kind="stable")
         experts, starts = np.unique(chosen.reshape(-1)[order], return_index=True)
@@ -37,7 +37,7 @@ class TokenBuffers:
         return full
 
     def flush(self) -> list[Batch]:
-        """Everything that still waits, one partial batch for each expert."""
+        """All waiting rows, as one partial batch per expert."""
         return [self._take(expert) for expert, waiting in enumerate(self._waiting) if waiting]
 
     def _full(self, expert: int) -> Iterator[Batch]:
@@ -57,8 +57,8 @@ class TokenBuffers:
 
 
 def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
-    """Rows of a step, `rows` at a time. Single rows join their neighbours where shapes are dynamic: matrix kernels sum one row in
-    another order than several, and results shall not depend on the chunk."""
+    """Slices of a step's n rows, `rows` at a time. With dynamic shapes a single row joins its neighbours: matrix kernels sum one
+    row in another order than several, and results must not depend on the chunk."""
     if not static and n > 1:
         rows = max(rows, 2)
     first = 0
@@ -71,5 +71,5 @@ def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
 
 
 def smallest_tier(tiers: tuple[int, ...], rows: int) -> int:
-    """The smallest static shape that holds `rows`; 0 (dynamic) where there are no tiers."""
+    """The smallest static shape that holds `rows`; 0 (dynamic) if there are no tiers."""
     return min((tier for tier in tiers if tier >= rows), default=0)

@@ -1,4 +1,4 @@
-"""Which expert leaves a full cache: least recently used, least recently and frequently used, or the least popular one."""
+"""Which expert a full cache evicts: the least recently used, least recently and frequently used, or least popular one."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
@@ -9,16 +9,16 @@ from runtime.cache_rules.forms import Form
 
 
 class Policy(Protocol):
-    """Orders what is held by how soon it may leave."""
+    """Orders the held forms by how soon they may be evicted."""
 
     def used(self, form: Form) -> None:
-        """A layer used it, or it has come in."""
+        """A layer used the form, or it was loaded."""
 
     def left(self, form: Form) -> None:
-        """It is held no more."""
+        """The form is no longer held."""
 
     def order(self) -> Iterable[Form]:
-        """What is held, first to leave first. Holds only until the next call of another method."""
+        """The held forms, first to be evicted first. Valid only until the next call of another method."""
 
 
 class LRU:
@@ -28,21 +28,21 @@ class LRU:
         self._held: OrderedDict[Form, None] = OrderedDict()
 
     def used(self, form: Form) -> None:
-        """It becomes the last to leave."""
+        """Make the form the last to be evicted."""
         self._held[form] = None
         self._held.move_to_end(form)
 
     def left(self, form: Form) -> None:
-        """It is held no more."""
+        """The form is no longer held."""
         del self._held[form]
 
     def order(self) -> Iterable[Form]:
-        """By last use."""
+        """The forms by last use."""
         return self._held
 
 
 class LFRU:
-    """Least of a count of uses that halves every `half_life` uses of any (LRFU, Lee et al., 2001). Counts outlive eviction."""
+    """Smallest count first; counts halve every `half_life` uses of any form (LRFU, Lee et al., 2001) and outlive eviction."""
 
     def __init__(self, half_life: float = 512):
         self.half_life = half_life
@@ -59,31 +59,31 @@ class LFRU:
         self._held.add(form)
 
     def left(self, form: Form) -> None:
-        """It is held no more, and its count stays."""
+        """The form is no longer held; its count stays."""
         self._held.discard(form)
 
     def order(self) -> Iterable[Form]:
-        """By count."""
+        """The forms by count."""
         return sorted(self._held, key=self._weight.__getitem__)
 
 
 class Static:
-    """The least popular first, by counts taken beforehand: after some loads the cache holds the most popular for good."""
+    """The least popular first, by given counts: after some loads the cache permanently holds the most popular forms."""
 
     def __init__(self, popularity: Mapping[tuple[int, int], float] | None = None):
         self.popularity: Mapping[tuple[int, int], float] = popularity or Counter()
         self._held: set[Form] = set()
 
     def used(self, form: Form) -> None:
-        """Uses change nothing."""
+        """Uses do not change the order."""
         self._held.add(form)
 
     def left(self, form: Form) -> None:
-        """It is held no more."""
+        """The form is no longer held."""
         self._held.discard(form)
 
     def order(self) -> Iterable[Form]:
-        """By popularity."""
+        """The forms by popularity."""
         return sorted(self._held, key=lambda form: self.popularity.get((form.layer, form.expert), 0.0))
 
 

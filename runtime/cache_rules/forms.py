@@ -1,4 +1,4 @@
-"""What an expert cache keeps, why it was loaded, and its state when a layer began."""
+"""The forms that an expert cache keeps, reasons for loads, and states of a form when a layer began."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -9,7 +9,7 @@ BACKENDS = {CPU: "cpu", HTP: "htp"}
 
 
 class Form(NamedTuple):
-    """An expert as one backend runs it. `tier` is the rows of its static shape, 0 where dynamic."""
+    """An expert as one backend runs it. `tier`: the rows of its static shape, 0 if dynamic."""
 
     layer: int
     expert: int
@@ -18,7 +18,7 @@ class Form(NamedTuple):
 
 
 class Cache(IntEnum):
-    """Where an expert was when its layer began; the values are arguments of probes."""
+    """An expert's state when its layer began; the values are arguments of probes."""
 
     HIT = 1
     MISS = 2

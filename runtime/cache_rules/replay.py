@@ -1,9 +1,9 @@
-"""Replays routing against caches of a given number of experts, and what the best possible cache would have hit.
+"""Replays routing against caches of a given number of experts, and computes the hits of the best possible cache.
 
-An event is what one layer of one step asks for, together: hits are counted against what the cache held when the event began.
-There are two best caches. `belady` holds what was just run, as an engine does that runs experts from its cache; what is asked for
-again last leaves. `belady_with_bypass` may also drop at once what it was just asked for, so it hits as often or more: it bounds
-any cache.
+An event is everything that one layer of one step requests; hits are counted against the cache's content when the event began.
+There are two best caches. `belady` keeps what was just run, like an engine that runs experts from its cache, and evicts what is
+requested again last. `belady_with_bypass` may also drop at once what was just requested, so it hits as often or more, and is a
+bound for any cache.
 """
 
 from collections import OrderedDict
@@ -16,14 +16,14 @@ from runtime.cache_rules.rule import CacheRule, Entry
 
 
 class Event(NamedTuple):
-    """What one layer of one step asks for, each (hashable) key once; whether it counts. What does not still fills the cache."""
+    """What one layer of one step requests, each (hashable) key once, and whether it counts; other events only fill the cache."""
 
     keys: tuple[Any, ...]
     counts: bool = True
 
 
 class Outcome(NamedTuple):
-    """Counts of one replay. `reads`: experts loaded, for whatever reason."""
+    """Counts of one replay. `reads`: experts loaded for any reason."""
 
     hits: int
     misses: int
@@ -31,23 +31,23 @@ class Outcome(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Share of what was asked for that was there in time; NaN where nothing was asked for."""
+        """Share of requests that were resident in time; NaN if there were none."""
         asked = self.hits + self.misses
         return self.hits / asked if asked else float("nan")
 
 
 class Replay:
-    """The rule alone under a trace: a load takes no time, and every expert has size 1 unless `size` gives it."""
+    """The cache rule alone on a trace: loads take no time, and every expert has size 1 unless `size` is given."""
 
     def __init__(self, capacity: int, policy: Policy, prefetching: bool = False, size: Callable[[Any], int] = lambda form: 1):
         self.cache: CacheRule[Entry] = CacheRule(capacity, size, Entry, policy, prefetching)
 
     def begin(self) -> None:
-        """An event begins; prefetches come between this and `run`."""
+        """Begin an event; prefetches are made between this and `run`."""
         self.cache.begin_event()
 
     def run(self, forms: Sequence[Any]) -> None:
-        """The event's experts, as forms, are asked for and run."""
+        """Request and run the event's experts, given as forms."""
         cache = self.cache
         cache.name(forms)
         for i in cache.readiest_first(forms):
@@ -59,12 +59,12 @@ class Replay:
             cache.release(forms[i])
 
     def outcome(self) -> Outcome:
-        """What has been counted so far."""
+        """The counts so far."""
         return Outcome(self.cache.hits, self.cache.misses, self.cache.begun)
 
 
 def replay(events: Sequence[Event], capacity: int, policy: Policy) -> Outcome:
-    """Demand loading alone, of events whose keys are forms."""
+    """Replay events, whose keys are forms, with demand loading only."""
     played, hits = Replay(capacity, policy), []
     for forms, _ in events:
         before = played.cache.hits
@@ -75,7 +75,7 @@ def replay(events: Sequence[Event], capacity: int, policy: Policy) -> Outcome:
 
 
 def lru(events: Sequence[Event], capacity: int) -> Outcome:
-    """What `replay` counts for LRU, for any keys and many times as quick: what was there runs first, then what came."""
+    """The counts of `replay` for LRU, for any keys and many times as fast: resident keys run first, then loaded ones."""
     held: OrderedDict[Hashable, None] = OrderedDict()
     hits = []
     for keys, _ in events:
@@ -90,7 +90,7 @@ def lru(events: Sequence[Event], capacity: int) -> Outcome:
 
 
 def lfu(events: Sequence[Event], capacity: int) -> Outcome:
-    """The least often used leaves, counted from the start, be it what was just asked for; of equals the least recently used."""
+    """Evicts the key with the fewest uses since the start, even a just requested one; among equals the least recently used."""
     held: set[Hashable] = set()
     used: dict[Hashable, tuple[int, int]] = {}
     hits = []
@@ -105,12 +105,12 @@ def lfu(events: Sequence[Event], capacity: int) -> Outcome:
 
 
 def belady(events: Sequence[Event], capacity: int) -> Outcome:
-    """The most hits of a cache that holds what it runs: what is needed last leaves first (Belady, 1966), event by event."""
+    """The most hits of a cache that keeps what it runs: evicts what is needed again last (Belady, 1966), event by event."""
     return _farthest_first(events, capacity, bypass=False)
 
 
 def belady_with_bypass(events: Sequence[Event], capacity: int) -> Outcome:
-    """The most hits of any cache, also of one that omits what it was just asked for."""
+    """The most hits of any cache, including those that drop what was just requested."""
     return _farthest_first(events, capacity, bypass=True)
 
 
@@ -122,7 +122,7 @@ def _farthest_first(events: Sequence[Event], capacity: int, bypass: bool) -> Out
         next_use.update(later)
         excess = len(next_use) - capacity
         if excess > 0:
-            # An event that asks for more than fits leaves even a cache without bypass to choose.
+            # If an event requests more than fits, even a cache without bypass has a choice.
             others = next_use if bypass or len(keys) > capacity else next_use.keys() - later.keys()
             for key in nlargest(excess, others, key=next_use.__getitem__):
                 del next_use[key]
@@ -130,7 +130,7 @@ def _farthest_first(events: Sequence[Event], capacity: int, bypass: bool) -> Out
 
 
 def _next_uses(events: Sequence[Event]) -> list[dict[Hashable, int]]:
-    """For each event, when each of its keys is needed next; the trace's length where never."""
+    """For each event, the index of the event that needs each of its keys next; the trace's length if none does."""
     upcoming: dict[Hashable, int] = {}
     uses: list[dict[Hashable, int]] = [{} for _ in events]
     for i in range(len(events) - 1, -1, -1):
@@ -140,7 +140,7 @@ def _next_uses(events: Sequence[Event]) -> list[dict[Hashable, int]]:
 
 
 def _counted(events: Sequence[Event], hits: list[int]) -> Outcome:
-    """`hits` by event. Without prefetching every miss is a read; only events that count are in the sums."""
+    """The outcome from `hits` per event. Without prefetching every miss is a read; only events that count are summed."""
     hit = sum(count for count, event in zip(hits, events, strict=True) if event.counts)
     asked = sum(len(event.keys) for event in events if event.counts)
     return Outcome(hit, asked - hit, asked - hit)

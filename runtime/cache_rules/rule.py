@@ -1,12 +1,12 @@
 """The expert cache's rule: a budget in bytes, an eviction policy, and hits counted event-atomically.
 
-One event is one layer of one step. What the cache held when the event began decides whether an expert is a hit or a miss in
-it, whatever is loaded or evicted meanwhile, and each expert form counts once for each event; what a prefetch brought before
-the router had chosen counts as prefetched. Forms that the event has named or used are evicted last, forms that run at this moment
-never. A prediction decides what is loaded early, never what is evicted: room for it is made by the policy alone, and it may push
-out neither what the event needs nor what is still on its way.
+One event is one layer of one step. The cache's content when the event began decides whether an expert is a hit or a miss,
+whatever is loaded or evicted meanwhile, and each expert form counts once per event; a form that a prefetch loaded before the
+router had chosen counts as prefetched. Forms that the event has named or used are evicted last, running forms never. A
+prediction decides what is loaded early, never what is evicted: only the policy makes room for it, and it may displace neither
+what the event needs nor what is still being loaded.
 
-As it stands, a load takes no time: that is the replay. The engine's cache adds threads and sessions, the simulator its own clock.
+By itself, the rule's loads take no time: that is the replay. The engine's cache adds threads and sessions, the simulator a clock.
 """
 
 from collections import defaultdict
@@ -20,8 +20,8 @@ from runtime.cache_rules.forms import Cache, Form, Reason
 
 URGENT = -float("inf")
 EXTRA_SHARE = 0.4
-EXTRA_AT_FIRST = 8  # loads that may be in vain before anything was earned
-SAVED_AT_MOST = 128  # loads' worth of allowance that quiet times save up
+EXTRA_AT_FIRST = 8  # loads that may be wasted before anything was earned
+SAVED_AT_MOST = 128  # maximum allowance, in loads, that quiet times save up
 
 
 class Allowance:
@@ -32,12 +32,12 @@ class Allowance:
         self._largest = 0
 
     def useful(self, size: int) -> None:
-        """A load was asked for by a router, or a prefetched form was used."""
+        """Add a load that a router requested, or a prefetched form that was used."""
         self._largest = max(self._largest, size)
         self._earned = min(self._earned + EXTRA_SHARE * size, SAVED_AT_MOST * self._largest)
 
     def grants(self, size: int) -> bool:
-        """May a form of this size be prefetched? It counts as wasted until it is used."""
+        """Whether a form of this size may be prefetched; if so, it counts as wasted until it is used."""
         self._largest = max(self._largest, size)
         if self._earned + EXTRA_AT_FIRST * self._largest < size:
             return False
@@ -45,12 +45,12 @@ class Allowance:
         return True
 
     def returned(self, size: int) -> None:
-        """A prefetch was used, or cancelled before it read anything."""
+        """Take back the cost of a prefetch that was used, or cancelled before it read anything."""
         self._earned += size
 
 
 class Entry:
-    """A form that is held or on its way. `urgency`: smaller is sooner. `landed_in`: the event in which its load ended."""
+    """A form that is held or being loaded. `urgency`: smaller is sooner. `landed_in`: the event in which its load ended."""
 
     def __init__(self, form: Form, size: int, reason: Reason, urgency: float):
         self.form, self.size, self.reason, self.urgency = form, size, reason, urgency
@@ -59,11 +59,11 @@ class Entry:
 
     @property
     def in_vain(self) -> bool:
-        """Was it prefetched, and nobody has used it yet?"""
+        """Whether it was prefetched and has not been used yet."""
         return self.reason == Reason.PREFETCH and not self.used
 
     def preceded(self, event: int) -> bool:
-        """Was it there when the event began?"""
+        """Whether it was resident when the event began."""
         return self.landed and self.landed_in < event
 
 
@@ -71,9 +71,9 @@ E = TypeVar("E", bound=Entry)
 
 
 class CacheRule(Generic[E]):
-    """What is held within a budget in bytes (None: no limit), one thread at a time. `background`: loads may begin ahead of use.
+    """The forms held within a budget in bytes (None: no limit), for one thread at a time. `background`: loads may precede use.
 
-    `reserved`: bytes held or on their way, `peak` their maximum. `begun`: loads for any reason. `load_ns`: mean time of one.
+    `reserved`: bytes held or being loaded, `peak` their maximum. `begun`: loads for any reason. `load_ns`: a load's mean time.
     """
 
     def __init__(
@@ -103,16 +103,16 @@ class CacheRule(Generic[E]):
         return form in self._held
 
     def ready(self, form: Form) -> bool:
-        """Could it run now?"""
+        """Whether the form could run now."""
         entry = self._held.get(form)
         return entry is not None and entry.landed
 
     def forms(self) -> list[Form]:
-        """What is held, first to leave first."""
+        """The held forms, first to be evicted first."""
         return list(self.policy.order())
 
     def begin_event(self) -> None:
-        """A layer begins: what has landed until now was there in time."""
+        """Begin an event (a layer): forms loaded by now were resident in time."""
         self.event += 1
         self._early.clear()
         self._named.clear()
@@ -120,9 +120,9 @@ class CacheRule(Generic[E]):
         self._counted.clear()
 
     def name(self, forms: Sequence[Form]) -> int:
-        """The event will run these: keep those that are held, as far as the budget allows, and send for the others.
+        """Announce the forms that the event will run: keep held ones, as far as the budget allows, and request the others.
 
-        Returns how many loads began.
+        Returns the number of loads that began.
         """
         before = self.begun
         self._named.update(forms)
@@ -136,7 +136,7 @@ class CacheRule(Generic[E]):
         return self.begun - before
 
     def state(self, form: Form) -> Cache:
-        """Hit, prefetched or miss, as the cache stood when the router had chosen; counts the form once."""
+        """Hit, prefetched or miss, by the cache's state when the router had chosen; counts the form once."""
         entry = self._held.get(form)
         early = form in self._early or (entry is not None and entry.preceded(self.event))
         in_vain = entry is not None and entry.in_vain
@@ -149,7 +149,7 @@ class CacheRule(Generic[E]):
         return state
 
     def readiest_first(self, forms: Sequence[Form]) -> Iterator[int]:
-        """Places in `forms`, resident ones first: a load never evicts what is about to run, and what comes runs at once."""
+        """Indices into `forms`, resident ones first, so that no load evicts a form about to run, and loaded ones run at once."""
         waiting = list(range(len(forms)))
         while waiting:
             i = next((i for i in waiting if self.ready(forms[i])), waiting[0])
@@ -157,7 +157,7 @@ class CacheRule(Generic[E]):
             yield i
 
     def hold(self, form: Form, reason: Reason = Reason.DEMAND) -> E:
-        """The form's entry, begun if need be, whether its load has ended or not. It stays until `release`."""
+        """The form's entry, created if needed, whether or not its load has ended. It is kept until `release`."""
         self._named.add(form)
         self._running.add(form)
         entry = self._held.get(form)
@@ -169,11 +169,11 @@ class CacheRule(Generic[E]):
         return entry
 
     def land(self, entry: E) -> None:
-        """Its load has ended."""
+        """The entry's load has ended."""
         entry.landed_in, entry.landed = self.event, True
 
     def use(self, entry: E) -> None:
-        """It runs: its load was useful."""
+        """The entry runs: its load was useful."""
         if not entry.used:
             if entry.in_vain:
                 self.allowance.returned(entry.size)
@@ -187,7 +187,7 @@ class CacheRule(Generic[E]):
         self._ran.add(form)
 
     def prefetch(self, form: Form, urgency: float) -> bool:
-        """Load the form in the background, if the allowance and the room permit; on its way already: only change its urgency."""
+        """Load the form in the background, if allowance and room permit; if a load was requested, only change its urgency."""
         entry = self._held.get(form)
         if entry is not None:
             entry.urgency = min(urgency, entry.urgency)
@@ -202,7 +202,7 @@ class CacheRule(Generic[E]):
         return True
 
     def cancel(self, form: Form) -> bool:
-        """Drop a prefetch that has not begun to read."""
+        """Cancel a prefetch that has not begun to read."""
         entry = self._held.get(form)
         if entry is None or not entry.in_vain or not self._withdraw(entry):
             return False
@@ -212,38 +212,38 @@ class CacheRule(Generic[E]):
 
     @property
     def idle(self) -> bool:
-        """Does no load wait?"""
+        """Whether no load is waiting."""
         return True
 
     @property
     def busy(self) -> bool:
-        """Would another load have to wait?"""
+        """Whether another load would have to wait."""
         return False
 
     def absent(self, layers: int, experts: int) -> np.ndarray:
-        """[layers, E] bool, kept up to date: which experts are neither held nor on their way, in any form."""
+        """[layers, E] bool, kept up to date: experts that are neither held nor being loaded, in any form."""
         self._absent = np.ones((layers, experts), bool)
         for form in self._held:
             self._absent[form.layer, form.expert] = False
         return self._absent
 
     def waiting(self, layer: int) -> list[int]:
-        """Experts of the layer that a prefetch has asked for and nobody has used yet."""
+        """Experts of the layer that were prefetched and not used yet."""
         if self.idle:
             return []
         entries = (self._held[form] for form in self._by_layer[layer])
         return [entry.form.expert for entry in entries if not entry.used and not entry.landed]
 
     def _queue(self, entry: E) -> None:
-        """Load it in the background."""
+        """Load the entry in the background."""
         self.land(entry)
 
     def _withdraw(self, entry: E) -> bool:
-        """Take a load back; False where it has begun to read."""
+        """Withdraw a load; False if it has begun to read."""
         return False
 
     def _dropped(self, entry: E) -> None:
-        """It has been evicted."""
+        """The entry was evicted."""
 
     def _refuse(self, size: int) -> NoReturn:
         raise MemoryError(f"an expert cache of {self.budget} bytes has no room for {size} more beside the running experts")
@@ -261,7 +261,7 @@ class CacheRule(Generic[E]):
         return entry
 
     def _make_room(self, size: int, needed: bool) -> bool:
-        """Evict until `size` more bytes fit; what is not `needed` yet takes no room from the event or from other prefetches."""
+        """Evict until `size` more bytes fit; unless `needed`, displace neither the event's forms nor other prefetches."""
         if self.budget is None:
             return True
         while self.reserved + size > self.budget:
@@ -272,7 +272,7 @@ class CacheRule(Generic[E]):
         return True
 
     def _victim(self, needed: bool) -> Form | None:
-        """By policy; of the running event's own forms those that have run already, and those that wait to run last of all."""
+        """The next form to evict by the policy; the event's own forms come last: first those that have run, then waiting ones."""
         ran: Form | None = None
         waits: Form | None = None
         for form in self.policy.order():

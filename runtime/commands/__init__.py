@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_count(parser: argparse._ActionsContainer, *names: str, default: int, help: str, metavar: str | None = "N") -> None:
-    """An option that takes a whole number; the help text ends with its default."""
+    """Declare an option that takes a whole number; the help text ends with its default."""
     parser.add_argument(*names, type=int, default=default, metavar=metavar, help=f"{help} (default: {default})")
 
 

@@ -26,7 +26,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Row:
-    """One test. Speeds are tokens per second, mean and deviation over repetitions; the rest is summed and given per token.
+    """One test. Speeds are tokens per second, mean and standard deviation over repetitions; all else is summed, then per token.
 
     stall_ms: time that layers waited for experts. padding_waste: share of rows that NPU shapes added. peak_pss_bytes: the
     largest proportional set size seen after loading and after each repetition. instruction_set: of products with quantized
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: int) -> Row:
-    """One test: seeded token ids, a repetition to warm up, then the counted ones."""
+    """Run one test: seeded token ids, a warm-up repetition, then the counted ones."""
     import numpy as np
 
     from runtime.cache_rules.forms import Reason
@@ -117,7 +117,7 @@ def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: i
 
 
 def run_once(model: "MoE", prompt: int, limit: int) -> None:
-    """One seeded prompt, and new tokens whatever they are."""
+    """Process a seeded prompt, and generate tokens even beyond the end token."""
     import numpy as np
 
     ids = np.random.default_rng(SEED).integers(0, model.package.family.vocabulary, prompt).tolist()
@@ -126,13 +126,13 @@ def run_once(model: "MoE", prompt: int, limit: int) -> None:
 
 
 def counts(log: "RunLog") -> "Counter[str | Reason]":
-    """What the runtime's log has counted so far, by name, and bytes loaded by reason."""
+    """The runtime log's counts so far, by name, and bytes loaded by reason."""
     names = ("hits", "misses", "stall_ns", "expert_rows", "padding_rows")
     return Counter({name: getattr(log, name) for name in names} | log.load_bytes)
 
 
 def pss() -> int:
-    """Proportional set size of this process in bytes; 0 where the kernel does not report it."""
+    """Proportional set size of this process in bytes; 0 if the kernel does not report it."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -29,11 +29,11 @@ class Talk:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the system prompt."""
+        """Drop everything except the system prompt."""
         self.messages = [{"role": "system", "content": self.args.system}] if self.args.system else []
 
     def answer(self, line: str) -> None:
-        """Print the model's answer to a line; a line that does not fit the context even alone is omitted."""
+        """Print the model's answer to a line; a line that does not fit the context by itself is dropped."""
         messages, ids = self._fitting([*self.messages, {"role": "user", "content": line}])
         free = self._context - len(ids)
         if free < 1:
@@ -58,7 +58,7 @@ class Talk:
         self.messages = [*messages, {"role": "assistant", "content": "".join(answer)}]
 
     def _fitting(self, messages: "list[Message]") -> "tuple[list[Message], list[int]]":
-        """Messages without the oldest turns where less than a quarter of the context is left for the answer, and their ids."""
+        """(messages, their ids), without the oldest turns if less than a quarter of the context is left for the answer."""
         first = int(bool(self.args.system))
         room = self._context - min(self.args.max_new_tokens, self._context // 4)
         while len(ids := self.model.apply_chat_template(messages)) > room and len(messages) > first + 1:
@@ -80,7 +80,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer line by line until the input ends; Ctrl-C ends an answer, and at the prompt the talk."""
+    """Answer line by line until the input ends; Ctrl-C ends an answer, or the conversation if pressed at the prompt."""
     model, _ = load_model(args)
     try:
         talk = Talk(model, args)
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def say(line: str) -> None:
-    """A word to the user, beside the answers."""
+    """Print a message to the user, separate from the answers."""
     print(f"moescope: {line}", file=sys.stderr)
 
 

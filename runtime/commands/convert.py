@@ -57,7 +57,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, compile where asked to, and print what came out. A package that is up to date is kept."""
+    """Convert, compile if requested, and print the result. An up-to-date package is kept."""
     from runtime.package.convert import PackageFormat, convert, up_to_date
     from runtime.units import show_bytes
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shapes(args: argparse.Namespace, target: "PackageFormat") -> "Shapes | None":
-    """The shapes to compile now; raises before the conversion where they cannot be compiled."""
+    """The shapes to compile now; raises before the conversion if they cannot be compiled."""
     sizes = {"chunk": args.chunk, "soc": args.soc, "layout": args.layout, "tiers": args.tiers, "contexts": args.context}
     if all(value is None for value in sizes.values()):
         return None

@@ -62,7 +62,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen."""
+    """Declare how tokens are chosen."""
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)")
     sampling.add_argument(
@@ -90,7 +90,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def add_placement(parser: argparse.ArgumentParser) -> None:
-    """Where things run and how much they may keep."""
+    """Declare where subgraphs run and how much memory they may use."""
     placement = parser.add_argument_group("placement")
     where = "cpu (default), htp, auto (the faster one in the table of `tune`), or one each: attention=cpu,expert=htp"
     placement.add_argument(
@@ -115,7 +115,7 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
 
 
 def add_caches(placement: argparse._ArgumentGroup) -> None:
-    """How much of experts, keys and values is kept, and in which form."""
+    """Declare how much of experts, keys and values is kept, and in which form."""
     placement.add_argument(
         "--expert-cache",
         default="all",
@@ -137,7 +137,7 @@ def add_caches(placement: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate; text goes to standard output as it comes, statistics to standard error."""
+    """Generate text, printed on standard output as it is produced, and statistics on standard error."""
     prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
     model, load_ns = load_model(args)
     try:
@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load_model(args: argparse.Namespace) -> "tuple[MoE, int]":
-    """The model of `add_model` with the options of `add_placement`, converted first where needed; the ns that it took."""
+    """(the model of `add_model` with the options of `add_placement`, converted first if needed; the ns that it took)."""
     from runtime.moe import MoE
 
     with show_progress("converting") as progress:
@@ -172,9 +172,9 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 def speak(
     model: "MoE", prompt: "str | list[int]", args: argparse.Namespace, shown: "Callable[[Token], str]", **further: Any
 ) -> "tuple[list[Token], bool]":
-    """The tokens, printed as they come so far as they are `shown`, and whether Ctrl-C ended it: then it is what came until then.
+    """(the tokens, also if Ctrl-C cut them short; whether it did). Prints what `shown` returns for each token as it arrives.
 
-    Sampling and length come from `args`; `further` arguments of `MoE.generate` join or replace them.
+    Sampling and length come from `args`; `further` arguments of `MoE.generate` extend or replace them.
     """
     tokens: list[Token] = []
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")

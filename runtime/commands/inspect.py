@@ -21,7 +21,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show sizes; for a package check every file's hash too. Exit code 1 where a file is damaged."""
+    """Show sizes; for a package check every file's hash too. The exit code is 1 if a file is damaged."""
     facts = describe(args.path)
     if args.json:
         print(json.dumps(facts, indent=1))

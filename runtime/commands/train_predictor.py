@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   python -m runtime train-predictor /models/qwen3-moe.package --text train.txt
   python -m runtime train-predictor /models/qwen3-moe.package --text train.txt more.txt --test test.txt --json"""
-SEGMENT = 512  # tokens that are read as one sequence: fewer where the text would give less than AT_LEAST of them
+SEGMENT = 512  # tokens per sequence: fewer if the text would otherwise yield less than AT_LEAST sequences
 AT_LEAST, SHORTEST = 40, 16
 
 
@@ -36,7 +36,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, judge, save, report."""
+    """Train, evaluate, save and report."""
     from runtime.moe import MoE
     from runtime.package.layout import Package
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train(model: "MoE", args: argparse.Namespace) -> dict[str, Any]:
-    """Fit on nine tenths of the learning segments, calibrate on the tenth, judge on text that neither has seen."""
+    """Fit on nine tenths of the training segments, calibrate on the rest, evaluate on unseen text."""
     from runtime.experts import predictor
     from runtime.prepare import training
 
@@ -74,7 +74,7 @@ def train(model: "MoE", args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The report for a person."""
+    """Print the report."""
     from runtime.units import show_bytes
 
     print_plain(f"{report['package']}: learnt from {report['train_tokens']} tokens, {show_bytes(report['bytes'])} of linear maps")
@@ -85,7 +85,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _segments(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], list[list[int]]]:
-    """Segments to learn from and to judge on, spread evenly over the text; every tenth is held out where no --test is given."""
+    """(training segments, test segments), spread evenly over the text; without --test, every tenth is held out."""
     from runtime.errors import RequestError
 
     texts, tests = ([model.encode(read_text(path)) for path in files] for files in (args.text, args.test))

@@ -34,7 +34,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, keep, show."""
+    """Measure, save and show the costs."""
     from runtime.errors import RequestError
     from runtime.package.layout import Package
     from runtime.placement.costs import CostTable
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing: str) -> None:
-    """The table for a person, and what follows from it."""
+    """Print the table and the conclusions from it."""
     here, rows = table.machine, sorted({cell.rows for cell in table.cells if cell.rows})
     npu = here.get("npu", "")
     threads = f"{here['threads']} threads a graph, onnxruntime {here['onnxruntime']}"
@@ -88,7 +88,7 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
 
 
 def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
-    """What placement `auto` makes of the table, a line each."""
+    """The choices of placement `auto` by the table, a line each."""
     from runtime.cache_rules.forms import CPU, HTP
     from runtime.placement.costs import FlushByCost
 
@@ -106,7 +106,7 @@ def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
 
 
 def _spans(places: list[str]) -> list[tuple[str, str]]:
-    """Runs of equal places, counted from 1: (`1-5`, place)."""
+    """Ranges of equal places, counted from 1: (`1-5`, place)."""
     spans: list[list[Any]] = []
     for rows, place in enumerate(places, 1):
         if spans and spans[-1][2] == place:

@@ -1,4 +1,4 @@
-"""The engine's expert cache: the rule of `runtime.cache_rules` with sessions, and with loads on the threads that do them.
+"""The engine's expert cache: the rule of `runtime.cache_rules` with sessions and with loading threads.
 
 One thread at a time uses the cache. With a Loader, loads run on its threads; without one, on the caller's.
 """
@@ -25,10 +25,10 @@ class Watcher(Protocol):
         """A form is about to be read."""
 
     def load_end(self, form: Form, size: int, resident: int) -> None:
-        """It can run."""
+        """The form can run."""
 
     def evicted(self, form: Form, size: int, resident: int) -> None:
-        """Its session is gone."""
+        """The form's session was dropped."""
 
     def waited(self, duration_ns: int) -> None:
         """A layer waited for a load."""
@@ -38,7 +38,7 @@ Session = TypeVar("Session")
 
 
 class Load(Ticket, Entry):
-    """A form that is held or on its way, and the work that loads it. `queued`: the loader was asked for it."""
+    """A form that is held or being loaded, and the work that loads it. `queued`: it was submitted to the loader."""
 
     def __init__(self, form: Form, size: int, reason: Reason, urgency: float):
         Ticket.__init__(self, urgency)
@@ -47,7 +47,7 @@ class Load(Ticket, Entry):
 
 
 class ExpertCache(CacheRule[Load], Generic[Session]):
-    """Sessions of experts within a budget in bytes (None: no limit); `resident` bytes have been loaded."""
+    """Sessions of experts within a budget in bytes (None: no limit); `resident`: bytes that are loaded."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         self._lock = Lock()
 
     def acquire(self, form: Form, reason: Reason = Reason.DEMAND) -> Session:
-        """The form's session, loaded if need be. It stays until `release`."""
+        """The form's session, loaded if needed. It is kept until `release`."""
         try:
             entry = self.hold(form, reason)
             session = self._finished(entry)
@@ -76,9 +76,9 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         return session
 
     def all_there(self, forms: list[Form]) -> list[tuple[Session, Cache]] | None:
-        """Their sessions, and each one's state, where all were there when the event named them.
+        """The (session, state) of each form if all were resident when the event named them; otherwise None.
 
-        They count as used and need no `acquire`: until another event names its own, nothing takes the room of what is named.
+        They count as used and need no `acquire`: named forms are not evicted until another event names its own.
         """
         if not (self._early.issuperset(forms) and all(map(self.ready, forms))):
             return None
@@ -89,22 +89,22 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         return [(entry.value, state) for entry, state in zip(entries, states, strict=True)]
 
     def all_hit(self, forms: int) -> None:
-        """An event that runs `forms` forms, which are never evicted and all there."""
+        """Count an event that runs `forms` forms, all resident and never evicted."""
         self.event += 1
         self.hits += forms
 
     @property
     def idle(self) -> bool:
-        """Does no load wait?"""
+        """Whether no load is waiting."""
         return self.loader is None or self.loader.idle
 
     @property
     def busy(self) -> bool:
-        """Would another load have to wait?"""
+        """Whether another load would have to wait."""
         return self.loader is not None and self.loader.busy
 
     def settle(self) -> None:
-        """Wait for every load that is under way."""
+        """Wait for all loads in progress."""
         for entry in list(self._held.values()):
             entry.exception()
 
@@ -138,7 +138,7 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         return work
 
     def _finished(self, entry: Load) -> Session:
-        """The session of a form that is held; loads it here where no other thread has begun to."""
+        """The session of an entry; loads it on this thread unless another thread has begun to."""
         if entry.landed:
             ready: Session = entry.value
             return ready

@@ -1,4 +1,4 @@
-"""Background threads that load experts, the most urgent first. What has not begun can be hastened, cancelled, taken over."""
+"""Background threads that load experts, the most urgent first. Waiting loads can be made more urgent, cancelled or taken over."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,11 +10,11 @@ from runtime.cache_rules.rule import URGENT
 
 
 def _nothing() -> None:
-    """A ticket that nobody has given any work."""
+    """The work of a ticket that has none."""
 
 
 class Ticket(Future[Any]):
-    """A load that was asked for; `urgency`: smaller is sooner. `landed` (it has a `value`) can be read without a lock."""
+    """A requested load; `urgency`: smaller is sooner. `landed` (it has a `value`) can be read without a lock."""
 
     def __init__(self, urgency: float, work: Callable[[], Any] = _nothing):
         super().__init__()
@@ -32,7 +32,7 @@ class Ticket(Future[Any]):
         except BaseException as error:
             self.set_exception(error)
         finally:
-            self.work = _nothing  # what was loaded goes when its last user does, not when cycles are looked for
+            self.work = _nothing  # frees the loaded expert with its last user, not only when cycles are collected
 
 
 class Loader:
@@ -42,31 +42,31 @@ class Loader:
         self._waiting: list[Ticket] = []
         self._running = 0
         self._lock = Lock()
-        self._doing = local()  # `ticket`: what the calling thread loads
-        # False for each submitted ticket, True to end a thread. It costs the engine's thread less than a condition does.
+        self._doing = local()  # `ticket`: the calling thread's current load
+        # False for each submitted ticket, True to end a thread. It costs the engine's thread less than a condition variable.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._threads = [Thread(target=self._serve, name=f"moescope-load-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def submit(self, ticket: Ticket) -> None:
-        """Ask for a load."""
+        """Submit a load."""
         with self._lock:
             self._waiting.append(ticket)
         self._wake.put(False)
 
     @property
     def idle(self) -> bool:
-        """Does nothing wait?"""
+        """Whether nothing is waiting."""
         return not self._waiting
 
     @property
     def busy(self) -> bool:
-        """Has every thread something to do?"""
+        """Whether every thread is working."""
         return self._running + len(self._waiting) >= len(self._threads)
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """Take a load out of the queue; False where it has begun."""
+        """Remove a load from the queue; False if it has begun."""
         with self._lock:
             if ticket not in self._waiting:
                 return False
@@ -74,7 +74,7 @@ class Loader:
             return True
 
     def give_way(self) -> None:
-        """Between two pieces of a load, on any thread: a loading thread does first what has become urgent meanwhile."""
+        """Called between the pieces of a load, on any thread: a loading thread first runs a load that has become urgent."""
         if self._waiting and getattr(self._doing, "ticket", None) and self._doing.ticket.urgency != URGENT:
             with self._lock:
                 urgent = next((ticket for ticket in self._waiting if ticket.urgency == URGENT), None)
@@ -84,7 +84,7 @@ class Loader:
             self._run(urgent)
 
     def close(self) -> None:
-        """Cancel what waits and stop after the loads that run."""
+        """Cancel waiting loads and stop after the running ones."""
         with self._lock:
             for ticket in self._waiting:
                 ticket.cancel()

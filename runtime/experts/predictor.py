@@ -1,15 +1,15 @@
-"""Predicts which experts a layer will choose, before its router has run.
+"""Predicts which experts a layer will choose before its router runs.
 
-Three views of the same question, cheapest and latest last:
+Three views of the same question, the latest in the token last:
 
     token   the whole next token, from its embedding and each layer's recent choices (History), before the first layer runs
     next    layer l + 1, from the state that enters layer l
     near    layer l, from the state that enters it (before its attention)
 
-Each view is one linear map per layer onto the router's centred scores, by ridge regression on normalised states: the scores say
-more than the choice of k. A score becomes a chance by its margin over the middle of the k-th and (k+1)-th score of its
-row, through a logistic curve fitted for each layer and view. Without training, `near` and `next` apply the layer's own router to
-the state at hand. Stored as fp16: (3H + 2E + 3) * E * layers numbers.
+Each view is one linear map per layer onto the router's centred scores, by ridge regression on normalised states: scores carry
+more information than the choice of k. A score's margin over the middle of its row's k-th and (k+1)-th score becomes a
+probability by a logistic curve fitted for each layer and view. Without training, `near` and `next` apply the layer's own router
+to the current state. Stored as fp16: (3H + 2E + 3) * E * layers numbers.
 """
 
 import io
@@ -34,7 +34,7 @@ TINY = 1e-6
 
 @dataclass
 class View:
-    """Linear maps [layers, F + 1, E] (the last row is added as it is) and logistic curves [layers, 2] (slope, offset)."""
+    """Linear maps [layers, F + 1, E] (the last row is the bias) and logistic curves [layers, 2] (slope, offset)."""
 
     maps: np.ndarray
     curves: np.ndarray
@@ -53,7 +53,7 @@ def normalised(hidden: np.ndarray) -> np.ndarray:
 
 
 def margins(scores: np.ndarray, k: int) -> np.ndarray:
-    """Scores [n, E] over the border that separates each row's best k from the rest."""
+    """Scores [n, E] minus the border that separates each row's best k from the rest."""
     ranked, last = scores.copy(), scores.shape[1] - k
     ranked.sort(axis=1)
     border = ranked[:, last, None] + ranked[:, max(last - 1, 0), None]
@@ -63,7 +63,7 @@ def margins(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def log_odds(scores: np.ndarray, k: int, curves: np.ndarray) -> np.ndarray:
-    """Log odds [n, E] that an expert is among the k chosen; one curve [2] for all rows, or one for each [n, 2]."""
+    """Log odds [n, E] that an expert is among the k chosen; one curve [2] for all rows, or one per row [n, 2]."""
     odds: np.ndarray = curves[..., 0, None] * margins(scores, k) + curves[..., 1, None]
     return odds
 
@@ -75,7 +75,7 @@ def chance(odds: np.ndarray) -> np.ndarray:
 
 
 class Predictor:
-    """Trained views where the package has them; else the layers' own routers."""
+    """The package's trained views, or the layers' own routers."""
 
     def __init__(self, views: dict[str, View], top_k: int, routers: dict[int, RouterScores] | None = None):
         self.views, self.top_k, self._routers = views, top_k, routers or {}
@@ -88,7 +88,7 @@ class Predictor:
 
     @classmethod
     def of(cls, package: Package) -> "Predictor":
-        """The package's predictor, or the untrained one."""
+        """The package's predictor, or an untrained one."""
         path = predictor_path(package)
         family = package.family
         if path is None:
@@ -97,11 +97,11 @@ class Predictor:
 
     @property
     def trained(self) -> bool:
-        """Were linear maps fitted?"""
+        """Whether linear maps were fitted."""
         return bool(self.views)
 
     def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray | None:
-        """Log odds [layers, E] for a token whose embedding is [1, H], from what recent tokens chose; None untrained."""
+        """Log odds [layers, E] for a token with embedding [1, H], from recent tokens' choices; None if untrained."""
         if "token" not in self.views:
             return None
         view, recent = self.views["token"], history.features()
@@ -111,7 +111,7 @@ class Predictor:
         return log_odds(scores, self.top_k, view.curves)
 
     def ahead(self, layer: int, hidden: np.ndarray) -> Iterable[np.ndarray]:
-        """Log odds [E] of this layer and of the next from the state [1, H] that enters this one; less where a layer has none."""
+        """Log odds [E] of this layer and of the next from the state [1, H] that enters this one, if they have experts."""
         if not self.views:
             return [self._untrained(near, hidden) for near in (layer, layer + 1)]
         maps, offsets = self._maps[layer]
@@ -134,13 +134,13 @@ def routers_of(package: Package) -> dict[int, RouterScores]:
 
 
 def predictor_path(package: Package) -> Path | None:
-    """Where the package's predictor lies, if it has one."""
+    """The path of the package's predictor, if it has one."""
     name = next((name for name in package.manifest["files"] if name.startswith(FILE_PREFIX)), None)
     return package.folder / name if name else None
 
 
 def save(views: dict[str, View], package: Package) -> int:
-    """Put the views into the package; returns their bytes on disk. The manifest names the new file before the old one goes."""
+    """Write the views into the package; returns their bytes. The manifest names the new file before the old one is removed."""
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {f"{name}_maps": view.maps.astype(np.float16) for name, view in views.items()}
     arrays |= {f"{name}_curves": view.curves.astype(np.float32) for name, view in views.items()}

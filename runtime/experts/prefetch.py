@@ -1,10 +1,10 @@
-"""Loads experts before their router asks: a threshold on predicted chances, in two stages.
+"""Loads experts before their router asks for them, by a threshold on predicted probabilities, in two stages.
 
 1. When a token enters the model, its embedding and the layers' recent choices predict what the token may need (view `token`).
 2. When a layer begins, the state that enters it predicts again for this layer (`near`) and for the next (`next`): loads that have
-   not begun and look needless now are cancelled, the others move forward in the queue, and new ones join. They overlap attention.
+   not begun and are no longer likely are cancelled, the others move forward in the queue, and new ones join, during attention.
 
-Prefill is left alone: its chunks choose nearly every expert, and the cache sends for all of them at once.
+Prefill has no prefetching: its chunks choose nearly every expert, and the cache requests all of them at once.
 """
 
 from collections.abc import Iterable
@@ -20,33 +20,33 @@ from runtime.experts.predictor import chance
 from runtime.experts.routing import History
 from runtime.models import Family
 
-# Chances from which on an expert is loaded: while a loading thread has nothing to do, and while all of them are busy. Then a
-# load in vain holds up those that the router will ask for. Below the third, a load that waits is cancelled.
+# Least probabilities for loading an expert while a loading thread is idle, and while all of them are busy, when a useless load
+# delays those that the router will ask for. Below the third, a waiting load is cancelled.
 SPARE, SCARCE, NEEDLESS = 0.45, 0.6, 0.1
-# Share of a new measurement in the mean time that a look takes.
+# Share of a new measurement in the mean time of a prediction.
 FRESH = 1 / 16
-# What is left of it by a layer that was not looked at, so that one slow look is not believed for ever.
+# Factor on that mean at each layer without a prediction, so that one slow prediction does not count for ever.
 FORGOTTEN = 0.998
-# Loads of a nearer layer come first; log odds decide within one.
+# Loads of a nearer layer come first; within a layer, log odds decide.
 LAYER_AHEAD = 100.0
 
 
 class Odds(Protocol):
-    """What a Prefetcher asks of a predictor."""
+    """The interface of a predictor for a Prefetcher."""
 
     def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray | None:
-        """Log odds [layers, E] for the token whose embedding is [1, H]; None where nothing is known so early."""
+        """Log odds [layers, E] for the token with embedding [1, H]; None if nothing can be predicted so early."""
 
     def ahead(self, layer: int, hidden: np.ndarray) -> Iterable[np.ndarray]:
         """Log odds [E] of this layer and of the next from the state [1, H] that enters this one."""
 
 
 class Prefetcher:
-    """Listens to the engine's steps and asks the cache for loads (runtime.experts.routing.Listener).
+    """Listens to the engine's steps and requests loads from the cache (runtime.experts.routing.Listener).
 
-    `frugal`: stage two omits a layer where looking takes longer than the loads that stage one expects there.
-    `spare`, `scarce`: least chances of a load while a loading thread has nothing to do, and while all are busy; stage one asks
-    for the whole token at once and keeps them all busy. `spent_ns`: what predicting has taken so far.
+    `frugal`: stage two skips a layer if predicting takes longer than the loads that stage one expects there.
+    `spare`, `scarce`: least probabilities of a load while a loading thread is idle, and while all are busy; stage one requests
+    loads for the whole token at once and keeps all threads busy. `spent_ns`: time spent on predicting so far.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Prefetcher:
         self._look_ns += FRESH * (took - self._look_ns)
 
     def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
-        """Remember what was chosen: of a decoded token all layers at once, when the next one begins."""
+        """Remember the choice; a decoded token's layers are added together when the next token begins."""
         if self._decoding:
             self._chosen[layer] = chosen[0]
             self._unlearnt = True
@@ -118,7 +118,7 @@ class Prefetcher:
         if self.cache.idle:
             likely = ((odds > least) & self.absent[layer]).nonzero()[0].tolist()
         else:
-            # What is on its way moves forward.
+            # Loads in the queue move forward.
             likely = [expert for expert in (odds > least).nonzero()[0].tolist() if not self.cache.ready(forms[expert])]
         for expert in sorted(likely, key=odds.__getitem__, reverse=True):
             self._ask(forms[expert], distance, odds[expert])
@@ -128,7 +128,7 @@ class Prefetcher:
 
 
 def log_odds_of(chance: float) -> float:
-    """Of a probability between 0 and 1; infinite at the ends."""
+    """Log odds of a probability between 0 and 1; infinite at the ends."""
     if chance <= 0 or chance >= 1:
         return float("inf") if chance >= 1 else -float("inf")
     return log(chance / (1 - chance))

@@ -1,4 +1,4 @@
-"""What routers choose: the hook that listens to it, and the scores behind the choice."""
+"""Routers' choices: the interface to listen to them, and the scores that decide them."""
 
 from typing import Protocol
 
@@ -28,7 +28,7 @@ class Listener(Protocol):
 
 
 class RouterScores:
-    """Scores [n, E] that order a layer's experts, before groups bar any of them: logits where the router reads probabilities."""
+    """Scores [n, E] that rank a layer's experts before groups exclude any; logits if the router uses probabilities."""
 
     def __init__(self, package: Package, layer: int):
         model = onnx.load_from_string(package.whole_graph(layer_name("router", layer)))
@@ -40,7 +40,7 @@ class RouterScores:
         self._session = ort.InferenceSession(model.SerializeToString(), session_options(), providers=["CPUExecutionProvider"])
 
     def __call__(self, hidden: np.ndarray) -> np.ndarray:
-        """Centred scores of `hidden` [n, H]; the untrained predictor feeds it a state from before the layer's attention."""
+        """Centred scores of `hidden` [n, H]; the untrained predictor passes a state from before the layer's attention."""
         scores = self._to_logit(self._session.run(None, {"hidden": np.ascontiguousarray(hidden)})[0])
         centred: np.ndarray = scores - scores.mean(-1, keepdims=True)
         return centred
@@ -62,7 +62,7 @@ def multi_hot(chosen: np.ndarray, experts: int) -> np.ndarray:
 
 
 class History:
-    """Per layer, what recent tokens chose: the last token's choice, and a mean that forgets by DECAY each token."""
+    """Recent tokens' choices per layer: the last token's, and a mean that decays by DECAY per token."""
 
     DECAY = 0.8
 
@@ -90,7 +90,7 @@ class History:
 
     @classmethod
     def features_of(cls, hot: np.ndarray) -> np.ndarray:
-        """[n, 2E]: for each token of one sequence, what `features` was before it."""
+        """[n, 2E]: for each token of one sequence, the `features` before it."""
         mean, last = np.zeros_like(hot), np.zeros_like(hot)
         last[1:] = hot[:-1]
         for i in range(1, len(hot)):

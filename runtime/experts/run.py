@@ -26,13 +26,13 @@ from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind
 from runtime.units import show_bytes
 
-# Threads that load. A disk reads one large expert after the other as fast as two at once, and then the first can run sooner.
+# Number of loading threads. A disk reads large experts one by one as fast as two at once, and then the first can run sooner.
 LOADERS = 1
 
 
 @dataclass
 class LayerWork:
-    """One layer's rows on their way through experts: `normed` [n, H] in, `outputs` [n, k, H] out. `ran`: forms by expert."""
+    """One layer's rows while experts run: `normed` [n, H] in, `outputs` [n, k, H] out. `ran`: the forms that ran, by expert."""
 
     layer: int
     buffers: TokenBuffers
@@ -44,11 +44,11 @@ class LayerWork:
 
 
 class LoadLog:
-    """Reports the cache's loads and evictions to probes and log, on the threads that do them."""
+    """Reports the cache's loads and evictions to probes and log, on the threads that perform them."""
 
     def __init__(self, log: RunLog, package: Package, backends: dict[int, Backend]):
         self.log = log
-        # A form may take more room in memory than was read for it.
+        # A form may take more memory than the bytes read for it.
         self._read = {i: package.expert_bytes if i == CPU else backend.expert_bytes for i, backend in backends.items()}
         self._began: dict[Form, int] = {}
 
@@ -62,7 +62,7 @@ class LoadLog:
         probes.load_begin(form.layer, form.expert, read, reason, form.backend)
 
     def load_end(self, form: Form, size: int, resident: int) -> None:
-        """It can run."""
+        """The form can run."""
         probes.load_end(form.layer, form.expert, size, resident)
         began, ended = self._began.pop(form), monotonic_ns()
         if self.log.timers:
@@ -72,7 +72,7 @@ class LoadLog:
             self.log.load_ns += ended - began
 
     def evicted(self, form: Form, size: int, resident: int) -> None:
-        """Its session is gone."""
+        """The form's session was dropped."""
         probes.evict(form.layer, form.expert, size, resident)
         with self.log.lock:
             self.log.resident_bytes = resident
@@ -84,7 +84,7 @@ class LoadLog:
 
 
 class Experts:
-    """All experts of a model behind one cache. Within a layer, one thread alone runs experts and uses the cache."""
+    """All experts of a model, with one cache. Within a layer, only one thread runs experts and uses the cache."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Experts:
                 self.cache.release(form)
 
     def begin(self, layer: int, n_tokens: int, backend: Backend) -> LayerWork:
-        """A layer of n_tokens rows begins."""
+        """Begin a layer of n_tokens rows."""
         self.cache.begin_event()
         hidden, top_k = self.family.hidden, self.family.top_k
         buffers = TokenBuffers(self.family.experts, max(backend.tiers, default=None))
@@ -140,7 +140,7 @@ class Experts:
             self._start(work, backend, full)
 
     def finish(self, work: LayerWork, backend: Backend) -> None:
-        """Run what still waits, and wait for everything."""
+        """Run the partial buffers, and wait for everything."""
         with Operator(self.log, Kind.DISPATCH, work.layer, len(work.normed), made_from(Kind.DISPATCH, work.layer)):
             rest = [(batch, work.normed[batch.tokens]) for batch in work.buffers.flush()]
         if rest:
@@ -149,7 +149,7 @@ class Experts:
             future.result()
 
     def send_for(self, layer: int, chosen: list[int]) -> list[Form]:
-        """One token's experts on the CPU, named to the cache, whose event has begun: what is missing comes in the background."""
+        """Name one token's experts on the CPU to the cache, whose event has begun; missing ones are loaded in the background."""
         layer_forms = self._forms[layer]
         forms = [layer_forms[expert] for expert in chosen]
         self.cache.name(forms)
@@ -160,7 +160,7 @@ class Experts:
     ) -> None:
         """The shared expert, then the experts of `send_for` on the CPU, each into its own of outputs [E].
 
-        `row` and `outputs` are the same memory for every token. Where all are there, they only join what waits.
+        `row` and `outputs` are the same memory for every token. If all experts are resident, they are only appended to `token`.
         """
         if common:
             token.put(common.item)
@@ -184,7 +184,7 @@ class Experts:
             self._run_late([form for form in forms if form not in ready], row, outputs)
 
     def choices(self, layer: int, chosen: np.ndarray, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> list[Item]:
-        """Where every expert stays: a layer's experts of one token as items that follow the router's choice, `chosen` [k]."""
+        """Items that run a token's experts of a layer by the router's choice, `chosen` [k]; for engines that keep all experts."""
         calls: list[Any] = [None] * self.family.experts
 
         def prepared(expert: int) -> Any:
@@ -198,7 +198,7 @@ class Experts:
         return [Item(Choice(calls, prepared, place), LogEntry(Kind.EXPERT, layer, place, (Kind.EXPERT, CPU))) for place in places]
 
     def _run_late(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
-        """A token's experts that were not ready: each one's operator begins before the wait for it."""
+        """Run a token's experts that were not ready: each one's operator begins before the wait for it."""
         for i in self.cache.readiest_first(forms):
             form = forms[i]
             layer, expert = form.layer, form.expert
@@ -244,7 +244,7 @@ class Experts:
             self._run(work, forms[i], *batches[i])
 
     def _form(self, work: LayerWork, backend: Backend, batch: Batch) -> Form:
-        """Where the batch runs: on a backend of static shapes in the tier that the flush chooses, or elsewhere by its choice."""
+        """The form that runs the batch: dynamic on a backend without tiers, else on the flush's choice of backend and tier."""
         if not backend.tiers:
             return Form(work.layer, batch.expert, backend.id, 0)
         ran = work.ran.setdefault(batch.expert, set())
@@ -278,7 +278,7 @@ class Experts:
             self.cpu.give_back(graph)
 
     def _check(self, budget: int | None) -> None:
-        """A decode step needs a layer's top-k experts at once."""
+        """Raise BudgetError if the budget cannot hold a layer's top-k experts, which a decode step needs at once."""
         if budget is None:
             return
         expert_bytes = max(self.bytes_of(Form(0, 0, backend, 0)) for backend in self.backends)

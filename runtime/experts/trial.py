@@ -1,11 +1,11 @@
-"""Decides while tokens are decoded whether prefetching pays: both ways take turns, and the quicker one is kept.
+"""Decides during decoding whether prefetching pays: both ways alternate, and the faster one is kept.
 
-What a prefetch saves depends on the disk's speed and queue, on the compute that a read can hide behind, and on what predicting
-costs the same processors. A token's whole time has all of it in it, so that is what is compared: a few tokens without and with
-prefetching (A B B A), again and again until the means (rare slow tokens count in the sum) differ by more than chance explains.
-That is a sequential test: looking LOOKS times, prefetching that saves nothing wins in at most one trial of twenty, and a saving
-larger than the noise is found within some tens of tokens. In doubt prefetching keeps still. A rest with the quicker way follows,
-then another trial; every one that confirms the last doubles the rest, and tokens that become clearly slower end it.
+What a prefetch saves depends on the disk's speed and queue, on the computation that a read can overlap, and on the processor
+time of predicting. A token's total time includes all of these, so it is compared: a few tokens without and with prefetching
+(A B B A), repeatedly, until the means (in which rare slow tokens count) differ by more than chance explains. That is a
+sequential test: with LOOKS looks, prefetching that saves nothing wins in at most one trial of twenty, and a saving larger than
+the noise is detected within some tens of tokens. If in doubt, prefetching stays off. A rest with the faster way follows, then
+another trial; each one that confirms the last doubles the rest, and tokens that become clearly slower end it.
 """
 
 from collections import deque
@@ -21,20 +21,20 @@ from runtime.experts.routing import Listener
 from runtime.telemetry.log import RunLog, Step
 from runtime.telemetry.probes import Phase
 
-WINDOW = 4  # tokens of one way in a row
-SETTLING = 1  # of its tokens, which are not counted: loads of the other way still end, and the history fills
-LOOKS = 8  # at the means of one trial, each behind four windows
-KEPT = 2 * LOOKS * 2 * WINDOW  # tokens of each way that are compared: two trials
+WINDOW = 4  # consecutive tokens of one way
+SETTLING = 1  # first tokens of a window, not counted: loads of the other way still finish, and the history fills
+LOOKS = 8  # comparisons of the means in one trial, each after four windows
+KEPT = 2 * LOOKS * 2 * WINDOW  # latest tokens of each way that are compared: two trials
 GAIN = 0.02  # share of a token's time that prefetching must save
-SURE = 2.25  # standard errors of the saving that lie above that: Pocock's boundary for so many looks, 5 % one-sided
-HOPELESS = 1.0  # standard errors above the saving that do not reach it: the trial ends early
-SLOWER, RECENT = 1.25, 16  # by which so many recent tokens end a rest
+SURE = 2.25  # standard errors by which the saving must exceed that: Pocock's boundary for this number of looks, 5 % one-sided
+HOPELESS = 1.0  # the trial ends early if the saving plus this many standard errors does not reach GAIN
+SLOWER, RECENT = 1.25, 16  # factor, and number of recent tokens that must be slower by it to end a rest
 REST, LONGEST_REST = 96, 1024  # tokens between two trials
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One decoded token: its time, and what of it layers waited for loads and predictions took, ns."""
+    """One decoded token: its time, and the parts of it that layers waited for loads and that predictions took, ns."""
 
     whole_ns: int
     wait_ns: int = 0
@@ -42,13 +42,13 @@ class Sample:
 
 
 def kept() -> deque[Sample]:
-    """The last tokens of one way."""
+    """An empty queue for the last tokens of one way."""
     return deque(maxlen=KEPT)
 
 
 @dataclass
 class Trial:
-    """`on`: shall the next token be prefetched? `pays`: the last verdict, None before the first; `reason`: in one line, why."""
+    """`on`: whether to prefetch for the next token; `pays`: the last verdict, None before the first; `reason`: why, one line."""
 
     with_it: deque[Sample] = field(default_factory=kept)
     without: deque[Sample] = field(default_factory=kept)
@@ -61,7 +61,7 @@ class Trial:
         self.on, self._counts = next(self._plan)
 
     def took(self, sample: Sample) -> None:
-        """A token was decoded the way that `on` said."""
+        """Add a token that was decoded with or without prefetching, as `on` said."""
         self._recent.append(sample)
         if self._counts:
             (self.with_it if self.on else self.without).append(sample)
@@ -85,9 +85,9 @@ class Trial:
             yield from self._resting(self.pays, rest)
 
     def _resting(self, way: bool, tokens: int) -> Iterator[tuple[bool, bool]]:
-        """A rest; where it ends as all tokens became slower, what was known is forgotten.
+        """A rest; if it ends because all tokens became slower, earlier samples are dropped.
 
-        With prefetching its tokens count: a slow one may be too rare for a trial to meet.
+        With prefetching its tokens count: slow ones may be too rare to occur in a trial.
         """
         usual = mean_ns(self.with_it if way else self.without)
         for token in range(tokens):
@@ -100,12 +100,12 @@ class Trial:
                 return
 
     def _saving(self) -> tuple[float, float]:
-        """Share of a token's time that prefetching saves, and its standard error."""
+        """(share of a token's time that prefetching saves, its standard error)."""
         usual = mean_ns(self.without)
         return 1 - mean_ns(self.with_it) / usual, hypot(*map(error_ns, (self.with_it, self.without))) / usual
 
     def _verdict(self) -> bool | None:
-        """Does prefetching pay? None while undecided."""
+        """Whether prefetching pays; None while undecided."""
         saved, error = self._saving()
         if saved - SURE * error > GAIN:
             return True
@@ -119,27 +119,27 @@ class Trial:
 
 
 def mean_ns(samples: deque[Sample]) -> float:
-    """Of whole tokens."""
+    """Mean time of whole tokens."""
     return fmean(sample.whole_ns for sample in samples)
 
 
 def error_ns(samples: deque[Sample]) -> float:
-    """Standard error of their mean."""
+    """Standard error of the mean time."""
     return sqrt(variance(sample.whole_ns for sample in samples) / len(samples))
 
 
 def described(samples: deque[Sample]) -> str:
-    """Milliseconds per token, and what is known of them."""
+    """Milliseconds per token and their parts, as text."""
     wait, predict = (fmean(times) / 1e6 for times in zip(*((s.wait_ns, s.predict_ns) for s in samples), strict=True))
     parts = f"{wait:.2f} waiting" + (f", {predict:.2f} predicting" if predict else "")
     return f"{mean_ns(samples) / 1e6:.2f} ms per token ({parts})"
 
 
 class Prefetching:
-    """Puts a Prefetcher among the engine's listeners, always or where a trial says so.
+    """Adds a Prefetcher to the engine's listeners, always or by the decision of a trial.
 
-    While it keeps still, decoding is plain demand loading: no listener, and loads on the thread that asks for them. In prefill
-    it always listens: the prompt fills the history, and a chunk sends for all its experts at once.
+    While it is off, decoding is plain demand loading: no listener, and loads on the thread that needs them. In prefill it
+    always listens: the prompt fills the history, and a chunk requests all its experts at once.
     """
 
     def __init__(
@@ -149,14 +149,14 @@ class Prefetching:
         self._waited = self._predicted = 0
 
     def step_begins(self, step: Step) -> None:
-        """Ahead of the listeners' own notice."""
+        """Called before the listeners are notified."""
         self.cache.background = on = self.trial is None or self.trial.on or step.phase == Phase.PREFILL
         if on != (self.prefetcher in self.listeners):
             (self.listeners.append if on else self.listeners.remove)(self.prefetcher)
         self._waited, self._predicted = self.log.stall_ns, self.prefetcher.spent_ns
 
     def step_ends(self, step: Step) -> None:
-        """A decoded token counts in the trial."""
+        """Add a decoded token to the trial."""
         if self.trial and step.phase == Phase.DECODE and step.n_tokens == 1:
             predicted = self.prefetcher.spent_ns - self._predicted
             self.trial.took(Sample(step.duration_ns, self.log.stall_ns - self._waited, predicted))

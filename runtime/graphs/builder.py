@@ -1,4 +1,4 @@
-"""Writes small ONNX graphs: a thin layer over onnx.helper that names values and collects weights."""
+"""Builds small ONNX graphs: a thin layer over onnx.helper that names values and collects weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Dim = int | str
 
 @dataclass(frozen=True)
 class ExternalData:
-    """Where a weight lies: a file beside the graph, bytes from its beginning, bytes."""
+    """Where a weight is stored: a file next to the graph, offset in bytes, size in bytes."""
 
     file: str
     offset: int
@@ -33,7 +33,7 @@ Store = Callable[[str, np.ndarray], ExternalData]
 class GraphBuilder:
     """Collects the nodes, weights, inputs and outputs of one graph; values are named by strings.
 
-    With a `store`, weights go there as soon as they are added and the graph refers to them; constants stay inside.
+    With a `store`, weights are written to it as soon as they are added, and the graph refers to them; constants stay inside.
     """
 
     def __init__(self, name: str, store: Store | None = None):
@@ -85,7 +85,7 @@ class GraphBuilder:
         return outputs
 
     def split(self, value: str, *sizes: int) -> list[str]:
-        """Parts of the last axis."""
+        """Split the last axis into parts of these sizes; returns their names."""
         names = [f"part_{len(self.nodes)}_{i}" for i in range(len(sizes))]
         return self.nodes_of("Split", [value, self.ints(*sizes)], names, axis=-1)
 
@@ -93,7 +93,7 @@ class GraphBuilder:
         self, value: str, name: str, weight: np.ndarray, precision: Precision, bias: np.ndarray | None = None, output: str = ""
     ) -> str:
         """Multiply [.., K] with a matrix [N, K], stored in the given precision, and add a bias [N]."""
-        # Profilers show nodes by name.
+        # Profilers show nodes by their names.
         output = output or f"{name}_out"
         if precision.quantized:
             return self._quantized(value, name, weight, precision, bias, output)
@@ -104,7 +104,7 @@ class GraphBuilder:
         return product if bias is None else self.node("Add", [product, self.weight(name + "_bias", bias)], output)
 
     def graph(self) -> onnx.GraphProto:
-        """The finished graph: a part of another."""
+        """The finished graph, as a subgraph of another one."""
         return helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.weights)
 
     def model(self) -> onnx.ModelProto:
@@ -132,7 +132,7 @@ class GraphBuilder:
 
 
 def external(name: str, value: np.ndarray, data: ExternalData) -> onnx.TensorProto:
-    """A weight that lies outside the graph."""
+    """A weight stored outside the graph."""
     tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(value.dtype), dims=value.shape)
     tensor.data_location = TensorProto.EXTERNAL
     for key, entry in (("location", data.file), ("offset", data.offset), ("length", data.size)):

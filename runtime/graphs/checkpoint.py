@@ -16,11 +16,11 @@ TEXT_PART = "model.language_model."
 FLOATS = ("F64", "F32", "F16", "BF16")
 EXPONENTS = {"F16": 0x7C00, "BF16": 0x7F80}
 AT_ONCE = 1 << 24
-"""Numbers that are checked at once."""
+"""Number of values checked at once."""
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """One JSON object; a missing or broken file is a ModelError that ends with `remedy`."""
+    """Read a JSON object; raises a ModelError that ends with `remedy` if the file is missing or broken."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a model folder by name, whatever files they lie in; the text part of a model has a text model's names."""
+    """The tensors of a model folder by name, in whatever file; those of a model's text part have a text model's names."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -75,11 +75,11 @@ class Checkpoint:
         return name in self.names
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
-        """The tensor as float32, or a part along its first axis; `shape` is what config.json promises for the whole."""
+        """The tensor as float32, or a part along its first axis; `shape`: the whole tensor's shape by config.json."""
         return self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
 
     def check_finite(self, name: str) -> None:
-        """Raise ModelError where a tensor of floats holds NaN or infinity."""
+        """Raise ModelError if a tensor of floats contains NaN or infinity."""
         stored = self._stored(name)
         if stored.get_dtype() not in FLOATS:
             return
@@ -87,7 +87,7 @@ class Checkpoint:
         rows = max(AT_ONCE // max(math.prod(row), 1), 1)
         for first in range(0, count, rows):
             part = stored[first : min(first + rows, count)]
-            # All bits of the exponent are set in what is infinite or no number; NumPy looks at 16-bit floats one by one.
+            # All exponent bits are set in infinities and NaN; NumPy itself checks 16-bit floats one by one.
             if not (int((part.view(np.uint16) & exponent).max()) < exponent if exponent else np.isfinite(part).all()):
                 raise ModelError(f"tensor {name} contains non-finite numbers: copy the checkpoint again")
 
@@ -122,16 +122,16 @@ class Checkpoint:
         return reader.get_slice(whole_model if whole_model in reader.keys() else name)  # noqa: SIM118
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, where families take it in more than one."""
+        """The shape of a tensor, for families that accept several."""
         return tuple(self._stored(name).get_shape())
 
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        """The tensor, or None where the checkpoint has none of this name."""
+        """The tensor, or None if the checkpoint has none of this name."""
         return self.tensor(name, shape) if name in self else None
 
 
 class Outline(Checkpoint):
-    """The same tensors as zeros that take no memory: shows what a conversion would read, without reading it."""
+    """The tensors as zeros that take no memory: shows what a conversion would read, without reading it."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)

@@ -1,6 +1,6 @@
 """Block-wise quantization of weight matrices, in the layout of ONNX Runtime's MatMulNBits.
 
-A row of K weights is cut into blocks of `block`; each has a float32 scale and, where asymmetric, a zero point:
+A row of K weights is split into blocks of `block`; each has a float32 scale and, if asymmetric, a zero point:
 weight = (q - zero point) * scale. Packed values are uint8 [N, ceil(K / block), block * bits / 8], low bits first.
 """
 
@@ -12,9 +12,9 @@ from runtime.errors import RequestError
 
 BITS = (4, 8, 16, 32)
 BLOCKS = (16, 32, 64, 128, 256)
-# Candidate scales of a block, relative to the one that reaches its largest weight: clipping that one is often the better trade.
+# Candidate scales of a block, relative to the one that covers its largest weight: clipping that weight is often better.
 SHRINK = np.linspace(1.0, 0.8, 6, dtype=np.float32)
-# Weights that are quantized at once: few enough to stay in the processor's caches.
+# Number of weights quantized at once: few enough to stay in the processor's caches.
 AT_ONCE = 1 << 16
 
 
@@ -34,7 +34,7 @@ class Precision:
 
     @property
     def quantized(self) -> bool:
-        """Are weights integers with scales?"""
+        """Whether weights are integers with scales."""
         return self.bits < 16
 
 
@@ -73,7 +73,7 @@ def _quantize(weight: np.ndarray, precision: Precision) -> Quantized:
 
 
 def _symmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes around the middle; the weight of largest magnitude maps to the lowest code: that side has one step more."""
+    """Codes around the middle; the weight of largest magnitude maps to the lowest code, since that side has one step more."""
     middle, top = 1 << (bits - 1), (1 << bits) - 1
     extreme = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     best_scale, best_error, best_codes = np.zeros_like(extreme), np.full(extreme.shape, np.inf, np.float32), None

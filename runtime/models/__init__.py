@@ -1,4 +1,4 @@
-"""Model families: one file per family, each with a reader of its config and what its subgraphs do differently."""
+"""Model families: one file per family, with a reader of its config and its differences from the common subgraphs."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What all families share: sizes, and the subgraphs of a pre-norm decoder with routed experts. A family overrides what differs.
+"""Shared by all families: sizes, and the subgraphs of a pre-norm decoder with routed experts. Families override what differs.
 
 Shapes: T rows of one run, H hidden, h heads over KV key heads of D dimensions, P past rows, S = P + T, E experts, k chosen ones.
 """
@@ -37,7 +37,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True)
 class Precisions:
-    """How weights are stored, by what they do."""
+    """How weights are stored, by their use."""
 
     experts: Precision = FLOAT32
     attention: Precision = FLOAT32
@@ -50,8 +50,8 @@ class Decoder:
 
     windows: rows of sliding-window attention per layer, 0 for all. dense: layers whose MLP has no experts, `dense_width` wide.
     shared_width: of the expert that every token passes, 0 for none. rotary_order: a head's dimensions in the order in which
-    halves are pairs; empty where the checkpoint has them so. logits_cap: what logits approach and never pass, 0 for none.
-    FINISHED: a layer ends with `finish`, and its shared expert reads what the router reads, not the norm of it.
+    its halves are pairs; empty if the checkpoint has this order. logits_cap: bound that logits approach, 0 for none.
+    FINISHED: a layer ends with `finish`, and its shared expert reads the router's input, not the norm of it.
     """
 
     hidden: int
@@ -98,25 +98,25 @@ class Decoder:
 
     @property
     def expert_parameters(self) -> int:
-        """Numbers in one expert's three matrices."""
+        """Number of weights in an expert's three matrices."""
         return 3 * self.hidden * self.intermediate
 
     @property
     def key_dim(self) -> int:
-        """Numbers that a key head keeps of one token."""
+        """Numbers that a key head stores per token."""
         return self.head_dim
 
     @property
     def value_dim(self) -> int:
-        """Numbers that a value head keeps of one token; 0 where values are a part of the keys."""
+        """Numbers that a value head stores per token; 0 if values are part of the keys."""
         return self.head_dim
 
     def at(self, layer: int) -> "Decoder":
-        """The family with the heads and rotary positions of this layer, where layers differ."""
+        """The family with the heads and rotary positions of this layer, if layers differ."""
         return self
 
     def check_heads(self) -> None:
-        """Refuse heads that cannot share keys, or that ONNX Runtime's fused attention cannot turn."""
+        """Refuse heads that cannot share keys, or that ONNX Runtime's fused attention cannot rotate."""
         if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
             problem = f"num_attention_heads {self.heads} cannot share num_key_value_heads {self.kv_heads}"
             raise ModelError(f"{problem}, which must divide it: use the model's own config")
@@ -126,11 +126,11 @@ class Decoder:
             raise ModelError(f"{problem}, are not supported: ONNX Runtime's attention needs multiples of {HEAD_MULTIPLE}")
 
     def window(self, layer: int) -> int:
-        """Rows that attention of this layer looks back to, itself included; 0 for all."""
+        """Number of rows that this layer's attention sees, the current one included; 0 for all."""
         return self.windows[layer] if self.windows else 0
 
     def states(self, layer: int) -> Shapes:
-        """Shapes of what this layer keeps of all earlier tokens instead of keys and values; none for attention."""
+        """Shapes of the states that this layer keeps instead of keys and values; none for attention."""
         return ()
 
     def head(self, checkpoint: Checkpoint, store: Store | None) -> onnx.ModelProto:
@@ -164,13 +164,13 @@ class Decoder:
         return g.model()
 
     def routed_outputs(self, g: GraphBuilder) -> None:
-        """Declare what a router gives."""
+        """Declare the outputs of a router."""
         g.output("normed", ("T", self.hidden))
         g.output("experts", ("T", self.top_k), TensorProto.INT64)
         g.output("weights", ("T", self.top_k))
 
     def correction(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
-        """What is added to the scores [E] where experts are chosen, and only there."""
+        """The bias added to the scores [E], only for choosing experts."""
         return checkpoint.tensor(f"{prefix}{self.MOE}.{self.GATE}.e_score_correction_bias", (self.experts,))
 
     def expert(self, checkpoint: Checkpoint, layer: int, expert: int, store: Store | None) -> onnx.ModelProto:
@@ -196,8 +196,8 @@ class Decoder:
         return g.model()
 
     def finish(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """What ends a layer of a FINISHED family. Inputs hidden, common, routed [T, H]: what the router read, what the shared
-        expert gave, what the experts gave together; outputs hidden_out [T, H].
+        """The end of a layer of a FINISHED family. Inputs hidden, common, routed [T, H]: the router's input, the shared expert's
+        output, the sum of the experts' outputs; outputs hidden_out [T, H].
         """
         raise NotImplementedError
 
@@ -213,7 +213,7 @@ class Decoder:
         return g.model()
 
     def attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """Attention for the CPU: the cache is read and written in place.
+        """Attention for the CPU, which reads and writes the cache in place.
 
         Inputs hidden [T, H], past_k, past_v [1, KV, P, D] (the cache, P its rows), seqlens [1] (rows after this run - 1), total
         (rows after this run), cos, sin [P, D/2]. Outputs hidden_out [T, H], present_k, present_v: the same cache.
@@ -241,7 +241,7 @@ class Decoder:
         return g.model()
 
     def portable_attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """The same in plain operators, for NPUs: new keys and values come out, and the caller puts them into the cache.
+        """Attention in plain operators, for NPUs: it outputs the new keys and values, and the caller stores them in the cache.
 
         Inputs hidden [T, H], cos, sin [T, 1, D], mask [T, S], past_k, past_v [KV, P, D].
         Outputs hidden_out [T, H], new_k, new_v [KV, T, D].
@@ -299,13 +299,13 @@ class Decoder:
         g.output("hidden_out", ("T", self.hidden))
 
     def added(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, projected: str) -> str:
-        """What attention adds to its input."""
+        """The value that attention adds to its input."""
         return projected
 
     def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
-        """Queries, keys and values [T, heads * D] of the normed input; `fused` allows one packed value and two blanks.
+        """Queries, keys and values [T, heads * D] of the normed input; `fused` allows one packed value and two empty names.
 
-        `head_norms`: the norms that queries and keys pass head by head.
+        `head_norms`: the norms applied to each head of queries and keys.
         """
         packed = self.packed_projection(g, checkpoint, layer)
         if not self.head_norms:
@@ -330,7 +330,7 @@ class Decoder:
         return g.linear(normed, "qkv_proj", np.concatenate(weights), self.precisions.attention, bias)
 
     def projections(self) -> list[tuple[str, int]]:
-        """What is projected out of the normed input, and for how many heads."""
+        """(name, number of heads) of each projection of the normed input."""
         return [("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)]
 
     def projection(self, checkpoint: Checkpoint, name: str, width: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -338,18 +338,18 @@ class Decoder:
         return checkpoint.tensor(name + ".weight", (width, self.hidden)), checkpoint.optional(name + ".bias", (width,))
 
     def paired(self, values: np.ndarray) -> np.ndarray:
-        """Rows [heads * D, ..] with each head's dimensions in `rotary_order`: queries and keys then agree, as before."""
+        """Rows [heads * D, ..] with each head's dimensions in `rotary_order`; products of queries and keys do not change."""
         if not self.rotary_order:
             return values
         return values.reshape(-1, self.head_dim, *values.shape[1:])[:, list(self.rotary_order)].reshape(values.shape)
 
     def heads_of(self, g: GraphBuilder, packed: str) -> list[str]:
-        """Queries, keys, values of the packed projection."""
+        """Split queries, keys and values from the packed projection."""
         own, others = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return g.split(packed, own, others, others)
 
     def sinks(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int) -> str:
-        """Name of the attention sinks [h], where the family has them."""
+        """Name of the attention sinks [h], if the family has them."""
         return ""
 
     def rotated(self, g: GraphBuilder, value: str, output: str) -> str:
@@ -368,7 +368,7 @@ class Decoder:
         return self.normed_heads(g, value, name, self.paired(self.norm_weight(checkpoint, name, self.head_dim)), heads)
 
     def normed_heads(self, g: GraphBuilder, value: str, name: str, weight: np.ndarray, heads: int) -> str:
-        """The same with a weight [D] that is at hand."""
+        """RMS norm of every head with this weight [D]."""
         rows = self.rms(g, g.node("Reshape", [value, g.ints(-1, self.head_dim)]), name, weight)
         return g.node("Reshape", [rows, g.ints(-1, heads * self.head_dim)])
 
@@ -377,11 +377,11 @@ class Decoder:
         return g.node("RMSNormalization", [value, g.weight(name + ".weight", weight)], output, axis=-1, epsilon=self.epsilon)
 
     def norm_weight(self, checkpoint: Checkpoint, name: str, size: int) -> np.ndarray:
-        """What a norm multiplies with [size]."""
+        """The factor of a norm [size]."""
         return checkpoint.tensor(name + ".weight", (size,))
 
     def gated(self, g: GraphBuilder, rows: str, weights: ExpertWeights, output: str, precision: Precision) -> str:
-        """down(activation(gate(x), up(x))), gate and up as one matrix."""
+        """down(activation(gate(x), up(x))), with gate and up as one matrix."""
         width = len(weights.gate)
         both = np.concatenate([weights.gate, weights.up])
         gate, up = g.split(g.linear(rows, "gate_up", both, precision, weights.gate_up_bias), width, width)
@@ -392,7 +392,7 @@ class Decoder:
         return g.node("Mul", [g.node("Mul", [gate, g.node("Sigmoid", [gate])]), up])
 
     def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
-        """Weights of one expert: single tensors, or a part of transformers' fused ones."""
+        """Weights of one expert: single tensors, or slices of transformers' fused ones."""
         prefix = f"model.layers.{layer}.{self.MOE}.experts"
         if f"{prefix}.gate_up_proj" not in checkpoint:
             return self.mlp_weights(checkpoint, f"{prefix}.{expert}", self.intermediate)
@@ -401,7 +401,7 @@ class Decoder:
         return ExpertWeights(both[: self.intermediate], both[self.intermediate :], down)
 
     def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
-        """Weights of a gated MLP whose matrices are tensors of their own."""
+        """Weights of a gated MLP with one tensor per matrix."""
         names = [f"{prefix}.{name}.weight" for name in (self.PROJECTIONS if ".experts." in prefix else self.DENSE_PROJECTIONS)]
         wide, narrow = (width, self.hidden), (self.hidden, width)
         gate, up, down = (checkpoint.tensor(name, shape) for name, shape in zip(names, (wide, wide, narrow), strict=True))
@@ -414,7 +414,7 @@ class Decoder:
 
 
 def common(config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:
-    """What most families' config.json names the same way. `theta`: base of the rotary positions where the config has none."""
+    """Settings that most families' config.json names the same way. `theta`: default base of the rotary positions."""
     sizes = common_sizes(config, layer_types)
     return sizes | {"rope": read_rope(config, sizes["head_dim"], theta)}
 
@@ -449,7 +449,7 @@ def common_sizes(config: dict[str, Any], layer_types: tuple[str, ...] = LAYER_TY
 
 
 def check_layer_types(config: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse kinds of layers that are not built, and a list of another length than the model."""
+    """Refuse unsupported kinds of layers, and a list that does not match the number of layers."""
     kinds = config.get("layer_types") or ()
     for kind in kinds:
         if kind not in known:
@@ -459,7 +459,7 @@ def check_layer_types(config: dict[str, Any], known: tuple[str, ...]) -> None:
 
 
 def expert_count(config: dict[str, Any]) -> int:
-    """The number of routed experts, by any of its names."""
+    """The number of routed experts, under any of its keys."""
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if config.get(name):
             return int(config[name])

@@ -22,7 +22,7 @@ LATENT_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Deepseek(Decoder):
-    """`q_rank`: of the query's latent, 0 for a plain projection; `kv_rank`: of the keys' and values' latent; dims per head."""
+    """`q_rank`: size of the query's latent, 0 for a plain projection; `kv_rank`: of the keys' and values'; dims per head."""
 
     q_rank: int
     kv_rank: int
@@ -34,18 +34,18 @@ class Deepseek(Decoder):
 
     @property
     def key_dim(self) -> int:
-        """A latent and a rotated key."""
+        """Size of a latent and a rotated key."""
         return self.kv_rank + self.rope.dims
 
     @property
     def value_dim(self) -> int:
-        """Values are the keys' latent."""
+        """0, since values are the keys' latent."""
         return 0
 
     def attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """Attention for the CPU: new rows are scattered into the cache, which comes and goes in the same memory.
+        """Attention for the CPU: scatters new rows into the cache, whose input and output share their memory.
 
-        Inputs hidden [T, H], cos, sin [T, 1, R], mask [T, S], past_k [S, D], rows [T, 1] (where new keys go).
+        Inputs hidden [T, H], cos, sin [T, 1, R], mask [T, S], past_k [S, D], rows [T, 1] (indices of the new keys).
         Outputs hidden_out [T, H], present_k [S, D].
         """
         g = GraphBuilder(f"attention_{layer}", store)
@@ -58,7 +58,7 @@ class Deepseek(Decoder):
         return g.model()
 
     def portable_attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """The same for NPUs: new_k [1, T, D] comes out beside past_k [1, P, D]."""
+        """Attention for NPUs: outputs new_k [1, T, D], separate from past_k [1, P, D]."""
         g = GraphBuilder(f"attention_{layer}", store)
         self._inputs(g, (1, "P", self.key_dim))
         queries, new = self._latents(g, checkpoint, layer)
@@ -73,7 +73,7 @@ class Deepseek(Decoder):
             g.input(name, shape)
 
     def _latents(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int) -> tuple[str, str]:
-        """Queries [T, h, rank + R] in the latent space, and the row [T, rank + R] that this token adds to the cache."""
+        """(queries [T, h, rank + R] in the latent space, rows [T, rank + R] that the tokens add to the cache)."""
         prefix, rope = f"model.layers.{layer}.", self.rope.dims
         normed = self.norm(g, checkpoint, "hidden", prefix + "input_layernorm", self.hidden)
         q = g.node("Reshape", [self._queries(g, checkpoint, normed, prefix), g.ints(-1, self.heads, self.nope_dim + rope)])
@@ -90,7 +90,7 @@ class Deepseek(Decoder):
         return queries, g.node("Concat", [latent, g.node("Squeeze", [key, g.ints(1)])], axis=-1)
 
     def _queries(self, g: GraphBuilder, checkpoint: Checkpoint, normed: str, prefix: str) -> str:
-        """Queries [T, h * (nope + R)], through a latent where the model has one."""
+        """Queries [T, h * (nope + R)], through a latent if the model has one."""
         width, precision = self.heads * (self.nope_dim + self.rope.dims), self.precisions.attention
         name = prefix + "self_attn.q_proj.weight"
         if not self.q_rank:
@@ -103,11 +103,11 @@ class Deepseek(Decoder):
         return g.linear(latent, "q_b_proj", weight, precision)
 
     def _latent_norm(self, g: GraphBuilder, checkpoint: Checkpoint, value: str, name: str, size: int) -> str:
-        """RMS norm of a latent; its epsilon is none of the config's."""
+        """RMS norm of a latent, whose epsilon is not in the config."""
         return replace(self, epsilon=LATENT_EPSILON).norm(g, checkpoint, value, name, size)
 
     def _attend(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, queries: str, keys: str) -> None:
-        """All heads read one cache [1, S, rank + R]; the value projection follows."""
+        """Attention of all heads over one cache [1, S, rank + R], then the value projection."""
         prefix, rank = f"model.layers.{layer}.", self.kv_rank
         values = g.node("Slice", [keys, g.ints(0), g.ints(rank), g.ints(2)])
         turned = g.node("Transpose", [keys], perm=[0, 2, 1])
@@ -119,13 +119,13 @@ class Deepseek(Decoder):
         self.finish_attention(g, checkpoint, layer, mixed, self.heads * self.v_dim)
 
     def _up(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
-        """The projection out of the latent, by head: [h, nope + v, rank]."""
+        """The projection from the latent, by head: [h, nope + v, rank]."""
         width = self.nope_dim + self.v_dim
         weight = checkpoint.tensor(prefix + "self_attn.kv_b_proj.weight", (self.heads * width, self.kv_rank))
         return weight.reshape(self.heads, width, self.kv_rank)
 
     def rotated(self, g: GraphBuilder, value: str, output: str) -> str:
-        """Neighbouring dimensions are pairs: bring them apart first; queries and keys then agree in any order."""
+        """Rotary positions for pairs of neighbouring dimensions, which are separated first, alike in queries and keys."""
         if self.rope.interleaved:
             order = np.concatenate([np.arange(0, self.rope.dims, 2), np.arange(1, self.rope.dims, 2)])
             value = g.node("Gather", [value, g.ints(*order.tolist())], axis=-1)
@@ -155,7 +155,7 @@ def read(config: dict[str, Any]) -> Deepseek:
 
 
 def _dense_layers(config: dict[str, Any], layers: int) -> frozenset[int]:
-    """Layers without experts: the first ones, of GLM those that it names, or the first."""
+    """Layers without experts: the first ones; for GLM those that the config names, or the first."""
     if config["model_type"] != "glm4_moe_lite":
         return frozenset(range(min(int(config.get("first_k_dense_replace") or 0), layers)))
     kinds = config.get("mlp_layer_types") or ["dense"]

@@ -1,4 +1,4 @@
-"""ERNIE 4.5: neighbouring dimensions turn as pairs, softmax router with a correction bias, shared experts, dense layers."""
+"""ERNIE 4.5: rotary pairs of neighbouring dimensions, softmax router with a correction bias, shared experts, dense layers."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,16 +12,16 @@ from runtime.models.routers import Router
 
 
 class Ernie45Moe(Decoder):
-    """Its own names, and biases in all but the routed experts."""
+    """Different tensor names, and biases in all but the routed experts."""
 
     SHARED = "shared_experts"
 
     def correction(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
-        """What is added to the scores [E] where experts are chosen."""
+        """The bias added to the scores [E] for choosing experts."""
         return checkpoint.tensor(f"{prefix}mlp.moe_statics.e_score_correction_bias", (1, self.experts))[0]
 
     def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
-        """Weights of a gated MLP, with biases where the checkpoint has them."""
+        """Weights of a gated MLP, with biases if the checkpoint has them."""
         weights = super().mlp_weights(checkpoint, prefix, width)
         gate, up = (checkpoint.optional(f"{prefix}.{name}.bias", (width,)) for name in ("gate_proj", "up_proj"))
         if gate is None or up is None:

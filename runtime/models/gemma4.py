@@ -1,4 +1,4 @@
-"""Gemma 4 with experts: heads that differ by layer, values that are keys, an MLP beside the experts, norms on both sides."""
+"""Gemma 4 with experts: heads that differ by layer, keys used as values, an MLP parallel to the experts, norms on both sides."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from runtime.models.routers import KINDS, Router
 FULL, SLIDING = LAYER_TYPES
 ACTIVATION = "gelu_pytorch_tanh"
 EVERY = 6
-"""One layer in so many sees all tokens, where the config does not name kinds."""
+"""One in this many layers sees all tokens, if the config does not list kinds of layers."""
 NOT_BUILT = {
     "hidden_size_per_layer_input": "embeddings of their own for each layer",
     "num_kv_shared_layers": "layers that share keys and values",
@@ -27,7 +27,7 @@ NOT_BUILT = {
 
 @dataclass(frozen=True)
 class Heads:
-    """Of the layers that see all tokens. `values_are_keys`: what is projected for keys serves as values, too."""
+    """Heads of the layers that see all tokens. `values_are_keys`: the key projection provides the values too."""
 
     head_dim: int
     kv_heads: int
@@ -37,7 +37,7 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4(Decoder):
-    """The sizes are those of layers with a window; `full` replaces them in the others, `full_at`."""
+    """The sizes are those of layers with a window; `full` replaces them in the layers `full_at`."""
 
     full: Heads
     full_at: frozenset[int]
@@ -56,7 +56,7 @@ class Gemma4(Decoder):
         return self._seeing_all if layer in self.full_at else self
 
     def check_heads(self) -> None:
-        """Refuse what ONNX Runtime's attention does not take, in either kind of layer."""
+        """Refuse heads that ONNX Runtime's attention does not support, in either kind of layer."""
         super().check_heads()
         if self.full_at:
             Decoder.check_heads(self._seeing_all)
@@ -66,11 +66,11 @@ class Gemma4(Decoder):
         return Decoder.attention(self.at(layer), checkpoint, layer, store)
 
     def portable_attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """The same in plain operators."""
+        """Attention with the heads of this layer, in plain operators."""
         return Decoder.portable_attention(self.at(layer), checkpoint, layer, store)
 
     def projections(self) -> list[tuple[str, int]]:
-        """Values are projected where keys do not serve as values."""
+        """The projections; of values only if keys are not used as values."""
         return super().projections()[: 2 if self.values_are_keys else 3]
 
     def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
@@ -84,11 +84,11 @@ class Gemma4(Decoder):
         return [q, self.head_norm(g, checkpoint, k, prefix + "k_norm", self.kv_heads), values]
 
     def added(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, projected: str) -> str:
-        """What attention adds passes a norm."""
+        """The output of attention after a norm."""
         return self.norm(g, checkpoint, projected, f"model.layers.{layer}.post_attention_layernorm", self.hidden)
 
     def route(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """The router reads a norm of its own; outputs as ever."""
+        """The router, with a separate norm of its input; outputs as in the common decoder."""
         prefix = f"model.layers.{layer}."
         g = GraphBuilder(f"router_{layer}", store)
         g.input("hidden", ("T", self.hidden))
@@ -102,7 +102,7 @@ class Gemma4(Decoder):
         return g.model()
 
     def shared(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """The MLP beside the experts, between two norms. Inputs rows [T, H], not normed; outputs out [T, H]."""
+        """The MLP parallel to the experts, between two norms. Inputs rows [T, H], not normed; outputs out [T, H]."""
         prefix = f"model.layers.{layer}."
         g = GraphBuilder(f"shared_{layer}", store)
         g.input("rows", ("T", self.hidden))
@@ -114,7 +114,7 @@ class Gemma4(Decoder):
         return g.model()
 
     def finish(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """Norms of the experts' sum and of all, residual, and the layer's own factor."""
+        """Norm of the experts' sum, norm of the total, residual, and the layer's factor."""
         prefix = f"model.layers.{layer}."
         g = GraphBuilder(f"norm_{layer}", store)
         for name in ("hidden", "common", "routed"):
@@ -128,14 +128,14 @@ class Gemma4(Decoder):
         return g.model()
 
     def activation(self, g: GraphBuilder, gate: str, up: str) -> str:
-        """GELU by a hyperbolic tangent, which is x * sigmoid(2 u), times up."""
+        """GELU in its tanh form, which is x * sigmoid(2 u), times up."""
         cube = g.node("Mul", [g.node("Mul", [gate, gate]), g.number(0.044715)])
         inner = g.node("Mul", [gate, g.node("Add", [cube, g.number(1.0)])])
         opened = g.node("Sigmoid", [g.node("Mul", [inner, g.number(2 * (2 / np.pi) ** 0.5)])])
         return g.node("Mul", [g.node("Mul", [gate, opened]), up])
 
     def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
-        """Slices of two tensors that lie in the layer itself."""
+        """Slices of two tensors of the layer."""
         prefix, width = f"model.layers.{layer}.experts.", self.intermediate
         both = checkpoint.tensor(prefix + "gate_up_proj", (self.experts, 2 * width, self.hidden), expert)
         down = checkpoint.tensor(prefix + "down_proj", (self.experts, self.hidden, width), expert)
@@ -143,16 +143,16 @@ class Gemma4(Decoder):
 
 
 def read(config: dict[str, Any]) -> Gemma4:
-    """Sizes from config.json; of the text part, where there are others."""
+    """Sizes from config.json, or from its text part if it has several parts."""
     text = config.get("text_config", config)
-    # The head is the whole model's.
+    # The head's settings are in the whole model's config.
     config = (
         {"eos_token_id": config.get("eos_token_id")} | text | {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
     )
     _refuse(config)
     layers = range(int(config["num_hidden_layers"]))
     kinds = config.get("layer_types") or [SLIDING if (layer + 1) % EVERY else FULL for layer in layers]
-    # As transformers has it: the last layer sees all tokens.
+    # As in transformers: the last layer sees all tokens.
     kinds = [*kinds[:-1], FULL] if kinds[-1] == SLIDING else kinds
     used = {"hidden_act": "silu", "num_experts_per_tok": config["top_k_experts"], "layer_types": kinds}
     sizes = common_sizes({"head_dim": 256, "num_key_value_heads": 4} | config | used) | {"scale": 1.0}
@@ -172,7 +172,7 @@ def read(config: dict[str, Any]) -> Gemma4:
 
 
 def _full(config: dict[str, Any], kinds: list[str], sizes: dict[str, Any]) -> Heads:
-    """Heads of the layers that see all tokens, as the config says it once for all or layer by layer."""
+    """Heads of the layers that see all tokens, which the config gives once for all or per layer."""
     shared = bool(config.get("attention_k_eq_v"))
     heads: dict[str, Any] = {"head_dim": config.get("global_head_dim", 512)}
     if shared and config.get("num_global_key_value_heads"):
@@ -194,7 +194,7 @@ def _rope(config: dict[str, Any], kind: str, head_dim: int) -> Rope:
     given = (config.get("rope_parameters") or usual).get(kind) or {}
     if given.get("rope_type", "default") == "default":
         given = {"rope_theta": given.get("rope_theta")}
-    # transformers looks for `truncate` beside the kinds of layers, where no config has it.
+    # transformers looks for `truncate` next to the kinds of layers, where no config has it.
     given = {name: value for name, value in given.items() if name != "truncate"}
     rope = read_rope({"rope_parameters": given, "max_position_embeddings": config.get("max_position_embeddings")}, head_dim)
     if rope.dims != head_dim or rope.long:
@@ -203,9 +203,9 @@ def _rope(config: dict[str, Any], kind: str, head_dim: int) -> Rope:
 
 
 def _refuse(config: dict[str, Any]) -> None:
-    """What transformers computes and this runtime does not."""
+    """Refuse features that transformers supports and this runtime does not."""
     for key, what in NOT_BUILT.items():
-        # transformers' own value of the first, where a config has none, is 256.
+        # transformers' default of the first is 256.
         if config.get(key, 256 if key == "hidden_size_per_layer_input" else 0):
             raise ModelError(f"{key} {config.get(key, 256)} ({what}) is not supported: this runtime builds Gemma 4 without")
     if not config.get("enable_moe_block"):

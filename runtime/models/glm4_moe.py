@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: a part of each head turns, optional norms of heads, sigmoid router, shared experts, dense first layers."""
+"""GLM-4.5 and 4.6: partly rotated heads, optional norms of heads, sigmoid router, shared experts, dense first layers."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from runtime.models.routers import Router
 
 
 class Glm4Moe(Decoder):
-    """Its own name of the shared experts, else the common decoder."""
+    """The common decoder with another name of the shared experts."""
 
     SHARED = "shared_experts"
 

@@ -13,12 +13,12 @@ from runtime.models.routers import Router
 MXFP4_BLOCK = 32
 _STEPS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = np.array([*_STEPS, *(-step for step in _STEPS)], np.float32)
-"""What the 16 codes of a 4-bit float stand for (OCP Microscaling Formats)."""
+"""The values of the 16 codes of a 4-bit float (OCP Microscaling Formats)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GptOss(Decoder):
-    """`alpha` and `limit` of its activation."""
+    """`alpha` and `limit`: constants of the activation."""
 
     alpha: float = 1.702
     limit: float = 7.0
@@ -26,19 +26,19 @@ class GptOss(Decoder):
     GATE = "router"
 
     def sinks(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int) -> str:
-        """One logit per head that takes a share of the softmax and gives nothing."""
+        """One logit per head that takes part in the softmax without a value."""
         name = f"model.layers.{layer}.self_attn.sinks"
         return g.weight(name, checkpoint.tensor(name, (self.heads,)))
 
     def activation(self, g: GraphBuilder, gate: str, up: str) -> str:
-        """(clip(up) + 1) * gate * sigmoid(alpha * gate), gate clipped from above only."""
+        """(clip(up) + 1) * gate * sigmoid(alpha * gate), with gate clipped only from above."""
         gate = g.node("Min", [gate, g.number(self.limit)])
         up = g.node("Clip", [up, g.number(-self.limit), g.number(self.limit)])
         glu = g.node("Mul", [gate, g.node("Sigmoid", [g.node("Mul", [gate, g.number(self.alpha)])])])
         return g.node("Mul", [g.node("Add", [up, g.number(1.0)]), glu])
 
     def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
-        """Slices of fused tensors [E, in, out], whose gates and ups alternate."""
+        """Slices of fused tensors [E, in, out], in which gate and up columns alternate."""
         prefix, e, width, hidden = f"model.layers.{layer}.mlp.experts.", self.experts, self.intermediate, self.hidden
         bias = checkpoint.tensor(prefix + "gate_up_proj_bias", (e, 2 * width), expert)
         order = [*range(0, 2 * width, 2), *range(1, 2 * width, 2)]
@@ -54,7 +54,7 @@ class GptOss(Decoder):
         return {"gate_up_proj": (2 * self.intermediate, self.hidden), "down_proj": (self.hidden, self.intermediate)}
 
     def _mxfp4(self, checkpoint: Checkpoint, name: str, rows: int, columns: int, expert: int) -> np.ndarray:
-        """A matrix [rows, columns] whose blocks of 32 numbers share a power of two."""
+        """Dequantize a matrix [rows, columns] whose blocks of 32 numbers share a power of two."""
         blocks = columns // MXFP4_BLOCK
         packed = checkpoint.packed(name + "_blocks", (self.experts, rows, blocks, MXFP4_BLOCK // 2), expert)
         scales = checkpoint.packed(name + "_scales", (self.experts, rows, blocks), expert)

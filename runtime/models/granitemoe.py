@@ -8,7 +8,7 @@ from runtime.models.routers import Router
 
 
 class GraniteMoe(Decoder):
-    """Its own names, and experts that lie in one tensor of gates and ups."""
+    """Different tensor names, and experts whose gates and ups are in one tensor."""
 
     MOE = "block_sparse_moe"
     GATE = "router.layer"
@@ -22,7 +22,7 @@ class GraniteMoe(Decoder):
         return ExpertWeights(both[:width], both[width:], down)
 
     def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
-        """Of the shared MLP, which lies beside the block of experts."""
+        """Weights of the shared MLP, which is next to the block of experts."""
         prefix = prefix.replace(self.MOE + ".", "")
         both = checkpoint.tensor(prefix + ".input_linear.weight", (2 * width, self.hidden))
         return ExpertWeights(

@@ -1,4 +1,4 @@
-"""What config.json may hold under the keys that families read; a value of another kind is refused by its key."""
+"""The kinds of values that config.json may have under the keys that families read; other values are refused."""
 
 import json
 import math
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, NoReturn
 from runtime.errors import ModelError
 
 MOST = 1 << 24
-"""Larger than any count in a config."""
-SHOWN = 80  # characters of a value that a message repeats
+"""An upper bound of all counts in a config."""
+SHOWN = 80  # characters of a value that a message quotes
 
 
 class Kind(NamedTuple):
-    """What a value is `expected` to be, in words, and whether one is."""
+    """What a value is `expected` to be, in words, and a check of it."""
 
     expected: str
     accepts: Callable[[Any], bool]
@@ -27,19 +27,19 @@ def whole(least: int) -> Kind:
 
 
 def or_null(kind: Kind) -> Kind:
-    """The same, or nothing."""
+    """The same kind, or null."""
     return Kind(f"{kind.expected} or null", lambda value: value is None or kind.accepts(value))
 
 
 def list_of(kind: Kind) -> Kind:
-    """A list of such values."""
+    """A list of values of this kind."""
     return Kind(
         f"a list of which each is {kind.expected}", lambda value: isinstance(value, list) and all(map(kind.accepts, value))
     )
 
 
 def _number(value: object) -> bool:
-    """A finite one, as no truth value is."""
+    """Whether a value is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -55,7 +55,7 @@ TOKEN = whole(0)
 TOKENS = Kind(f"{TOKEN.expected}, a list of them or null", lambda v: v is None or TOKEN.accepts(v) or list_of(TOKEN).accepts(v))
 
 PARTS = ("text_config", "rope_parameters", "rope_scaling", "full_attention", "sliding_attention")
-"""Keys of objects whose keys are read too."""
+"""Keys of nested objects whose keys are read too."""
 KINDS = {
     "hidden_size num_hidden_layers num_attention_heads vocab_size max_position_embeddings num_experts_per_tok moe_k "
     "moe_intermediate_size qk_rope_head_dim qk_nope_head_dim v_head_dim kv_lora_rank conv_L_cache linear_conv_kernel_dim "
@@ -90,7 +90,7 @@ KIND_OF = {key: kind for keys, kind in KINDS.items() for key in keys.split()}
 
 
 def checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The config without its nulls; ModelError names file, key, value and what is expected where a value is of another kind."""
+    """The config without nulls; raises ModelError with file, key, value and what is expected for a value of the wrong kind."""
     for key, value in config.items():
         kind = KIND_OF.get(key)
         if kind and not kind.accepts(value):
@@ -102,7 +102,7 @@ def checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def refuse(file: Path, key: str, value: object, expected: str) -> NoReturn:
-    """ModelError in one line."""
+    """Raise a one-line ModelError."""
     shown = json.dumps(value, ensure_ascii=False)
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]} ..."
     raise ModelError(f"{file} has {key} {shown}, expected is {expected}: take the config that came with the weights")

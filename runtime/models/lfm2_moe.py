@@ -1,4 +1,4 @@
-"""LFM2-MoE: gated short convolutions beside attention with normed heads, sigmoid router, dense first layers."""
+"""LFM2-MoE: layers of gated short convolutions or of attention with normed heads, sigmoid router, dense first layers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from runtime.models.routers import Router
 
 @dataclass(frozen=True, kw_only=True)
 class Lfm2Moe(RecurrentDecoder):
-    """`kernel`: tokens that a convolution sees; `corrected`: a bias takes part in choosing experts."""
+    """`kernel`: number of tokens that a convolution sees; `corrected`: a bias is used in choosing experts."""
 
     kernel: int
     corrected: bool
@@ -28,7 +28,7 @@ class Lfm2Moe(RecurrentDecoder):
     OUTPUT = "self_attn.out_proj"
 
     def states(self, layer: int) -> Shapes:
-        """The last rows that a convolution has seen."""
+        """The last rows of a convolution's input."""
         return ((self.kernel - 1, self.hidden),) if layer in self.recurrent else ()
 
     def mixed(self, g: GraphBuilder, checkpoint: Checkpoint, prefix: str, normed: str) -> str:
@@ -45,7 +45,7 @@ class Lfm2Moe(RecurrentDecoder):
         return g.linear(gated, "out_proj", checkpoint.tensor(name + "out_proj.weight", (width, width)), precision, bias)
 
     def correction(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
-        """What is added to the scores [E] where experts are chosen."""
+        """The bias added to the scores [E] for choosing experts."""
         if not self.corrected:
             return np.zeros(self.experts, np.float32)
         return checkpoint.tensor(prefix + "feed_forward.expert_bias", (self.experts,))

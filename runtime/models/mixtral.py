@@ -7,7 +7,7 @@ from runtime.models.routers import Router
 
 
 class Mixtral(Decoder):
-    """Its own names, else the common decoder."""
+    """The common decoder with other tensor names."""
 
     MOE = "block_sparse_moe"
     PROJECTIONS = ("w1", "w3", "w2")

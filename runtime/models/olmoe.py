@@ -1,4 +1,4 @@
-"""OLMoE: norms over all query and all key heads together, optional clipping, softmax router without renormalisation."""
+"""OLMoE: joint norms over all query and over all key heads, optional clipping, softmax router without renormalisation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,12 @@ from runtime.models.routers import Router
 
 @dataclass(frozen=True, kw_only=True)
 class Olmoe(Decoder):
-    """`clip`: largest magnitude of queries, keys and values; 0 for any."""
+    """`clip`: largest magnitude of queries, keys and values; 0 for no limit."""
 
     clip: float = 0.0
 
     def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
-        """Queries and keys are normed over all heads at once, then everything is clipped."""
+        """Queries and keys, normed over all heads at once, and values; then everything is clipped."""
         q, k, v = self.heads_of(g, self.packed_projection(g, checkpoint, layer))
         prefix, d = f"model.layers.{layer}.self_attn.", self.head_dim
         q = self.norm(g, checkpoint, q, prefix + "q_norm", self.heads * d)

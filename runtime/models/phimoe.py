@@ -10,7 +10,7 @@ from runtime.models.routers import Router
 
 
 class Phimoe(Decoder):
-    """Its own names and norms, else the common decoder."""
+    """The common decoder with other tensor names and norms."""
 
     MOE = "block_sparse_moe"
     PROJECTIONS = ("w1", "w3", "w2")

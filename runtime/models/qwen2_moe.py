@@ -7,7 +7,7 @@ from runtime.models.routers import Router
 
 
 class Qwen2Moe(Decoder):
-    """All of it is the common decoder."""
+    """The common decoder, unchanged."""
 
 
 def read(config: dict[str, Any]) -> Qwen2Moe:
@@ -25,7 +25,7 @@ def read(config: dict[str, Any]) -> Qwen2Moe:
 
 
 def _windows(config: dict[str, Any], layers: int) -> tuple[int, ...]:
-    """Sliding windows of the layers that the config names."""
+    """Sliding windows per layer, by the config."""
     if not config.get("use_sliding_window"):
         return ()
     window, limit = int(config["sliding_window"]), int(config.get("max_window_layers", 28))

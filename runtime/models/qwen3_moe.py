@@ -1,4 +1,4 @@
-"""Qwen3-MoE: per-head norms of queries and keys, softmax router, SwiGLU experts, dense layers where the config says so."""
+"""Qwen3-MoE: per-head norms of queries and keys, softmax router, SwiGLU experts, dense layers by the config."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from runtime.models.routers import Router
 
 
 class Qwen3Moe(Decoder):
-    """All of it is the common decoder."""
+    """The common decoder, unchanged."""
 
 
 def read(config: dict[str, Any], family: type[Qwen3Moe] = Qwen3Moe, theta: float = 10000.0) -> Qwen3Moe:

@@ -1,7 +1,7 @@
-"""Qwen3-Next and Qwen3.5-MoE: gated delta nets beside attention with gated output, norms around 1, a gated shared expert.
+"""Qwen3-Next and Qwen3.5-MoE: layers of gated delta nets or attention with gated output, norms around 1, a gated shared expert.
 
-A delta net (arXiv 2412.06464) keeps a matrix per head that maps keys to values. It runs token by token, so that no result depends
-on how many rows run at once.
+A delta net (arXiv 2412.06464) keeps a matrix per head that maps keys to values. It runs token by token, so that results do not
+depend on how many rows run at once.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ L2_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Next(RecurrentDecoder):
-    """Of a delta net: heads of keys and of values, their dimensions, and the tokens that its convolution sees."""
+    """Sizes of a delta net: heads of keys and of values, their dimensions, and the tokens that its convolution sees."""
 
     key_heads: int
     value_heads: int
@@ -33,33 +33,33 @@ class Qwen3Next(RecurrentDecoder):
 
     @property
     def convolved(self) -> int:
-        """Channels of queries, keys and values together."""
+        """Total channels of queries, keys and values."""
         return 2 * self.key_heads * self.linear_key_dim + self.value_heads * self.linear_value_dim
 
     def states(self, layer: int) -> Shapes:
-        """The last rows that the convolution has seen, and a matrix per head."""
+        """The last rows of the convolution's input, and a matrix per head."""
         matrices = (self.value_heads, self.linear_key_dim, self.linear_value_dim)
         return ((self.kernel - 1, self.convolved), matrices) if layer in self.recurrent else ()
 
     def norm_weight(self, checkpoint: Checkpoint, name: str, size: int) -> np.ndarray:
-        """Stored as the distance from 1."""
+        """The factor of a norm, which is stored as its difference from 1."""
         return np.asarray(checkpoint.tensor(name + ".weight", (size,)) + np.float32(1))
 
     def projection(self, checkpoint: Checkpoint, name: str, width: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Queries lie beside the gates of their heads."""
+        """Weight and bias of a projection; queries are stored together with the gates of their heads."""
         if not name.endswith("q_proj"):
             return super().projection(checkpoint, name, width)
         return self._query_part(checkpoint, name, 0)
 
     def _query_part(self, checkpoint: Checkpoint, name: str, part: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Queries (0) or gates (1) of the common projection."""
+        """Queries (part 0) or gates (part 1) of the common projection."""
         weight, bias = super().projection(checkpoint, name, 2 * self.heads * self.head_dim)
         shape = (self.heads, 2, self.head_dim)
         own = weight.reshape(*shape, self.hidden)[:, part].reshape(-1, self.hidden)
         return own, None if bias is None else bias.reshape(shape)[:, part].reshape(-1)
 
     def finish_attention(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, mixed: str, width: int) -> None:
-        """The result passes a gate, then output projection and residual."""
+        """Output gate, output projection and residual."""
         weight, bias = self._query_part(checkpoint, f"model.layers.{layer}.self_attn.q_proj", 1)
         gate = g.linear("attention_input", "gate_proj", weight, self.precisions.attention, bias)
         super().finish_attention(g, checkpoint, layer, g.node("Mul", [mixed, g.node("Sigmoid", [gate])]), width)
@@ -79,7 +79,7 @@ class Qwen3Next(RecurrentDecoder):
         return g.linear(gated, "out_proj", out, self.precisions.attention)
 
     def _inputs(self, checkpoint: Checkpoint, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Weights of queries, keys, values and z one below the other [.., H]; of b and a [2 * heads, H]."""
+        """(stacked weights of queries, keys, values and z [.., H]; those of b and a [2 * heads, H])."""
         values, key_heads, hidden = self.value_heads * self.linear_value_dim, self.key_heads, self.hidden
         if name + "in_proj_qkvz.weight" not in checkpoint:
             wide = (("in_proj_qkv", self.convolved), ("in_proj_z", values))
@@ -93,7 +93,7 @@ class Qwen3Next(RecurrentDecoder):
         return _stacked(parts), _stacked(np.split(stored.reshape(key_heads, -1, hidden), 2, axis=1))
 
     def _remember(self, g: GraphBuilder, checkpoint: Checkpoint, name: str, rows: str, gates: str) -> str:
-        """What the heads read from their matrices [T, heads, 1, D'], token by token; makes next_1."""
+        """The heads' reads from their matrices [T, heads, 1, D'], token by token; also creates next_1."""
         keys, heads = self.linear_key_dim, self.value_heads
         q, k, v = g.split(rows, self.key_heads * keys, self.key_heads * keys, heads * self.linear_value_dim)
         q = g.node("Mul", [self._unit_heads(g, q), g.number(keys**-0.5)])
@@ -108,7 +108,7 @@ class Qwen3Next(RecurrentDecoder):
         return g.nodes_of("Scan", ["state_1", q, k, v, beta, decay], ["next_1", "read"], body=step, num_scan_inputs=5)[1]
 
     def _unit_heads(self, g: GraphBuilder, rows: str) -> str:
-        """Heads of length 1 [T, value heads, 1, D]: each key head serves its neighbours among the value heads."""
+        """Heads normalised to length 1 [T, value heads, 1, D]; each key head is repeated for its group of value heads."""
         x = g.node("Reshape", [rows, g.ints(-1, self.key_heads, 1, self.linear_key_dim)])
         square = g.node("ReduceSum", [g.node("Mul", [x, x]), g.ints(-1)], keepdims=1)
         x = g.node("Div", [x, g.node("Sqrt", [g.node("Add", [square, g.number(L2_EPSILON)])])])
@@ -116,7 +116,7 @@ class Qwen3Next(RecurrentDecoder):
         return x if group == 1 else g.node("Gather", [x, g.ints(*(head // group for head in range(self.value_heads)))], axis=1)
 
     def _step(self) -> onnx.GraphProto:
-        """One token: the matrices fade, learn the part of the value that they did not foretell, and are read."""
+        """One token: decay the matrices, add the part of the value that they did not predict, and read them."""
         heads, keys, values = self.value_heads, self.linear_key_dim, self.linear_value_dim
         g = GraphBuilder("delta_rule")
         shapes = {"before": (heads, keys, values), "q": (heads, 1, keys), "k": (heads, 1, keys), "v": (heads, 1, values)}
@@ -132,7 +132,7 @@ class Qwen3Next(RecurrentDecoder):
 
 
 def _stacked(parts: list[np.ndarray]) -> np.ndarray:
-    """Parts [heads, rows, H] one below the other."""
+    """Parts [heads, rows, H] stacked along the rows."""
     return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
@@ -141,7 +141,7 @@ def _silu(g: GraphBuilder, value: str) -> str:
 
 
 def read(config: dict[str, Any]) -> Qwen3Next:
-    """Sizes from config.json; of Qwen3.5-MoE's text part."""
+    """Sizes from config.json, or from its text part for Qwen3.5-MoE."""
     config = {"partial_rotary_factor": 0.25, "head_dim": 256} | config.get("text_config", config)
     sizes = common(config, layer_types=LAYER_TYPES)
     rope, order = sizes.pop("rope").filling(sizes["head_dim"])

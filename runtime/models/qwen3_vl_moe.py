@@ -1,4 +1,4 @@
-"""The text part of Qwen3-VL-MoE: Qwen3-MoE with weights renormalised and experts that lie transposed in two tensors."""
+"""The text part of Qwen3-VL-MoE: Qwen3-MoE with renormalised weights and experts stored transposed in two tensors."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from runtime.models.decoder import ExpertWeights
 
 
 class Qwen3VlMoe(qwen3_moe.Qwen3Moe):
-    """Rotary positions of text are the same in all three parts of a head, and so are plain ones."""
+    """Qwen3-MoE with plain rotary positions, since those of text are the same in all three parts of a head."""
 
     def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
-        """Slices of [E, H, 2 I] and [E, I, H], as published; or as transformers writes them."""
+        """Slices of [E, H, 2 I] and [E, I, H], as published, or of the tensors that transformers writes."""
         prefix, width = f"model.layers.{layer}.mlp.experts.", self.intermediate
         if checkpoint.shape(prefix + "down_proj") == (self.experts, self.hidden, width):
             return super().expert_weights(checkpoint, layer, expert)
@@ -23,7 +23,7 @@ class Qwen3VlMoe(qwen3_moe.Qwen3Moe):
 def read(config: dict[str, Any]) -> qwen3_moe.Qwen3Moe:
     """Sizes of the text part from config.json."""
     whole = "text_config" in config
-    # The head is the whole model's.
+    # The head's settings are in the whole model's config.
     used = {
         "norm_topk_prob": True,
         "use_sliding_window": False,

@@ -1,4 +1,4 @@
-"""Decoders with layers that keep a state of fixed size instead of keys and values, and their short causal convolution."""
+"""Decoders with layers that keep a fixed-size state instead of keys and values, and their short causal convolution."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ END = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentDecoder(Decoder, ABC):
-    """`recurrent`: layers with a state. It cannot be taken back: a sequence of such a model only grows."""
+    """`recurrent`: layers with a state, which cannot be rewound: a sequence of such a model only grows."""
 
     recurrent: frozenset[int]
 
     PORTABLE = False
 
     def attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """Of a layer with a state: inputs hidden [T, H], state_0, ..; outputs hidden_out [T, H], next_0, .., else as ever."""
+        """With a state: inputs hidden [T, H], state_0, ..; outputs hidden_out [T, H], next_0, ..; other layers as in Decoder."""
         if layer not in self.recurrent:
             return super().attention(checkpoint, layer, store)
         g = GraphBuilder(f"recurrent_{layer}", store)
@@ -39,13 +39,13 @@ class RecurrentDecoder(Decoder, ABC):
 
     @abstractmethod
     def mixed(self, g: GraphBuilder, checkpoint: Checkpoint, prefix: str, normed: str) -> str:
-        """What the layer adds to its input [T, H]; also makes the values next_0, .."""
+        """The value that the layer adds to its input [T, H]; also creates the values next_0, .."""
 
 
 def causal_convolution(g: GraphBuilder, rows: str, name: str, kernel: np.ndarray, bias: np.ndarray | None = None) -> str:
-    """Each channel of `rows` [T, C] mixed with its past by `kernel` [C, L]; state_0 and next_0 [L - 1, C] are the last rows.
+    """Convolve each channel of `rows` [T, C] with its past by `kernel` [C, L]; state_0 and next_0 [L - 1, C] are the last rows.
 
-    A sum of shifted products: a row's result does not depend on how many rows run at once.
+    It is a sum of shifted products, so that a row's result does not depend on how many rows run at once.
     """
     length = kernel.shape[1]
     window = g.node("Concat", ["state_0", rows], axis=0)

@@ -14,7 +14,7 @@ KINDS = ("default", "linear", "yarn", "longrope", "llama3", "proportional")
 @dataclass(frozen=True)
 class Rope:
     """`rates`: radians per position of each pair of dimensions; `scale`: factor of cosines and sines; `interleaved`: pairs are
-    neighbours, not halves of the head; `long`: what takes their place in sequences of more than `original` tokens."""
+    neighbours, not halves of the head; `long`: the rates in sequences of more than `original` tokens."""
 
     rates: tuple[float, ...]
     scale: float = 1.0
@@ -23,18 +23,18 @@ class Rope:
     long: "Rope | None" = None
 
     def for_length(self, tokens: int) -> "Rope":
-        """The angles of a sequence of `tokens`."""
+        """The rotary positions for a sequence of `tokens`."""
         return self.long if self.long and tokens > self.original else self
 
     @property
     def dims(self) -> int:
-        """Dimensions of a head that are turned."""
+        """Number of a head's dimensions that rotate."""
         return 2 * len(self.rates)
 
     def filling(self, head_dim: int) -> tuple["Rope", tuple[int, ...]]:
-        """The same over a whole head, whose last dimensions do not rotate: pairs that turn by 0.
+        """The same over a whole head, whose last dimensions do not rotate (pairs with rate 0).
 
-        With it the order of a head's dimensions that makes halves pairs; empty where they are.
+        Also returns the order of a head's dimensions in which halves are pairs; empty if they already are.
         """
         turned, still = self.dims, head_dim - self.dims
         if turned % 2 or still < 0 or still % 2:
@@ -91,7 +91,7 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
 
 
 def _yarn(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], theta: float) -> tuple[np.ndarray, float]:
-    """Slow pairs are interpolated, fast ones stay, a ramp between."""
+    """YaRN's rates and scale: slow pairs are interpolated, fast ones unchanged, with a ramp between."""
     dims = 2 * len(rates)
     original = float(rope.get("original_max_position_embeddings") or config["max_position_embeddings"])
     factor = float(rope.get("factor") or config["max_position_embeddings"] / original)
@@ -111,7 +111,7 @@ def _yarn(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], theta
 
 
 def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], interleaved: bool) -> Rope:
-    """Short factors up to the original context, long ones beyond, as transformers takes them."""
+    """LongRoPE: short factors up to the original context, long ones beyond, as in transformers."""
     original = int(config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or 0)
     context = int(config.get("max_position_embeddings") or original)
     original = original or context
@@ -132,14 +132,14 @@ def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], i
 
 
 def _proportional(dims: int, part: float, theta: float, factor: float) -> Rope:
-    """The slow pairs of the head do not rotate; the others turn as they would in a head that turns as a whole."""
+    """Rates in which the slow pairs of a head do not rotate; the others rotate as in a fully rotated head."""
     turning = int(part * dims // 2)
     rates = theta ** -(np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)) / np.float32(factor)
     return Rope(tuple(float(rate) if pair < turning else 0.0 for pair, rate in enumerate(rates.astype(np.float32))))
 
 
 def _llama3(rates: np.ndarray, rope: dict[str, Any]) -> np.ndarray:
-    """Wavelengths beyond the original context are stretched, short ones stay, a ramp between."""
+    """Llama 3's rates: wavelengths beyond the original context are stretched, short ones unchanged, with a ramp between."""
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     if high <= low:
         raise ModelError(f"high_freq_factor {high} must be above low_freq_factor {low}: take the model's own config")

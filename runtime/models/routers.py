@@ -8,15 +8,15 @@ from onnx import TensorProto
 from runtime.graphs.builder import GraphBuilder
 
 OUT = ["weights", "experts"]
-# Predictors look for the scores [T, E] by which experts compete; where a graph has none of this name, the logits are.
+# Name of the scores [T, E] by which experts compete, for predictors; in graphs without it, the logits are the scores.
 SCORES = "scores"
 
 
 @dataclass(frozen=True)
 class Router:
-    """A kind (a key of KINDS) and its numbers; groups only for the group-limited kinds, tolerance only for sparsemixer.
+    """A kind (a key of KINDS) and its parameters; groups only for the group-limited kinds, tolerance only for sparsemixer.
 
-    floor: keeps the sum by which weights are divided from 0, of the kinds with a correction.
+    floor: keeps the sum by which weights are divided above 0, for the kinds with a correction.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Router:
 
 
 def softmax_topk(g: GraphBuilder, logits: str, router: Router) -> None:
-    """Softmax over all experts, the k largest, renormalised where the config says so (Qwen, Mixtral, OLMoE)."""
+    """Softmax over all experts, the k largest, renormalised if the config says so (Qwen, Mixtral, OLMoE)."""
     scores = g.node("Softmax", [logits], SCORES, axis=-1)
     if not router.renormalize:
         g.nodes_of("TopK", [scores, g.ints(router.top_k)], OUT)
@@ -55,7 +55,7 @@ def topk_softmax(g: GraphBuilder, logits: str, router: Router) -> None:
 
 
 def group_limited(g: GraphBuilder, logits: str, router: Router) -> None:
-    """Softmax; only the groups with the largest single scores take part; weights times a scale (DeepSeek-V2)."""
+    """Softmax; only the groups with the largest single scores compete; weights times a scale (DeepSeek-V2)."""
     scores = g.node("Softmax", [logits], SCORES, axis=-1)
     if router.groups > 1:
         grouped = g.node("Reshape", [scores, g.ints(-1, router.groups, router.experts // router.groups)])
@@ -66,7 +66,7 @@ def group_limited(g: GraphBuilder, logits: str, router: Router) -> None:
 
 
 def sigmoid_groups(g: GraphBuilder, logits: str, router: Router) -> None:
-    """Sigmoid; a correction bias [E] (the weight `correction`) takes part in choosing only.
+    """Sigmoid; a correction bias [E] (the weight `correction`) is used only for choosing.
 
     Groups compete by the sum of their two best; weights are renormalised and scaled (DeepSeek-V3).
     """
@@ -88,7 +88,7 @@ def sigmoid_groups(g: GraphBuilder, logits: str, router: Router) -> None:
 
 
 def softmax_corrected(g: GraphBuilder, logits: str, router: Router) -> None:
-    """Softmax over all experts; a correction bias [E] (the weight `correction`) takes part in choosing only (ERNIE 4.5)."""
+    """Softmax over all experts; a correction bias [E] (the weight `correction`) is used only for choosing (ERNIE 4.5)."""
     scores = g.node("Softmax", [logits], axis=-1)
     choice = g.node("Add", [scores, "correction"], SCORES)
     g.nodes_of("TopK", [choice, g.ints(router.top_k)], ["top", "experts"])
@@ -98,7 +98,7 @@ def softmax_corrected(g: GraphBuilder, logits: str, router: Router) -> None:
 
 
 def sparsemixer(g: GraphBuilder, logits: str, router: Router) -> None:
-    """Two experts, one after the other: each is weighted by a softmax over its near rivals (Phi-3.5-MoE, arXiv 2409.12136)."""
+    """Two experts in sequence, each weighted by a softmax over its near rivals (Phi-3.5-MoE, arXiv 2409.12136)."""
     first, first_index = _best_with_rivals(g, logits, logits, router, "first")
     off_on = g.constant("off_on", np.array([0, 1], np.float32))
     taken = g.node("OneHot", [g.node("Squeeze", [first_index, g.ints(1)]), g.ints(router.experts), off_on], axis=-1)
@@ -109,7 +109,7 @@ def sparsemixer(g: GraphBuilder, logits: str, router: Router) -> None:
 
 
 def _best_with_rivals(g: GraphBuilder, scores: str, logits: str, router: Router, name: str) -> tuple[str, str]:
-    """(weight, index) [T, 1] of the largest score, softmax taken over the scores within the tolerance of it."""
+    """(weight, index) [T, 1] of the largest score, with softmax over the scores within the tolerance of it."""
     best, index = g.nodes_of("TopK", [scores, g.ints(1)], [f"{name}_best", f"{name}_at"])
     size = g.node("Max", [g.node("Abs", [logits]), best])
     far = g.node("Greater", [g.node("Div", [g.node("Sub", [best, scores]), size]), g.number(2 * router.tolerance)])

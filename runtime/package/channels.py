@@ -1,4 +1,4 @@
-"""Answers in channels, as gpt-oss gives them: <|channel|>NAME<|message|>TEXT<|end|>. The user sees the final one alone."""
+"""Answers in channels, as in gpt-oss: <|channel|>NAME<|message|>TEXT<|end|>. The user sees only the final one."""
 
 from typing import TYPE_CHECKING
 
@@ -10,19 +10,19 @@ FINAL = "final"
 
 
 class Channels:
-    """Separates, token by token, what of an answer is for the user and what a chat template would keep of it.
+    """Determines, token by token, the parts of an answer that the user sees and that a chat template would keep.
 
-    Without these marks in the tokenizer, and outside of any message, that is everything.
+    Without these marks in the tokenizer, and outside of any message, these are everything.
     """
 
     def __init__(self, tokenizer: "Tokenizer"):
         ids = {mark: tokenizer.token_to_id(mark) for mark in MARKS}
         self._marks = {} if None in ids.values() else {number: mark for mark, number in ids.items()}
-        self._header: str | None = None  # what came of a header that has not ended
+        self._header: str | None = None  # the part so far of an unfinished header
         self._channel = FINAL
 
     def shown(self, token: int, text: str) -> str:
-        """The token's text where the user is to see it, else nothing."""
+        """The token's text if the user is to see it, otherwise empty."""
         mark = self._marks.get(token)
         if mark == "<|message|>":
             self._channel, self._header = (self._header or FINAL).split()[0], None
@@ -38,5 +38,5 @@ class Channels:
 
     @property
     def thinking(self) -> bool:
-        """Has the answer not come to its final part?"""
+        """Whether the answer has not reached its final part."""
         return self._header is not None or self._channel != FINAL

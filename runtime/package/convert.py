@@ -1,8 +1,7 @@
-"""Conversion: a Hugging Face model folder into a package, part by part, tensor by tensor.
+"""Converts a Hugging Face model folder into a package, part by part, tensor by tensor.
 
-A part is the embedding, the head, or one layer. What is finished is noted in the working folder `.<package>.partial`, so that an
-interrupted conversion resumes; only the finished package is renamed into place. Where the model or the disk
-fails, nothing stays behind.
+A part is the embedding, the head, or one layer. Finished parts are noted in the working folder `.<package>.partial`, so that an
+interrupted conversion resumes; only the finished package is renamed into place. If the model or the disk fails, nothing is left.
 """
 
 import fcntl
@@ -54,13 +53,13 @@ COPIED = (
 ALIGNED = 64
 ROWS_AT_ONCE = 8192
 NPU_BLOCKS = (16, 32, 64, 128)
-"""Weights that share a scale, as QNN takes them."""
+"""Number of weights that share a scale, as QNN supports it."""
 HALF_MAX = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
 class PackageFormat:
-    """What to convert for. backend cpu: fused operators; any, qnn: plain ones for the NPU too. bits: of expert weights.
+    """The target of a conversion. backend cpu: fused operators; any, qnn: plain ones for the NPU too. bits: of expert weights.
 
     block, symmetric: of 4- and 8-bit weights. Attention, shared experts and dense layers take `attention_bits`, the head
     `head_bits` (0: as the experts); routers stay in float32, the embedding in 16 bits or more.
@@ -85,11 +84,11 @@ class PackageFormat:
 
     @property
     def portable(self) -> bool:
-        """Are subgraphs of plain operators wanted?"""
+        """Whether to write subgraphs of plain operators."""
         return self.backend != "cpu" and (min(self.bits, self.attention_bits or 32) >= 16 or self.block in NPU_BLOCKS)
 
     def precisions(self) -> Precisions:
-        """By what the weights do."""
+        """The precisions by the weights' use."""
         return Precisions(
             Precision(self.bits, self.block, self.symmetric),
             Precision(self.attention_bits or self.bits, self.block, self.symmetric),
@@ -98,7 +97,7 @@ class PackageFormat:
 
 
 class WeightFile:
-    """Appends weights to one file and hashes it on the way."""
+    """Appends weights to a file and hashes it while writing."""
 
     def __init__(self, path: Path):
         self.path, self.size, self._digest = path, 0, hashlib.sha256()
@@ -125,7 +124,7 @@ class WeightFile:
         self.write(bytes(-self.size % multiple))
 
     def store(self, prefix: str) -> Store:
-        """Where a graph's weights go; a second graph of the same prefix shares those of equal names."""
+        """A store for a graph's weights; a second graph with the same prefix shares weights of equal names."""
 
         def place(name: str, value: np.ndarray) -> ExternalData:
             key = f"{prefix}/{name}"
@@ -144,7 +143,7 @@ class WeightFile:
 
 @dataclass
 class Part:
-    """What one part adds to the manifest."""
+    """A part's entries for the manifest."""
 
     files: dict[str, Any] = field(default_factory=dict)
     subgraphs: dict[str, str] = field(default_factory=dict)
@@ -153,7 +152,7 @@ class Part:
 
 
 class Conversion:
-    """One conversion on its way: reads tensor by tensor, writes part by part."""
+    """A running conversion: reads tensor by tensor, writes part by part."""
 
     def __init__(self, folder: Path, model: Path, family: Family, target: PackageFormat, progress: Progress | None):
         self.folder, self.model, self.target = folder, model, target
@@ -163,7 +162,7 @@ class Conversion:
         self._done = 0
 
     def run(self) -> None:
-        """Every part that is not there yet, then the manifest."""
+        """Write the missing parts, then the manifest."""
         finished = self._journal()
         if not finished:
             for stale in self.folder.iterdir():
@@ -180,7 +179,7 @@ class Conversion:
         self._finish([Part(**entries) for entries in finished.values()])
 
     def _parts(self) -> Iterator[tuple[str, int, Callable[[], Part]]]:
-        """(name, units of work, maker)."""
+        """(name, units of work, maker) of each part."""
         yield "embedding", 1, self._embedding
         yield "head", 1, self._head
         for layer in range(self.family.layers):
@@ -188,7 +187,7 @@ class Conversion:
             yield layer_name("layer", layer), 1 + experts, lambda layer=layer: self._layer(layer)  # type: ignore[misc]
 
     def _journal(self) -> dict[str, Any]:
-        """Parts that an interrupted conversion of the same model finished."""
+        """The parts finished by an interrupted conversion of the same model."""
         try:
             journal = json.loads((self.folder / JOURNAL).read_text(encoding="utf-8"))
             return dict(journal["parts"]) if journal["key"] == self._key else {}
@@ -210,7 +209,7 @@ class Conversion:
         return Part(files={"embedding.bin": file.entry()}, embedding=entry)
 
     def _embedding_type(self) -> type:
-        """Half precision only where the package is not float32 and no value is too large for it."""
+        """Half precision, unless the package is float32 or a value is too large for it."""
         if self.target.bits == 32:
             return np.float32
         return np.float16 if max(float(np.abs(rows).max()) for rows in self._embedding_rows()) < HALF_MAX else np.float32
@@ -251,7 +250,7 @@ class Conversion:
         return part
 
     def _experts(self, part: Part, layer: int) -> None:
-        """All experts of a layer in order; equal in everything but their weights."""
+        """Write all experts of a layer in order; they differ only in their weights."""
         hashes: list[str] = []
         with WeightFile(self.folder / f"{layer_name(EXPERTS, layer)}.bin") as file:
             for expert in range(self.family.experts):
@@ -271,7 +270,7 @@ class Conversion:
         content = model.SerializeToString()
         (self.folder / f"{name}.onnx").write_bytes(content)
         part.files[f"{name}.onnx"] = {"bytes": len(content), "sha256": sha256(content)}
-        # An expert's own weights have digests of their own.
+        # Experts' weights have separate digests.
         used = "" if name == "expert" else weights.entry()["sha256"]
         part.subgraphs[name] = sha256(f"{part.files[f'{name}.onnx']['sha256']} {used}".encode())
 
@@ -303,7 +302,7 @@ class Conversion:
 
 
 def _expert_store() -> tuple[Store, bytearray, list[dict[str, Any]]]:
-    """A store for one expert's weights, the bytes that it fills, and what lies where in them."""
+    """(store for one expert's weights, the bytes that it fills, the tensors' places in them)."""
     content, layout = bytearray(), []
 
     def place(name: str, value: np.ndarray) -> ExternalData:
@@ -318,7 +317,7 @@ def _expert_store() -> tuple[Store, bytearray, list[dict[str, Any]]]:
 
 
 def fingerprint(folder: Path) -> str:
-    """What a package of this model folder depends on: the config, and name, size and time of every weight file."""
+    """A hash of what a package of this model folder depends on: the config, and name, size and time of every weight file."""
     digest = hashlib.sha256(f"moescope package {FORMAT}\n".encode())
     for name in COPIED:
         digest.update((folder / name).read_bytes() if (folder / name).exists() else b"")
@@ -353,13 +352,13 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
         shutil.rmtree(working, ignore_errors=True)
         raise
     package = Package(target, verify=False)
-    package.remember_verified()  # its hashes were taken while it was written
+    package.remember_verified()  # its hashes were computed while it was written
     return package
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second conversion; the kernel unlocks it whatever ends this process."""
+    """Lock the folder against a second conversion; the kernel unlocks it however this process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -369,7 +368,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def up_to_date(model: Path, target: Path, what: PackageFormat) -> Package | None:
-    """The package at `target` where it is whole and was made of this very model in this way."""
+    """The package at `target` if it is complete and was made from this model in this format; otherwise None."""
     if not is_package(target):
         return None
     try:
@@ -381,7 +380,7 @@ def up_to_date(model: Path, target: Path, what: PackageFormat) -> Package | None
 
 
 def open_or_convert(path: Path, target: Path | None = None, progress: Progress | None = None) -> Package:
-    """The package at `path`, or the up-to-date package of the model at `path`, converted if need be."""
+    """The package at `path`, or the up-to-date package of the model at `path`, converted if needed."""
     if is_package(path):
         return Package(path)
     read_config(path)

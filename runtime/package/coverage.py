@@ -1,4 +1,4 @@
-"""Before a conversion: does the family read every tensor of the checkpoint, and does each hold numbers?"""
+"""Checks before a conversion: the family reads every tensor of the checkpoint, and all of them are finite."""
 
 import re
 from pathlib import Path
@@ -14,13 +14,13 @@ IGNORABLE = re.compile(
     r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^(model\.)?mtp[._]"
     r"|^(model\.)?(visual|vision_tower|audio_tower|embed_vision|embed_audio)\."
 )
-"""Buffers that follow from config.json, layers that predict further tokens, parts that see or hear: text needs none."""
+"""Tensors that text does not need: buffers that follow from config.json, layers that predict further tokens, vision, audio."""
 
 
 def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> None:
-    """Raise ModelError for a tensor that is missing, has another shape, that nothing would use, or that holds NaN or infinity.
+    """Raise ModelError for a tensor that is missing, has a wrong shape, would not be used, or contains NaN or infinity.
 
-    predicted_layers: layers behind the last one that predict further tokens (DeepSeek-V3), which this runtime omits.
+    predicted_layers: layers after the last one that predict further tokens (DeepSeek-V3), which this runtime omits.
     """
     outline = Outline(model)
     _read_all(outline, family)
@@ -58,7 +58,7 @@ def _read_all(outline: Outline, family: Family) -> None:
 
 
 def _repeat_for_experts(outline: Outline, experts: int, of_first: set[str]) -> None:
-    """Every expert has the tensors of the first."""
+    """Mark the tensors of all experts as used; raises ModelError if an expert lacks one that the first has."""
     names = {re.sub(r"\.experts\.0\.", f".experts.{expert}.", name) for name in of_first for expert in range(experts)}
     if missing := sorted(names - outline.names.keys()):
         problem = f"{outline.folder} has no tensor {missing[0]}"

@@ -1,8 +1,8 @@
 """Writes a small Qwen3-MoE model from a seed: a few megabytes, real tokenizer files, no download.
 
-The weights are random, with structure that makes it worth watching: the head holds the bigrams of the shipped text, so that
-greedy text is made of words; attention subtracts what was seen (FATIGUE), evenly over the past (SHARPNESS), so that it does not
-fall into one phrase; and routers are wide enough that every expert is chosen.
+The weights are random, with some structure: the head encodes the bigrams of the shipped text, so that greedy text consists of
+words; attention subtracts tokens already seen (FATIGUE), evenly over the past (SHARPNESS), so that the text does not repeat one
+phrase; and routers are wide enough that every expert is chosen.
 """
 
 import json
@@ -125,7 +125,7 @@ def weights(sizes: DemoSizes, seed: int, vocabulary: int, text: list[int]) -> di
 
 
 def _bigram_head(embedding: np.ndarray, text: list[int]) -> np.ndarray:
-    """Scores each token by how often it follows the current one in the text: a sum of the embeddings it follows."""
+    """Scores each token by how often it follows the current one in the text: a sum of its predecessors' embeddings."""
     head = np.zeros_like(embedding)
     for current, following in pairwise(text):
         head[following] += embedding[current]

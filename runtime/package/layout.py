@@ -1,4 +1,4 @@
-"""A converted model: one folder of ONNX subgraphs and large weight files, with a manifest that says what lies where.
+"""A converted model: a folder of ONNX subgraphs and large weight files, with a manifest of their contents.
 
     manifest.json         format, fingerprint of the checkpoint, precisions, files (bytes, sha256), subgraphs (digests),
                           embedding; experts: tensors of one expert (name, dtype, shape, offset), bytes, stride, and for each
@@ -38,18 +38,18 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 VERIFIED = ".verified"
 PAGE = ALIGNMENT
-# Of madvise, since Linux 5.14; Python 3.11 does not name it.
+# An advice of madvise, since Linux 5.14; Python 3.11 has no name for it.
 MADV_POPULATE_READ = 22
 EXPERTS = "experts"
 
 
 def is_package(folder: Path) -> bool:
-    """Does the folder look like a package?"""
+    """Whether the folder looks like a package."""
     return (folder / MANIFEST).is_file()
 
 
 class Package:
-    """A package on disk, opened for reading. Files that changed since the last check are checked against their hashes."""
+    """A package opened for reading. Files that changed since the last check are verified against their hashes."""
 
     def __init__(self, folder: Path, verify: bool = True):
         self.folder = folder
@@ -89,22 +89,22 @@ class Package:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert's weights as they are stored."""
+        """Bytes of one expert's weights as stored."""
         return int(self.manifest["experts"]["bytes"])
 
     @property
     def all_experts_bytes(self) -> int:
-        """Bytes of all experts of all layers as they are stored."""
+        """Bytes of all experts of all layers as stored."""
         return self.expert_bytes * self.family.experts * (self.family.layers - len(self.family.dense))
 
     @property
     def portable(self) -> bool:
-        """Does it hold the subgraphs of plain operators that an NPU takes?"""
+        """Whether it has the subgraphs of plain operators for NPUs."""
         return attention_name(0, portable=True) in self.manifest["subgraphs"]
 
     @property
     def compiled_for(self) -> dict[str, Any]:
-        """Options (tiers, chunk, soc) that context binaries were compiled for ahead of time; empty where none were."""
+        """Options (tiers, chunk, soc) for which context binaries were compiled in advance; empty if none were."""
         compiled = self.manifest.get("compiled", {})
         options = {name: compiled[name] for name in ("chunk", "soc") if compiled.get(name)}
         return options | ({"tiers": tuple(compiled["tiers"])} if compiled.get("tiers") else {})
@@ -115,7 +115,7 @@ class Package:
         return int(self.manifest["experts"]["stride"])
 
     def expert_range(self, layer: int, expert: int) -> FileRange:
-        """Where the expert's weights lie: at a multiple of PAGE."""
+        """The range of the expert's weights, which begins at a multiple of PAGE."""
         return FileRange(self._expert_files[layer], expert * self.expert_stride, self.expert_bytes)
 
     @cached_property
@@ -139,7 +139,7 @@ class Package:
         return np.frombuffer(self._map(span.path), np.uint8, span.bytes, span.offset)
 
     def read_mapped(self, layer: int, expert: int) -> np.ndarray:
-        """The same, read now as a whole; from the disk in huge pages, where the kernel and the file system know them."""
+        """The expert's bytes in the mapped file, all read now; in huge pages if kernel and file system support them."""
         span = self.expert_range(layer, expert)
         try:
             whole = self._map(span.path)
@@ -147,7 +147,7 @@ class Package:
                 whole.madvise(mmap.MADV_HUGEPAGE)
             whole.madvise(MADV_POPULATE_READ, span.offset, span.bytes)
         except OSError as error:
-            if error.errno != EINVAL:  # kernels before 5.14 do not know it
+            if error.errno != EINVAL:  # not supported by kernels before 5.14
                 raise PackageError(f"{span.path} cannot be read ({error.strerror}): convert again") from None
         return self.mapped_expert(layer, expert)
 
@@ -157,7 +157,7 @@ class Package:
         return np.frombuffer(self._map(self.folder / entry["file"]), entry["dtype"]).reshape(entry["shape"])
 
     def graph(self, name: str) -> bytes:
-        """A subgraph's ONNX bytes, its weights omitted."""
+        """A subgraph's ONNX bytes without its weights."""
         try:
             return (self.folder / f"{name}.onnx").read_bytes()
         except OSError as error:
@@ -178,7 +178,7 @@ class Package:
         return bytes(model.SerializeToString())
 
     def digest(self, name: str) -> str:
-        """What the subgraph depends on, weights included, as sha256."""
+        """The sha256 of everything that the subgraph depends on, weights included."""
         place = parse_expert_name(name)
         if not place:
             return str(self.manifest["subgraphs"][name])
@@ -186,16 +186,16 @@ class Package:
         return sha256(f"{self.manifest['subgraphs']['expert']} {weights}".encode())
 
     def damaged(self) -> list[str]:
-        """Files whose content is not what was written."""
+        """Files whose content differs from what was written."""
         return [name for name, entry in self.manifest["files"].items() if file_sha256(self.folder / name) != entry["sha256"]]
 
     def stamps(self) -> dict[str, list[int]]:
-        """Size and time of every file: equal stamps need no second check."""
+        """Size and time of every file; equal stamps need no second check."""
         states = {name: (self.folder / name).stat() for name in self.manifest["files"]}
         return {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()}
 
     def write(self, name: str, content: bytes, remedy: str = "free space or copy the package") -> Path:
-        """Put a file into the package, whole or not at all, in place of an older one; an error ends with `remedy`."""
+        """Write a file into the package atomically, replacing an older one; an error ends with `remedy`."""
         path, partial = self.folder / name, self.folder / f".{name}.partial"
         try:
             partial.write_bytes(content)
@@ -207,18 +207,18 @@ class Package:
         return path
 
     def require_writable(self) -> None:
-        """Refuse a package that cannot be written, ahead of long work whose result shall lie in it."""
+        """Refuse a read-only package before long work whose result is to be stored in it."""
         if not os.access(self.folder, os.W_OK):
             raise PackageError(f"{self.folder} cannot be written: work on a copy of the package")
 
     def change_manifest(self, changes: dict[str, Any], remedy: str = "free space or copy the package") -> None:
-        """Replace entries of the manifest, on disk and here."""
+        """Replace entries of the manifest, on disk and in memory."""
         manifest = self.manifest | changes
         self.write(MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode(), remedy)
         self.manifest = manifest
 
     def remember_verified(self) -> None:
-        """Note that the files are what was written."""
+        """Note that the files match their hashes."""
         with suppress(OSError):
             (self.folder / VERIFIED).write_text(json.dumps(self.stamps()), encoding="utf-8")
 
@@ -256,7 +256,7 @@ def expert_name(layer: int, expert: int) -> str:
 
 
 def parse_expert_name(name: str) -> tuple[int, int] | None:
-    """(layer, expert) of an expert's subgraph; None for another."""
+    """(layer, expert) of an expert's subgraph; None for others."""
     parts = name.split("_")
     return (int(parts[1]), int(parts[2])) if parts[0] == "expert" and len(parts) == 3 else None
 
@@ -278,7 +278,7 @@ def user_cache() -> Path:
 
 
 def default_target(model: Path) -> Path:
-    """`.moescope-package` in the model folder, or a place in the user's cache where that cannot be written."""
+    """`.moescope-package` in the model folder, or a place in the user's cache if that is not writable."""
     if os.access(model, os.W_OK):
         return model / ".moescope-package"
     return user_cache() / sha256(str(model.resolve()).encode())[:16]

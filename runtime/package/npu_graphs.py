@@ -1,4 +1,4 @@
-"""Subgraphs as the NPU takes them: with 4- and 8-bit weights QNN multiplies only rows of [1, T, K], and adds nothing to them."""
+"""Subgraphs adapted to the NPU: with 4- and 8-bit weights QNN multiplies only inputs [1, T, K], and without a bias."""
 
 import numpy as np
 import onnx
@@ -10,7 +10,7 @@ AXIS = "npu_axis"
 
 
 def for_npu(graph: bytes) -> bytes:
-    """The same graph; products with quantized weights get a leading axis, and their biases a node of their own."""
+    """The same graph with a leading axis for products with quantized weights, and separate nodes for their biases."""
     model = onnx.load_model_from_string(graph)
     if not any(node.op_type == OPERATOR for node in model.graph.node):
         return graph

@@ -1,7 +1,7 @@
-"""Explicit reads: one aligned pread brings an expert, past the page cache where the file system lets it.
+"""Explicit reads: one aligned pread per expert, bypassing the page cache if the file system supports it.
 
-O_DIRECT needs addresses, offsets and lengths aligned. Where a file system refuses it (some overlays, older tmpfs), the file is
-read through the page cache and its pages are dropped at once, so that memory holds an expert once.
+O_DIRECT needs aligned addresses, offsets and lengths. If a file system refuses it (some overlays, older tmpfs), the file is
+read through the page cache and its pages are dropped at once, so that memory holds an expert only once.
 """
 
 import mmap
@@ -19,20 +19,20 @@ import numpy as np
 from runtime.errors import PackageError
 
 ALIGNMENT = 4096
-# Of one pread, between which others may come first; a disk reads as fast in such pieces.
+# Bytes per pread; more urgent reads may run between two of them. A disk is as fast with pieces of this size.
 PIECE = 4 << 20
 OPEN_FILES = 128
-# Evicted blocks wait here for the loads that they made room for: to give them back and ask anew costs a millisecond each.
+# Free blocks kept for the loads that they made room for: freeing and allocating a block costs a millisecond.
 SPARE_BLOCKS = 32
-# Large blocks lie side by side in arenas of huge pages: direct reads fill these more than twice as fast as single pages, with a
-# quarter of the kernel's work. Smaller ones would hold more memory than was asked for.
+# Large blocks are allocated side by side in arenas of huge pages, which direct reads fill more than twice as fast as single
+# pages, with a quarter of the kernel's work. Smaller ones would hold more memory than requested.
 HUGE_PAGE, ARENA = 2 << 20, 64 << 20
 REMEDY = "delete the package and convert again"
 
 
 @dataclass(frozen=True)
 class FileRange:
-    """Where bytes lie."""
+    """A range of bytes in a file."""
 
     path: Path
     offset: int
@@ -54,7 +54,7 @@ class BlockPool:
         self._lock = Lock()
 
     def take(self, count: int) -> np.ndarray:
-        """A block of at least `count` bytes."""
+        """Take a block of at least `count` bytes."""
         size = aligned(count)
         with self._lock:
             for free in (self._warm.get(size), self._empty.get(size)):
@@ -64,7 +64,7 @@ class BlockPool:
             return self._empty[size].pop()
 
     def give(self, block: np.ndarray) -> None:
-        """Nobody reads this block any more."""
+        """Return a block that is no longer read."""
         with self._lock:
             kept = sum(map(len, self._warm.values())) < self.spare
             if not kept:
@@ -73,7 +73,7 @@ class BlockPool:
 
 
 def arena(size: int) -> list[np.ndarray]:
-    """Blocks of this size side by side, the first one last; memory comes when they are written."""
+    """Adjacent blocks of this size, the first one last; their memory is allocated when they are written."""
     count = max(ARENA // size, 1)
     memory = mmap.mmap(-1, count * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= HUGE_PAGE // 4:
@@ -84,13 +84,13 @@ def arena(size: int) -> list[np.ndarray]:
 
 
 def release_memory(block: np.ndarray) -> None:
-    """Its pages go back to the system; it reads as zeros until it is written again."""
+    """Return a block's pages to the system; it reads as zeros until it is written again."""
     whole: Any = block.base
     whole.base.obj.madvise(mmap.MADV_DONTNEED, block.ctypes.data - whole.ctypes.data, len(block))
 
 
 class Reader:
-    """Reads places into blocks, from any thread; calls `between` after each piece."""
+    """Reads file ranges into blocks, from any thread; calls `between` after each piece."""
 
     def __init__(self, direct: bool = True, between: Callable[[], None] = lambda: None):
         self.between = between
@@ -101,7 +101,7 @@ class Reader:
         self._lock = Lock()
 
     def read(self, span: FileRange, block: np.ndarray) -> np.ndarray:
-        """The range's bytes, as a view of `block`."""
+        """Read a range; returns its bytes as a view of `block`."""
         first = span.offset // ALIGNMENT * ALIGNMENT
         skip = span.offset - first
         count = skip + span.bytes
@@ -181,7 +181,7 @@ class Reader:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
 
     def _reopen(self, path: Path, old: int) -> int:
-        """The file system took O_DIRECT and then refused the read: read this and every later file through the page cache."""
+        """Read this and all later files through the page cache: the file system accepted O_DIRECT but refused the read."""
         self.direct = False
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(descriptor, old, inheritable=False)

@@ -13,13 +13,13 @@ PLAIN = (
     "{% for m in messages %}{{ {'system': '', 'user': 'User: ', 'assistant': 'Assistant: '}[m['role']] }}{{ m['content'] }}\n"
     "{% endfor %}Assistant:"
 )
-"""Turns for a model that has no template."""
+"""The chat template for models without one."""
 UNBOUNDED = 10**30
-"""Tokens: the engine itself says where a conversation does not fit."""
+"""Token limit for the tokenizer: the engine itself reports a conversation that does not fit."""
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """tokenizer.json; ModelError where it is missing or broken."""
+    """Read tokenizer.json; raises ModelError if it is missing or broken."""
     path = folder / "tokenizer.json"
     read_json(path, "copy tokenizer.json into the model folder and convert again")
     try:
@@ -29,7 +29,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def further_end_ids(folder: Path) -> frozenset[int]:
-    """Ids that end an answer by generation_config.json, beside those of config.json."""
+    """Ids that end an answer by generation_config.json, in addition to those of config.json."""
     path = folder / "generation_config.json"
     ids = read_json(path, "copy it from the model").get("eos_token_id") if path.exists() else None
     further = ids if isinstance(ids, list) else [] if ids is None else [ids]
@@ -52,9 +52,9 @@ class ChatTemplate:
         self._tokenizer.chat_template = self._tokenizer.chat_template or PLAIN
 
     def ids(self, messages: list[Message], **options: Any) -> list[int]:
-        """Ids of a conversation that the model shall continue with its answer, as transformers' apply_chat_template makes them.
+        """Token ids of a conversation up to the model's answer, like transformers' apply_chat_template.
 
-        options: what the template reads beside the messages, such as `tools` or `enable_thinking`.
+        options: further variables of the template, such as `tools` or `enable_thinking`.
         """
         from jinja2 import TemplateError
 

@@ -1,1 +1,1 @@
-"""Which backend runs what, by measured costs."""
+"""Chooses backends by measured costs."""

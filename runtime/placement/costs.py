@@ -1,7 +1,7 @@
-"""What each subgraph kind costs on each backend, as `tune` measured it on this machine, and the choices that follow from it.
+"""The cost of each subgraph kind on each backend, as measured by `tune` on this machine, and the resulting choices.
 
-The table lies in the package as `costs.json`, outside of its hashes: another machine measures its own. Without one that was
-measured here the runtime does what DEFAULT says.
+The table is kept in the package as `costs.json`, outside of its hashes, since another machine measures its own. Without a table
+from this machine, the runtime uses DEFAULT.
 """
 
 import json
@@ -30,10 +30,10 @@ Names = dict[str, str]
 
 @dataclass(frozen=True)
 class Cost:
-    """One measured cell: a run over `rows` rows in a static shape of `tier` rows (0: dynamic), or the load of an expert.
+    """A measured cell: a run over `rows` rows in a static shape of `tier` rows (0: dynamic), or the load of an expert.
 
-    kind: attention, expert, router, shared, mlp, head. backend: cpu, htp. form: how the CPU brings an expert (mapped, read) or
-    the NPU (context: its binary); empty for what is always there. Times in ns: median, least and most of `count`.
+    kind: attention, expert, router, shared, mlp, head. backend: cpu, htp. form: how the CPU loads an expert (mapped, read) or
+    the NPU does (context: its binary); empty for resident subgraphs. Times in ns: median, minimum and maximum of `count`.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class CostTable:
-    """All cells; `machine` says where they were measured, `chunk` and `top_k` what a prefill step consists of."""
+    """All cells; `machine`: where they were measured; `chunk` and `top_k`: the composition of a prefill step."""
 
     package: str
     machine: dict[str, Any]
@@ -60,7 +60,7 @@ class CostTable:
 
     @classmethod
     def of(cls, package: Package, options: Options) -> "tuple[CostTable | None, str]":
-        """The package's table, or None and why: there is none, or it was measured elsewhere or for other shapes."""
+        """(the package's table, ""), or (None, reason): there is none, or it was measured elsewhere or for other shapes."""
         table = cls.stored(package)
         if table is None:
             return None, "not tuned"
@@ -74,7 +74,7 @@ class CostTable:
 
     @classmethod
     def stored(cls, package: Package) -> "CostTable | None":
-        """The table in the package, wherever it was measured; None where there is none that can be read."""
+        """The table in the package, wherever it was measured; None if there is no readable one."""
         try:
             stored = json.loads((package.folder / COSTS).read_text(encoding="utf-8"))
             if stored.pop("format") != FORMAT:
@@ -85,15 +85,15 @@ class CostTable:
             return None
 
     def save(self, package: Package) -> Path:
-        """Put the table into the package, in place of an older one."""
+        """Write the table into the package, replacing an older one."""
         return package.write(COSTS, (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode())
 
     def measured(self, kind: str, backend: int, tier: int = 0) -> bool:
-        """Was this kind run on this backend, in a static shape of `tier` rows where one is given?"""
+        """Whether this kind was measured on this backend, in a static shape of `tier` rows if one is given."""
         return any((c.kind, c.backend) == (kind, BACKENDS[backend]) and tier in (0, c.tier) for c in self.cells)
 
     def run_ns(self, kind: str, backend: int, rows: int, tier: int = 0) -> float:
-        """Of one run over `rows` rows: a static shape costs the same for any of them, a dynamic one is interpolated."""
+        """Time of a run over `rows` rows: a static shape costs the same for any number of rows, a dynamic one is interpolated."""
         runs = [c for c in self.cells if (c.kind, c.backend, c.what, c.tier) == (kind, BACKENDS[backend], RUN, tier)]
         if not runs:
             return float("inf")
@@ -107,7 +107,7 @@ class CostTable:
         return ns * max(rows / measured_rows[-1], 1)
 
     def load_ns(self, backend: int, tier: int = 0) -> float:
-        """Of bringing one expert from disk in the form that a limited cache uses."""
+        """Time to load one expert from disk in the form that a limited cache uses."""
         loads = [
             c.median_ns
             for c in self.cells
@@ -116,16 +116,16 @@ class CostTable:
         return float(min(loads)) if loads else float("inf")
 
     def prefill(self, tiers: tuple[int, ...]) -> Names:
-        """Backend of attention and of experts that makes one chunk quickest: on two of them they overlap, on one they follow."""
+        """The backends of attention and of experts that process a chunk fastest: two backends overlap, one runs both in turn."""
         tier = max(tiers)
         return self._quickest(self.chunk, self.chunk * self.top_k / tier, tier, tier, overlap=True)
 
     def decode(self, tiers: tuple[int, ...]) -> Names:
-        """The same for one row: nothing overlaps, for the router waits for attention and the next layer for the experts."""
+        """The fastest backends for one row: nothing overlaps; the router waits for attention and the next layer for experts."""
         return self._quickest(1, self.top_k, 1, min(tiers), overlap=False)
 
     def _quickest(self, rows: int, runs: float, expert_rows: int, tier: int, overlap: bool) -> Names:
-        """Of attention over `rows` rows and `runs` runs of an expert over `expert_rows`, in this tier on the NPU."""
+        """The fastest for attention over `rows` rows and `runs` runs of an expert over `expert_rows`, in this tier on the NPU."""
         attention = {CPU: self.run_ns("attention", CPU, rows), HTP: self.run_ns("attention", HTP, rows, rows)}
         experts = {CPU: runs * self.run_ns("expert", CPU, expert_rows), HTP: runs * self.run_ns("expert", HTP, expert_rows, tier)}
 
@@ -138,7 +138,7 @@ class CostTable:
 
 
 class Flush:
-    """Where a partial buffer runs: in the smallest tier that holds its rows."""
+    """Decides where a partial buffer runs: in the smallest tier that holds its rows."""
 
     def __init__(self, tiers: tuple[int, ...]):
         self.tiers = tiers
@@ -154,9 +154,9 @@ class Flush:
 
 
 class FlushByCost(Flush):
-    """Where the table says that it ends soonest; `limited`: a form that has not just run must be loaded first.
+    """Decides by the table where it ends soonest; `limited`: a form that has not just run must be loaded first.
 
-    What the cache happens to hold plays no part, so that the same prompt runs in the same places every time.
+    The cache's current content is not considered, so that the same prompt always runs in the same places.
     """
 
     def __init__(self, table: CostTable, tiers: tuple[int, ...], limited: bool):
@@ -170,7 +170,7 @@ class FlushByCost(Flush):
         return any(self.place(rows, ())[0] == CPU for rows in range(1, max(self.tiers)))
 
     def place(self, rows: int, loaded: Iterable[tuple[int, int]]) -> tuple[int, int]:
-        """Backend and tier of least cost; a full tier stays on the NPU."""
+        """Backend and tier with the least cost; a full tier stays on the NPU."""
         if rows >= max(self.tiers):
             return super().place(rows, loaded)
         key = rows, frozenset(loaded)
@@ -186,7 +186,7 @@ class FlushByCost(Flush):
 
 
 def machine(threads: int, npu: bool) -> dict[str, Any]:
-    """What decides how long a run takes here; `npu` says which NPU, or its emulator, where it is used."""
+    """The properties of this machine that determine run times, with the NPU or emulator if `npu`."""
     facts = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": threads, "onnxruntime": version("onnxruntime")}
     if npu:
         from runtime.backends import htp

@@ -1,4 +1,4 @@
-"""What a user chooses when loading a model."""
+"""The options for loading a model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +10,10 @@ from runtime.errors import RequestError
 
 AUTO = "auto"
 PLACED = ("attention", "expert")
-"""Kinds of subgraphs that run where the user or the table says; the others stay on the CPU."""
+"""Kinds of subgraphs placed by the user or the table; the others stay on the CPU."""
 TIERS = (1, 8, 32)
 PERFORMANCE = ("default", "burst", "balanced", "high_performance", "low_balanced", "power_saver")
-"""What the QNN provider asks the HTP's clocks for."""
+"""Performance modes of the HTP's clocks that the QNN provider can request."""
 KV_BITS = (8, 16, 32)
 PREFETCH = ("auto", "on", "off")
 
@@ -22,15 +22,14 @@ PREFETCH = ("auto", "on", "off")
 class Options:
     """Placement, budget and sizes of one engine.
 
-    prefill_backend, decode_backend: where attention and experts of that phase run (`attention=cpu,expert=htp` for each its own);
-    `auto` follows the package's cost table, without one it takes the NPU where there is one for prefill and the CPU for decode.
+    prefill_backend, decode_backend: where attention and experts of that phase run (`attention=cpu,expert=htp` for one each);
+    `auto` follows the package's cost table; without one it uses the NPU, if there is one, for prefill and the CPU for decode.
     expert_cache: bytes, None for everything. chunk: prompt rows of one attention run. tiers: static expert shapes on the NPU, in
-    rows. soc: SoC that the emulator reports, empty for its default. performance: what the HTP's clocks are asked for. threads: of
-    one CPU graph. kv_bits: of kept keys and values.
-    prefetch: load experts ahead of the router; `auto` where the cache is limited and a trial during decoding shows
-    that it pays.
-    cache_policy: eviction policy. profile: a folder that gets all four kinds of profile. qnn_profile: a
-    level, or levels by subgraph kind; qnn_profile_every, qnn_profile_most: every Nth run of each subgraph, and at most how many.
+    rows. soc: SoC that the emulator reports, empty for its default. performance: mode of the HTP's clocks. threads: of one CPU
+    graph. kv_bits: of kept keys and values.
+    prefetch: load experts ahead of the router; `auto`: if the cache is limited and a trial during decoding shows that it pays.
+    cache_policy: eviction policy. profile: folder for all four kinds of profile. qnn_profile: a level, or levels by subgraph
+    kind; qnn_profile_every, qnn_profile_most: every Nth run of each subgraph, and the maximum number of them.
     """
 
     prefill_backend: str = "cpu"
@@ -68,23 +67,23 @@ class Options:
             raise RequestError("chunk, threads and tiers must be 1 or more")
 
     def uses(self, backend: str) -> bool:
-        """Does any phase place anything there?"""
+        """Whether any phase uses this backend."""
         return any(backend in placed(chosen).values() for chosen in (self.prefill_backend, self.decode_backend))
 
     def profiling(self) -> Profiling:
-        """What QNN shall profile, as an object that may be changed while the engine runs."""
+        """The settings of QNN's profiling, as an object that may be changed while the engine runs."""
         level = "detailed" if self.profile and self.qnn_profile == OFF else self.qnn_profile
         return Profiling.parse(level, self.qnn_profile_every, self.qnn_profile_most)
 
 
 def check_soc(soc: str) -> None:
-    """Refuse what is not the number of an SoC."""
+    """Refuse a text that is not the number of an SoC."""
     if soc and not soc.isdecimal():
         raise RequestError(f"--soc {soc!r} is not an SoC number: give its number in Qualcomm's SDK, such as 57")
 
 
 def placed(text: str) -> dict[str, str]:
-    """Kind → backend, of one backend's name for all kinds or of `attention=cpu,expert=htp`."""
+    """Kind → backend, from one backend's name for all kinds or from `attention=cpu,expert=htp`."""
     if text in BACKENDS.values():
         return dict.fromkeys(PLACED, text)
     pairs = dict(word.strip().partition("=")[::2] for word in text.split(","))

@@ -1,4 +1,4 @@
-"""Where `auto` places attention and experts: by the package's cost table, or by the default where it has none from here."""
+"""Resolves `auto` for attention and experts, by the package's cost table or, without one from this machine, by the default."""
 
 import sys
 from dataclasses import replace
@@ -9,7 +9,7 @@ from runtime.placement.options import AUTO, Options
 
 
 def npu_missing(package: Package) -> str:
-    """Empty where the package can run on an NPU here, else why not."""
+    """Empty if the package can run on an NPU here, otherwise the reason why not."""
     from runtime.backends import htp
 
     if not package.portable:
@@ -18,7 +18,7 @@ def npu_missing(package: Package) -> str:
 
 
 def resolve(options: Options, package: Package) -> tuple[Options, CostTable | None]:
-    """Options without `auto`, and the table that placed them, None where none did. Standard error gets what `auto` became."""
+    """(options without `auto`, the table used for them or None). Prints on standard error what `auto` became."""
     if AUTO not in (options.prefill_backend, options.decode_backend):
         return options, None
     missing = npu_missing(package)
@@ -46,7 +46,7 @@ def _placed(options: Options, prefill: str, decode: str, reason: str) -> Options
 
 
 def _spelled(names: dict[str, str]) -> str:
-    """One backend's name where both kinds run on it."""
+    """The names as text: a single backend's name if both kinds run on it."""
     if len(set(names.values())) == 1:
         return names["expert"]
     return ",".join(f"{kind}={backend}" for kind, backend in names.items())

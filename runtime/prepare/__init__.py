@@ -1,1 +1,1 @@
-"""What is compiled, measured or learnt once, ahead of generation."""
+"""Work done once before generation: compiling, measuring, training."""

@@ -12,13 +12,13 @@ from runtime.telemetry.log import Step
 from runtime.telemetry.probes import Phase
 
 ROWS = 64
-"""Rows of logits at once: a vocabulary of 200,000 takes 100 MB of float64."""
+"""Rows of logits computed at once: a vocabulary of 200,000 takes 100 MB of float64."""
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Of `tokens` predicted tokens, with its standard error, which takes tokens as independent."""
+    """Perplexity over `tokens` predicted tokens, with its standard error, which treats tokens as independent."""
 
     perplexity: float
     error: float
@@ -26,15 +26,15 @@ class Perplexity:
 
     @classmethod
     def of(cls, losses: np.ndarray) -> "Perplexity":
-        """From losses [n] in nats."""
+        """Perplexity from losses [n] in nats."""
         value = float(np.exp(losses.mean()))
         return cls(value, value * float(losses.std() / np.sqrt(len(losses))), len(losses))
 
 
 def losses(engine: Engine, ids: list[int], window: int, stride: int, progress: Progress | None = None) -> np.ndarray:
-    """Negative log-likelihoods in nats of every token but the first [n - 1].
+    """Negative log-likelihoods [n - 1] in nats of all tokens except the first.
 
-    Windows of `window` tokens begin `stride` tokens apart; a token counts in the first window that holds it.
+    Windows of `window` tokens begin `stride` tokens apart; a token counts in the first window that contains it.
     """
     if window > engine.family.context:
         raise RequestError(f"a window of {window} tokens exceeds the model's context of {engine.family.context}")
@@ -51,7 +51,7 @@ def losses(engine: Engine, ids: list[int], window: int, stride: int, progress: P
 
 
 def _window_losses(engine: Engine, ids: list[int], first: int) -> np.ndarray:
-    """Of the tokens from `first` on."""
+    """Losses of the tokens from `first` on."""
     sequence = engine.begin_sequence(len(ids))
     hidden = engine.hidden(sequence, ids[:-1], Step(0, Phase.PREFILL, len(ids) - 1, 0, 0))[first - 1 :]
     targets = np.array(ids[first:])

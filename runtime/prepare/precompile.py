@@ -1,7 +1,7 @@
-"""Compiles subgraphs for the NPU ahead of their first use; their context binaries stay in the package.
+"""Compiles subgraphs for the NPU before their first use; their context binaries stay in the package.
 
-The manifest then says what was compiled (`compiled`: tiers, chunk, contexts, soc, layout), and an engine on this package takes
-these sizes where the user names no others. What an interrupted compilation has finished stays and is not made again.
+The manifest then lists what was compiled (`compiled`: tiers, chunk, contexts, soc, layout), and an engine on this package uses
+these sizes by default. Binaries finished by an interrupted compilation are kept and not compiled again.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ CHUNK = 64
 class Shapes:
     """What to compile: experts in `tiers` rows; attention in `chunk` rows and in one, over a past of each of `contexts` rows.
 
-    layout: of an expert's tiers, each in a binary of its own or all in one.
+    layout: each of an expert's tiers in a separate binary, or all in one.
     """
 
     tiers: tuple[int, ...] = TIERS
@@ -34,7 +34,7 @@ class Shapes:
         check_soc(self.soc)
 
     def sessions(self, package: Package) -> Iterator[tuple[str, dict[str, int]]]:
-        """Subgraph and dimensions of every context binary, experts of a layer behind its attention."""
+        """(subgraph, dimensions) of every context binary, a layer's experts after its attention."""
         family = package.family
         for layer in range(family.layers):
             for past in self.pasts(package):
@@ -50,14 +50,14 @@ class Shapes:
         return [expert_name(layer, expert) for layer in sorted(routed) for expert in range(family.experts)]
 
     def pasts(self, package: Package) -> list[int]:
-        """Rows of past, as sequences have them, none longer than the model's context."""
+        """Numbers of past rows, as sequences have them, none longer than the model's context."""
         return sorted({past_tier(min(context, package.family.context)) for context in self.contexts})
 
 
 def precompile(package: Package, shapes: Shapes, progress: Progress | None = None) -> int:
-    """Compile what is not there yet, note it in the manifest; returns the number of context binaries."""
+    """Compile missing binaries and note them in the manifest; returns the number of context binaries."""
     backend = HtpBackend(package, shapes.tiers, soc=shapes.soc)
-    # What is made here is not loaded here from what an earlier compilation made.
+    # Binaries compiled here are not loaded from those of an earlier compilation.
     backend.layout = SEPARATE
     jobs = [partial(backend.session, name, dims) for name, dims in shapes.sessions(package)]
     jobs += [partial(backend.share, name, shapes.tiers) for name in shapes.groups(package)]

@@ -1,4 +1,4 @@
-"""Fits the predictor to a model's own routing: runs text through the engine, one segment at a time, and keeps sums only."""
+"""Fits the predictor to a model's own routing: runs text through the engine, one segment at a time, and keeps only sums."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Routed:
     hot: dict[int, np.ndarray] = field(default_factory=dict)
 
     def features(self, view: str, layer: int) -> np.ndarray | None:
-        """What the view knows of the layer [n, F]; None where it knows nothing (`next` of the first layer)."""
+        """The view's features for the layer [n, F]; None if it has none (`next` of the first layer)."""
         if view == "token":
             return np.concatenate([normalised(self.states[0]), History.features_of(self.hot[layer])], axis=1)
         source = layer if view == "near" else layer - 1
@@ -49,7 +49,7 @@ class Collector:
         self.states, self.routed_chunks = [], {}
 
     def layer_begins(self, layer: int, hidden: np.ndarray) -> None:
-        """Keep what enters the layer."""
+        """Keep the state that enters the layer."""
         self.states.append(hidden.copy())
 
     def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
@@ -58,14 +58,14 @@ class Collector:
         self.routed_chunks.setdefault(layer, []).append(pair)
 
     def segment(self) -> Routed:
-        """All of the segment that has run."""
+        """The routing of the whole segment."""
         scores = {layer: np.concatenate([s for s, _ in parts]) for layer, parts in self.routed_chunks.items()}
         hot = {layer: np.concatenate([h for _, h in parts]) for layer, parts in self.routed_chunks.items()}
         return Routed(self.states, scores, hot)
 
 
 def collect(engine: Engine, segments: list[list[int]], progress: Progress | None = None) -> Iterator[Routed]:
-    """Each segment's routing, as the engine itself computes it."""
+    """Run the segments and yield the routing of each, as computed by the engine."""
     collector = Collector(routers_of(engine.package), engine.family.experts)
     engine.listeners.append(collector)
     try:
@@ -79,7 +79,7 @@ def collect(engine: Engine, segments: list[list[int]], progress: Progress | None
 
 
 class Sums:
-    """Normal equations of one view: features' products and features with scores, per layer."""
+    """Normal equations of one view, per layer: products of features with features and with scores."""
 
     def __init__(self, layers: int):
         self.products: list[Any] = [0] * layers
@@ -87,7 +87,7 @@ class Sums:
         self.rows = [0] * layers
 
     def add(self, layer: int, features: np.ndarray, scores: np.ndarray) -> None:
-        """One segment's rows."""
+        """Add the rows of one segment."""
         rows = np.concatenate([features, np.ones((len(features), 1), np.float32)], axis=1)
         self.products[layer] = self.products[layer] + rows.T @ rows
         self.targets[layer] = self.targets[layer] + rows.T @ scores
@@ -108,7 +108,7 @@ class Sums:
 
 
 def fit(passes: Iterator[Routed], layers: int) -> dict[str, View]:
-    """Ridge regression of every view; the curves mean never until they are calibrated."""
+    """Ridge regression of every view; until calibrated, the curves yield log odds NEVER."""
     sums = {view: Sums(layers) for view in VIEWS}
     for routed in passes:
         for view, layer, features in _all_features(routed):
@@ -117,7 +117,7 @@ def fit(passes: Iterator[Routed], layers: int) -> dict[str, View]:
 
 
 def calibrate(views: dict[str, View], passes: Iterator[Routed], top_k: int) -> None:
-    """Fit each logistic curve to segments that the maps have not seen."""
+    """Fit each logistic curve to segments not used for the maps."""
     samples: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray]]] = {}
     for routed in passes:
         for view, layer, features in _all_features(routed):
@@ -144,7 +144,7 @@ def logistic(margin: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Judgement:
-    """How good one view is on segments it has not seen, as sums over layers."""
+    """The quality of one view on unseen segments, as sums over layers."""
 
     layers: int
     widths: tuple[int, ...]
@@ -158,7 +158,7 @@ class Judgement:
         self.bins = np.zeros((BINS, 3))
 
     def add(self, layer: int, predicted: np.ndarray, hot: np.ndarray) -> None:
-        """One segment's chances and choices [n, E]."""
+        """Add one segment's probabilities and choices [n, E]."""
         ranked = np.take_along_axis(hot, np.argsort(-predicted, axis=1, kind="stable"), 1)
         self.recalled[layer] += [ranked[:, :width].sum() for width in self.widths]
         self.chosen[layer] += hot.sum()
@@ -167,7 +167,7 @@ class Judgement:
             self.bins[:, column] += np.bincount(bins, weight, BINS)
 
     def report(self) -> dict[str, Any]:
-        """Recall by width, in all and by layer, and calibration: predicted and true chance in ten bins, and their mean gap."""
+        """Recall by width, total and by layer, and calibration: predicted and true chance in ten bins, and their mean gap."""
         count = np.maximum(self.bins[:, 0], 1)
         gap = np.abs(self.bins[:, 1] - self.bins[:, 2]).sum() / max(self.bins[:, 0].sum(), 1)
         return {
@@ -184,7 +184,7 @@ class Judgement:
 
 
 def judge(views: dict[str, View], passes: Iterator[Routed], layers: int, experts: int, top_k: int) -> dict[str, Any]:
-    """Every view's report on held-out segments, at width k, 2k and 4k."""
+    """Every view's report on held-out segments, at widths k, 2k and 4k."""
     widths = tuple(min(experts, top_k * factor) for factor in (1, 2, 4))
     judgements = {view: Judgement(layers, widths) for view in VIEWS}
     for routed in passes:

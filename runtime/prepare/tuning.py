@@ -1,4 +1,4 @@
-"""Measures every subgraph kind on every backend that the package has, by row counts and by how experts lie."""
+"""Measures every subgraph kind on every backend of the package, by number of rows and by how experts are loaded."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ MAPPED, READ, CONTEXT = "mapped", "read", "context"
 
 @dataclass(frozen=True)
 class Cell:
-    """What shall be measured: `prepare` makes the thing that is timed, so that only one of them is in memory."""
+    """A cell to measure: `prepare` creates the timed call, so that only one of them is in memory."""
 
     kind: str
     backend: int
@@ -62,7 +62,7 @@ class Tuning:
         return CostTable(self.package.manifest["fingerprint"], this_machine, self.options.chunk, self.family.top_k, tuple(costs))
 
     def cells(self) -> Iterator[Cell]:
-        """Attention and experts on both backends, all else on the CPU, where it always runs."""
+        """Attention and experts on both backends, all other kinds on the CPU, where they always run."""
         chunk = self.options.chunk
         for rows in sorted({1, chunk}):
             yield self._attention(self.cpu, rows, 0)
@@ -86,7 +86,7 @@ class Tuning:
             yield Cell("expert", HTP, CONTEXT, RUN, tier, tier, partial(self._graph_run, npu, name, dims, "rows", tier))
 
     def _others(self) -> list[tuple[str, str, str]]:
-        """(kind, subgraph, its input) of what stays on the CPU."""
+        """(kind, subgraph, its input) of the kinds that stay on the CPU."""
         family = self.family
         graphs = [("router", layer_name("router", self.routed), "hidden"), ("head", "head", "hidden")]
         if family.shared_width:
@@ -103,7 +103,7 @@ class Tuning:
         return Cell("attention", backend.id, RESIDENT, RUN, tier, rows, partial(self._attend, backend, rows))
 
     def _attend(self, backend: Backend, rows: int) -> Callable[[], Any]:
-        """Over a past that is half filled."""
+        """A run of attention over a half-filled past."""
         family, chunk = self.family, self.options.chunk
         sequence = Sequence(family, min(family.context, past_tier(2 * chunk)))
         attention = make_attention(family, backend, self.log, rows)
@@ -142,7 +142,7 @@ class Tuning:
 
 
 def timed(cell: Cell, runs: int) -> Cost:
-    """One run to warm up, then `runs` of them; a cell that is slow gets fewer, but FEWEST."""
+    """Time a cell: one warm-up run, then `runs` runs; slow cells get fewer, but at least FEWEST."""
     run = cell.prepare()
     run()
     times: list[int] = []

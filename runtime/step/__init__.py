@@ -1,1 +1,1 @@
-"""One step of a model: attention, experts, sampling, and what it reports."""
+"""One step of a model: attention, experts, sampling, and its log."""

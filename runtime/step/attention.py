@@ -36,16 +36,16 @@ class Angles:
 
     @cached_property
     def sin(self) -> np.ndarray:
-        """Sines [capacity, 1, R]; the first half carries the rotation's minus."""
+        """Sines [capacity, 1, R]; the first half has the rotation's negative sign."""
         return np.concatenate([-self.half_sin, self.half_sin], axis=1)[:, None, :]
 
 
 class Sequence:
-    """Keys and values [KV, capacity, D] of every layer as they are kept (`dtype`; int8 with its `scales`), and the rotary tables.
+    """Kept keys and values [KV, capacity, D] of every layer (`dtype`; int8 with its `scales`), and the rotary tables.
 
-    Layers that keep a state instead have it in `states`.
+    Layers with a state instead have it in `states`.
 
-    `end`: rows when the running step is done; `ids`: the tokens whose rows are kept.
+    `end`: number of rows after the current step; `ids`: the tokens whose rows are kept.
     """
 
     def __init__(self, family: Family, tokens: int, dtype: type = np.float32, scales: Scales | None = None):
@@ -72,14 +72,14 @@ class Sequence:
             state.fill(0)
 
     def shorten(self, tokens: int) -> None:
-        """Forget what comes behind the first `tokens`; everything, where layers keep a state, which cannot be taken back."""
+        """Drop everything after the first `tokens`; all rows if layers keep a state, which cannot be rewound."""
         if tokens < self.length and any(self.states):
             self.restart()
         self.length = min(self.length, tokens)
         del self.ids[self.length :]
 
     def take(self, other: "Sequence") -> None:
-        """Become a copy of another sequence of the same model, whose rows have room here."""
+        """Become a copy of another sequence of the same model, whose rows must fit here."""
         for mine, theirs in zip(self.keys + self.values, other.keys + other.values, strict=True):
             mine[:, : other.length] = theirs[:, : other.length]
         for mine, theirs in zip(chain(*self.states), chain(*other.states), strict=True):
@@ -88,7 +88,7 @@ class Sequence:
         self._turn(other.rope)
 
     def turn_to(self, tokens: int) -> bool:
-        """Take the rotary table for `tokens` in all; True where it is another one, which kept keys do not fit."""
+        """Select the rotary table for a total of `tokens`; True if it changed, which makes kept keys invalid."""
         return self._turn(self.family.rope.for_length(tokens))
 
     def _turn(self, rope: Rope) -> bool:
@@ -99,7 +99,7 @@ class Sequence:
         return True
 
     def angles(self, layer: int) -> Angles:
-        """The rotary table of this layer, for as long as the sequence does not turn to another."""
+        """The current rotary table of this layer, valid until `turn_to` selects another."""
         rope = self.family.at(layer).rope
         rope = self.rope if rope is self.family.rope else rope
         if id(rope) not in self._angles:
@@ -107,13 +107,13 @@ class Sequence:
         return self._angles[id(rope)]
 
     def past(self, layer: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first rows of keys and values [KV, rows, D] in float32: the kept memory itself where it is float32."""
+        """The first rows of keys and values [KV, rows, D] in float32; the kept memory itself if it is float32."""
         steps = self._steps(layer)
         keys, values = (widen(cache[layer][:, :rows], step) for cache, step in zip((self.keys, self.values), steps, strict=True))
         return keys, values
 
     def keep(self, layer: int, position: int, keys: np.ndarray, values: np.ndarray | None = None) -> None:
-        """New float rows [KV, n, D] come in at `position`."""
+        """Store new float rows [KV, n, D] at `position`."""
         for cache, rows, step in zip((self.keys, self.values), (keys, values), self._steps(layer), strict=True):
             if rows is not None:
                 cache[layer][:, position : position + rows.shape[1]] = narrow(rows, self.dtype, step)
@@ -135,10 +135,10 @@ class PortableAttention:
             self._graph(layer, sequence.capacity)
 
     def release(self, sequence: Sequence) -> None:
-        """Nothing is held."""
+        """Does nothing: no memory of the sequence is held."""
 
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
-        """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
+        """Hidden [n, H] after attention and residual; stores the new keys and values in the sequence at `position`."""
         n, rows, past, family, angles = len(hidden), self.rows, sequence.capacity, self.family, sequence.angles(layer)
         feeds = {
             "hidden": _padded(hidden, rows),
@@ -162,7 +162,7 @@ class PortableAttention:
 
 
 class FusedAttention:
-    """Attention on the CPU as one operator that reads and extends the sequence's keys and values where they are."""
+    """Attention on the CPU as one operator that reads and extends the sequence's keys and values in place."""
 
     def __init__(self, family: Family, backend: Backend, log: RunLog):
         self.family, self.backend = family, backend
@@ -184,31 +184,31 @@ class FusedAttention:
         self._bindings = [self.bind(layer, sequence) for layer in range(self.family.layers)]
 
     def release(self, sequence: Sequence) -> None:
-        """Hold the sequence's memory no longer."""
+        """Release the sequence's memory."""
         if self._bound_to and self._bound_to[0] is sequence:
             self._bound_to, self._tables, self._bindings = None, {}, []
 
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
-        """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
+        """Hidden [n, H] after attention and residual; stores the new keys and values in the sequence at `position`."""
         out = np.empty_like(hidden)
         self.move_to(sequence, position + len(hidden))
         self.run_into(layer, shared(np.ascontiguousarray(hidden)), shared(out), len(hidden))
         return out
 
     def move_to(self, sequence: Sequence, end: int) -> None:
-        """The next runs make the sequence `end` rows long."""
+        """Have the next runs extend the sequence to `end` rows."""
         self.prepare(sequence)
         self._lengths[0], self._total[...] = end - 1, end
 
     def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
-        """The same over values of ONNX Runtime, behind `move_to`."""
+        """Like `run` over values of ONNX Runtime, after `move_to`."""
         binding = self._bindings[layer]
         binding.input("hidden", hidden)
         binding.output("hidden_out", out)
         self.graphs[layer].run_bound(binding, n)
 
     def bind(self, layer: int, sequence: Sequence) -> Binding:
-        """A binding to the sequence's memory; input `hidden` and output `hidden_out` are left to the caller."""
+        """A binding to the sequence's memory; the caller binds input `hidden` and output `hidden_out`."""
         if states := sequence.states[layer]:
             memory = [shared(state) for state in states]
             before, after = ({f"{name}_{i}": state for i, state in enumerate(memory)} for name in ("state", "next"))
@@ -222,7 +222,7 @@ class FusedAttention:
         return Binding(self.graphs[layer].session, inputs, {"present_k": keys, "present_v": values})
 
     def _turning(self, layer: int, sequence: Sequence) -> dict[str, ort.OrtValue]:
-        """The layer's rotary table as the operator reads it, one copy for all layers that share it."""
+        """The layer's rotary table in the operator's format, one copy for all layers that share it."""
         angles = sequence.angles(layer)
         if id(angles) not in self._tables:
             dtype = np.float16 if sequence.dtype == np.float16 else np.float32
@@ -232,9 +232,9 @@ class FusedAttention:
 
 
 class LatentAttention:
-    """Latent attention (MLA) on the CPU: the cache comes and goes in the same memory, so that only new rows are written.
+    """Latent attention (MLA) on the CPU: cache input and output share their memory, so that only new rows are written.
 
-    Runs cover the power of two that holds the whole step, not the chunk: sums then do not depend on the chunk's size.
+    Runs cover the power of two that holds the whole step, not just the chunk, so that sums do not depend on the chunk's size.
     """
 
     def __init__(self, family: Family, backend: Backend, log: RunLog):
@@ -245,26 +245,26 @@ class LatentAttention:
         self._sequence: Sequence | None = None
 
     def prepare(self, sequence: Sequence) -> None:
-        """Nothing is bound ahead."""
+        """Does nothing: nothing is bound in advance."""
 
     def release(self, sequence: Sequence) -> None:
-        """Hold the sequence no longer."""
+        """Release the sequence."""
         if self._sequence is sequence:
             self._sequence = None
 
     def move_to(self, sequence: Sequence, end: int) -> None:
-        """The next runs make the sequence `end` rows long."""
+        """Have the next runs extend the sequence to `end` rows."""
         sequence.end = end
         self._sequence = sequence
 
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
-        """Hidden [n, H] after attention and residual; the new keys join the sequence at `position`."""
+        """Hidden [n, H] after attention and residual; stores the new keys in the sequence at `position`."""
         out = np.empty_like(hidden)
         self._run(layer, shared(np.ascontiguousarray(hidden)), shared(out), sequence, position, len(hidden))
         return out
 
     def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
-        """The same over values of ONNX Runtime, behind `move_to`."""
+        """Like `run` over values of ONNX Runtime, after `move_to`."""
         assert self._sequence
         self._run(layer, hidden, out, self._sequence, self._sequence.end - n, n)
 
@@ -291,7 +291,7 @@ Attention = PortableAttention | FusedAttention | LatentAttention
 
 
 def make_attention(family: Family, backend: Backend, log: RunLog, rows: int) -> Attention:
-    """The kind of attention that the backend runs for this family."""
+    """The attention that the backend runs for this family."""
     if backend.tiers:
         return PortableAttention(family, backend, log, rows)
     return (FusedAttention if family.FUSED_ATTENTION else LatentAttention)(family, backend, log)
@@ -300,12 +300,12 @@ def make_attention(family: Family, backend: Backend, log: RunLog, rows: int) -> 
 def mask(rows: int, past: int, position: int, window: int = 0, appended: bool = True) -> np.ndarray:
     """Additive mask of `rows` new rows at `position`: each sees itself and earlier ones, the last `window` of them.
 
-    Columns are the `past` rows of the cache, then the new rows where they are `appended`.
+    Columns are the `past` rows of the cache, then the new rows if they are `appended`.
     """
     own = np.arange(position, position + rows)[:, None]
     columns = np.arange(past)
     if appended:
-        # Rows of the cache behind `position` are empty.
+        # Rows of the cache from `position` on are empty.
         columns = np.concatenate([np.where(columns < position, columns, np.iinfo(np.int64).max), own[:, 0]])
     seen = columns <= own
     if window:
@@ -314,7 +314,7 @@ def mask(rows: int, past: int, position: int, window: int = 0, appended: bool = 
 
 
 def _padded(values: np.ndarray, rows: int) -> np.ndarray:
-    """The values with zero rows up to `rows`."""
+    """The values padded with zero rows to `rows`."""
     if len(values) == rows:
         return np.ascontiguousarray(values)
     padded = np.zeros((rows, *values.shape[1:]), values.dtype)

@@ -33,7 +33,7 @@ from runtime.telemetry.profile import QNN, Timers
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one phase runs its attention and its experts, and the most rows of one attention run.
+    """Where one phase runs its attention and its experts, and the maximum number of rows of one attention run.
 
     Embedding, routers, shared experts, dense layers and head stay on the CPU.
     """
@@ -44,12 +44,12 @@ class Placement:
 
     @property
     def static(self) -> bool:
-        """Has attention static shapes?"""
+        """Whether attention has static shapes."""
         return isinstance(self.attention, PortableAttention)
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The placement as a readable text."""
         label = self.attention.backend.label
         return label if label == self.experts.label else f"{label} (attention) and {self.experts.label} (experts)"
 
@@ -98,12 +98,12 @@ class Engine:
         return sequence
 
     def release(self, sequence: Sequence) -> None:
-        """Let go of a sequence that no step will use again, so that its memory is freed."""
+        """Release a sequence that no further step uses, so that its memory is freed."""
         for holder in (*self._attentions.values(), *([self._tokens] if self._tokens else [])):
             holder.release(sequence)
 
     def resume_sequence(self, kept: Sequence, ids: list[int], tokens: int) -> Sequence:
-        """As `begin_sequence`, with the rows of `kept` that a prompt of `ids` begins with; its last token is never among them."""
+        """Like `begin_sequence`, with the rows of `kept` that the prompt `ids` begins with, never for its last token."""
         same = (mine == theirs for mine, theirs in zip(kept.ids, ids[:-1], strict=False))
         kept.shorten(sum(takewhile(bool, same)))
         if kept.capacity == past_tier(self._room(tokens)):
@@ -113,17 +113,17 @@ class Engine:
         return sequence
 
     def _room(self, tokens: int) -> int:
-        """Rows for a sequence of `tokens`: the least that attention was compiled for ahead of time, where any phase needs it."""
+        """Rows for a sequence of `tokens`; with static shapes, the smallest sufficient past that attention was compiled for."""
         if not any(placement.static for placement in self.placements.values()):
             return tokens
         compiled = self.package.manifest.get("compiled", {}).get("contexts", ())
         return min((room for room in compiled if room >= tokens), default=tokens)
 
     def step(self, sequence: Sequence, ids: list[int], sampler: Sampler, prompt: bool = False) -> tuple[Step, np.ndarray]:
-        """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from.
+        """Feed tokens and choose the next one; returns the finished step and the logits [V] that it was chosen from.
 
-        prompt: these tokens are the rest of one; they run as prefill behind what the sequence keeps, as an empty one's always do.
-        Where these tokens bring another rotary table (LongRoPE), all tokens of the sequence are recomputed.
+        prompt: these tokens are the rest of a prompt and run as prefill after the kept rows; in an empty sequence they always do.
+        If they lead to another rotary table (LongRoPE), all tokens of the sequence are recomputed.
         """
         if sequence.turn_to(sequence.length + len(ids)) and sequence.length:
             ids = [*sequence.ids, *ids]
@@ -132,7 +132,7 @@ class Engine:
         step = Step(self.log.next_seq, phase, len(ids), sequence.length)
         if self._prefetching:
             self._prefetching.step_begins(step)
-        # Between the probes: the time of a tracer's trap is no part of the step.
+        # Timed between the probes, so that the time of a tracer's trap is not part of the step.
         probes.token_begin(step.seq, phase, step.n_tokens, step.position)
         step.begin_ns = monotonic_ns()
         logits = np.asarray(self.logits(self.hidden(sequence, ids, step)[-1:])[0])
@@ -148,7 +148,7 @@ class Engine:
         return step, logits
 
     def hidden(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
-        """Hidden [n, H] of fed tokens behind the last layer; the sequence grows."""
+        """Hidden [n, H] of the fed tokens after the last layer; extends the sequence."""
         n = len(ids)
         sequence.end = sequence.length + n
         sequence.turn_to(sequence.end)
@@ -180,7 +180,7 @@ class Engine:
         self.experts.close()
 
     def _layer(self, layer: int, hidden: np.ndarray, sequence: Sequence, step: Step) -> np.ndarray:
-        """Attention and routing chunk by chunk; experts run whenever a buffer is full, the rest at the end; then combine."""
+        """Attention and routing chunk by chunk; experts run when a buffer is full, the others at the end; then combine."""
         place, n = self.placements[step.phase], len(hidden)
         if layer in self.family.dense:
             return self._dense_layer(layer, hidden, sequence, step)
@@ -236,7 +236,7 @@ class Engine:
         return normed, chosen, weights
 
     def _combine(self, work: LayerWork, attended: np.ndarray, weights: np.ndarray, common: np.ndarray | None) -> np.ndarray:
-        """The layer's result: the same for every arrival order."""
+        """The layer's result, which does not depend on the order in which experts finish."""
         layer, n, norms = work.layer, len(attended), self._norms[work.layer]
         used = tuple(sorted(work.used))
         origin = made_from(Kind.COMBINE, layer, used=used, shared=common is not None, finished=norms is not None)
@@ -249,7 +249,7 @@ class Engine:
 
     def _placement(self, names: dict[str, str], rows: int) -> Placement:
         attention, experts = (self.backends[HTP if names[kind] == "htp" else CPU] for kind in PLACED)
-        # Graphs of dynamic shape serve both phases.
+        # Graphs with dynamic shapes serve both phases.
         key = (attention.id, rows if attention.tiers else 0)
         if key not in self._attentions:
             self._attentions[key] = make_attention(self.family, attention, self.log, rows)
@@ -259,7 +259,7 @@ class Engine:
         return Graph(self.backends[CPU].session(name, {}), self.log, kind, layer, -1, CPU, 0)
 
     def _make_mixers(self) -> tuple[list[Graph], list[Graph | None], list[Graph | None]]:
-        """Per layer: the router's graph or the dense MLP's, the shared expert's and the layer's end where there is one."""
+        """Per layer: the graph of the router or dense MLP, of the shared expert, and of the layer's end, if any."""
         family, mixers, shared, norms = self.family, [], [], []
         for layer in range(family.layers):
             dense = layer in family.dense
@@ -271,7 +271,7 @@ class Engine:
         return mixers, shared, norms
 
     def _token_path(self) -> TokenPath | None:
-        """The quick way for one token, where all of it runs on the CPU."""
+        """The fast path for one token; None unless all of it runs on the CPU."""
         place = self.placements[Phase.DECODE]
         if isinstance(place.attention, PortableAttention) or place.experts.id != CPU:
             return None
@@ -280,18 +280,18 @@ class Engine:
 
 
 LARGE_EXPERT = 1 << 20
-"""Bytes from which on reading an expert takes far longer than the layers' own routers take to predict it."""
+"""Expert size in bytes from which reading takes far longer than predicting with the layers' own routers."""
 
 
 def wants_prefetch(package: Package, options: Options) -> bool:
-    """Prefetching needs a limited cache and experts that decode on the CPU; `auto` a trained predictor or large experts, too."""
+    """Whether to prefetch: needs a limited cache and experts that decode on the CPU; `auto` also a predictor or large experts."""
     if options.prefetch == "off" or options.expert_cache is None or placed(options.decode_backend)["expert"] == "htp":
         return False
     return options.prefetch == "on" or predictor_path(package) is not None or package.expert_bytes >= LARGE_EXPERT
 
 
 def make_backends(package: Package, options: Options, timers: Timers | None = None) -> dict[int, Backend]:
-    """The CPU, and the NPU where a phase asks for it."""
+    """The CPU backend, and the NPU's if a phase uses it."""
     backends: dict[int, Backend] = {CPU: CpuBackend(package, options.threads, options.kv_bits)}
     if options.uses("htp"):
         from runtime.backends.htp import HtpBackend

@@ -11,7 +11,7 @@ from runtime.errors import RequestError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose, as transformers' settings of these names do.
+    """Sampling settings, with the meaning of transformers' settings of the same names.
 
     temperature 0 takes the most likely token; top_k 0, top_p 1 and min_p 0 keep every token. repetition_penalty: above 1 makes
     tokens of the prompt and of the answer less likely.
@@ -34,7 +34,7 @@ class Sampling:
 
 
 class Sampler:
-    """Draws tokens behind a prompt of `ids`; the same seed gives the same tokens."""
+    """Draws tokens after a prompt of `ids`; the same seed gives the same tokens."""
 
     def __init__(self, sampling: Sampling, ids: Iterable[int] = ()):
         self.sampling = sampling
@@ -42,7 +42,7 @@ class Sampler:
         self._seen = set(ids)
 
     def choose(self, logits: np.ndarray) -> int:
-        """A token id from logits [V]."""
+        """Choose a token id from logits [V]."""
         if self.sampling.temperature == 0:
             chosen = int(np.argmax(self._penalized(logits)))
         else:
@@ -52,7 +52,7 @@ class Sampler:
         return chosen
 
     def candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids to draw from at a temperature above 0, the most likely first, and the chances of each."""
+        """(ids to draw from at a temperature above 0, the most likely first; their probabilities)."""
         s, logits = self.sampling, self._penalized(logits)
         order = np.argsort(-logits, kind="stable")
         if s.top_k:
@@ -75,7 +75,7 @@ class Sampler:
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """Natural logarithms [.., V] of the chances that logits [.., V] stand for."""
+    """Natural log probabilities [.., V] of logits [.., V]."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     logs: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return logs

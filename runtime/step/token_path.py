@@ -1,6 +1,6 @@
-"""One decoded token through all layers on the CPU: every buffer, binding and call is prepared before the token comes.
+"""Runs a decoded token through all layers on the CPU, with every buffer, binding and call prepared in advance.
 
-A small graph costs as much to call as to run, so graphs that need nothing in between run in one go (runtime.backends.calls).
+Calling a small graph costs as much as running it, so consecutive graphs run in one call (runtime.backends.calls).
 """
 
 from typing import Any
@@ -23,8 +23,8 @@ from runtime.telemetry.probes import Kind, result_id
 
 
 class TokenPath:
-    """Buffers of one row and the graphs bound to them. `mixers`: router graphs, or the MLPs of dense layers; `norms`: what ends
-    a layer, where it has an end of its own.
+    """Buffers of one row and the graphs bound to them. `mixers`: router graphs, or the MLPs of dense layers; `norms`: the graphs
+    at the end of a layer, if any.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TokenPath:
         self._bound_to: tuple[Sequence, Rope] | None = None
         self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
         self._attentions: list[Binding] = []
-        self._first: list[list[Item]] = []  # per layer, what runs before the router's choice is known
+        self._first: list[list[Item]] = []  # per layer, the items that run before the router's choice is known
         self._last = [self._mixer_item(layer) for layer in range(layers)]
         self._prepare_shared()
         self._routed_layers = [layer for layer in range(layers) if layer not in family.dense]
@@ -63,7 +63,7 @@ class TokenPath:
         self._staying = {layer: self._staying_items(layer) for layer in stay}
 
     def run(self, sequence: Sequence, embedded: np.ndarray, seq: int) -> np.ndarray:
-        """Hidden [1, H] behind the last layer."""
+        """Hidden [1, H] after the last layer."""
         self.hidden[...] = embedded
         self.attention.move_to(sequence, sequence.length + 1)
         if self._bound_to != (sequence, sequence.rope):
@@ -80,7 +80,7 @@ class TokenPath:
         return self.hidden
 
     def release(self, sequence: Sequence) -> None:
-        """Hold the sequence's memory no longer."""
+        """Release the sequence's memory."""
         if self._bound_to and self._bound_to[0] is sequence:
             self._bound_to, self._attentions, self._first = None, [], []
 
@@ -111,14 +111,14 @@ class TokenPath:
         for listener in self._listeners:
             listener.routed(layer, self._attended, self._chosen[layer])
         with self._dispatches[layer]:
-            # Before the shared expert runs: loads overlap it.
+            # Before the shared expert runs, so that loads overlap it.
             forms = self.experts.send_for(layer, self._chosen[layer, 0].tolist())
         self.experts.run_token(self._token, self._shared[layer], forms, self._normed_value, self._row_values)
         for item in self._ends[layer]:
             self._token.put(item)
 
     def _prepare(self, sequence: Sequence) -> None:
-        """Bind attention to the sequence's memory, where it can be."""
+        """Bind attention to the sequence's memory, if the attention supports it."""
         self._bound_to, self._attentions = (sequence, sequence.rope), []
         if not isinstance(self.attention, FusedAttention):
             self._first = [[item] for item in self._last]
@@ -156,13 +156,13 @@ class TokenPath:
                 graph.item = prepare(graph, binding, made_from(Kind.MLP, layer, shared=True, finished=finished))
 
     def _staying_items(self, layer: int) -> list[Item]:
-        """What follows the router where every expert stays in memory: nothing has to wait for its choice."""
+        """The items after the router if every expert stays in memory, so that nothing waits for its choice."""
         dispatch, common = operator(Kind.DISPATCH, layer, made_from(Kind.DISPATCH, layer)), self._shared[layer]
         experts = self.experts.choices(layer, self._chosen[layer, 0], self._normed_value, self._row_values)
         return [dispatch, *([common.item] if common else []), *experts, *self._ends[layer]]
 
     def _end_items(self, layer: int) -> list[Item]:
-        """The sum, and the norms behind it where the family has some."""
+        """The sum, and the norms after it if the family has them."""
         norms = self._norms[layer]
         if norms is None:
             common = self._common[0] if self._shared[layer] else None

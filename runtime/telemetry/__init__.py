@@ -1,1 +1,1 @@
-"""What the runtime reports of itself: USDT probes, its own log of a run, timers and profiles."""
+"""The runtime's reports: USDT probes, its own log of a run, timers and profiles."""

@@ -1,4 +1,4 @@
-"""The runtime's own log of a run, which the tracer's records are checked against. Counted without looking at any probe."""
+"""The runtime's own log of a run, against which the tracer's records are checked. It is counted independently of the probes."""
 
 import json
 from collections import Counter
@@ -14,19 +14,19 @@ from runtime.telemetry.probes import Kind, Phase
 from runtime.telemetry.profile import Timers
 
 ROUTING_BYTES = 48 << 20
-"""Most memory of the routers' choices that a log keeps."""
+"""Maximum memory of the routers' choices in a log."""
 ENTRY_BYTES = 512
-"""Of one choice beside its numbers: a tuple, two arrays and what they share."""
+"""Bytes of one choice in addition to its numbers: a tuple, two arrays and what they share."""
 MOST_STEPS = 1 << 16
 STEP_BYTES = 256
-"""Of one step: the object and its large numbers."""
+"""Bytes of one step: the object and its large numbers."""
 LOG_BYTES = ROUTING_BYTES + MOST_STEPS * STEP_BYTES
-"""Most memory of a whole log."""
+"""Maximum memory of a whole log."""
 
 
 @dataclass(slots=True)
 class Step:
-    """One forward step: a prefill of n_tokens, or one decoded token. Times are CLOCK_MONOTONIC nanoseconds."""
+    """A forward step: a prefill of n_tokens, or one decoded token. Times are CLOCK_MONOTONIC nanoseconds."""
 
     seq: int
     phase: Phase
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(slots=True)
 class Totals:
-    """Of all steps of a phase."""
+    """Totals over all steps of a phase."""
 
     steps: int = 0
     tokens: int = 0
@@ -55,7 +55,7 @@ class Totals:
 class RunLog:
     """Counts of everything that the probes also report.
 
-    prefetching: what a trial chose, and why. kv_bytes: of the largest sequence. Of steps and routing the newest are kept.
+    prefetching: the choice of a trial, and why. kv_bytes: of the largest sequence. Only the newest steps and routing are kept.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -86,11 +86,11 @@ class RunLog:
 
     @property
     def loaded_bytes(self) -> int:
-        """Expert bytes read, for whatever reason."""
+        """Expert bytes read, for any reason."""
         return sum(self.load_bytes.values())
 
     def graph(self, kind: Kind, backend: int, rows: int = 0, tier: int = 0, duration_ns: int = 0) -> None:
-        """A session ran over useful rows, in a static shape of `tier` rows or a dynamic one (0)."""
+        """Count a session's run over `rows` useful rows, in a static shape of `tier` rows or a dynamic one (0)."""
         with self.lock:
             self.graphs[kind, backend] += 1
             self.graph_ns[kind] += duration_ns
@@ -99,7 +99,7 @@ class RunLog:
                 self.padding_rows += max(tier - rows, 0)
 
     def expert(self, form: Form) -> None:
-        """An expert ran once."""
+        """Count one run of an expert."""
         with self.lock:
             self.expert_runs[form.layer, form.expert] += 1
 
@@ -109,7 +109,7 @@ class RunLog:
         return self.steps_dropped + len(self.steps)
 
     def add(self, step: Step) -> None:
-        """A step is done. Beyond MOST_STEPS the older half is dropped."""
+        """Add a finished step. Beyond MOST_STEPS the older half is dropped."""
         total = self.totals[step.phase]
         total.steps, total.tokens, total.ns = total.steps + 1, total.tokens + step.n_tokens, total.ns + step.duration_ns
         self.steps.append(step)
@@ -119,7 +119,7 @@ class RunLog:
             del self.steps[:oldest]
 
     def route(self, seq: int, layer: int, experts: np.ndarray, weights: np.ndarray) -> None:
-        """A router chose `experts` [n, k] with `weights` [n, k]. Beyond ROUTING_BYTES the older half is dropped and counted."""
+        """Add a router's `experts` [n, k] and `weights` [n, k]. Beyond ROUTING_BYTES the older half is dropped and counted."""
         self.routing.append((seq, layer, experts, weights))
         self.routing_bytes += _entry_bytes(experts, weights)
         if self.routing_bytes > ROUTING_BYTES:
@@ -129,7 +129,7 @@ class RunLog:
             del self.routing[:oldest]
 
     def statistics(self) -> dict[str, Any]:
-        """The counts and times, ready for JSON, without the single steps and choices."""
+        """The counts and times, ready for JSON, without individual steps and choices."""
         prefill, decode = self.totals[Phase.PREFILL], self.totals[Phase.DECODE]
         asked = self.hits + self.misses
         return {
@@ -166,7 +166,7 @@ class RunLog:
         }
 
     def write(self, path: Path, engine: dict[str, Any]) -> None:
-        """The whole log as one JSON file."""
+        """Write the whole log as a JSON file."""
         steps = [
             {
                 "seq": s.seq,

@@ -1,7 +1,7 @@
-"""The runtime's USDT probes: functions of the C extension `_probes`, or functions that do nothing where it is not built.
+"""The runtime's USDT probes: functions of the C extension `_probes`, or functions that do nothing if it is not built.
 
 The numbers below and in `runtime.cache_rules.forms` are the values of the probes' arguments; bpf/records.h and tracer/engines
-name them the same way.
+use the same names.
 """
 
 import sys
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Kind(IntEnum):
-    """Operators, and the kinds of graphs, by number."""
+    """Numbers of operators and kinds of graphs."""
 
     EMBED = 0
     ATTENTION = 1
@@ -28,18 +28,18 @@ class Kind(IntEnum):
 
 
 class Phase(IntEnum):
-    """What a forward step does."""
+    """The phase of a forward step."""
 
     PREFILL = 1
     DECODE = 2
 
 
 def _nothing(*arguments: Any) -> None:
-    """Stand in for a probe that is not built."""
+    """Replaces a probe if the extension is not built."""
 
 
 def _graph(run: Callable[[Any, Any], Any], first: Any, second: Any, *probe_arguments: int) -> tuple[Any, int]:
-    """Stand in for `graph`: (result of run, ns that it took)."""
+    """Replaces `graph`; returns (result of run, ns that it took)."""
     began = monotonic_ns()
     result = run(first, second)
     return result, monotonic_ns() - began
@@ -63,7 +63,7 @@ def warn_if_missing() -> None:
 
 
 def native(name: str, instead: Any) -> Any:
-    """What the extension has under this name, or what stands in for it where it is not built."""
+    """The extension's object with this name, or `instead` if it is not built."""
     return getattr(_probes, name) if built else instead
 
 
@@ -79,7 +79,7 @@ load_begin = native("load__begin", _nothing)
 load_end = native("load__end", _nothing)
 evict = native("evict", _nothing)
 guard_mapped_files = native("guard_mapped_files", _nothing)
-"""For programs, not for libraries: a mapped file that cannot be read any more then ends the process with one line, code 2."""
+"""For programs, not for libraries: once called, an unreadable mapped file ends the process with one line and code 2."""
 
 
 def result_id(kind: int, layer: int = -1, expert: int = -1) -> int:
@@ -93,5 +93,5 @@ def weight_id(kind: int, layer: int = -1, expert: int = -1) -> int:
 
 
 def sources(*ids: int) -> bytes:
-    """Tensor identities the way op_begin takes them."""
+    """Tensor identities in the format that op_begin expects."""
     return pack(f"={len(ids)}Q", *ids)

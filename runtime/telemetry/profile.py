@@ -1,13 +1,13 @@
-"""Four ways of profiling that one option switches on: `profile=DIR`, `--profile DIR`.
+"""Four kinds of profile, enabled by one option: `profile=DIR`, `--profile DIR`.
 
-    DIR/host.csv            host stage timers: what this process did, on which thread, in microseconds
-    DIR/qnn/*.csv           QNN's own events, basic or detailed, in the units that QNN gives
+    DIR/host.csv            host stage timers: the stages of this process by thread, in microseconds
+    DIR/qnn/*.csv           QNN's own events, basic or detailed, in QNN's units
     DIR/qnn/*_qnn.log       QNN's serialized log of the same sessions, for Qualcomm's viewer
     DIR/trace.json          host stages and QNN events in one timeline (Chrome's format, which Perfetto opens)
 
-QNN's events carry no host time. An execution's events are drawn within the host's call that caused them: the n-th execution in a
-session's file is the session's n-th profiled run. Cycles are not time: nodes share the accelerator's time by their cycles, in
-the order of the file, and are marked as such.
+QNN's events have no host time. An execution's events are drawn within the host's call that caused them: the n-th execution in a
+session's file is the session's n-th profiled run. Cycles are not time: nodes share the accelerator's time in proportion to their
+cycles, in the order of the file, and are marked as such.
 """
 
 import csv
@@ -32,7 +32,7 @@ CPU_PROCESS, NPU_PROCESS = 1, 2
 
 
 class Stage(NamedTuple):
-    """What a host thread did from `begin_ns` to `end_ns`; `csv` names the profile file of an NPU execution."""
+    """A host thread's stage from `begin_ns` to `end_ns`; `csv`: the profile file of an NPU execution."""
 
     name: str
     layer: int
@@ -50,7 +50,7 @@ class Timers:
         self.stages: list[Stage] = []
 
     def add(self, name: str, begin_ns: int, end_ns: int, layer: int = -1, expert: int = -1, csv: str = "") -> None:
-        """A stage has ended."""
+        """Add a finished stage."""
         self.stages.append(Stage(name, layer, expert, threading.current_thread().name, begin_ns, end_ns, csv))
 
 
@@ -62,12 +62,12 @@ class Execution:
     nodes: list[tuple[str, int]] = field(default_factory=list)
 
     def us(self, name: str) -> int | None:
-        """An event's microseconds."""
+        """An event's value in microseconds; None if there is no such event."""
         return next((value for event, value, unit in self.events if event == name and unit == "US"), None)
 
 
 def write(timers: Timers, folder: Path, npu: str) -> Path:
-    """Write what was collected; `npu` names the NPU. Returns the trace's path. Raises RequestError where it cannot be written."""
+    """Write the collected profile; `npu` names the NPU. Returns the trace's path; raises RequestError if it cannot be written."""
     stages = sorted(timers.stages, key=lambda stage: stage.begin_ns)
     events = [*_host_events(stages), *_npu_events(stages, folder / QNN)]
     names = [_named("process_name", CPU_PROCESS, 0, "Host"), _named("process_name", NPU_PROCESS, 0, npu)]
@@ -90,7 +90,7 @@ def write(timers: Timers, folder: Path, npu: str) -> Path:
 
 
 def executions(path: Path) -> list[Execution]:
-    """The executions in one of QNN's CSV files: a root event that the present one has already begins the next."""
+    """The executions in one of QNN's CSV files: a root event that the current one already has begins the next."""
     runs: list[Execution] = []
     current: Execution | None = None
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -161,7 +161,7 @@ def _middle(begin: float, end: float, took: float) -> tuple[float, float]:
 
 
 def _slice(name: str, process: int, thread: int, begin: float, took: float, details: dict[str, Any]) -> dict[str, Any]:
-    """Whole nanoseconds, begin and end rounded alike: neighbours touch and never overlap."""
+    """A slice of the trace in whole nanoseconds; begin and end are rounded alike, so that neighbours touch and never overlap."""
     first, last = round(begin * 1e3), round((begin + took) * 1e3)
     when = {"ts": first / 1e3, "dur": (last - first) / 1e3}
     return {"name": name, "ph": "X", "pid": process, "tid": thread, **when, "args": details}
