@@ -3,14 +3,14 @@
  * USDT probes of the runtime (provider "moescope"), as a CPython extension.
  *
  * Each probe is a function of nops and a `ret`. The one-byte nop is the probe site: the kernel emulates it, so a hit costs a trap
- * and no single step, and every argument still lies in the register the calling convention put it in. The notes that tracers read
+ * but no single step, and every argument is still in the register of the calling convention. The notes that tracers read
  * (.note.stapsdt, described in SystemTap's wiki under UserSpaceProbeImplementation) are written here.
  *
- * An end carries the time at which its span ended: until a tracer's program reads its own clock, the trap has taken some µs more
- * where the work has swept the kernel's code out of the caches.
+ * An end probe carries the time at which its span ended: before a tracer's program reads its clock, the trap takes some more µs
+ * if the work has evicted the kernel's code from the caches.
  *
- * `run` calls prepared graphs one behind the other, with their probes around them: an expert's weights sweep the caches, and what the
- * interpreter touches between two graphs has to come from memory each time. `graph` is the same for a single one.
+ * `run` calls prepared graphs in sequence, each between its probes: reading an expert's weights evicts the caches, so that data
+ * which the interpreter uses between two graphs comes from memory each time. `graph` does the same for a single graph.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -58,8 +58,8 @@
 
 /*
  * Newer x86-64 kernels turn a probed 5-byte nop into a system call, at half the cost of a trap; older ones single-step it.
- * So there is one in front of the site, for tracers that know which kernel they run on. As a function's first instruction it
- * is safe: the call that replaces it writes below a stack pointer under which nothing lies yet.
+ * So there is one before the site, for tracers that know which kernel they run on. It is safe as a function's first instruction:
+ * the call that replaces it writes below the stack pointer, where nothing is stored yet.
  */
 #if defined(__x86_64__)
 #define NOP5 "	.byte 0x0f, 0x1f, 0x44, 0x00, 0x00\n"
@@ -171,7 +171,7 @@ FUNCTION(load__begin, 5, I32(0), I32(1), U64(2), U32(3), U32(4))
 FUNCTION(load__end, 4, I32(0), I32(1), U64(2), U64(3))
 FUNCTION(evict, 4, I32(0), I32(1), U64(2), U64(3))
 
-/* op__begin(type, layer, n_tokens, result, sources): sources is bytes, 8 for each id. */
+/* op__begin(type, layer, n_tokens, result, sources): sources is a bytes object, 8 bytes per id. */
 static PyObject *op__begin(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
 	char *sources;
@@ -246,7 +246,7 @@ static void on_bus_error(int signal)
 	_exit(2);
 }
 
-/* Weights are used where files are mapped; where a page cannot be read, the kernel sends SIGBUS. End with a line instead of a core. */
+/* Weights are used in mapped files, and the kernel sends SIGBUS for an unreadable page: end with a message instead of a core. */
 static PyObject *guard_mapped_files(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
 	struct sigaction action = {.sa_handler = on_bus_error};
@@ -262,15 +262,15 @@ static PyObject *guard_mapped_files(PyObject *module, PyObject *const *arguments
 
 enum { EXPERT = 4, COMBINE = 5, MOST_CHOSEN = 64 }; /* kinds of runtime/telemetry/probes.py; experts of one token */
 
-/* A session's run with everything bound, one token through the CPU, and what the probes say of it. A router's tells its choice.
- * Where `run` is None, the operator alone. */
+/* A session's run for one token on the CPU, with everything bound, and its probes' arguments. A router's run also reports its
+ * choice. If `run` is None, only the operator is reported. */
 struct call {
 	PyObject_HEAD
 	PyObject *run, *binding, *sources;
 	uint64_t handle, result;
 	uint32_t kind, backend;
 	int32_t layer, expert;
-	Py_buffer chosen, weights; /* int64 and float, as many; empty where it is no router */
+	Py_buffer chosen, weights; /* int64 and float, of equal length; empty if it is not a router */
 };
 
 static int view(PyObject *object, Py_buffer *buffer)
@@ -330,7 +330,7 @@ static void probe_choice(const struct call *call)
 	moescope_route(call->layer, 1, k, experts, call->weights.buf);
 }
 
-/* One graph within its operator; begin and end of the session's run go to `times`. */
+/* Runs one graph within its operator; writes begin and end of the session's run to `times`. */
 static int run_one(const struct call *call, uint32_t cache, int64_t *times)
 {
 	PyObject *done, *sources = call->sources;
@@ -360,13 +360,13 @@ static int run_one(const struct call *call, uint32_t cache, int64_t *times)
 	return done ? 0 : -1;
 }
 
-/* A token's layer at its end: the residual plus the chosen experts' rows by router weight, plus the shared expert's. */
+/* The end of a token's layer: the residual plus the chosen experts' rows by router weight, plus the shared expert's. */
 struct combine {
 	PyObject_HEAD
 	uint64_t result;
 	float multiplier;
 	Py_ssize_t hidden, experts;
-	Py_buffer sources, results; /* u64: what it is made from but for experts, and each expert's result */
+	Py_buffer sources, results; /* u64: identities of its sources other than experts, and of each expert's result */
 	Py_buffer chosen, weights; /* int64 and float */
 	Py_buffer rows, common, attended, out; /* float: [experts, hidden], and [hidden] */
 };
@@ -418,7 +418,7 @@ static void combine_dealloc(struct combine *self)
 	Py_DECREF(type);
 }
 
-/* In the router's order, one rounding at a time: the same bits for one row as for many, and as NumPy's steps give. */
+/* In the router's order, rounding after each operation: the same bits for one row as for many, and as in NumPy. */
 static void sum_up(float *restrict out, const float *weights, Py_ssize_t k, const float *rows, const int64_t *chosen,
 		   const float *common, float multiplier, const float *attended, Py_ssize_t n)
 {
@@ -480,7 +480,7 @@ static PyObject *combine(PyObject *module, PyObject *const *arguments, Py_ssize_
 	Py_RETURN_NONE;
 }
 
-/* The sum within its operator. Experts are told in their own order. */
+/* Runs the sum within its operator. Its sources list experts in order of their numbers. */
 static int sum_one(const struct combine *self, int64_t *times)
 {
 	uint64_t sources[2 * MOST_CHOSEN];
@@ -511,14 +511,14 @@ static int sum_one(const struct combine *self, int64_t *times)
 
 static PyTypeObject *call_type, *choice_type, *combine_type;
 
-/* One of an expert each: which one is known once the router has run. */
+/* One of several calls, one per expert: the router's result determines which. */
 struct choice {
 	PyObject_HEAD
 	PyObject *calls, *prepare;
 	Py_buffer chosen; /* one int64 */
 };
 
-/* Choice(calls, prepare, chosen): `calls` a list with None where prepare(expert) has to make the call; chosen one int64. */
+/* Choice(calls, prepare, chosen): `calls`: a list, in which prepare(expert) replaces None; chosen: one int64. */
 static int choice_init(struct choice *self, PyObject *arguments, PyObject *keywords)
 {
 	PyObject *chosen;
@@ -589,8 +589,8 @@ static int do_one(PyObject *item, uint32_t cache, int64_t *times)
 	return failed;
 }
 
-/* run(calls, caches, times, first): lists of as many calls, choices or sums and cache states; times int64, a pair each from `first` on, its end 0
- * where the run failed. Returns the pairs filled so far. */
+/* run(calls, caches, times, first): equally long lists of calls, choices or sums and of cache states; times: int64, a pair each
+ * from `first` on, with end 0 if the run failed. Returns the number of pairs filled so far. */
 static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
 	Py_ssize_t i, n, first;

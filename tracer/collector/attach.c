@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The plan carried out: what it says of a file is attached when the target opens it; the rows of the manifest. */
+/* Carries out the plan: attaches a file's probes when the target opens it, and keeps the rows of the manifest. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -15,7 +15,7 @@
 
 #define MOST_PROBES 4096
 #define MOST_FILES 1024
-#define CLOSERS 16 /* each waits until no CPU can be inside the probe any more, and they can wait together */
+#define CLOSERS 16 /* threads: each close waits until no CPU can be inside the probe, and the waits can overlap */
 
 struct file {
 	dev_t dev;
@@ -82,7 +82,7 @@ static json_t *row_of_kernel(const char *name, const char *level, const char *ca
 			 (json_int_t)0);
 }
 
-/* Where a tracepoint of the NPU's driver keeps its fields, as tracefs tells. */
+/* Passes the offsets of a driver tracepoint's fields, from tracefs, to the BPF programs. */
 static void set_driver_layout(const char *name, const char *category)
 {
 	struct driver_layout layout = {0};
@@ -116,13 +116,13 @@ static void attach_one_of_kernel(const char *name, const char *level, const char
 		add_row(row_of_kernel(name, level, category, is_software ? "software" : "tracepoint"), fd);
 }
 
-/* Hardly any kernel has the NPU's driver. */
+/* Whether a category belongs to the NPU's driver, which hardly any kernel has. */
 static bool is_of_driver(const char *category)
 {
 	return !strcmp(category, "fastrpc") || !strcmp(category, "qcom_glink");
 }
 
-/* Single system calls have tracepoints of their own, or those that every call passes stand in for them. */
+/* System calls have individual tracepoints; where these are missing, those that every call passes replace them. */
 void attach_kernel(const struct choice *choice)
 {
 	bool has_single = has_tracepoint("syscalls", "sys_enter_openat");
@@ -200,7 +200,7 @@ bool stands_in(const char *program, const char *path)
 	return false;
 }
 
-/* Probes that others stand for, until something is seen that these do not see. */
+/* Keeps a probe back that others replace, until something occurs that these do not see. */
 void spare(json_t *probe, const char *path, u64 offset, const char *symbol)
 {
 	json_array_append_new(spared, json_pack("{sO ss sI ss}", "probe", probe, "path", path, "offset", (json_int_t)offset, "symbol",
@@ -248,7 +248,7 @@ static void carry_out(json_t *file, const char *path)
 	}
 }
 
-/* The entry of a file that was not gone through before; NULL where it was, or cannot be. */
+/* The entry for a file that was not examined before; NULL if it was, or cannot be examined. */
 static struct file *new_file(const char *path)
 {
 	struct stat status;
@@ -332,8 +332,8 @@ static void close_all(void)
 }
 
 /*
- * Removes every probe, in a process of its own, which begins when we have let go of ours: where SIGKILL meets a thread that
- * removes a probe, Linux leaves its breakpoints behind.
+ * Removes every probe, in a separate process, which begins after ours has closed its descriptors: if SIGKILL hits a thread that
+ * is removing a probe, Linux leaves its breakpoints in place.
  */
 void detach_all(void)
 {

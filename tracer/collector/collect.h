@@ -22,15 +22,15 @@ typedef int64_t s64;
 #define DIGEST_BYTES 17
 #define NS_PER_S 1000000000ULL
 
-/* What the command line and the plan say; nothing in it changes while recording. */
+/* The settings from the command line and the plan; constant while recording. */
 struct choice {
 	json_t *plan;
 	const char *folder;
 	const char *btf;
-	char **command; /* NULL where a process is followed */
+	char **command; /* NULL if a process is followed */
 	pid_t pid;
 	double duration_s;
-	u64 tokens; /* 0 where there is no limit */
+	u64 tokens; /* 0: no limit */
 	u64 ring_bytes;
 };
 
@@ -39,7 +39,7 @@ void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn)); /* exit code 2 */
 json_t *warnings(void);
-json_t *plain_text(const char *text); /* where it is no UTF-8, its other bytes become ? */
+json_t *plain_text(const char *text); /* bytes that are not UTF-8 become ? */
 u64 now_ns(void);
 double cpu_s(void);
 
@@ -50,9 +50,9 @@ s64 number_of(json_t *object, const char *key);
 bool lists(json_t *array, const char *text);
 json_t *planned_file(json_t *plan, const char *id);
 
-/* elf.c: what a file is known by */
-bool identify(const char *path, char *id, size_t bytes); /* build id or XXH3; false where it is no ELF file for 64 bits */
-s64 own_offset(const void *function); /* in the file that this process runs */
+/* elf.c: the identity of a file */
+bool identify(const char *path, char *id, size_t bytes); /* build id or XXH3; false if it is not a 64-bit ELF file */
+s64 own_offset(const void *function); /* in the executable of this process */
 
 /* kernel.c */
 void load_programs(const struct choice *choice);
@@ -69,7 +69,7 @@ int attach_software(const char *program, u32 config);
 int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie);
 json_t *features(void);
 
-/* drain.c: `picked` slots are those of kinds that someone answers, oldest first; valid until the next turn */
+/* drain.c: `picked` are the slots of kinds that are answered, oldest first; valid until the next turn */
 struct drained {
 	u64 records[256];
 	u64 seen, bytes;
@@ -88,7 +88,7 @@ void digest(const void *data, size_t bytes, char *text);
 struct target {
 	pid_t pid;
 	bool started_here, over;
-	int status; /* as waitpid has it */
+	int status; /* as from waitpid */
 	u64 cpu_ns, began_ns;
 };
 uid_t caller(void);
@@ -101,13 +101,13 @@ void release_target(struct target *target);
 bool poll_target(struct target *target);
 int tasks_of(pid_t pid, pid_t *tids, int most);
 int name_of(pid_t pid, pid_t tid, char *name, size_t bytes);
-/* The file that an address of a process lies in, by a path that opens here; false where it lies in none. */
+/* The file that contains an address of a process, by a path that opens here; false if there is none. */
 bool place_of(pid_t pid, u64 address, char *path, u64 *offset);
 bool program_of(pid_t pid, char *path);
 bool opened_by(pid_t pid, const char *name, char *path);
 void each_mapped(pid_t pid, void (*act)(const char *path, void *context), void *context);
 
-/* attach.c: the plan carried out */
+/* attach.c: carries out the plan */
 struct row {
 	json_t *row; /* of the plan, with its file */
 	int fd;
@@ -140,13 +140,13 @@ json_t *held(void);
 json_t *keep_qnn_logs(const char *folder, bool whole);
 void note_mapped_files(pid_t pid);
 
-/* costs.c: what hits of probes cost, and what the programs took */
+/* costs.c: cost of probe hits and of the programs */
 void measure_costs(void);
 json_t *costs(void);
 void stats_turn(bool last);
 void account(json_t *rows, json_t *cost);
 
-/* heat.c: what sysfs tells of clocks and temperatures */
+/* heat.c: clocks and temperatures from sysfs */
 bool heat_is_told(const char *category);
 void heat_begin(void);
 void heat_turn(bool last);

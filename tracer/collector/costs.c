@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* What hits of probes cost here, measured before recording; how often programs ran, and how long, measured in short windows. */
+/* The cost of probe hits on this machine, measured before recording, and runs and times of programs, sampled in short windows. */
 #include <bpf/bpf.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,7 +78,7 @@ json_t *costs(void)
 	return measured;
 }
 
-/* Opens or closes a window in which the kernel times programs: that costs more than some of them themselves. */
+/* Opens or closes a window in which the kernel times programs, which costs more than some of the programs themselves. */
 void stats_turn(bool last)
 {
 	u64 now = now_ns();
@@ -139,8 +139,8 @@ static double cost_of(json_t *row, const char *heat)
 }
 
 /*
- * Fills in hits and ns per hit of every probe; the sums. A program that stands at several places is counted once. Those on the
- * kernel's events run for every process of the machine.
+ * Fills in hits and ns per hit of every probe, and the sums. A program attached at several places counts once. Those on kernel
+ * events run for every process of the machine.
  */
 void account(json_t *plan_and_rows, json_t *cost)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * From the rings to the files: one turn writes whole batches as they stand in the rings' memory and hands out the few records
- * that someone answers. Files, checksums and pace are those of tracer/recording.
+ * Moves records from the rings to the files: each turn writes whole batches directly from the rings' memory and returns the few
+ * records that are answered. Files, checksums and pace are those of tracer/recording.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 #define HEADER_BYTES 8
 #define BUSY (1U << 31)
 #define SEGMENT_BYTES (1ULL << 20)
-#define MOST_PICKED 4096 /* of a turn; what the target waits for comes one at a time */
+#define MOST_PICKED 4096 /* per turn; records that the target waits on come one at a time */
 #define QUICK_NS 20000000ULL
 #define SLOW_NS NS_PER_S
 #define BUSY_PART 4 /* of a ring, filled since the last turn */
@@ -106,7 +106,7 @@ void wake_on(int fd)
 	epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
 }
 
-/* Until records wake us, it is time for the next turn, or the deadline has come. */
+/* Sleeps until records wake us, the next turn is due, or the deadline has passed. */
 void sleep_until(u64 deadline_ns)
 {
 	struct epoll_event event;
@@ -130,7 +130,7 @@ static bool write_all(int fd, const u8 *data, size_t bytes)
 	return true;
 }
 
-/* Ends the segment of a file, if there is any, with its checksum; nothing where the disk is full: that has been said. */
+/* Ends a file's segment, if it is not empty, with its checksum; does nothing if the disk is full, which was reported before. */
 static void seal_one(struct ring *r)
 {
 	u64 entry[2] = {r->end, XXH3_64bits_digest(r->hash)};
@@ -157,7 +157,7 @@ const struct drained *drained(void)
 	return &sums;
 }
 
-/* The finished records of a ring from its position on: they stand in one piece, since the ring is mapped twice in a row. */
+/* The finished records of a ring from its position on; they are contiguous, since the ring is mapped twice in a row. */
 static const u8 *take(struct ring *r)
 {
 	const u8 *first = r->data + r->position % r->size;
@@ -170,7 +170,7 @@ static const u8 *take(struct ring *r)
 	return first;
 }
 
-/* Counts the records of a batch and copies those that are wanted; how many are now picked. */
+/* Counts the records of a batch and copies the wanted ones; returns how many are picked now. */
 static int look_through(struct ring *r, const u8 *first, const bool *wanted, int count)
 {
 	for (u64 at = 0; at < r->taken; at += r->slot) {
@@ -179,7 +179,7 @@ static int look_through(struct ring *r, const u8 *first, const bool *wanted, int
 		sums.records[kind]++;
 		if (!wanted[kind])
 			continue;
-		if (count == MOST_PICKED) { /* the others wait in the ring for the next turn */
+		if (count == MOST_PICKED) { /* the others stay in the ring until the next turn */
 			sums.records[kind]--;
 			r->taken = at;
 			break;
@@ -207,7 +207,7 @@ static void keep(struct ring *r, const u8 *first)
 		seal_one(r);
 }
 
-/* Writes a record that we make ourselves behind those of the ring. */
+/* Appends a record of the collector's own to the events. */
 void add_event(const struct header *record)
 {
 	u8 slot[EVENT_BYTES + HEADER_BYTES] = {EVENT_BYTES};
@@ -227,7 +227,7 @@ static int by_time(const void *a, const void *b)
 	return (first > second) - (first < second);
 }
 
-/* How long to sleep from here on: short while the rings fill, longer while they do not. */
+/* Sets how long to sleep from now on: short while the rings fill, longer while they do not. */
 static void set_pace(u64 part)
 {
 	if (part > rings[0].size / BUSY_PART)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* What a file is known by wherever it lies: its build id, or the XXH3 of its content where it has none. */
+/* What identifies a file wherever it is stored: its build id, or the XXH3 of its content if it has none. */
 #include <elf.h>
 #include <fcntl.h>
 #include <link.h>
@@ -11,7 +11,7 @@
 
 #include "collect.h"
 
-/* A file mapped for reading; NULL where it is no ELF file for 64 bits. */
+/* Maps a file for reading; NULL if it is not a 64-bit ELF file. */
 static const Elf64_Ehdr *map_elf(const char *path, size_t *size)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -32,7 +32,7 @@ static const Elf64_Ehdr *map_elf(const char *path, size_t *size)
 	return NULL;
 }
 
-/* Looks through notes for the build id, which is written as hexadecimal digits. */
+/* Searches notes for the build id and writes it as hexadecimal digits. */
 static bool build_id_in(const u8 *notes, size_t size, char *id, size_t bytes)
 {
 	size_t at = 0;

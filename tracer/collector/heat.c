@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Clocks and heat as sysfs tells them, once a second: what tracer/recording/heat.py does for the Python tracer. */
+/* Reads clocks and heat from sysfs once a second, as tracer/recording/heat.py does for the Python tracer. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 #define MOST_NUMBER 1024 /* of policies, zones and devices, whose numbers may have gaps */
 #define MOST_GAUGES 1024
-#define SHARE 100 /* readings lie at least so many times as far apart as one takes */
+#define SHARE 100 /* minimum interval between readings, as a multiple of a reading's duration */
 #define POLICY "/sys/devices/system/cpu/cpufreq/policy%d"
 #define ZONE "/sys/class/thermal/thermal_zone%d"
 #define DEVICE "/sys/class/thermal/cooling_device%d"
@@ -24,7 +24,7 @@ static int gauge_count;
 static u64 due_ns;
 static json_t *found;
 
-/* A file's first line, valid until the next; "" where it cannot be read. */
+/* A file's first line, valid until the next call; "" if it cannot be read. */
 static char *line_of(const char *path)
 {
 	static char line[1024];
@@ -116,7 +116,7 @@ static json_t *device(const char *folder, int number)
 	return json_pack("{si so so}", "number", number, "type", text_json(folder, "type"), "most", number_json(folder, "max_state"));
 }
 
-/* Each folder that `form` names with a number, described. */
+/* Descriptions of all folders that `form` names with a number. */
 static json_t *each(const char *form, json_t *(*describe)(const char *folder, int number))
 {
 	json_t *rows = json_array();
@@ -141,7 +141,7 @@ static bool any(const char *form)
 	return number < MOST_NUMBER;
 }
 
-/* Whether the tracepoints of a category have anything to tell of on this machine. */
+/* Whether this machine has anything that fires the tracepoints of a category. */
 bool heat_is_told(const char *category)
 {
 	return !strcmp(category, "power") ? any(POLICY) : any(ZONE) || any(DEVICE);
@@ -155,13 +155,13 @@ void heat_begin(void)
 	json_object_set_new(found, "cooling", each(DEVICE, device));
 }
 
-/* null where there is nothing */
+/* null if there is nothing */
 json_t *heat_found(void)
 {
 	return gauge_count ? found : json_null();
 }
 
-/* The governor of all policies, or each policy's in order where they differ. */
+/* The governor of all policies, or each policy's in order if they differ. */
 void governors(char *text, size_t bytes)
 {
 	json_t *policies = json_object_get(found, "policies"), *each;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The kernel: what it offers, the programs that it takes, and the probes that run them. A descriptor holds a probe. */
+/* The kernel: its features, loading programs, and attaching the probes that run them. A descriptor holds a probe. */
 #include <bpf/bpf.h>
 #include <bpf/btf.h>
 #include <bpf/libbpf.h>
@@ -23,7 +23,7 @@
 #define AT_RETURN 1
 #define HIGH_FD 512
 #define MESSAGE_BYTES (1 << 16)
-#define COOKIE_MARK 0x0C00C1E5 /* stands for the cookie in programs for kernels without cookies (bpf/custom.bpf.c) */
+#define COOKIE_MARK 0x0C00C1E5 /* placeholder for the cookie in programs for kernels without cookies (bpf/custom.bpf.c) */
 #define UPROBES "/sys/bus/event_source/devices/uprobe/"
 #define VMLINUX "/sys/kernel/btf/vmlinux"
 #define MOVE_NUMBER 0xB7
@@ -31,7 +31,7 @@
 extern const u8 packed_object[], packed_object_end[];
 
 static struct bpf_object *object;
-static json_t *refused; /* program → why */
+static json_t *refused; /* program → reason */
 static char messages[MESSAGE_BYTES];
 
 static int keep_message(enum libbpf_print_level level, const char *format, va_list arguments)
@@ -87,7 +87,7 @@ bool has_tracepoint(const char *category, const char *name)
 	return tracepoint_number(category, name) >= 0;
 }
 
-/* Where a field stands in a tracepoint's record; a width of 0 where it has none such. */
+/* Offset and width of a field in a tracepoint's record; width 0 if there is no such field. */
 void find_field(const char *category, const char *event, const char *name, struct driver_field *field)
 {
 	char path[256], line[256], wanted[64];
@@ -110,7 +110,7 @@ void find_field(const char *category, const char *event, const char *name, struc
 		fclose(file);
 }
 
-/* A link of the kernel's uprobe_multi kind: union bpf_attr as Linux 6.6 has it, which older headers lack. */
+/* Attaches by a uprobe_multi link: union bpf_attr as in Linux 6.6, which older headers lack. */
 static int multi_link(int program, const char *path, u64 offset, bool at_return, u64 cookie)
 {
 	struct {
@@ -129,7 +129,7 @@ static int load_bare(const struct bpf_insn *code, size_t count, bool multi)
 	return bpf_prog_load(BPF_PROG_TYPE_KPROBE, NULL, "GPL", code, count, &options);
 }
 
-/* Linux 6.6: 89ae89f53d20 "bpf: Add multi uprobe link". Such probes go away in a fraction of the time. */
+/* Linux 6.6: 89ae89f53d20 "bpf: Add multi uprobe link". Such probes are removed in a fraction of the time. */
 static bool has_multi_links(void)
 {
 	static const struct bpf_insn nothing[] = {{.code = MOVE_NUMBER}, {.code = 0x95}};
@@ -160,7 +160,7 @@ static bool has_task_btf(void)
 	return !access(VMLINUX, R_OK) && has_helper(BPF_FUNC_get_current_task_btf);
 }
 
-/* Whether a probed nop runs without a step: tracer/probes/fast_nop.py tells why so. */
+/* Whether a probed nop runs without a single step; tracer/probes/fast_nop.py explains the test. */
 static bool has_fast_nop(void)
 {
 #if defined(__x86_64__)
@@ -204,7 +204,7 @@ static void *unpack(size_t *size)
 	return data;
 }
 
-/* Constants by which the programs are fitted to this kernel: where they stand is told by the object's own types. */
+/* Sets the constants that adapt the programs to this kernel; their offsets come from the object's own types. */
 static void tell_offered(void)
 {
 	struct bpf_map *map = bpf_object__find_map_by_name(object, ".rodata");
@@ -225,7 +225,7 @@ static void tell_offered(void)
 	}
 }
 
-/* What a program's name tells without the end of a call that it stands at. */
+/* Length of a program's name without the suffix for the begin or end of a call. */
 static size_t stem(const char *name)
 {
 	size_t length = strlen(name);
@@ -248,7 +248,7 @@ static bool is_refused(const char *name)
 	return false;
 }
 
-/* What the verifier said last: it ends with what it does not like. */
+/* The last line of the verifier's log, which gives the reason for the refusal. */
 static void last_line(char *said, size_t bytes)
 {
 	strcpy(said, "the kernel gives no reason");
@@ -258,7 +258,7 @@ static void last_line(char *said, size_t bytes)
 	}
 }
 
-/* Takes note of the program that the kernel refused; false where libbpf names none. */
+/* Notes the program that the kernel refused; false if libbpf names none. */
 static bool note_refusal(void)
 {
 	char name[128], said[256];
@@ -282,7 +282,7 @@ static bool note_refusal(void)
 	return true;
 }
 
-/* Whether a program tells of clocks and heat, and this machine has nothing to tell. */
+/* Whether a program records clocks and heat of which this machine has none. */
 static bool is_silent(json_t *plan, const char *program)
 {
 	const char *name, *level, *category;
@@ -379,7 +379,7 @@ static int open_event(struct perf_event_attr *attributes, int cpu)
 	return syscall(SYS_perf_event_open, attributes, -1, cpu, -1, PERF_FLAG_FD_CLOEXEC);
 }
 
-/* Runs a program at an event; the event's descriptor, or -1. */
+/* Attaches a program to an event; returns the event's descriptor, or -1. */
 static int connect(int event, int program)
 {
 	int error;
@@ -408,7 +408,7 @@ int attach_tracepoint(const char *program, const char *category, const char *nam
 	high = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, HIGH_FD);
 	if (high < 0)
 		return low;
-	close(low); /* should we be killed, the kernel closes by number: probes in the target go before this one */
+	close(low); /* if we are killed, the kernel closes in order of numbers: probes in the target are removed before this one */
 	return high;
 }
 
@@ -417,7 +417,7 @@ int attach_software(const char *program, u32 config)
 	struct perf_event_attr attributes = {.type = PERF_TYPE_SOFTWARE, .config = config, .sample_period = 1};
 	int cpus = sysconf(_SC_NPROCESSORS_CONF), first = -1;
 
-	for (int cpu = 0; cpu < cpus; cpu++) { /* those behind the first live until this process ends */
+	for (int cpu = 0; cpu < cpus; cpu++) { /* all but the first live until this process ends */
 		int fd = connect(open_event(&attributes, cpu), program_fd(program));
 
 		if (first < 0)
@@ -426,7 +426,7 @@ int attach_software(const char *program, u32 config)
 	return first;
 }
 
-/* A copy of a program in which its cookie is written, for kernels without cookies. */
+/* Loads a copy of a program with its cookie patched in, for kernels without cookies. */
 static int copy_with_cookie(const char *name, u32 cookie)
 {
 	struct bpf_program *program = bpf_object__find_program_by_name(object, name);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * moescope-collect: records what a plan says, on a machine without Python. A plan is made on a host (`moescope plan`); the
- * recording is read on a host, as any other (docs/devices.md).
+ * moescope-collect: records by a plan, on a machine without Python. The plan is made on a host (`moescope plan`); the
+ * recording is read on a host, like any other (docs/devices.md).
  */
 #include <errno.h>
 #include <getopt.h>
@@ -16,12 +16,12 @@
 
 #include "collect.h"
 
-#define RING_MIB 8 /* a process that has both mapped counts them twice: 32 MiB resident */
+#define RING_MIB 8 /* a process that maps both has them counted twice: 32 MiB resident */
 #define FIRST_MANIFEST_NS (5 * NS_PER_S)
 #define WATCHFUL_NS (NS_PER_S / 100)
 #define RAREST_MANIFEST_NS (60 * NS_PER_S)
 #define MOST_TASKS 4096
-#define FIRST_PID_NAMESPACE 0xEFFFFFFCul /* the one that the kernel begins with: PROC_PID_INIT_INO of include/linux/proc_ns.h */
+#define FIRST_PID_NAMESPACE 0xEFFFFFFCul /* the initial one: PROC_PID_INIT_INO of include/linux/proc_ns.h */
 
 static volatile sig_atomic_t asked_to_stop;
 
@@ -71,8 +71,8 @@ static void print_features(void)
 }
 
 /*
- * Build id, or content's hash, and path with links followed; files of other kinds are left out. What a process sees is reached
- * through /proc: its root is a link that leads back to ours.
+ * Prints build id, or content's hash, and path with links resolved; omits files of other kinds. Files as a process sees them are
+ * accessed through /proc, where its root is a link that leads back to ours.
  */
 static void print_identities(void)
 {
@@ -148,7 +148,7 @@ static void attach_mapped(const char *path, void *context)
 	}
 }
 
-/* Marks a process's threads as the target's; of one that runs already, attaches to what it has mapped. */
+/* Registers a process's threads as the target's; if it runs already, attaches to what it has mapped. */
 static void adopt(const struct choice *choice, pid_t pid)
 {
 	static pid_t tids[MOST_TASKS];
@@ -208,7 +208,7 @@ static void record(const struct choice *choice, struct target *target)
 	while (now_ns() < deadline && !disk_failed() && !is_enough(choice)) {
 		u64 now;
 
-		if (asked_to_stop && !interrupted) { /* Ctrl-C reaches the command too: see how it ends */
+		if (asked_to_stop && !interrupted) { /* Ctrl-C reaches the command too: wait for it to end */
 			interrupted = 1;
 			deadline = earlier(deadline, now_ns() + (target->started_here ? NS_PER_S : 0));
 		}
@@ -249,7 +249,7 @@ static void finish(struct target *target)
 	save_manifest(disk_failed() ? "recording" : "complete");
 }
 
-/* Tells how it ended; the exit code. */
+/* Reports how the target ended; returns the exit code. */
 static int conclude(struct target *target)
 {
 	u64 lost = losses(NULL);
@@ -275,7 +275,7 @@ static void wake_at_the_end(pid_t pid)
 {
 	int fd = syscall(SYS_pidfd_open, pid, 0);
 
-	if (fd >= 0) /* a kernel before 5.3: its end is seen at the next turn */
+	if (fd >= 0) /* before Linux 5.3 the end is noticed at the next turn */
 		wake_on(fd);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The manifest: what a reader must know of the recording, as docs/recording.md has it; replaced whole, and sealed by its checksum. */
+/* The manifest: what a reader of the recording needs (docs/recording.md); replaced as a whole, with its own checksum. */
 #include <bpf/bpf.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -38,7 +38,7 @@ static json_t *read_clocks(void)
 			 (json_int_t)clock_ns(CLOCK_BOOTTIME), "realtime_ns", (json_int_t)clock_ns(CLOCK_REALTIME));
 }
 
-/* The value behind the first of some keys that a file of lines `key: value` or `key=value` has; "" where it has none. */
+/* The value of the first of these keys in a file of lines `key: value` or `key=value`; "" if it has none of them. */
 static void value_in(const char *path, const char *const *keys, char *value, size_t bytes)
 {
 	char line[1024];
@@ -98,7 +98,7 @@ static json_t *small_object(const char *folder, const char *name)
 	return value;
 }
 
-/* The model whose folder the command names: its config, and how its package stores it (tracer/target/model_config.py). */
+/* The model whose folder the command names: config and storage in its package (tracer/target/model_config.py). */
 static json_t *model_of(char **command)
 {
 	static const char *const kept[] = {"precisions", "target", "model_type", "fingerprint"};
@@ -205,7 +205,7 @@ static json_t *target_row(void)
 	return json_pack("{si si so}", "pid", target->pid, "uid", (int)caller(), "exit_code", code);
 }
 
-/* Rounded so that it is written as Python would write it: checksums of manifests go by that. */
+/* Rounded so that it is written as in Python, on which manifests' checksums depend. */
 static double rounded(double value)
 {
 	return (s64)(value * 100000 + 0.5) / 100000.0;
@@ -257,7 +257,7 @@ static json_t *compose(const char *state)
 	return manifest;
 }
 
-/* Python writes the digits of escapes in small letters. */
+/* Python writes the hexadecimal digits of escapes in lower case. */
 static void like_python(char *text)
 {
 	for (char *at = text; *at; at++) {
@@ -292,7 +292,7 @@ static bool replace(const char *text, const char *sum)
 	return good;
 }
 
-/* What is known in the end alone. */
+/* Fills in what is known only at the end. */
 static void complete(void)
 {
 	json_array_append_new(clocks, read_clocks());
@@ -302,7 +302,7 @@ static void complete(void)
 
 void save_manifest(const char *state)
 {
-	static bool said; /* once, and not where the disk was full before */
+	static bool said; /* report once, and not if the disk was full before */
 	char sum[DIGEST_BYTES], *text;
 	json_t *manifest;
 

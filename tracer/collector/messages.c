@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Lines for people, and the warnings that a recording keeps. */
+/* Messages for the user, and the warnings that a recording keeps. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static json_t *kept;
 static void line(const char *format, va_list arguments, char *text, size_t bytes)
 {
 	vsnprintf(text, bytes, format, arguments);
-	for (char *at = text; *at; at++) /* names of files may hold what moves a terminal's cursor */
+	for (char *at = text; *at; at++) /* file names may contain control characters that move a terminal's cursor */
 		if ((unsigned char)*at < ' ' || *at == 127)
 			*at = '?';
 	fprintf(stderr, "moescope-collect: %s\n", text);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The BPF programs, deflated: behind their size in 8 bytes. */
+/* The deflated BPF programs, preceded by their size in 8 bytes. */
 	.section .rodata
 	.globl packed_object
 	.globl packed_object_end

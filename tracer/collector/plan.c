@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The plan: read, and refused by name where it was made for another machine, other programs or other builds of a file. */
+/* Reads the plan; refuses one made for another machine, other programs or another build of a file, which it names. */
 #include <string.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -44,7 +44,7 @@ json_t *planned_file(json_t *plan, const char *id)
 	return NULL;
 }
 
-/* A file that lies where the plan has it must be the one that was planned: another build has its functions elsewhere. */
+/* A file at a path of the plan must be the planned build, since others have their functions elsewhere. */
 static void check_files(json_t *plan)
 {
 	char id[64];
@@ -91,7 +91,7 @@ static void check_shape(const char *path, json_t *plan)
 {
 	static const struct {
 		const char *key;
-		json_type type, of; /* of an array's members */
+		json_type type, of; /* `of`: type of an array's members */
 	} parts[] = {
 		{"programs", JSON_OBJECT, 0},	{"kernel", JSON_ARRAY, JSON_ARRAY},	  {"patterns", JSON_ARRAY, JSON_STRING},
 		{"files", JSON_ARRAY, JSON_OBJECT}, {"engines", JSON_OBJECT, 0},	  {"layouts", JSON_OBJECT, 0},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The traced program: started held back until its probes stand, or followed by its number; its threads and its files. */
+/* The traced program: started but held until its probes are attached, or followed by process id; its threads and files. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@
 static int guard_pipe = -1, gate = -1, failure = -1;
 static pid_t guard_pid;
 
-/* A small process that continues the target should the collector die while it holds it stopped. */
+/* A small process that resumes the target if the collector dies while the target is stopped. */
 static void watch_over(int from)
 {
 	static pid_t pids[MOST_GUARDED];
@@ -78,7 +78,7 @@ void guard_end(void)
 	waitpid(guard_pid, NULL, 0);
 }
 
-/* The groups that /etc/group lists a user in. */
+/* A user's groups according to /etc/group. */
 static int groups_of(const char *user, gid_t *groups, int most)
 {
 	FILE *file = fopen("/etc/group", "re");
@@ -109,7 +109,7 @@ static void take_home(uid_t uid)
 		fclose(file);
 }
 
-/* Whoever typed sudo: the command runs as them, as the host's tracer has it. */
+/* The user who invoked sudo: the command runs as them, as with the host's tracer. */
 uid_t caller(void)
 {
 	const char *uid = getenv("SUDO_UID");
@@ -117,7 +117,7 @@ uid_t caller(void)
 	return !getuid() && uid && getenv("SUDO_GID") && getenv("SUDO_USER") ? (uid_t)atol(uid) : getuid();
 }
 
-/* False where the command would run as root instead. */
+/* Drops root; false if the command would still run as root. */
 static bool become_the_caller(void)
 {
 	gid_t groups[MOST_GROUPS];
@@ -279,7 +279,7 @@ static bool is_inode(const char *path, u64 inode)
 	return !stat(path, &status) && status.st_ino == inode;
 }
 
-/* The path by which a mapped file opens here: its own, below the process's root, or as the process has it mapped. */
+/* Finds a path that opens a mapped file here: its own, one below the process's root, or the process's mapping itself. */
 static void way_to(pid_t pid, struct mapping *m)
 {
 	char below[PATH_MOST + 32];
@@ -334,7 +334,7 @@ bool program_of(pid_t pid, char *path)
 	return true;
 }
 
-/* The file that a process opens by a name, with links followed, by a path that opens here. */
+/* The file that a process opens under a name, with links resolved, by a path that opens here. */
 bool opened_by(pid_t pid, const char *name, char *path)
 {
 	char here[PATH_MOST + 64], *real;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Answers to the target: threads that come and go, programs executed, libraries opened, tables of functions handed out. */
+/* Answers to the target: threads created and ended, programs executed, libraries opened, function tables returned. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,10 +13,10 @@
 
 #define MOST_THREADS 65536
 #define MOST_TASKS 4096
-#define LAST_TABLE_PART 48 /* first slot of the last of the parts that the kernel side sends */
+#define LAST_TABLE_PART 48 /* first slot of the last part that the BPF program sends */
 #define MOST_SLOTS (LAST_TABLE_PART + TABLE_SLOTS)
 #define MOST_TABLES 32
-#define QNN_HTP 6 /* QNN's number of the backend */
+#define QNN_HTP 6 /* QNN's number for the HTP backend */
 #define MOST_SITES 512
 #define MOST_IO_FILES 65536
 #define AT_TABLE "address from the function table; not inspected (licence), assumed cheap"
@@ -130,7 +130,7 @@ static void note_file(u32 dev, u64 ino, const char *path, bool replaces)
 	json_object_set_new(files, key, plain_text(path));
 }
 
-/* Every file that a process has mapped: those that no system call of its own maps, or that were there before. */
+/* Notes all files that a process has mapped: some were mapped earlier, or not by a system call of its own. */
 void note_mapped_files(pid_t pid)
 {
 	char path[64], line[PATH_MOST + 128];
@@ -169,7 +169,7 @@ json_t *io_files(void)
 	return json_pack("{si so}", "page_bytes", (int)sysconf(_SC_PAGESIZE), "files", answer);
 }
 
-/* Lets the target go on, where the kernel side has stopped it for the record. */
+/* Resumes the target after the BPF program stopped it for the record. */
 static void go_on(const struct header *h)
 {
 	u64 now = now_ns();
@@ -261,7 +261,7 @@ static void collect_slots(struct table *table, u32 first, const unsigned long lo
 		memcpy(table->slots + first, slots, bytes < room ? bytes : room);
 }
 
-/* What a backend does not support is often one function for all. */
+/* A backend often uses one function for everything that it does not support. */
 static bool is_shared(const struct table *table, s64 slot)
 {
 	for (int i = 0; i < MOST_SLOTS; i++)
@@ -270,7 +270,7 @@ static bool is_shared(const struct table *table, s64 slot)
 	return false;
 }
 
-/* Whether all these programs stand wherever one of them does, and they do somewhere: what they see is then all that is called. */
+/* Whether these programs are attached in the same files, at least one: then they see all the calls. */
 static bool stand_together(json_t *programs)
 {
 	json_t *all = attached(), *row, *program;
@@ -409,7 +409,7 @@ static void on_qnn_reader(const struct rec_qnn_reader *r)
 	go_on(&r->h);
 }
 
-/* A serialized profile of QNN's, to be kept whole: it is opened again for every harvest. */
+/* A serialized profile of QNN's, to be copied whole at the end; it is opened again for every harvest. */
 static void on_qnn_log(const struct rec_qnn_log *r)
 {
 	char path[PATH_MOST];
@@ -439,7 +439,7 @@ static s64 copy_file(const char *from, const char *to)
 	return bytes;
 }
 
-/* Copies them into the recording; rows for its manifest. `whole`: the target has written its last byte. */
+/* Copies the profiles into the recording; returns rows for its manifest. `whole`: the target has written its last byte. */
 json_t *keep_qnn_logs(const char *folder, bool whole)
 {
 	char place[PATH_MOST], name[PATH_MOST];
@@ -480,7 +480,7 @@ static void on_io_file(const struct rec_io_file *r)
 	note_file(r->dev, r->ino, path, true);
 }
 
-/* The file that a site's address lies in: with the records, it tells the host where this build keeps its graph loop. */
+/* Notes the file that contains a site's address; with the records, the host learns where this build has its graph loop. */
 static void on_site(const struct rec_site *r)
 {
 	char key[32], path[PATH_MOST];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The product on AVX2: products of bytes are added up in 16 bits, which four-bit codes never fill. */
+/* The product on AVX2: sums products of bytes in 16 bits, which four-bit codes never overflow. */
 #include "product.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -24,7 +24,7 @@ INLINE __m256i dot_codes(__m256i sum, __m256i low, __m256i high, __m256i odd, __
 	return _mm256_add_epi32(sum, in_32_bits(both));
 }
 
-/* Two products of bytes with sign fit into 16 bits, 2 * 128 * 127; the sign goes to the row's code. */
+/* Two products of signed bytes fit into 16 bits, 2 * 128 * 127; the sign is moved to the row's code. */
 INLINE __m256i dot_bytes(__m256i sum, __m256i codes, __m256i x)
 {
 	__m256i shifted = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
@@ -33,7 +33,7 @@ INLINE __m256i dot_bytes(__m256i sum, __m256i codes, __m256i x)
 	return _mm256_add_epi32(sum, in_32_bits(both));
 }
 
-/* A run is 16 bytes of a row: at 4 bits 16 products of each lane's halves, 16 * 15 * 127, fit into 16 bits. */
+/* A run is 16 bytes of a row: at 4 bits, 16 products per half lane, 16 * 15 * 127, fit into 16 bits. */
 INLINE ints begin_run(size_t bits, ints dots)
 {
 	return bits == 4 ? zero_ints() : dots;
@@ -42,7 +42,7 @@ INLINE ints begin_run(size_t bits, ints dots)
 INLINE ints add_run(size_t bits, ints sums, ints codes, ints x)
 {
 	sums = bits == 4 ? _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, x)) : dot_bytes(sums, codes, x);
-	/* Left alone, the compiler adds up in another order, for which there are too few registers. */
+	/* Otherwise the compiler sums in another order, for which there are too few registers. */
 	__asm__("" : "+x"(sums));
 	return sums;
 }

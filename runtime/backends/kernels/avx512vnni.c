@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The product on AVX-512 VNNI: tiles in vectors of sixteen columns; few rows wait for memory, and eight lanes do. */
+/* The product on AVX-512 VNNI: tiles in vectors of sixteen columns; few rows are bound by memory, so eight lanes suffice. */
 #include "product.h"
 #if defined(__x86_64__)
 #include <immintrin.h>

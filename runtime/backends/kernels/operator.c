@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ONNX Runtime's custom operator moescope.BlockMatMul: rows of floats times a matrix of 4 or 8 bits, used as it lies on disk.
+ * ONNX Runtime's custom operator moescope.BlockMatMul: rows of floats times a matrix of 4 or 8 bits, in its layout on disk.
  *
  *     rows [..., K] float, values [N, blocks, block * bits / 8] uint8, scales [N, blocks] float, zero points (optional, packed
  *     [N, ceil(blocks * bits / 8)] uint8), attribute bits  ->  [..., N] float
  *
- * It is MatMulNBits at accuracy level 4 (8-bit activations, a scale for each block of a row) without its prepacking, which takes
- * longer than to read an expert: what is read can run. product.h says what is computed.
+ * It is MatMulNBits at accuracy level 4 (8-bit activations, a scale per block of a row) without its prepacking, which takes
+ * longer than reading an expert: an expert can run as soon as it is read. product.h defines the computation.
  *
- * Of ONNX Runtime's C API only what is used is declared: a table of functions to which versions add, and which they never reorder.
+ * Only the used part of ONNX Runtime's C API is declared: a table of functions that versions extend but never reorder.
  */
 #include "product.h"
 
@@ -77,7 +77,7 @@ struct tensor {
 	size_t rank;
 };
 
-/* An input; no data where it was left out. */
+/* Reads an input; without data if it was omitted. */
 static status read_input(void *context, size_t index, struct tensor *tensor)
 {
 	void *value = NULL, *shape = NULL;
@@ -162,7 +162,7 @@ static status compute(void *kernel, void *context)
 	else
 		product_quantize(&p, 0);
 	if (!failed)
-		/* Piece by piece to whoever is free: a thread that the system holds up keeps the others waiting for one piece alone. */
+		/* Pieces go to whichever thread is free: a preempted thread delays the others by one piece only. */
 		failed = CALL(PARALLEL_FOR, context, piece, product_pieces(&p), product_pieces(&p), (void *)&p);
 	free(room);
 	return failed;
@@ -241,7 +241,7 @@ static const struct op block_matmul = {
 
 #define VISIBLE __attribute__((visibility("default")))
 
-/* What ONNX Runtime calls when it has loaded this library. */
+/* Called by ONNX Runtime after loading this library. */
 VISIBLE status RegisterCustomOps(void *options, const struct api_base *base)
 {
 	void *domain = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The product in plain C: what every other kernel must equal, and the way of processors without any of their instructions. */
+/* The product in plain C: the reference for every other kernel, and the fallback for processors without their instructions. */
 #include "product.h"
 
 static int32_t block_dot(const struct product *p, const uint8_t *packed, const int8_t *x)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sizes of a product, its cut into pieces for threads, and the choice of the instruction set. */
+/* Sizes of a product, its division into pieces for threads, and the choice of the instruction set. */
 #include "product.h"
 
 #define PIECE 64	/* columns of one task */
@@ -87,7 +87,7 @@ void product_quantize(struct product *p, size_t group)
 		set_in_use()->quantize(p, row);
 }
 
-/* The instruction sets that this processor has, the fastest first: names[i], NULL beyond the last. */
+/* Name of this processor's instruction set number `index`, the fastest first; NULL beyond the last. */
 VISIBLE const char *moescope_instruction_set(size_t index)
 {
 	for (size_t i = 0; i < SETS; i++)
@@ -96,7 +96,7 @@ VISIBLE const char *moescope_instruction_set(size_t index)
 	return NULL;
 }
 
-/* Use this set from now on; false where this processor lacks it. */
+/* Uses this set from now on; false if this processor lacks it. */
 VISIBLE bool moescope_choose(const char *name)
 {
 	for (size_t i = 0; i < SETS; i++)

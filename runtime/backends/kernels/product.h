@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A product of rows of floats with a matrix of 4- or 8-bit codes, and what an instruction set must bring to compute it.
+ * A product of rows of floats with a matrix of 4- or 8-bit codes, and what an instruction set must define to compute it.
  *
- * Rows are rounded to 8 bits, with a scale for each block. A result is the sum over blocks of
+ * Rows are rounded to 8 bits, with a scale per block. A result is the sum over blocks of
  *
  *     (sum of code * row's code - zero point * sum of the row's codes) * (row's scale * scale)
  *
  * where the bracket is an exact integer below 2^24. Block b is added to the accumulator b % 8 by one fused multiply-add; the
- * accumulators are added up as ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). Every kernel keeps to this order, so that a result
- * depends neither on the instruction set, nor on the number of rows, nor on threads.
+ * accumulators are summed as ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). Every kernel uses this order, so that a result
+ * depends neither on the instruction set nor on the number of rows or threads.
  */
 #ifndef MOESCOPE_PRODUCT_H
 #define MOESCOPE_PRODUCT_H
@@ -20,9 +20,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GROUP 8		/* blocks that are summed up side by side */
-#define CHUNK 64	/* codes whose even and odd ones lie apart */
-#define ROW_MULTIPLE 4	/* rows of a tile: room is kept for whole tiles */
+#define GROUP 8		/* blocks that are summed in parallel */
+#define CHUNK 64	/* codes whose even and odd ones are stored separately */
+#define ROW_MULTIPLE 4	/* rows of a tile; memory is allocated for whole tiles */
 #define MAX_BLOCK 256
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
@@ -34,9 +34,9 @@ struct product {
 	float *out;		/* [m, n] */
 	size_t m, k, n, bits, block, blocks;
 	size_t row_bytes, block_bytes, zero_bytes, groups;
-	/* Of the rows: codes [m, stride] (at 4 bits, a chunk has its even codes first, as one packed byte has an even and an odd
-	 * code), and per block the sum of codes and the scale [m, groups * GROUP], or as a row_layout has them. What is beyond k
-	 * or m is zero. */
+	/* Of the rows: codes [m, stride] (at 4 bits, a chunk has its even codes first, as a packed byte has an even and an odd
+	 * code), and per block the sum of codes and the scale [m, groups * GROUP], or in the order of a row_layout. Entries beyond
+	 * k or m are zero. */
 	size_t stride;
 	int8_t *codes;
 	int32_t *sums;
@@ -62,9 +62,9 @@ struct instruction_set {
 
 extern const struct instruction_set set_plain, set_avx2, set_avxvnni, set_avx512vnni, set_neon_dotprod, set_neon_i8mm;
 
-/* Sizes that follow from m, k, n, bits and block; false where no kernel knows such a block. */
+/* Computes the sizes that follow from m, k, n, bits and block; false if no kernel supports the block. */
 bool product_sizes(struct product *p);
-/* Room for the rounded rows; free it with free(). */
+/* Allocates memory for the rounded rows; free it with free(). */
 void *product_room(struct product *p);
 size_t product_pieces(const struct product *p);
 void product_piece(const struct product *p, size_t index);
@@ -72,7 +72,7 @@ void product_piece(const struct product *p, size_t index);
 void product_quantize(struct product *p, size_t group);
 size_t product_row_groups(const struct product *p);
 
-/* Where the row's codes lie that meet the byte of a matrix's row: at 4 bits those of its even code, the odd one's are 32 on. */
+/* Offset of the row's code for a byte of a matrix's row: at 4 bits of its even code; the odd one's is 32 further on. */
 ALWAYS_INLINE size_t code_offset(size_t bits, size_t byte)
 {
 	return bits == 4 ? byte / (CHUNK / 2) * CHUNK + byte % (CHUNK / 2) : byte;
@@ -98,7 +98,7 @@ ALWAYS_INLINE float fold(const float *lanes, size_t pitch)
 	       ((lanes[pitch] + lanes[5 * pitch]) + (lanes[3 * pitch] + lanes[7 * pitch]));
 }
 
-/* `bytes` bytes from `offset` on, of `total`: copied where they would reach beyond. What is beyond meets zeros. */
+/* `bytes` bytes from `offset` on, of `total`: copied if they would reach beyond. Bytes beyond are multiplied by zeros. */
 ALWAYS_INLINE const uint8_t *readable(const void *base, size_t offset, size_t bytes, size_t total, uint8_t *copy)
 {
 	const uint8_t *place = (const uint8_t *)base + offset;
@@ -163,7 +163,7 @@ ALWAYS_INLINE void put_by_turns(const struct product *p, size_t row, size_t offs
 			memcpy(to + (offset + i) * layout.side, ordered + i, layout.piece);
 }
 
-/* Each instruction set compiles it for itself. */
+/* Compiled separately for each instruction set. */
 ALWAYS_INLINE void quantize_row(struct product *p, size_t row, struct row_layout layout)
 {
 	const size_t beside = layout.side * layout.copies;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tiles in vectors of LANES columns, eight or sixteen: what x86.h wants of every instruction set. */
+/* Tiles in vectors of LANES columns, eight or sixteen, as x86.h requires of every instruction set. */
 #if LANES == 16
 typedef __m512i ints;
 typedef __m512 floats;

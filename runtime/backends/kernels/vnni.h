@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What x86.h wants of sets that add four products of bytes to a lane by one instruction: `dot_bytes`, and `add_run` for a tile. */
+/* The functions of x86.h for sets that add four products of bytes to a lane by one instruction: `dot_bytes`, `add_run`. */
 INLINE __m256i dot_codes(__m256i sum, __m256i low, __m256i high, __m256i odd, __m256i even)
 {
 	return dot_bytes(dot_bytes(sum, low, even), high, odd);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ways of an instruction set: few_rows() and tiled(), which stand before, for each number of bits and bytes of a block. */
+/* The ways of an instruction set: few_rows() and tiled(), defined before, for each number of bits and bytes of a block. */
 /*
- * Two functions for each number of bits and bytes of a block, which are known when they are compiled. Tiles have one of their own:
- * a compiler that sees both has fewer registers for the loop of few rows.
+ * Two functions for each number of bits and bytes of a block, which are compile-time constants. Tiles have a separate function:
+ * with both in one, the compiler has fewer registers for the loop of few rows.
  */
 #define WAY(bits, bytes)                                                                                      \
 	TILE_TARGET static __attribute__((noinline)) bool tiles_##bits##_##bytes(const struct product *p, size_t first, size_t end) \

@@ -1,39 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The product on x86, included once for each instruction set, which before defines
+ * The product on x86, included once per instruction set, which must first define
  *
  *     TARGET              the attribute that lets a function use the set
  *     dot_codes           8 sums of 4-bit codes (low and high halves of 32 bytes) times codes of a row, at most 15240
  *     dot_bytes           the same of 32 8-bit codes; a matrix's code is worth BYTE_SHIFT less in it
  *     ints, floats, ...   the vectors of a tile, LANES columns each (see tile())
  *
- * Few rows: a group of eight blocks of a column is read as it lies, its eight dot products end up in one vector.
- * Many rows: the columns of a panel are unpacked and transposed once, a lane is a column, and tiles run over all rows.
+ * Few rows: a group of eight blocks of a column is read in place, and its eight dot products end up in one vector.
+ * Many rows: the columns of a panel are unpacked and transposed once, each lane is a column, and tiles run over all rows.
  */
 
-#define LOAD 32			/* bytes of a matrix's row at once */
-#define AHEAD 2048		/* bytes that are fetched early */
+#define LOAD 32			/* bytes of a matrix's row read at once */
+#define AHEAD 2048		/* prefetch distance in bytes */
 #define TILE_TARGET TARGET
 #define TILE_ROWS ROW_MULTIPLE
 #define TILE_VECTORS 2
 #define PANEL (TILE_VECTORS * LANES)
-#define MIN_TILED 6		/* rows from which unpacking once pays */
+#define MIN_TILED 6		/* number of rows from which unpacking once pays */
 
 /* --- few rows --- */
 
-/* Zero points times sums of a row's codes: at 4 bits both fit into 16, and what is above a zero point's is zero. */
+/* Zero points times sums of a row's codes: at 4 bits both fit into 16 bits, and a zero point's upper half is zero. */
 INLINE __m256i times(size_t bits, __m256i zeros, __m256i sums)
 {
 	return bits == 4 ? _mm256_madd_epi16(zeros, sums) : _mm256_mullo_epi32(zeros, sums);
 }
 
-/* Sums of neighbours of both; `small`: they fit into 16 bits. */
+/* Sums of neighbours in both vectors; `small`: they fit into 16 bits. */
 INLINE __m256i pair(bool small, __m256i a, __m256i b)
 {
 	return small ? _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1)) : _mm256_hadd_epi32(a, b);
 }
 
-/* One vector of partial sums for each row. */
+/* One vector of partial sums per row. */
 struct parts {
 	__m256i of[TILE_ROWS];
 };
@@ -90,7 +90,7 @@ INLINE struct parts group(size_t bits, size_t bytes, size_t rows, const uint8_t 
 #undef FOUR
 }
 
-/* The zero points of a group's blocks, of which `left` are there, less BYTE_SHIFT at 8 bits. */
+/* The zero points of a group's blocks, of which `left` exist, minus BYTE_SHIFT at 8 bits. */
 INLINE __m256i group_zeros(const struct product *p, size_t bits, size_t column, size_t g, size_t left)
 {
 	const __m256i shift = _mm256_set1_epi32(bits == 8 ? BYTE_SHIFT : 0);
@@ -120,7 +120,7 @@ INLINE float fold_vector(__m256 lanes)
 	return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* Adds a group of a column, of whose blocks `left` are there, to the lanes of each row. */
+/* Adds a group of a column, of whose blocks `left` exist, to the lanes of each row. */
 INLINE void add_group(const struct product *p, size_t bits, size_t block_bytes, size_t row, size_t rows, size_t column, size_t g,
 		      size_t left, const uint8_t *values, __m256 *lanes)
 {
@@ -178,7 +178,7 @@ INLINE void few_rows(const struct product *p, size_t bits, size_t block_bytes, s
 
 /* --- many rows --- */
 
-/* Columns of a matrix, as tiles want them: [dwords, halves, PANEL] of four codes, [blocks, PANEL] scales and zero points. */
+/* Columns of a matrix in the tiles' layout: [dwords, halves, PANEL] of four codes, [blocks, PANEL] scales and zero points. */
 struct panel {
 	size_t first, count;
 	uint8_t *codes;
@@ -205,7 +205,7 @@ INLINE void transpose(__m256i *v)
 	}
 }
 
-/* 32 bytes of each of eight columns, transposed: v[i] has their i-th dwords. The last column stands for those beyond. */
+/* 32 bytes of each of eight columns, transposed: v[i] has their i-th dwords. The last column is repeated for those beyond. */
 INLINE void eight_columns(const void *base, size_t pitch, size_t n, size_t column, size_t byte, __m256i *v)
 {
 	uint8_t copy[LOAD];
@@ -290,7 +290,7 @@ INLINE floats fold_lanes(const floats *l)
 			  add_floats(add_floats(l[1], l[5]), add_floats(l[3], l[7])));
 }
 
-/* Results of TILE_ROWS rows, of which those below m are kept, and a panel's columns. */
+/* Results of TILE_ROWS rows, of which only those below m are stored, and a panel's columns. */
 INLINE void tile(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel, size_t row)
 {
 	floats lanes[TILE_ROWS][TILE_VECTORS][GROUP];
@@ -324,7 +324,7 @@ INLINE void tile(const struct product *p, size_t bits, size_t block_bytes, const
 	}
 }
 
-/* Columns first .. end by panels; false where there is no memory for one. */
+/* Computes columns first .. end by panels; false if there is no memory for a panel. */
 INLINE bool tiled(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
 {
 	const size_t codes = (p->row_bytes + LOAD - 1) / LOAD * LOAD * (bits == 4 ? 2 : 1) * PANEL;
