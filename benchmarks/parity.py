@@ -36,10 +36,11 @@ def main() -> int:
                 drawn = settings(name, args.seed + i)
                 report.note(f"{name}, seed {args.seed + i}: {part.tokens - part.equal} of {part.tokens} tokens differ: {drawn}")
         total, equal, ties = (sum(part[i] for part in parts) for i in range(3))
-        report.add(f"{name}: tokens equal, of {total:,} in {each} configs", "", single(equal, total))
+        report.add(f"{name}: tokens equal", "", single(equal, total))
         report.add(f"{name}: ties among them", "", single(ties, total))
         report.add(f"{name}: largest difference of logits", "", extremes([part.difference for part in parts]))
-    report.note(f"transformers {transformers.__version__}, torch {torch.__version__}; prompts of {PROMPTS} tokens")
+    report.note(f"{each} configs of each family, prompts of {PROMPTS} tokens")
+    report.note(f"transformers {transformers.__version__}, torch {torch.__version__}")
     report.finish()
     return 0 if right else 1
 

@@ -56,15 +56,16 @@ RENAMED = {
     "by turns": "alternately",
     "all tables anew": "all tables rebuilt",
     "whose prize is right": "whose estimated saving is right",
+    "tokens equal, of .+": "tokens equal",
 }
-"""Parts of figures' names in older results → those of today, so that a newer figure replaces its older one."""
+"""Parts of figures' names in older results, as patterns → those of today, so that a newer figure replaces its older one."""
 
 
 def full_name(figure: Figure) -> str:
     """A figure's name as it is today, with its peer."""
     name = figure.name
     for old, new in RENAMED.items():
-        name = name.replace(old, new)
+        name = re.sub(old, new, name)
     return f"{name} (against {figure.against})" if figure.against else name
 
 
@@ -104,10 +105,12 @@ def marked(labels: Iterable[str]) -> str:
 
 
 def folded(figures: list[Figure], fold: str) -> str:
-    """Figures of all rows as one: the sum of counts, with of how many, or the largest."""
+    """Figures of all rows as one: the sum of counts, with of how many, or the largest of all values."""
     values = [figure.median for figure in figures if figure.median is not None]
     if not values:
         return "0" if fold == "sum" else ""
+    if fold == "max":
+        values += [figure.high for figure in figures if figure.high is not None]
     total = sum(figure.n or 0 for figure in figures)
     return number(FOLDS[fold](values)) + (f" of {total:,}" if fold == "sum" and total == sum(values) else "")
 
