@@ -4,18 +4,18 @@
  *
  * libbpf: maps are declared here and found by name; kernel fields are relocated against the running kernel's BTF.
  * BCC: the loader defines LOADER_BCC, passes the file descriptor of each map as MAP_FD_<name> and the offset of each
- * kernel field as OFFSET_<field>, because the headers BCC compiles against need not be the running kernel's. Tracepoint
- * fields likewise, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT gives an array's address. HAS_RECORD(event)
- * tells whether this kernel has such a record; where it has none, the verifier never sees what reads it.
- * KERNEL_AT(type, field, pointer) is the address of a field of a kernel struct; KERNEL_READ below reads it, HAS_FIELD tells
- * whether this kernel's struct has it.
+ * kernel field as OFFSET_<field>, because the headers BCC compiles against need not be the running kernel's. The same
+ * holds for tracepoint fields, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT is an array's address.
+ * HAS_RECORD(event): whether this kernel has the record; if it does not, the verifier never sees the code that reads it.
+ * KERNEL_AT(type, field, pointer) is the address of a field of a kernel struct; KERNEL_READ below reads it; HAS_FIELD is
+ * true if this kernel's struct has it.
  */
 #ifndef MOESCOPE_COMPAT_H
 #define MOESCOPE_COMPAT_H
 
 #define INLINE inline __attribute__((always_inline))
 
-/* What the call instruction has pushed when a function begins. */
+/* Bytes that the call instruction has pushed when a function begins. */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 #define RETURN_ADDRESS_BYTES 0
 #else
@@ -86,7 +86,7 @@ typedef __u64 u64;
 typedef __s32 s32;
 typedef __s64 s64;
 
-/* What a program on a uprobe is given, as the kernel's headers for user space have it; here so that any machine compiles both. */
+/* The context of a program on a uprobe, as in the kernel's uapi headers; copied so that any machine compiles for both. */
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
 	u64 r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss;
@@ -99,7 +99,7 @@ struct pt_regs {
 #error "define __TARGET_ARCH_x86 or __TARGET_ARCH_arm64"
 #endif
 
-/* What this kernel offers: set by the loader before programs are loaded, so that the verifier never sees the other way. */
+/* Features of this kernel: set by the loader before programs are loaded, so that the verifier never sees the unused branch. */
 const volatile bool has_task_btf, has_cookies;
 
 /* The kernel types that are read; the loader finds their real offsets. */
@@ -118,7 +118,7 @@ struct task_struct {
 	struct files_struct *files;
 } __attribute__((preserve_access_index));
 
-/* The kernel's tracepoint records, as far as they are read; their layouts differ between versions. */
+/* The used fields of the kernel's tracepoint records, whose layouts differ between versions. */
 #define RELOCATED __attribute__((preserve_access_index))
 struct trace_event_raw_sched_switch {
 	char prev_comm[16];
@@ -196,7 +196,7 @@ struct trace_event_raw_cdev_update {
 #define map_delete(map, key) bpf_map_delete_elem(map, key)
 #define BARE_UPROBE(name) SEC("uprobe") int name(struct pt_regs *ctx)
 #define BARE_TRACEPOINT(category, name) SEC("tracepoint/" #category "/" #name) int name(void *ctx)
-/* Tells user space, by where it stands in its section, under which number the program counts its runs. */
+/* Its offset in the section tells user space the number under which the program counts its runs. */
 #define NUMBER_SYMBOL(name) static const char number_##name SEC(".numbers") __attribute__((used)) = 0;
 #define BARE_PERF_EVENT(name) SEC("perf_event") int name(void *ctx)
 #define BARE_RAW_TRACEPOINT(name) SEC("raw_tracepoint/" #name) int name(void *ctx)
@@ -239,7 +239,7 @@ struct trace_event_raw_cdev_update {
 		read_;                                                                                                 \
 	})
 
-/* An argument of the tracepoint that a raw program stands at. */
+/* An argument of a raw program's tracepoint. */
 #define RAW_ARG(ctx, number) (((u64 *)(ctx))[number])
 
 /* The eighth argument at a function's entry. */
@@ -254,9 +254,9 @@ struct trace_event_raw_cdev_update {
 	})
 #endif
 
-/* Right behind a call: where it returns to, and the stack as it stood at the call. */
+/* In a called function: the return address, and the stack pointer at the call. */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
-/* Behind `paciasp` it is signed in the bits that addresses of user space leave at 0. */
+/* After `paciasp` it is signed in the bits that are 0 in user space addresses. */
 #define RETURN_ADDRESS(ctx) (REG(ctx, unused, 30) & ((1ULL << 48) - 1))
 #define CALLER_STACK(ctx) STACK(ctx)
 #else

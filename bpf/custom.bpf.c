@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Functions that a user names: one program for every entry and one for every return. The probe's cookie says which row of
- * `call_specs` tells what to read; user space writes the row before it attaches the probe.
+ * Functions that a user names: one program for all entries and one for all returns. The probe's cookie is the key of the row
+ * in `call_specs` that lists what to read; user space writes the row before it attaches the probe.
  */
 
 #ifdef LOADER_BCC
@@ -22,10 +22,10 @@ static INLINE u32 cookie_of(struct pt_regs *ctx)
 }
 #endif
 
-/* 1 where a read of `width` bytes failed, by sign bits; a read of no bytes may fail, too, and means nothing. */
+/* 1 if a read of `width` bytes failed, by sign bits; the failure of a read of no bytes does not count. */
 #define FAILED(result, width) (((u64)(result) & (0 - (u64)(width))) >> 63)
 
-/* One argument, without a branch: a read of no bytes leaves the value as it is. Sets `bit` of `unread` where memory is not there. */
+/* Reads an argument without a branch: a read of no bytes leaves the value unchanged. Sets `bit` of `unread` if a read failed. */
 static INLINE u64 read_argument(struct arg_spec *spec, u64 *registers, u64 *unread, u32 bit)
 {
 	u64 value[2] = {registers[spec->from & 7], 0};
@@ -48,7 +48,7 @@ static INLINE void send_call_text(void *ctx, struct call_spec *spec, u64 *regist
 
 	if (!reserve(r, KIND_CALL_TEXT, ENGINE_USER))
 		return;
-	r->h.ts = call_ts; /* what joins it to its call */
+	r->h.ts = call_ts; /* joins it to its call */
 	r->probe = index >> 1;
 	r->part = part;
 	r->at_return = index & 1;
@@ -88,7 +88,7 @@ static INLINE int record_call(struct pt_regs *ctx, u16 kind, u64 frame)
 	return 0;
 }
 
-/* The stack pointer as it will be when the function has returned: the same at entry and return, and no other open call's. */
+/* The stack pointer after the function's return: the same at entry and return, and different for other open calls. */
 UPROBE(custom_begin)
 {
 	return record_call(ctx, KIND_CALL_BEGIN, STACK(ctx) + RETURN_ADDRESS_BYTES);

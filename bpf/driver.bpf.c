@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * The driver between CPU and NPU: FastRPC's tracepoints (Qualcomm's kernels), and those of GLINK, which carries its messages (Linux
- * 6.12). They come with modules, whose types the kernel's own do not tell: user space reads from tracefs where fields stand.
+ * 6.12). They belong to modules, whose types are not in the kernel's BTF: user space reads the fields' offsets from tracefs.
  */
 
 static INLINE u64 driver_field(void *ctx, struct driver_field *field)
@@ -9,7 +9,7 @@ static INLINE u64 driver_field(void *ctx, struct driver_field *field)
 	u64 value[2] = {};
 	u32 at = field->offset & (DRIVER_RECORD_BYTES - 1), place = 0;
 
-	if (field->is_text) { /* the record says where it stands; its first eight letters */
+	if (field->is_text) { /* the record holds its offset; read its first eight letters */
 		bpf_probe_read_kernel(&place, sizeof(place), (char *)ctx + at);
 		at = place & (DRIVER_RECORD_BYTES - 1);
 	}
@@ -17,7 +17,7 @@ static INLINE u64 driver_field(void *ctx, struct driver_field *field)
 	return value[0];
 }
 
-/* Calls are made on the target's threads; answers come in on any. */
+/* Calls are made on the target's threads; answers may arrive on any thread. */
 static INLINE int driver_event(void *ctx, u32 event, bool is_answer)
 {
 	struct driver_layout *layout = map_lookup(MAP(driver_layouts), &event);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* ExecuTorch: a run of a method, of whose phase and tokens nothing is told outside. */
+/* ExecuTorch: runs of methods, whose phase and tokens are not visible from outside. */
 
 #define CALL_EXECUTORCH 242
 
@@ -8,7 +8,7 @@ enum executorch_graph {
 	EXECUTORCH_RUN,
 };
 
-/* executorch::runtime::Method::execute(), by which every runner takes a step */
+/* executorch::runtime::Method::execute(), which every runner calls for a step */
 UPROBE(executorch_execute_begin)
 {
 	keep_args(CALL_EXECUTORCH, ARG1(ctx), 0, 0, 0);
@@ -16,7 +16,7 @@ UPROBE(executorch_execute_begin)
 	return graph_begin(ctx, ENGINE_EXECUTORCH, ARG1(ctx), EXECUTORCH_RUN, BACKEND_UNKNOWN, 0);
 }
 
-/* What it returns: executorch::runtime::Error, 0 good */
+/* It returns executorch::runtime::Error, 0: good */
 UPROBE(executorch_execute_end)
 {
 	struct call_args args;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Experts: what the router chose, each expert's run, and the expert cache's loads and evictions. */
+/* Experts: the router's choices, experts' runs, and the expert cache's loads and evictions. */
 
 /* moescope:expert__begin(layer, expert, n_tokens, cache, backend, tier) */
 UPROBE(moescope_expert_begin)
@@ -53,7 +53,7 @@ UPROBE(moescope_load_begin)
 	return 0;
 }
 
-/* moescope:load__end and moescope:evict (layer, expert, bytes, resident bytes): records of one shape */
+/* moescope:load__end and moescope:evict (layer, expert, bytes, resident bytes): records with the same layout */
 static INLINE int cache_change(void *ctx, u16 kind, u32 layer, u32 expert, u64 bytes, u64 resident)
 {
 	RECORD(rec_evict, r);

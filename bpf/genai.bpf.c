@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* onnxruntime-genai: the calls of its public C API (ort_genai_c.h), which its Python package makes too. */
+/* onnxruntime-genai: the calls of its public C API (ort_genai_c.h), which its Python package uses too. */
 
 #define CALL_GENAI_STEP 240
 #define CALL_GENAI_MODEL 241
@@ -21,7 +21,7 @@ UPROBE(genai_append_begin)
 	return genai_step_begin(ctx, ARG1(ctx), PHASE_PREFILL, ARG3(ctx));
 }
 
-/* OgaGenerator_AppendTokenSequences(generator, sequences): they are opaque */
+/* OgaGenerator_AppendTokenSequences(generator, sequences): opaque */
 UPROBE(genai_append_sequences_begin)
 {
 	return genai_step_begin(ctx, ARG1(ctx), PHASE_PREFILL, 0);
@@ -33,7 +33,7 @@ UPROBE(genai_next_begin)
 	return genai_step_begin(ctx, ARG1(ctx), PHASE_DECODE, 1);
 }
 
-/* OgaResult *: null is good, else it is opaque. */
+/* OgaResult *: null: good; otherwise opaque. */
 UPROBE(genai_step_end)
 {
 	struct call_args args;

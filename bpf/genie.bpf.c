@@ -12,7 +12,7 @@ enum genie_graph {
 	GENIE_RESET,
 };
 
-/* GenieDialog_query(dialog, text, sentence code, callback, user data): a prompt and all its answer, whose tokens are not told */
+/* GenieDialog_query(dialog, text, sentence code, callback, user data): a prompt and its whole answer, tokens unknown */
 UPROBE(genie_query_begin)
 {
 	keep_args(CALL_GENIE_QUERY, ARG1(ctx), 0, 0, 0);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * llama.cpp's ggml: graphs, operators on every thread, tensors, and the experts that MUL_MAT_ID is given.
+ * llama.cpp's ggml: graphs, operators on every thread, tensors, and the experts passed to MUL_MAT_ID.
  *
- * Operators cost one probe hit each: the graph loop's own call of the barrier behind every node, where the loop keeps the
- * node's index and the graph in registers or on its stack. Where exactly differs between builds and is learnt in the first
- * graph, from a probe on what every operator passes through (which knows the tensor) and one on the barrier.
+ * Each operator costs one probe hit: at the graph loop's call of the barrier after every node, where the loop keeps the
+ * node's index and the graph in registers or on its stack. The places differ between builds and are learnt in the first
+ * graph, from a probe on a function that every operator passes (which gets the tensor) and one on the barrier.
  */
 
 static INLINE u64 read_u64(u64 address)
@@ -15,7 +15,7 @@ static INLINE u64 read_u64(u64 address)
 	return value;
 }
 
-/* The signature of a tensor. One read: each costs more than its bytes. */
+/* The signature of a tensor, by one read, since every read costs more than its bytes. */
 static INLINE u64 tensor_signature(struct traced *t, u64 tensor)
 {
 	struct ggml_tensor_core *is = (void *)t->scratch;
@@ -31,7 +31,7 @@ static INLINE u64 source_of(struct traced *t, u64 tensor, u32 number)
 	return read_u64(tensor + t->sources_at + 8 * number);
 }
 
-/* Describes a tensor where that is news; returns whether it was. */
+/* Sends a tensor's description if it is new; returns whether it was. */
 static INLINE bool send_ggml_tensor(void *ctx, struct traced *thread, u64 tensor, u64 signature)
 {
 	struct ggml_tensor_view *t = (void *)tensor;
@@ -58,8 +58,8 @@ static INLINE bool send_ggml_tensor(void *ctx, struct traced *thread, u64 tensor
 #define VIEW_DEPTH 3
 
 /*
- * An operator's structure, and that of its sources: weights, and views that are never executed but connect operators. What
- * its sources are counts as its own: a view of the cache grows, and what it feeds keeps its shape.
+ * Sends an operator's structure, and that of its sources: weights, and views that are never executed but connect operators.
+ * The sources' signatures count as part of its own: a view of the cache grows while the operators that use it keep their shape.
  */
 static INLINE void send_ggml_structure(void *ctx, struct traced *thread, u64 tensor)
 {
@@ -83,7 +83,7 @@ static INLINE void send_ggml_structure(void *ctx, struct traced *thread, u64 ten
 
 #define MAX_ROUTE_ROWS 1024
 
-/* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. A record a row. */
+/* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. One record per row. */
 static INLINE void send_ggml_routes(void *ctx, struct traced *thread, u64 tensor, u64 ids)
 {
 	struct ggml_tensor_view *t = (void *)ids;
@@ -114,7 +114,7 @@ static INLINE void send_ggml_routes(void *ctx, struct traced *thread, u64 tensor
 	}
 }
 
-/* gate, up and down of one layer share their routing tensor: it is sent once in a graph. */
+/* gate, up and down of a layer share their routing tensor, which is sent once per graph. */
 static INLINE void ggml_routes(void *ctx, struct traced *t, u64 tensor)
 {
 	u64 ids = source_of(t, tensor, 2);
@@ -126,8 +126,8 @@ static INLINE void ggml_routes(void *ctx, struct traced *t, u64 tensor)
 }
 
 /*
- * What the leading thread tells of an operator: its structure where that is news, and the experts that were chosen. True
- * where it is given such a choice.
+ * Sends what the leading thread reports of an operator: its structure, if new, and the chosen experts. Returns true if the
+ * operator takes such a choice.
  */
 static INLINE bool describe_operator(void *ctx, struct traced *t, struct settings *s, u64 tensor)
 {
@@ -146,29 +146,29 @@ static INLINE bool describe_operator(void *ctx, struct traced *t, struct setting
 #define SAMPLED_NODES 128
 #define SAMPLE_ROUNDS 2
 
-/* The signature of a graph's size and of a sample of its nodes: those of round `at`. */
+/* The signature of a graph's size and of a sample of its nodes, that of round `at`. */
 static INLINE u64 sample_signature(struct traced *t, struct ggml_graph_view *head, u64 round, u32 at)
 {
 	u64 signature = round + head->nodes + 31ULL * head->n_nodes;
 
-/* Kernels before 6.7 refuse the jump back that would be left here (`bpf: fix control-flow graph checking`). */
+/* Kernels before 6.7 refuse the backward jump of a loop here (`bpf: fix control-flow graph checking`). */
 #pragma unroll
 	for (u32 i = 0; i < SAMPLED_NODES; i++) {
 		u32 spread = (at + SAMPLE_ROUNDS * i) * 0x9E3779B1U;
 		u64 node = read_u64(head->nodes + 8 * (((u64)spread * (u32)head->n_nodes) >> 32));
 
 		signature = signature * 31 + node + tensor_signature(t, node);
-		asm volatile("" : "+r"(signature)); /* now, not once all have been read: the stack has no room for them */
+		asm volatile("" : "+r"(signature)); /* compute it now, not after all reads, for which the stack has no room */
 	}
 	return signature;
 }
 
 /*
- * Whether a graph may have changed since it was last seen: its size, and the shapes of a sample of its nodes. Samples
- * differ from round to round, so that what one misses another sees; a change makes every operator's own signature count.
- * What was told of a changed graph holds for all samples: else the next rounds would find their own to be news. Where another
- * graph has changed since, this one is told again: the two may use the same tensors. Each thread that leads a graph is told:
- * it remembers by itself which nodes are given experts.
+ * Whether a graph may have changed since it was last seen, by its size and the shapes of a sample of its nodes. Samples differ
+ * from round to round, so that one finds what another misses; after a change every operator's own signature is compared. The
+ * description of a changed graph holds for all samples, or the next rounds would consider their own new. If another graph has
+ * changed since, this one is described again, as the two may share tensors. This is decided per leading thread, each of which
+ * keeps its own marks of the nodes that take experts.
  */
 static INLINE u32 graph_is_news(struct traced *t, u64 graph, struct ggml_graph_view *head, u64 round)
 {
@@ -184,7 +184,7 @@ static INLINE u32 graph_is_news(struct traced *t, u64 graph, struct ggml_graph_v
 
 #define FIRST_NODES 8
 
-/* 1 where eight bytes may begin a name: ASCII, and no DEL, which addresses of mappings have. */
+/* 1 if eight bytes may be the beginning of a name: ASCII without DEL, which occurs in addresses of mappings. */
 static INLINE u64 is_text(u64 word)
 {
 	u64 del = word ^ 0x7f7f7f7f7f7f7f7fULL;
@@ -194,8 +194,8 @@ static INLINE u64 is_text(u64 word)
 }
 
 /*
- * Whether the first nodes of a graph, and what they are made from, look like tensors that have sources and name there.
- * Without a branch, of which there would be too many ways through for the verifier.
+ * Whether the first nodes of a graph, and their sources, look like tensors with sources and name at these offsets.
+ * Without branches, which would make too many paths for the verifier.
  */
 static INLINE u64 are_tensors(struct ggml_graph_view *head, u32 sources_at, u32 name_at)
 {
@@ -213,7 +213,7 @@ static INLINE u64 are_tensors(struct ggml_graph_view *head, u32 sources_at, u32 
 	return 1 & ~EQUAL(made, 0) & EQUAL(others, 0);
 }
 
-/* The handle of a graph that is not what it is taken for, told once by each thread. */
+/* Reports a graph that does not match the assumed layout, once per thread. */
 static INLINE void tell_misfit(void *ctx, struct traced *t, u64 graph, u32 what, u32 node, u32 n_nodes)
 {
 	RECORD(rec_misfit, r);
@@ -229,7 +229,7 @@ static INLINE void tell_misfit(void *ctx, struct traced *t, u64 graph, u32 what,
 	submit_urgent(ctx, r);
 }
 
-/* Where the graph's tensors have their sources and names; a thread's graphs hardly ever differ in that. */
+/* Determines the offsets of sources and names in the graph's tensors, which hardly ever differ between a thread's graphs. */
 static INLINE bool knows_tensors(void *ctx, struct traced *t, u64 graph, struct ggml_graph_view *head)
 {
 	u32 plain = sizeof(struct ggml_tensor_view), gradient = plain + GRADIENT_BYTES;
@@ -258,14 +258,14 @@ static INLINE bool knows_tensors(void *ctx, struct traced *t, u64 graph, struct 
 #define TOKEN_EM 0x6d655f6e656b6f74ULL
 #define BD_WEIGH 0x68676965772e6462ULL
 
-/* What is read of a node to see whether it looks tokens up. */
+/* The parts of a node that show whether it looks up tokens. */
 struct looked_up {
-	u64 sources[2]; /* the vectors, and whose are taken */
+	u64 sources[2]; /* the vectors, and the indices of the taken ones */
 	u64 name[2], table[2];
 	u32 type;
 };
 
-/* 1 where it is tokens that are looked up: they are called "inp_tokens", "embd" in whisper.cpp, or what holds their vectors is. */
+/* 1 if tokens are looked up: the indices are named "inp_tokens", in whisper.cpp "embd", or the table is the token embedding. */
 static INLINE u64 are_tokens(struct traced *t, struct looked_up *is)
 {
 	u64 ids = is->sources[1];
@@ -279,14 +279,14 @@ static INLINE u64 are_tokens(struct traced *t, struct looked_up *is)
 		(EQUAL(is->table[0], TOKEN_EM) & EQUAL(is->table[1], BD_WEIGH)));
 }
 
-/* Tokens that a graph looks up in the embedding: one of its first nodes reads them; 0: none does. */
+/* Number of tokens that a graph looks up in the embedding, by one of its first nodes; 0: none. */
 static INLINE u32 tokens_looked_up(struct traced *t, struct ggml_graph_view *head)
 {
 	struct looked_up *is = (void *)t->scratch; /* the stack is full */
 
 	_Static_assert(sizeof(*is) <= sizeof(t->scratch), "what is looked at has room");
 #pragma unroll
-	for (u32 i = 0; i < FIRST_NODES; i++) { /* models with a state prepare it first */
+	for (u32 i = 0; i < FIRST_NODES; i++) { /* models with a state prepare it in the first nodes */
 		u64 node = read_u64(head->nodes + 8 * i);
 
 		is->sources[0] = is->sources[1] = 0;
@@ -297,9 +297,9 @@ static INLINE u32 tokens_looked_up(struct traced *t, struct ggml_graph_view *hea
 	return 0;
 }
 
-#define MOST_SITES 2048 /* enough to learn from; user space looks at each */
+#define MOST_SITES 2048 /* enough to learn from; user space examines each */
 
-/* Where the thread last entered the barrier, and what was found there. A graph ends nowhere where no barrier was entered. */
+/* Sends where the thread last entered the barrier, and the places found there. Without a barrier, no end of a graph is sent. */
 static INLINE void send_site(void *ctx, struct traced *t, u32 last)
 {
 	RECORD(rec_site, r);
@@ -319,8 +319,8 @@ static INLINE void send_site(void *ctx, struct traced *t, u32 last)
 }
 
 /*
- * A ggml graph is handed down through functions that may all be probed: a wrapper, the generic entry, the backend's own. The
- * outermost writes the record. Inner ones see the same graph, deeper in the stack or at the same frame where one jumps to the
+ * A ggml graph is passed through functions that may all be probed: a wrapper, the generic entry, the backend's own. The
+ * outermost writes the record. Inner ones see the same graph, deeper in the stack, or at the same frame if one jumps to the
  * next; the same place again means that a return was lost.
  */
 static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u32 backend)
@@ -357,8 +357,8 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 }
 
 /*
- * Which backend struct ggml_backend is: it begins with a pointer to 16 bytes that are the same in every build. Unknown where
- * the program has not touched them yet; ggml compares them when it makes its backends.
+ * The backend of a struct ggml_backend: it begins with a pointer to 16 bytes that are the same in every build. Unknown if
+ * the program has not touched them yet; ggml compares them when it creates its backends.
  */
 static INLINE u32 ggml_backend_of(u64 backend)
 {
@@ -368,7 +368,7 @@ static INLINE u32 ggml_backend_of(u64 backend)
 	return known ? *known : BACKEND_UNKNOWN;
 }
 
-/* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *), and all others that take the two */
+/* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *), and all others with these arguments */
 UPROBE(ggml_graph_begin)
 {
 	return ggml_begin(ctx, t, ARG2(ctx), ggml_backend_of(ARG1(ctx)));
@@ -418,19 +418,19 @@ static INLINE int ggml_operator_begins(void *ctx, struct traced *t, u64 tensor)
 	return 0;
 }
 
-/* What ggml computes for one thread: (const struct ggml_compute_params *, struct ggml_tensor *) */
+/* ggml's computation of one thread: (const struct ggml_compute_params *, struct ggml_tensor *) */
 UPROBE(ggml_op_begin)
 {
 	return ggml_operator_begins(ctx, t, ARG2(ctx));
 }
 
-/* Two operators in one, told as the second: (const struct ggml_compute_params *, struct ggml_tensor *, struct ggml_tensor *) */
+/* Two fused operators, recorded as the second (const struct ggml_compute_params *, struct ggml_tensor *, struct ggml_tensor *) */
 UPROBE(ggml_fused_begin)
 {
 	return ggml_operator_begins(ctx, t, ARG3(ctx));
 }
 
-/* Copies what the places of the frame hold that called. */
+/* Copies the contents of the caller's frame places. */
 static INLINE void look_at_frame(struct pt_regs *ctx, struct traced *t)
 {
 #pragma unroll
@@ -439,7 +439,7 @@ static INLINE void look_at_frame(struct pt_regs *ctx, struct traced *t)
 	bpf_probe_read_user(t->words + FRAME_REGISTERS, 8 * FRAME_WORDS, (void *)CALLER_STACK(ctx));
 }
 
-/* Notes in which places of the frame that entered the barrier the operator's index and the graph stand. */
+/* Notes which places of the frame that entered the barrier hold the operator's index and the graph. */
 static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 {
 	struct ggml_graph_view head = {};
@@ -461,8 +461,8 @@ static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 }
 
 /*
- * The same where no probe tells the operator: the index is what grows from barrier to barrier, up to the last but one, for
- * there is no barrier of the loop behind the last. Barriers inside of operators are known by a frame without the graph.
+ * The same if no probe sees the operator: the index is the value that grows from barrier to barrier, up to the last but one,
+ * as the loop has no barrier after the last. Barriers within operators are recognized by a frame without the graph.
  */
 static INLINE bool note_growing_places(struct pt_regs *ctx, struct traced *t)
 {
@@ -502,7 +502,7 @@ UPROBE(ggml_op_wait)
 
 	if (!s || t->misfit)
 		return 0;
-	if (s->operators && reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP)) { /* first: looking around takes longer than the record */
+	if (s->operators && reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP)) { /* first, as examining the frame takes longer than the record */
 		r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
 		ts = r->h.ts;
 		submit(ctx, r);
@@ -520,7 +520,7 @@ UPROBE(ggml_op_wait)
 	return 0;
 }
 
-/* A place of the frame that calls: a preserved register, or a word of its stack. */
+/* The value of a place of the caller's frame: a preserved register, or a word of its stack. */
 static INLINE u64 place(struct pt_regs *ctx, u32 at)
 {
 	if (at < FRAME_REGISTERS)
@@ -551,7 +551,7 @@ static INLINE void send_shares(void *ctx, struct traced *t)
 	t->count = 0;
 }
 
-/* Notes that the thread is done with its share of a node; a record goes out when it is full, or the graph over. */
+/* Notes that the thread has finished its share of a node; the record is sent when it is full or the graph ends. */
 static INLINE void note_share(void *ctx, struct traced *t, u32 node)
 {
 	u64 now = bpf_ktime_get_ns();
@@ -593,7 +593,7 @@ static INLINE void tell_node(void *ctx, struct traced *t, u64 tensor, u32 node)
 	submit(ctx, r);
 }
 
-/* Whether a node is one of its graph, and none that was done before. What is learnt wrongly must not be recorded. */
+/* Whether a node belongs to its graph and was not done before, so that wrongly learnt places are not recorded. */
 static INLINE bool fits(void *ctx, struct traced *t, u32 node, struct ggml_graph_view *head)
 {
 	bool in_order = t->graph != t->began || node >= t->next_node;
@@ -628,7 +628,7 @@ static INLINE int share_done(void *ctx, struct traced *t, struct settings *s, u3
 	return 0;
 }
 
-/* The graph loop's call of the barrier behind a node. */
+/* The graph loop's call of the barrier after a node. */
 UNCOUNTED_UPROBE(ggml_op_done)
 {
 	struct settings *s = settings();
@@ -644,7 +644,7 @@ UNCOUNTED_UPROBE(ggml_op_done)
 	return 0;
 }
 
-/* The call of the barrier behind the loop: the thread's share of the last node is done. */
+/* The call of the barrier after the loop: the thread's share of the last node is done. */
 UPROBE(ggml_graph_done)
 {
 	struct settings *s = settings();
@@ -659,9 +659,9 @@ UPROBE(ggml_graph_done)
 
 /* Kinds of graphs, as tracer/engines/llamacpp.toml names them. */
 enum { GGML_GRAPH, GGML_COPY, GGML_WAIT };
-#define GGML_OP_DUP 1 /* since ever: the table of names is found by its first three */
+#define GGML_OP_DUP 1 /* in all versions; the table of names is found by its first three */
 
-/* An operator that a thread hands to a backend of another device, which computes it later; `began`: 0 where it is now. */
+/* An operator that a thread passes to another device's backend, which computes it later; `began`: 0 for now. */
 static INLINE int ggml_enqueues(void *ctx, struct traced *t, u64 tensor, u64 began)
 {
 	struct settings *s = settings();
@@ -692,14 +692,14 @@ UPROBE(ggml_enqueue_node)
 	return ggml_enqueues(ctx, t, read_u64(nodes + 8ULL * (u32)ARG3(ctx)), 0);
 }
 
-#define PRODUCT_NODES 8 /* a product's node, and views that may stand before the next one's */
+#define PRODUCT_NODES 8 /* a product's node, and views that may precede the next product's */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
-#define RESULT_ON_STACK 2 /* words before cblas_sgemm's result: b and ldb; the others come in registers */
+#define RESULT_ON_STACK 2 /* words before cblas_sgemm's result: b and ldb; the other arguments are in registers */
 #else
 #define RESULT_ON_STACK 4
 #endif
 
-/* The node, from 1, in whose result an address lies: that of the product before, or the first behind it; 0: none. */
+/* The node, from 1, whose result contains an address: the previous product's node, or the first one after it; 0: none. */
 static INLINE u32 node_of_product(struct traced *t, struct ggml_graph_view *head, u64 address)
 {
 	u32 first = t->product - (t->product > 0);
@@ -719,7 +719,7 @@ static INLINE u32 node_of_product(struct traced *t, struct ggml_graph_view *head
 
 /*
  * void cblas_sgemm(order, transpose a, transpose b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc), which ggml's BLAS backend
- * calls for each plane of an operator's result. The operator began where the one before it ended, for its weights are
+ * calls for each plane of an operator's result. The operator began when the previous one ended, since its weights are
  * converted first.
  */
 UPROBE(ggml_product_begin)
@@ -744,7 +744,7 @@ UPROBE(ggml_product_end)
 	return 0;
 }
 
-/* void ggml_backend_synchronize(ggml_backend_t): the CPU's and BLAS' are done when they return */
+/* void ggml_backend_synchronize(ggml_backend_t): CPU and BLAS backends need no wait */
 UPROBE(ggml_wait_begin)
 {
 	u64 handle = ARG1(ctx);
@@ -764,7 +764,7 @@ UPROBE(ggml_wait_end)
 	return handle ? graph_end(ctx, ENGINE_LLAMACPP, handle, 0) : 0;
 }
 
-/* Copies call each other: the outermost is told, at its end, when it is known to have been one. */
+/* Copy functions call each other: the outermost is recorded, at its end, when it is known whether it copied. */
 static INLINE int ggml_copies(struct pt_regs *ctx, struct traced *t, u64 result)
 {
 	u64 frame = STACK(ctx) + RETURN_ADDRESS_BYTES;
@@ -808,7 +808,7 @@ UPROBE(ggml_copy_end)
 	return ggml_copied(ctx, t, true);
 }
 
-/* bool ggml_backend_..._cpy_tensor_async(from, to, const struct ggml_tensor *, struct ggml_tensor *): false where it cannot */
+/* bool ggml_backend_..._cpy_tensor_async(from, to, const struct ggml_tensor *, struct ggml_tensor *): false if it cannot */
 UPROBE(ggml_copy_async_begin)
 {
 	return ggml_copies(ctx, t, ARG4(ctx));

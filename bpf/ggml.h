@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The parts of ggml's structs that are read, and the places in a caller's frame where a build may keep its loop variables. */
+/* The used parts of ggml's structs, and the places in a caller's frame where a build may keep its loop variables. */
 #ifndef MOESCOPE_GGML_H
 #define MOESCOPE_GGML_H
 
 /*
- * struct ggml_tensor (ggml.h), as far as it has not changed since 2023. Behind it stood a gradient until late 2024; then come
- * the sources, until mid-2024 three counters, what it is a view of and where in that, its data, and its name.
+ * The part of struct ggml_tensor (ggml.h) that has not changed since 2023. It was followed by a gradient until late 2024; then
+ * come the sources, until mid-2024 three counters, the tensor that it views and the offset in that, its data, and its name.
  */
 struct ggml_tensor_view {
 	u32 type;
@@ -18,14 +18,14 @@ struct ggml_tensor_view {
 	s32 flags;
 };
 #define TYPE_I32 26
-#define MOST_OPERATORS 512 /* many more than there are */
+#define MOST_OPERATORS 512 /* many more than exist */
 #define GRADIENT_BYTES 8
 #define SOURCES_BYTES (8 * MAX_SOURCES)
 #define COUNTERS_BYTES 24
 #define DATA_BYTES 8
 #define NAME_BEHIND_SOURCES (SOURCES_BYTES + 16 + DATA_BYTES)
 
-/* What tells what a tensor is, how large, and made from what: from `ne` on, the first sources with or without a gradient. */
+/* The part that identifies a tensor's kind, size and sources: from `ne` on, the first sources with or without a gradient. */
 struct ggml_tensor_core {
 	u64 ne[4];
 	u64 nb[4];
@@ -45,8 +45,8 @@ struct ggml_graph_view {
 };
 
 /*
- * Places are numbered: first the registers that a callee must preserve, then the words of the stack upwards from where the
- * stack pointer stands at the call.
+ * Places are numbered: first the registers that a callee must preserve, then the words of the stack upwards from the stack
+ * pointer at the call.
  */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 #define FRAME_REGISTERS 11
@@ -60,7 +60,7 @@ struct ggml_graph_view {
 #define FRAME_BX rbx
 #define FRAME_BP rbp
 #endif
-#define FRAME_WORDS 58 /* a loop into which the compiler put operators has a large frame */
+#define FRAME_WORDS 58 /* a loop with inlined operators has a large frame */
 #endif
 #define FRAME_PLACES (FRAME_REGISTERS + FRAME_WORDS)
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Graphs: what an engine hands to a backend in one piece. */
+/* Graphs: the units of work that an engine passes to a backend. */
 
 static INLINE int graph_begin_at(void *ctx, u8 engine, u64 handle, u32 type, u32 backend, u32 n_tokens, u64 began)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Clocks and heat, whoever runs: frequencies that CPUs take, their limits, temperatures, cooling. */
+/* Clocks and heat, whichever process runs: frequencies of CPUs, their limits, temperatures, cooling. */
 
 static INLINE struct rec_heat *fill_heat(struct rec_heat *r, u16 what, u16 number, s32 value)
 {
@@ -41,10 +41,10 @@ TRACEPOINT(thermal, thermal_temperature)
 	return 0;
 }
 
-/* It tells the device's type, not its number. */
+/* It has the device's type, not its number. */
 TRACEPOINT(thermal, cdev_update)
 {
-	u32 type = FIELD(ctx, cdev_update, __data_loc_type, u32); /* low half: where the text begins */
+	u32 type = FIELD(ctx, cdev_update, __data_loc_type, u32); /* low half: offset of the text */
 	RECORD(rec_heat, r);
 
 	if (!reserve(r, KIND_HEAT, ENGINE_KERNEL))

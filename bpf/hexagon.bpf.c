@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * llama.cpp's Hexagon backend, which uses no QNN: batches of operators go through a dspqueue of FastRPC and come back done. A request says
- * how many buffers, tensors and operators its buffer describes, in this order, and leaves room for a profile of each operator
- * (ggml/src/ggml-hexagon/htp/htp-ops.h). The structs differ between versions: which they are is told by the size of the whole.
+ * llama.cpp's Hexagon backend, which does not use QNN: batches of operators go through a dspqueue of FastRPC. A request gives the
+ * numbers of buffers, tensors and operators that its buffer describes, in this order, with room for a profile of each operator
+ * (ggml/src/ggml-hexagon/htp/htp-ops.h). The structs differ between versions, which are recognized by the total size.
  */
 
 #define CALL_HEXAGON_WRITE 230
 #define CALL_HEXAGON_READ 231
 #define CALL_HEXAGON_RPC 232
 
-#define MOST_BATCH_OPS 1280      /* what the backend puts into one unless told otherwise */
+#define MOST_BATCH_OPS 1280      /* the backend's default maximum per batch */
 #define HEXAGON_NODES_AT_ONCE 1536 /* more have too many paths for the verifier */
 #define MOST_HEXAGON_NODES (2 * HEXAGON_NODES_AT_ONCE)
 #define BUFFER_DESC 24
@@ -26,7 +26,7 @@ struct dspqueue_buffer_view {
 	u64 data;
 };
 
-/* A request of any layout, and the sizes of what its buffer holds. */
+/* A request of any layout, and the sizes of its buffer's parts. */
 struct batch_view {
 	u64 seq;
 	u64 data;
@@ -39,7 +39,7 @@ struct batch_view {
 
 #define CHOOSE(yes, a, b) ((b) ^ (((a) ^ (b)) & -(u64)(yes)))
 
-/* Whether a buffer of as many parts of these sizes is as large as this one, without a branch. */
+/* Whether this buffer's size matches its numbers of parts with these sizes, without a branch. */
 static INLINE u64 holds(struct batch_view *b, u64 tensor_bytes, u64 op_bytes, u64 n_traces)
 {
 	u64 parts = b->n_bufs * BUFFER_DESC + b->n_tensors * tensor_bytes + b->n_ops * (op_bytes + PROFILE_DESC);
@@ -47,7 +47,7 @@ static INLINE u64 holds(struct batch_view *b, u64 tensor_bytes, u64 op_bytes, u6
 	return EQUAL(parts + n_traces * TRACE_BYTES, b->bytes);
 }
 
-/* The request `message` with its buffer; `layout` is 0 where it is of no known one. */
+/* Reads the request `message` with its buffer; `layout` is 0 if unknown. */
 static INLINE void read_batch(struct batch_view *b, u64 message, u32 length, struct dspqueue_buffer_view *buffer)
 {
 	u32 words[MESSAGE_BYTES / 4] = {};
@@ -77,7 +77,7 @@ static INLINE void read_batch(struct batch_view *b, u64 message, u32 length, str
 	b->dst_at = CHOOSE(b->newest | second, b->op_bytes - 12, b->op_bytes - 4);
 }
 
-/* An operator of a batch: what it is, and the tensor that it makes, by its address in this process. */
+/* Reads an operator of a batch: its kind, and its result, by the address in this process. */
 static INLINE void read_batch_op(struct batch_view *b, u32 at, struct rec_hexagon_op *op)
 {
 	u64 tensors = b->data + b->n_bufs * BUFFER_DESC, desc = tensors + b->n_tensors * b->tensor_bytes + at * b->op_bytes;
@@ -200,7 +200,7 @@ static INLINE void send_profile(void *ctx, u64 queue, u64 seq, u64 profiles, u32
 		count_loss(KIND_HEXAGON_PROFILE);
 }
 
-/* What a response of each layout says: its number, status, sizes, and the time that the batch took. */
+/* A response of any layout: its number, status, sizes, and the time that the batch took. */
 struct response_view {
 	u64 seq;
 	u32 status, n_bufs, n_tensors, n_ops, usecs;
@@ -286,9 +286,9 @@ UPROBE(hexagon_call_end)
 	return 0;
 }
 
-#define HEXAGON_NODES ~0U /* in place of a thread, for what is_news_to remembers */
+#define HEXAGON_NODES ~0U /* in place of a thread, in the keys of is_news_to */
 
-/* Every version of ggml that has this backend keeps a tensor's sources right behind its flags. */
+/* Every version of ggml with this backend has a tensor's sources right after its flags. */
 #define NAME_AT (sizeof(struct ggml_tensor_view) + NAME_BEHIND_SOURCES)
 
 static INLINE void send_hexagon_node(void *ctx, u64 graph, u64 address, u32 node)
@@ -309,7 +309,7 @@ static INLINE void send_hexagon_node(void *ctx, u64 graph, u64 address, u32 node
 	submit(ctx, r);
 }
 
-/* Tells graphs of other sizes, shapes or places apart. */
+/* A signature that differs for graphs of other sizes, shapes or addresses. */
 static INLINE u64 hexagon_signature(struct traced *t, struct ggml_graph_view *head)
 {
 	u64 middle = read_u64(head->nodes + 4ULL * (u32)head->n_nodes / 8 * 8), first = read_u64(head->nodes);
@@ -329,7 +329,7 @@ static INLINE void send_hexagon_graph(void *ctx, u64 graph, u32 n_nodes, u32 tol
 	submit(ctx, r);
 }
 
-/* Nodes of a graph for this backend, with the addresses by which batches name them, at what every backend's graph passes. */
+/* Sends nodes of a graph for this backend, with the addresses that batches use, at the entry of every backend's graph. */
 static INLINE int send_hexagon_nodes(void *ctx, struct traced *t, u64 backend, u64 graph, u32 first)
 {
 	struct settings *s = settings();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* What the target's threads wait for: page faults of files, reads, and the block requests behind both. */
+/* I/O that the target's threads wait for: page faults of files, reads, and the block requests that these cause. */
 
 #ifndef LOADER_BCC
 struct files_struct {
@@ -63,12 +63,12 @@ struct gendisk {
 #define REGULAR_FILE 0100000
 #define BLOCK_DEVICE 0060000
 #define MAP_IS_ANONYMOUS 0x20
-#define A_FILE (0xF11EULL << 48) /* keeps files apart from tensors in `described` */
+#define A_FILE (0xF11EULL << 48) /* distinguishes files from tensors in `described` */
 #define NO_BYTES 0xFFFFFFFF
 #define NO_SECTOR (~0ULL)
 #define MINOR_BITS 20
 
-/* An open file, as far as it is looked into. */
+/* The used properties of an open file. */
 struct opened {
 	void *file;
 	u64 ino;
@@ -76,7 +76,7 @@ struct opened {
 	u32 fd;
 };
 
-/* The running thread's open file `fd`; false where it is none, or neither a regular file nor a block device. */
+/* Finds the running thread's open file `fd`; false if there is none, or it is neither a regular file nor a block device. */
 static INLINE bool find_file(u32 fd, struct opened *out)
 {
 	void *files = KERNEL_READ(task_struct, files, bpf_get_current_task(), void *);
@@ -116,7 +116,7 @@ static INLINE void send_file(void *ctx, struct opened *o)
 	submit(ctx, r);
 }
 
-/* Where the arguments and the result of a system call stand in its tracepoints' records. */
+/* The arguments and the result of a system call in its tracepoints' records. */
 struct syscall_enter {
 	u64 common;
 	u64 number;
@@ -129,7 +129,7 @@ struct syscall_exit {
 	s64 result;
 };
 
-/* A file is mapped: faults name it by its inode alone. */
+/* Describes a file when it is mapped, since faults name only its inode. */
 static INLINE int maps_file(void *ctx)
 {
 	struct syscall_enter *call = ctx;
@@ -147,7 +147,7 @@ TRACEPOINT(syscalls, sys_enter_mmap)
 	return maps_file(ctx);
 }
 
-/* `offset`: of the call; NO_COUNT where it reads on from the file's position. */
+/* `offset`: the call's; NO_COUNT if it reads from the file's position. */
 static INLINE int read_begins(void *ctx, u32 call, u32 fd, u32 bytes, u64 offset)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid();
@@ -157,7 +157,7 @@ static INLINE int read_begins(void *ctx, u32 call, u32 fd, u32 bytes, u64 offset
 
 	if (!traced())
 		return 0;
-	map_delete(MAP(faulting), &tid); /* a thread that calls the kernel is in no fault of its own */
+	map_delete(MAP(faulting), &tid); /* a thread that makes a system call is in no fault */
 	if (!find_file(fd, &o))
 		return 0;
 	send_file(ctx, &o);
@@ -211,7 +211,7 @@ READ_CALL(readv, CALL_READV, NO_BYTES, NO_COUNT)
 READ_CALL(preadv, CALL_PREADV, NO_BYTES, ARGS[3])
 READ_CALL(preadv2, CALL_PREADV2, NO_BYTES, ARGS[3])
 
-/* Any of these, by its number. */
+/* The begin of any of these calls, by its number. */
 static INLINE int reads_file(void *ctx, u64 number)
 {
 	u64 bytes = ARGS[2], offset = ARGS[3];
@@ -235,7 +235,7 @@ static INLINE void fault_begins(u32 tid, u64 ino, u32 dev, u32 page, u32 last, u
 	map_update(MAP(faulting), &tid, &f);
 }
 
-/* The handler looks for the page: at its begin, and again where it had to wait and is retried. */
+/* The fault handler looks up the page: at its begin, and again if it had to wait and is retried. */
 RECENT_TRACEPOINT(filemap, mm_filemap_fault, HAS_RECORD(mm_filemap_fault))
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid(), dev = FIELD(ctx, mm_filemap_fault, s_dev, u32);
@@ -255,7 +255,7 @@ RECENT_TRACEPOINT(filemap, mm_filemap_fault, HAS_RECORD(mm_filemap_fault))
 	return 0;
 }
 
-/* Pages around the touched one are mapped where the page cache has them: before the handler above, or instead, or after a retry. */
+/* Pages around the touched one are mapped if in the page cache: before the handler above, instead of it, or after a retry. */
 RECENT_TRACEPOINT(filemap, mm_filemap_map_pages, HAS_RECORD(mm_filemap_op_page_cache_range))
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid(), dev = FIELD(ctx, mm_filemap_op_page_cache_range, s_dev, u32);
@@ -285,8 +285,8 @@ static INLINE u32 order_of(void *ctx)
 }
 
 /*
- * A kernel that does not tell of faults as they begin still tells which pages they add: what the thread added last, in one
- * run, is what its next major fault waited for.
+ * A kernel without a tracepoint at the begin of faults still has one for the pages that they add: the pages that the thread
+ * added last, in one contiguous run, are those that its next major fault waited for.
  */
 static INLINE void infer_fault(struct faulting *f, u32 tid, u64 ino, u32 dev, u32 page, u32 pages)
 {
@@ -320,7 +320,7 @@ TRACEPOINT(filemap, mm_filemap_add_to_page_cache)
 	return 0;
 }
 
-/* The kernel counts a fault at its end; one that no file tracepoint spoke of is of anonymous memory, I/O only if major. */
+/* The kernel counts a fault at its end; one without a file tracepoint is of anonymous memory, and I/O only if major. */
 static INLINE int fault_ends(void *ctx, u32 major)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid();
@@ -373,7 +373,7 @@ static INLINE struct request_key request_at(u32 dev, u64 sector)
 	return key;
 }
 
-/* The request is made on the thread that asks; it may be issued later, elsewhere. */
+/* The request is created on the requesting thread; it may be issued later, on another one. */
 TRACEPOINT(block, block_io_start)
 {
 	struct request_key key = request_at(FIELD(ctx, block_rq, dev, u32), FIELD(ctx, block_rq, sector, u64));
@@ -383,7 +383,7 @@ TRACEPOINT(block, block_io_start)
 	if (ours(id))
 		map_update(MAP(requests), &key, &owner);
 	else
-		map_delete(MAP(requests), &key); /* a request of ours whose answer was missed stood at this sector */
+		map_delete(MAP(requests), &key); /* an earlier request of ours at this sector, whose answer was missed */
 	return 0;
 }
 
@@ -412,7 +412,7 @@ TRACEPOINT(block, block_rq_issue)
 	return 0;
 }
 
-/* Linux 5.15: d152c682f03c "block: add an explicit ->disk backpointer to the request_queue"; until 5.17 the request has it, too. */
+/* Linux 5.15: d152c682f03c "block: add an explicit ->disk backpointer to the request_queue"; the request has it until 5.17. */
 static INLINE void *disk_of(void *request)
 {
 	if (HAS_FIELD(request, rq_disk))
@@ -420,7 +420,7 @@ static INLINE void *disk_of(void *request)
 	return KERNEL_READ(request_queue, disk, KERNEL_READ(request, q, request, void *), void *);
 }
 
-/* As the tracepoints tell it of requests as they are issued: of one without a sector, a flush, 0. */
+/* The key as in the tracepoint of issued requests: sector 0 for one without a sector, a flush. */
 static INLINE struct request_key key_of(void *request)
 {
 	void *disk = disk_of(request);
@@ -430,7 +430,7 @@ static INLINE struct request_key key_of(void *request)
 	return request_at(major << MINOR_BITS | minor, sector == NO_SECTOR ? 0 : sector);
 }
 
-/* What newer kernels tell is a status of the block layer: the error that system calls know it by, as in block/blk-core.c. */
+/* Newer kernels report a status of the block layer: convert it to the error of system calls, as in block/blk-core.c. */
 static INLINE s32 error_of(s32 status)
 {
 	switch (status) {
@@ -445,7 +445,7 @@ static INLINE s32 error_of(s32 status)
 	case 9: return -12;  /* BLK_STS_RESOURCE, ENOMEM */
 	case 11: return -78; /* BLK_STS_DM_REQUEUE, EREMCHG */
 	case 12: return -11; /* BLK_STS_AGAIN, EAGAIN */
-	default: return status > 0 ? -5 : status; /* EIO; older kernels tell the error itself */
+	default: return status > 0 ? -5 : status; /* EIO; older kernels report the error itself */
 	}
 }
 

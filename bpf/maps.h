@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The maps that all sources share, and the few helpers that every handler starts with. */
+/* The maps that all sources share, and the helpers that every handler begins with. */
 #ifndef MOESCOPE_MAPS_H
 #define MOESCOPE_MAPS_H
 
@@ -7,7 +7,7 @@
 
 #ifndef LOADER_BCC
 #ifdef BUFFER_PERF
-/* key: CPU. value: the perf event whose mapped buffer takes the records; `doorbell` wakes the reader at every write. */
+/* key: CPU. value: the perf event whose mapped buffer receives the records; `doorbell` wakes the reader at every write. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
 	__type(key, u32);
@@ -53,7 +53,7 @@ struct {
 	__type(value, struct pattern);
 } patterns SEC(".maps");
 
-/* key: 0. value: a path being looked at. */
+/* key: 0. value: the path being examined. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -61,7 +61,7 @@ struct {
 	__type(value, struct path_scratch);
 } paths SEC(".maps");
 
-/* key: 0. value: what the loader chose. */
+/* key: 0. value: the loader's settings. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -69,7 +69,7 @@ struct {
 	__type(value, struct settings);
 } chosen SEC(".maps");
 
-/* key: what was described to user space. value: signature of the description; another one makes it news again. */
+/* key: what was described to user space. value: signature of the description; with another one it is described again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -77,7 +77,7 @@ struct {
 	__type(value, u64);
 } described SEC(".maps");
 
-/* key: 0. value: a thread that nothing is known of. */
+/* key: 0. value: the initial state of a thread. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -85,7 +85,7 @@ struct {
 	__type(value, struct traced);
 } blank SEC(".maps");
 
-/* key: number of a program. value: how often it ran, on the target's threads where it stands on a uprobe. */
+/* key: number of a program. value: how often it ran, on the target's threads if attached to a uprobe. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, MAX_PROGRAMS);
@@ -93,7 +93,7 @@ struct {
 	__type(value, u64);
 } runs SEC(".maps");
 
-/* key: thread id. value: the fault of a file mapping that it is in. Removed at its end. */
+/* key: thread id. value: its current fault of a file mapping. Removed at its end. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -101,7 +101,7 @@ struct {
 	__type(value, struct faulting);
 } faulting SEC(".maps");
 
-/* key: thread id. value: pages added to the page cache in the read that it is in. Removed at its end. */
+/* key: thread id. value: pages added to the page cache in its current read. Removed at its end. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -109,7 +109,7 @@ struct {
 	__type(value, u64);
 } reading SEC(".maps");
 
-/* key: device and sector. value: the thread of the target that asked. Removed when the device answers. */
+/* key: device and sector. value: the target's thread that made the request. Removed when the device answers. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 8192);
@@ -141,7 +141,7 @@ struct {
 	__type(value, struct call_spec);
 } call_specs SEC(".maps");
 
-/* key: enum driver_event. value: where its fields stand. */
+/* key: enum driver_event. value: the offsets of its fields. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_DRIVER_EVENTS);
@@ -163,8 +163,8 @@ struct {
 #define SIGNAL_STOP 19
 
 /*
- * A count known to lie in 1 .. most (a power of two), in a form whose bound the verifier sees without a branch:
- * branches in the loops below would multiply the paths it walks.
+ * A count known to be in 1 .. most (a power of two), in a form whose bound the verifier sees without a branch:
+ * branches in the loops below would multiply the paths that it follows.
  */
 #define BOUNDED(x, most)                                                                                               \
 	({                                                                                                             \
@@ -173,7 +173,7 @@ struct {
 		(bounded_ & ((most) - 1)) + 1;                                                                         \
 	})
 
-/* Comparisons without a branch, of which a loop would make too many paths for the verifier. LESS: of less than 2^63. */
+/* Comparisons without branches, which would make too many paths in a loop for the verifier. LESS: of values below 2^63. */
 #define LESS(a, b) (((u64)(a) - (u64)(b)) >> 63)
 #define EQUAL(a, b)                                                                                                    \
 	({                                                                                                             \
@@ -182,7 +182,7 @@ struct {
 		((differ_ | less_) >> 63) ^ 1;                                                                         \
 	})
 
-/* The running thread, where it is one of the target's. */
+/* The running thread's state if it is one of the target's, otherwise NULL. */
 static INLINE struct traced *traced(void)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid();
@@ -194,14 +194,14 @@ static INLINE void count_runs(u32 number, u32 more)
 {
 	u64 *count = map_lookup(MAP(runs), &number);
 
-	if (count) /* a program on a uprobe may be displaced by another thread's between reading and writing */
+	if (count) /* another thread may preempt a program on a uprobe between reading and writing */
 		__sync_fetch_and_add(count, more);
 }
 
 #define count_run(number) count_runs(number, 1)
 
 /*
- * A handler on a uprobe runs on the target's threads only and finds its thread in `t`; one on a tracepoint runs for all.
+ * A handler on a uprobe runs only on the target's threads, with its thread in `t`; one on a tracepoint runs for all threads.
  * Programs are numbered in the order of the source, and count their runs.
  */
 enum { BEFORE_FIRST_PROGRAM = __COUNTER__ };
@@ -227,12 +227,12 @@ enum { BEFORE_FIRST_PROGRAM = __COUNTER__ };
 	}                                                                                                              \
 	static INLINE int name##_here(struct pt_regs *ctx, struct traced *t)
 #define TRACEPOINT(category, name) RECENT_TRACEPOINT(category, name, 1)
-/* One that not every kernel has: where `exists` is false, the program is empty. */
+/* A tracepoint that some kernels lack: if `exists` is false, the program is empty. */
 #define RECENT_TRACEPOINT(category, name, exists)                                                                      \
 	NUMBERED(name, BARE_TRACEPOINT(category, name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1, exists)
 /*
- * One that fires in interrupts, wherever these come: the kernel keeps what it tells perf from a CPU that runs another program,
- * but not what it tells raw programs. They are given the tracepoint's arguments (RAW_ARG), not its record.
+ * A tracepoint that fires in any interrupt: the kernel drops perf's events on a CPU that is running another program, but not
+ * those of raw programs. These get the tracepoint's arguments (RAW_ARG), not its record.
  */
 #define RAW_TRACEPOINT(name) NUMBERED(name, BARE_RAW_TRACEPOINT(name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1, 1)
 #define PERF_EVENT(name) NUMBERED(name, BARE_PERF_EVENT(name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1, 1)
@@ -273,8 +273,8 @@ static INLINE void fill_header(struct header *h, u16 kind, u8 engine)
 #define UNTOLD 0
 
 /*
- * A span ended when its program says so, where it does: until this runs, the trap has taken some µs more. What is no reading
- * of this clock (another time namespace, a build that tells none) is passed over.
+ * Sets the end of a span to the time given by the traced program, as the trap takes some µs before this runs. Values that are
+ * not readings of this clock (another time namespace, a build that passes none) are ignored.
  */
 static INLINE void ended_at(struct header *h, u64 told)
 {
@@ -292,14 +292,14 @@ static INLINE void ended_at(struct header *h, u64 told)
  *	r->seq = seq;
  *	submit(ctx, r);
  *
- * Readers drain by time, or when a buffer fills, so that hardly any record costs a wake-up; the target waits for `urgent` ones.
+ * Readers drain at intervals, or when a buffer fills, so that few records cause a wake-up; the target waits on `urgent` ones.
  */
 #define IS_EVENT(r) (sizeof(*(r)) <= EVENT_BYTES)
 
 #ifdef BUFFER_PERF
 
 /*
- * Perf buffers copy: the record stands on the stack, as wide as its slot, until it is submitted. (Not in a per-CPU map:
+ * Perf buffers copy the record, which is on the stack, as wide as its slot, until it is submitted. (Not in a per-CPU map:
  * programs on uprobes can be preempted, and tracepoints fire in between.)
  */
 #define RECORD(type, r)                                                                                                \
@@ -333,7 +333,7 @@ static INLINE void output(void *ctx, void *buffer, void *record, u64 bytes)
 #define submit(ctx, r) bpf_ringbuf_submit(r, wakes(RING(r), IS_EVENT(r) ? EVENT_BYTES : DETAIL_BYTES))
 #define submit_urgent(ctx, r) bpf_ringbuf_submit(r, FORCE_WAKEUP)
 
-/* A record that fills another quarter of the ring wakes the reader. */
+/* Flags of a submission: a record that fills another quarter of the ring wakes the reader. */
 static INLINE u64 wakes(void *ring, u64 bytes)
 {
 	u64 quarter = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE) / 4, filled = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA);
@@ -363,8 +363,8 @@ static INLINE struct settings *settings(void)
 }
 
 /*
- * Hold the calling process until the tracer has placed its probes and continues it. Called before the record that asks
- * for this is submitted: a SIGCONT that comes early then cancels the stop instead of being overtaken by it.
+ * Stops the calling process until the tracer has attached its probes and resumes it. Called before the requesting record is
+ * submitted, so that an early SIGCONT cancels the stop instead of preceding it.
  */
 static INLINE void stop_target(void)
 {
@@ -374,7 +374,7 @@ static INLINE void stop_target(void)
 		bpf_send_signal(SIGNAL_STOP);
 }
 
-/* True where what stands at this address of this process has not been described yet, or is something else by now. */
+/* Whether the object at this address of this process was not described yet, or has changed since. */
 static INLINE bool is_news_to(u32 tid, u64 address, u64 signature)
 {
 	struct place_key key = {address, bpf_get_current_pid_tgid() >> 32, tid};
@@ -399,7 +399,7 @@ static INLINE void keep_args(u8 call, u64 a, u64 b, u64 c, u64 d)
 	map_update(MAP(calls), &key, &args);
 }
 
-/* The arguments kept at entry, copied out and forgotten; false where the entry was not seen. */
+/* Copies the arguments kept at entry and removes them; false if the entry was not seen. */
 static INLINE bool take_args(u8 call, struct call_args *out)
 {
 	u64 key = (bpf_get_current_pid_tgid() << 8) | call;

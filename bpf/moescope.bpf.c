@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Every probe handler in one object: one file per concern, one set of maps. The loader loads only the programs it needs. */
+/* All probe handlers in one object: a file per concern, one set of maps. The loader loads only the needed programs. */
 #include "compat.h"
 #include "records.h"
 #include "maps.h"
@@ -25,7 +25,7 @@
 #include "heat.bpf.c"
 
 #ifndef LOADER_BCC
-/* Names every record type, so that the object's BTF describes them to user space; never touched. */
+/* Uses every record type, so that the object's BTF describes them to user space; never accessed. */
 union record {
 	struct rec_token_begin token_begin;
 	struct rec_token_end token_end;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * ONNX Runtime: the calls of its public C API, whose functions a program knows only by table: OrtGetApiBase() gives a table
- * with GetApi, which gives the table of everything else. Each table is sent when a program gets it.
+ * ONNX Runtime: the calls of its public C API, whose functions a program gets only by tables: OrtGetApiBase() returns a table
+ * with GetApi, which returns the table of all other functions. Each table is sent when a program gets it.
  * Signatures are those of the public onnxruntime_c_api.h.
  */
 
@@ -24,7 +24,7 @@ enum ort_graph {
 
 #define SIGNAL_CONTINUE 18
 
-/* Where there is no room for the record nobody would continue the target: it goes on at once, without these probes. */
+/* Without room for the record nobody would resume the target, so it is resumed at once, without these probes. */
 static INLINE bool send_api_table(void *ctx, const char *name, u64 table, u32 version, u32 first, bool last)
 {
 	RECORD(rec_api_table, r);
@@ -56,7 +56,7 @@ UPROBE(ort_get_api_base_end)
 	return 0;
 }
 
-/* const OrtApi *GetApi(uint32_t version); null where the library does not have the version */
+/* const OrtApi *GetApi(uint32_t version); null if the library does not have the version */
 UPROBE(ort_get_api_begin)
 {
 	keep_args(CALL_ORT_GET_API, ARG1(ctx), 0, 0, 0);
@@ -79,7 +79,7 @@ UPROBE(ort_get_api_end)
 	return 0;
 }
 
-/* OrtStatus *: null is good, else it begins with the error code. */
+/* OrtStatus *: null: good; otherwise it begins with the error code. */
 static INLINE s64 ort_status(u64 status)
 {
 	u32 code = 0;
@@ -147,7 +147,7 @@ UPROBE(ort_create_session_end)
 		bpf_probe_read_user(&session, sizeof(session), (void *)args.arg[2]);
 	graph_end(ctx, ENGINE_ONNXRUNTIME, session, status);
 	if (session) {
-		is_news(session, ~0ULL); /* an address used again is another session: its counts are news */
+		is_news(session, ~0ULL); /* a reused address is another session, whose counts are new */
 		send_session(ctx, session, args.arg[0], args.arg[1], 0, 0);
 	}
 	return 0;
@@ -191,7 +191,7 @@ UPROBE(ort_run_with_binding_begin)
 	return session_begin(ctx, CALL_ORT_RUN, ORT_RUN_WITH_BINDING, ARG1(ctx));
 }
 
-/* RunAsync: as Run, and a callback; it returns when the work has been handed to a thread. */
+/* RunAsync: as Run, with a callback; it returns when the work has been passed to a thread. */
 UPROBE(ort_run_async_begin)
 {
 	session_begin(ctx, CALL_ORT_RUN_ASYNC, ORT_RUN_ASYNC, ARG1(ctx));

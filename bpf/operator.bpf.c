@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Operators: begin on every thread, the wait at the barrier where there is one, and each tensor's structure once. */
+/* Operators: begin on every thread, the wait at the barrier, if any, and each tensor's structure once. */
 
 static INLINE int op_begin_at(void *ctx, u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tokens, u64 began)
 {
@@ -59,7 +59,7 @@ static INLINE void send_sources(void *ctx, u64 tensor, u32 type, u64 sources, u3
 
 #define SIGNED_SOURCES 32
 
-/* Tells one list of sources from another by its length and its first entries. */
+/* Signature of a list of sources: its length and its first entries. */
 static INLINE u64 sources_signature(u64 sources, u32 n_sources)
 {
 	u64 signature = n_sources;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Performance counters of the running thread, which the tracer opened for it. */
+/* Performance counters that the tracer opened for the running thread. */
 
 static INLINE u32 counting(void)
 {
@@ -8,7 +8,7 @@ static INLINE u32 counting(void)
 	return s ? s->n_counters : 0;
 }
 
-/* Called right behind an operator's record, or share, of time `ts`: the counters as they stood there. */
+/* Called right after an operator's record, or share, of time `ts`: sends the counters' values at that point. */
 static INLINE void send_pmc(void *ctx, u64 ts)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid(), n = counting(), *slot;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The target's processes: threads and children as they come and go, programs executed, libraries opened. */
+/* The target's processes: begin and end of threads and children, programs executed, libraries opened. */
 
 TRACEPOINT(sched, sched_process_fork)
 {
@@ -36,7 +36,7 @@ TRACEPOINT(sched, sched_process_exit)
 	return 0;
 }
 
-/* Forgotten here and not at exit, so that the thread's last switch is still seen. */
+/* A thread is removed here and not at its exit, so that its last switch is still seen. */
 RAW_TRACEPOINT(sched_process_free)
 {
 	u32 tid = KERNEL_READ(task_struct, pid, RAW_ARG(ctx, 0), s32);
@@ -47,7 +47,7 @@ RAW_TRACEPOINT(sched_process_free)
 
 TRACEPOINT(sched, sched_process_exec)
 {
-	u32 filename = FIELD(ctx, sched_process_exec, __data_loc_filename, u32); /* low half: where the text begins */
+	u32 filename = FIELD(ctx, sched_process_exec, __data_loc_filename, u32); /* low half: offset of the text */
 	RECORD(rec_task_exec, r);
 
 	if (!traced())
@@ -94,7 +94,7 @@ static INLINE bool is_qnn_log(struct path_scratch *path, long length)
 	return true;
 }
 
-/* A file is opened by a descriptor, as libraries in memory are: user space knows their names. */
+/* Whether a file is opened through a descriptor, like libraries in memory, whose names user space determines. */
 static INLINE bool is_descriptor(struct path_scratch *path)
 {
 	const char folder[4] = "/fd/";
@@ -119,7 +119,7 @@ static INLINE u64 path_hash(struct path_scratch *path)
 	return hash;
 }
 
-/* It is opened for every harvest: told once, where its whole name says which file it is. */
+/* It is opened for every harvest, and reported once if its name is an absolute path. */
 static INLINE bool is_new_log(struct path_scratch *path)
 {
 	return path->text[0] != '/' || is_news(path_hash(path), KIND_QNN_LOG);
@@ -135,7 +135,7 @@ static INLINE void send_qnn_log(void *ctx, void *filename)
 	submit(ctx, r);
 }
 
-/* A library that an engine is declared for is about to be mapped: its probes must stand before its code runs. */
+/* An engine's library is about to be mapped: its probes must be attached before its code runs. */
 static INLINE int opens_file(void *ctx)
 {
 	struct sys_enter_openat_args *args = ctx;
@@ -184,8 +184,8 @@ TRACEPOINT(syscalls, sys_enter_openat)
 }
 
 /*
- * Kernels without CONFIG_FTRACE_SYSCALLS, as most phones have, offer only what every call of every process passes. Its record
- * has the shape of those of single calls.
+ * Kernels without CONFIG_FTRACE_SYSCALLS, as on most phones, have only the tracepoint that all calls of all processes pass.
+ * Its record has the layout of those of single calls.
  */
 TRACEPOINT(raw_syscalls, sys_enter)
 {
@@ -208,7 +208,7 @@ TRACEPOINT(raw_syscalls, sys_exit)
 	return read_ends(ctx);
 }
 
-/* Does nothing: for measuring what a probe costs by itself. */
+/* Does nothing: for measuring the cost of a probe itself. */
 BARE_UPROBE(empty)
 {
 	return 0;

@@ -26,7 +26,7 @@ UPROBE(qnn_providers_begin)
 
 #define SIGNAL_CONTINUE 18
 
-/* Where there is no room for the record nobody would continue the target: it goes on at once, without these probes. */
+/* Without room for the record nobody would resume the target, so it is resumed at once, without these probes. */
 static INLINE bool send_table(void *ctx, u64 provider, u32 index, bool last)
 {
 	for (u32 part = 0; part < TABLE_PARTS; part++) {
@@ -48,7 +48,7 @@ static INLINE bool send_table(void *ctx, u64 provider, u32 index, bool last)
 	return true;
 }
 
-/* The library answered, but gave no table: there is nothing to probe, and the user is told. */
+/* Reports that the library returned no table, so that there is nothing to probe. */
 static INLINE int send_no_table(void *ctx)
 {
 	RECORD(rec_qnn_table, r);
@@ -142,7 +142,7 @@ UPROBE(qnn_execute_end)
 	return execute_end(ctx, CALL_EXECUTE);
 }
 
-/* The number-th argument, from the seventh on: behind the return address on x86-64; two registers, then the stack on arm64. */
+/* The number-th argument, from the seventh on: after the return address on x86-64; two registers, then the stack on arm64. */
 static INLINE u64 stacked_arg(struct pt_regs *ctx, u32 number)
 {
 	u64 value = 0;
@@ -163,7 +163,7 @@ static INLINE u64 arg7(struct pt_regs *ctx)
 
 /*
  * graphExecuteAsync(graph, inputs, n_inputs, outputs, n_outputs, profile, signal, notify, parameter): notify is called with
- * the parameter when it is done, on whatever thread. A notify function is a place to probe, told when it is news.
+ * the parameter at the end, on any thread. A notify function that was not seen before is reported, to be probed.
  */
 UPROBE(qnn_execute_async_begin)
 {
@@ -200,7 +200,7 @@ UPROBE(qnn_async_done)
 	return 0;
 }
 
-/* owner: the handle the call works in; out: where it writes a new handle; name: text or 0; level: of a profile */
+/* owner: the handle that the call works in; out: address of the new handle; name: text or 0; level: of a profile */
 static INLINE int call_begin(void *ctx, u8 call, u64 owner, u64 size, u64 out, u64 name, u64 level, u64 profile)
 {
 	RECORD(rec_qnn_call_begin, r);
@@ -257,7 +257,7 @@ static INLINE int call_end(void *ctx, u8 call, s64 status)
 	return 0;
 }
 
-/* One entry and one return stub for each call; the body is shared. */
+/* An entry and a return stub per call; the body is shared. */
 #define QNN_CALL(name, number, owner, size, out, text, level, profile)                                                          \
 	UPROBE(qnn_##name##_begin)                                                                                     \
 	{                                                                                                              \
@@ -288,7 +288,7 @@ QNN_CALL(device_create, QNN_DEVICE_CREATE, 0, 0, ARG3(ctx), 0, 0, 0)
 /* contextCreateFromBinaryWithSignal: as contextCreateFromBinary, and a signal */
 QNN_CALL(context_with_signal, QNN_CONTEXT_FROM_BINARY_WITH_SIGNAL, ARG1(ctx), ARG5(ctx), ARG6(ctx), 0, 0, arg7(ctx))
 
-/* What an object was told or that it is gone: one record at the call's entry, no span. */
+/* An object is configured or freed: one record at the call's entry, no span. */
 static INLINE void send_life(void *ctx, u32 call, u64 handle, u64 owner, u32 level, u64 bytes)
 {
 	RECORD(rec_qnn_object, r);
@@ -375,7 +375,7 @@ struct memory_descriptor {
 };
 
 #define MAX_DIMS 8
-/* Bytes of the tensor that a descriptor describes; a data type's last two hexadecimal digits spell its bits: 0x232 is 32. */
+/* Bytes of the tensor of a descriptor; a data type's last two hexadecimal digits spell its bits: 0x232 has 32. */
 static INLINE u64 described_bytes(struct memory_descriptor *d)
 {
 	u64 elements = 1, bits = (d->dtype >> 4 & 15) * 10 + (d->dtype & 15);
@@ -465,7 +465,7 @@ UPROBE(qnn_context_list_end)
 	return call_end(ctx, QNN_CONTEXT_FROM_BINARY_LIST, RESULT(ctx));
 }
 
-/* A stage of ONNX Runtime's QNN provider: only its time is told, as its arguments and results are C++ objects. */
+/* A stage of ONNX Runtime's QNN provider: only its time is recorded, as its arguments and results are C++ objects. */
 #define QNN_STAGE(name, number)                                                                                        \
 	UPROBE(qnn_stage_##name##_begin)                                                                               \
 	{                                                                                                              \
@@ -485,7 +485,7 @@ QNN_STAGE(serialize, QNN_STAGE_SERIALIZE)
 QNN_STAGE(execute, QNN_STAGE_EXECUTE)
 QNN_STAGE(harvest, QNN_STAGE_HARVEST)
 
-/* A place that reads profiles, told once: where the tracer does not know it, it places the probes that it spared. */
+/* Reports code that reads profiles, once; if the tracer does not know it, it attaches the spared probes. */
 static INLINE void tell_reader(void *ctx, u64 address)
 {
 	RECORD(rec_qnn_reader, r);
@@ -650,13 +650,13 @@ UPROBE(qnn_extended_event_data_end)
 }
 
 /*
- * ONNX Runtime's QNN provider hands each event that it has read to Process(this, event, level, data), which returns an object:
- * one probe there sees what four see around QNN's own functions. The provider reads sub-events by calling itself, so the stack
- * pointer tells their depth. `level` is a std::string; where it is not one of the two known words the function is another than
- * the one we know, and QNN's functions are probed instead.
+ * ONNX Runtime's QNN provider passes each event that it has read to Process(this, event, level, data), which returns an object:
+ * one probe there sees what four see around QNN's own functions. The provider reads sub-events recursively, so the stack
+ * pointer shows their depth. `level` is a std::string; if it is not one of the two known words, the function is not the
+ * known one, and QNN's functions are probed instead.
  */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
-#define PROCESS_EVENT(ctx) ARG2(ctx) /* the address of the result is in a register of its own */
+#define PROCESS_EVENT(ctx) ARG2(ctx) /* the address of the result is in a separate register */
 #define PROCESS_LEVEL(ctx) ARG3(ctx)
 #define PROCESS_DATA(ctx) ARG4(ctx)
 #else

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The layout of every record, written once. Python derives its NumPy dtypes from this header's BTF.
+ * The layout of every record, defined only here. Python derives its NumPy dtypes from this header's BTF.
  *
  * Two rings carry records of one size each, so that user space finds every record boundary without walking:
  *   events   64-byte slots: an 8-byte ring header and at most  56 bytes of record
@@ -80,7 +80,7 @@ enum record_kind {
 	KIND_HEXAGON_NODE = 82,
 };
 
-/* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
+/* The engine whose probe wrote a record; tracer/engines has the same numbers (key `id`). */
 enum engine_id {
 	ENGINE_KERNEL = 0,
 	ENGINE_MOESCOPE = 1,
@@ -88,7 +88,7 @@ enum engine_id {
 	ENGINE_QNN = 3,
 	ENGINE_ONNXRUNTIME = 4,
 	ENGINE_GENIE = 5,
-	ENGINE_USER = 6, /* functions named in a file of the user's */
+	ENGINE_USER = 6, /* functions declared in a user's file */
 	ENGINE_HEXAGON = 7,
 	ENGINE_GENAI = 8,
 	ENGINE_EXECUTORCH = 9,
@@ -117,7 +117,7 @@ enum backend_id {
 	BACKEND_UNKNOWN = 0,
 	BACKEND_CPU = 1,
 	BACKEND_HTP = 2,
-	BACKEND_CUDA = 3, /* ROCm and MUSA builds of it, too */
+	BACKEND_CUDA = 3, /* also its ROCm and MUSA builds */
 	BACKEND_VULKAN = 4,
 	BACKEND_OPENCL = 5,
 	BACKEND_BLAS = 6,
@@ -163,7 +163,7 @@ enum qnn_call {
 	QNN_STAGE_HARVEST = 207,
 };
 
-/* What every record starts with. 24 bytes. */
+/* The header of every record. 24 bytes. */
 struct header {
 	unsigned long long ts; /* CLOCK_MONOTONIC, ns */
 	unsigned int pid;      /* process (thread group) id */
@@ -177,13 +177,13 @@ struct header {
 /* One forward step of the model: a prefill of n_tokens or one decoded token. */
 struct rec_token_begin {
 	struct header h;
-	unsigned long long seq;  /* the engine's own number of the step; 0-based, 2^64-1 where it has none */
+	unsigned long long seq;  /* the engine's own number of the step; 0-based, 2^64-1 if it has none */
 	unsigned int phase;      /* enum phase */
-	unsigned int n_tokens;   /* tokens fed in this step; 0 where the engine does not tell */
-	unsigned int position;   /* context length before the step; 2^32-1 where unknown */
+	unsigned int n_tokens;   /* tokens fed in this step; 0 if unknown */
+	unsigned int position;   /* context length before the step; 2^32-1 if unknown */
 	unsigned int maj_flt;    /* page faults of the calling thread so far */
 	unsigned int min_flt;
-	unsigned int context;    /* bits 4 to 35 of the address of what the step is taken in; 0: not told */
+	unsigned int context;    /* bits 4 to 35 of the address of the step's context object; 0: unknown */
 };
 
 struct rec_token_end {
@@ -195,16 +195,16 @@ struct rec_token_end {
 	unsigned long long pad;
 };
 
-/* One graph handed to a backend: a session run, a ggml graph. */
+/* A graph passed to a backend: a session run, a ggml graph. */
 struct rec_graph_begin {
 	struct header h;
 	unsigned long long handle;
 	unsigned int type;    /* index into the engine's declared `graphs` names */
-	int layer;            /* -1 where it has none, as in every record below */
+	int layer;            /* -1 if it has none, as in every record below */
 	int expert;
 	unsigned int backend; /* enum backend_id */
 	unsigned int n_tokens;
-	unsigned int tier;    /* rows of the static shape, 0 where dynamic */
+	unsigned int tier;    /* rows of the static shape, 0 if dynamic */
 };
 
 struct rec_graph_end {
@@ -214,7 +214,7 @@ struct rec_graph_end {
 	unsigned long long pad[2];
 };
 
-/* One operator on one thread. Its structure (names, dims, sources) comes once, as KIND_TENSOR. */
+/* An operator on one thread. Its structure (names, dims, sources) is sent once, as KIND_TENSOR. */
 struct rec_op_begin {
 	struct header h;
 	unsigned long long tensor; /* identity of the result */
@@ -228,88 +228,88 @@ struct rec_op_begin {
 
 struct rec_op_end {
 	struct header h;
-	unsigned long long tensor; /* 0 where the probe cannot know: it ends the thread's open operator */
+	unsigned long long tensor; /* 0 if unknown to the probe: it ends the thread's open operator */
 	unsigned int maj_flt;
 	unsigned int min_flt;
 	unsigned long long pad[2];
 };
 
-/* The thread has done its share of the operator and waits for the others. */
+/* The thread has finished its share of the operator and waits for the others. */
 struct rec_op_wait {
 	struct header h;
 	unsigned long long pad[4];
 };
 
-/* A node of a graph and the tensor that it makes: told while the graph is news. */
+/* A node of a graph and its result tensor: sent while the graph is new. */
 struct rec_node {
 	struct header h;
 	unsigned long long tensor;
 	unsigned long long graph; /* handle, as in rec_graph_begin */
-	unsigned int node;        /* its place in the graph */
+	unsigned int node;        /* its index in the graph */
 	unsigned int pad[3];
 };
 
 #define SHARES 17
 /*
- * Nodes of a graph that the thread has done its share of, one after the other; behind each it waited for the other threads.
- * This alone tells operators: one began when the last thread was done with the node before.
+ * Consecutive nodes of a graph of which the thread has finished its share; after each it waited for the other threads.
+ * This record alone defines operators: one began when the last thread had finished the previous node.
  */
 struct rec_op_shares {
-	struct header h; /* ts: when the first was done */
+	struct header h; /* ts: when the first was finished */
 	unsigned long long graph;
 	unsigned int count;
 	unsigned int pad;
-	unsigned int after[SHARES];   /* when it was done, ns after ts */
-	unsigned int min_flt[SHARES]; /* page faults since the thread's share before */
+	unsigned int after[SHARES];   /* when it was finished, ns after ts */
+	unsigned int min_flt[SHARES]; /* page faults since the thread's previous share */
 	unsigned short maj_flt[SHARES];
 	unsigned short node[SHARES];
 };
 
 /*
- * From where a thread last entered the barrier before it began another operator, and in which places of the caller's frame
- * (bit i: place i, as ggml.h numbers them) stood what a later probe needs.
+ * Where a thread last entered the barrier before it began another operator, and which places of the caller's frame
+ * (bit i: place i, as numbered in ggml.h) held the values that a later probe needs.
  */
 struct rec_site {
 	struct header h;
 	unsigned long long address; /* return address */
 	unsigned long long here;    /* places that hold the operator's index in the graph; blind: that grow */
-	unsigned long long before;  /* places that hold the index of the operator behind it; blind: that grow and hold the last index */
+	unsigned long long before;  /* places that hold the next operator's index; blind: that grow and hold the last index */
 	unsigned long long graph;   /* places that hold the graph */
 	unsigned long long last_but_one; /* blind: places that grow and hold the index before the last */
 	unsigned int last;          /* 1: it was the graph's last operator */
-	unsigned int blind;         /* 1: no probe told the operator */
+	unsigned int blind;         /* 1: no probe saw the operator */
 };
 
 enum misfit_of {
 	MISFIT_TENSOR = 1, /* the graph's tensors have none of the known layouts */
-	MISFIT_LOOP = 2,   /* what was learnt of the graph loop does not tell the graph's nodes in their order */
+	MISFIT_LOOP = 2,   /* the learnt places of the graph loop do not yield the graph's nodes in order */
 };
 
-/* A graph is not what probes on its operators take it for. Told once by each thread. */
+/* A graph does not match the assumptions of the probes on its operators. Sent once per thread. */
 struct rec_misfit {
 	struct header h;
 	unsigned long long graph; /* handle, as in rec_graph_begin */
 	unsigned int what;        /* enum misfit_of */
-	unsigned int node;        /* that it was seen at */
+	unsigned int node;        /* at which it was noticed */
 	unsigned int n_nodes;
 	unsigned int pad[3];
 };
 
 #define MAX_PMC 4
 #define NO_COUNT 0xFFFFFFFFFFFFFFFFULL
-/* The thread's counters, right behind the operator record of its thread that they belong to. */
+/* The thread's counters, right after the thread's operator record to which they belong. */
 struct rec_pmc {
 	struct header h;
 	unsigned long long values[MAX_PMC]; /* NO_COUNT: the thread had no counter yet, or the PMU had no room for it */
 };
 
-/* One expert's run over n_tokens tokens; nested in an operator of the same thread. */
+/* An expert's run over n_tokens tokens; nested in an operator of the same thread. */
 struct rec_expert_begin {
 	struct header h;
 	int layer;
 	int expert;
 	unsigned int n_tokens;
-	unsigned int cache;   /* enum cache_state, as it stood when the layer began */
+	unsigned int cache;   /* enum cache_state when the layer began */
 	unsigned int backend; /* enum backend_id */
 	unsigned int tier;
 	unsigned int maj_flt;
@@ -356,10 +356,10 @@ struct rec_evict {
 struct rec_qnn_execute_begin {
 	struct header h;
 	unsigned long long graph;
-	unsigned long long profile; /* 0 where the caller gave none */
+	unsigned long long profile; /* 0 if the caller passed none */
 	unsigned int n_inputs;
 	unsigned int n_outputs;
-	unsigned long long param; /* of an asynchronous one: what its completion will name; else 0 */
+	unsigned long long param; /* of an asynchronous one: the parameter of its completion; else 0 */
 };
 
 struct rec_qnn_execute_end {
@@ -374,21 +374,21 @@ struct rec_qnn_call_begin {
 	struct header h;
 	unsigned long long handle; /* the call's first handle argument */
 	unsigned long long size;    /* bytes of the context binary, else 0 */
-	unsigned long long profile; /* handle that gathers the call's events, 0 where it has none */
+	unsigned long long profile; /* handle that collects the call's events, 0 if it has none */
 	unsigned int call;          /* enum qnn_call */
 	unsigned int pad;
 };
 
 struct rec_qnn_call_end {
 	struct header h;
-	unsigned long long handle; /* what the call made, where it makes something */
+	unsigned long long handle; /* the created object, if any */
 	long long status;
 	unsigned long long bytes; /* written by contextGetBinary, else 0 */
 	unsigned int call;
 	unsigned int pad;
 };
 
-/* An asynchronous execution told its caller, through the caller's own function, that it is done. */
+/* An asynchronous execution notified its caller of its end, by the caller's own function. */
 struct rec_qnn_done {
 	struct header h;
 	unsigned long long param; /* the caller's own parameter */
@@ -396,7 +396,7 @@ struct rec_qnn_done {
 	unsigned long long pad[2];
 };
 
-/* profileGetEvents: the thread starts to read what `profile` gathered. */
+/* profileGetEvents: the thread starts to read the events of `profile`. */
 struct rec_qnn_harvest {
 	struct header h;
 	unsigned long long profile;
@@ -405,12 +405,12 @@ struct rec_qnn_harvest {
 
 #define CALL_VALUES 3
 #define CALL_PARTS 5
-/* A function that the user named. Values are as wide as they were read: their types stand in the manifest. */
+/* A function that the user declared. Values are as wide as they were read; their types are in the manifest. */
 struct rec_call_begin {
 	struct header h;
 	unsigned short probe;  /* number of the function in the manifest */
 	unsigned short unread; /* bit i: the memory of values[i] could not be read */
-	unsigned int frame;    /* low half of the stack pointer of the caller: tells recursive calls apart */
+	unsigned int frame;    /* low half of the caller's stack pointer: distinguishes recursive calls */
 	unsigned long long values[CALL_VALUES];
 };
 
@@ -422,12 +422,12 @@ struct rec_call_end {
 	unsigned long long values[CALL_VALUES];
 };
 
-/* A context switch that one of the target's threads takes part in. */
+/* A context switch from or to one of the target's threads. */
 struct rec_sched_switch {
 	struct header h;
 	unsigned int prev_tid;
 	unsigned int next_tid;
-	unsigned short prev_state; /* as the tracepoint tells it: 1 S, 2 D, 0x10 X, 0x20 Z, ...; 0 or 0x100: still runnable */
+	unsigned short prev_state; /* as in the tracepoint: 1 S, 2 D, 0x10 X, 0x20 Z, ...; 0 or 0x100: still runnable */
 	short prev_prio;
 	short next_prio;
 	unsigned char comm_of_next; /* whose name `comm` is: 1 next, 0 prev */
@@ -444,7 +444,7 @@ struct rec_sched_waking {
 	char comm[16];
 };
 
-/* The thread stands in the run queue of its cpu. */
+/* The thread is in the run queue of its cpu. */
 struct rec_sched_wakeup {
 	struct header h;
 	unsigned int woken_tid;
@@ -454,21 +454,21 @@ struct rec_sched_wakeup {
 	char comm[16];
 };
 
-/* What a record of clocks and heat is about. */
+/* The subject of a record of clocks and heat. */
 enum heat_of {
-	HEAT_KHZ = 0,       /* the frequency that a CPU takes */
-	HEAT_LEAST_KHZ = 1, /* the least and the greatest that it may take */
+	HEAT_KHZ = 0,       /* the frequency of a CPU */
+	HEAT_LEAST_KHZ = 1, /* its lower and upper limit */
 	HEAT_MOST_KHZ = 2,
 	HEAT_ZONE = 3,    /* a thermal zone's temperature, 1/1000 degree Celsius */
-	HEAT_COOLING = 4, /* a cooling device's state, 0: it does nothing */
+	HEAT_COOLING = 4, /* a cooling device's state, 0: off */
 	HEAT_UNNUMBERED = 0xFFFF,
 };
 
-/* A value that holds from here on: told by the kernel, or read from sysfs by the recorder, which then is no process's. */
+/* A value that is valid from now on: from the kernel, or read from sysfs by the recorder and then of no process. */
 struct rec_heat {
 	struct header h;
 	unsigned short what;   /* enum heat_of */
-	unsigned short number; /* of the CPU (as read: of the policy), zone or device; HEAT_UNNUMBERED: of the device called `name` */
+	unsigned short number; /* of the CPU (from sysfs: of the policy), zone or device; HEAT_UNNUMBERED: of the device `name` */
 	int value;
 	char name[24];
 };
@@ -487,22 +487,22 @@ struct rec_task_exit {
 };
 
 enum page_fault_flag {
-	FAULT_MAJOR = 1,  /* as the kernel counts it: its page was not in the page cache, or it had to be retried */
-	FAULT_EXACT = 2,  /* `page` is the page that was touched; else the first of a window or read-ahead around it */
+	FAULT_MAJOR = 1,  /* by the kernel's count: its page was not in the page cache, or it had to be retried */
+	FAULT_EXACT = 2,  /* `page` is the touched page; otherwise the first of a window or read-ahead around it */
 };
 
 /* A page fault of a file mapping, or any major one, at its end. */
 struct rec_page_fault {
 	struct header h;
-	unsigned long long begin; /* ns; 0 where not known */
-	unsigned long long ino;   /* 0: no file is known (anonymous memory) */
+	unsigned long long begin; /* ns; 0 if unknown */
+	unsigned long long ino;   /* 0: no known file (anonymous memory) */
 	unsigned int dev;         /* the kernel's dev_t: major << 20 | minor */
 	unsigned int page;        /* index in the file, in pages */
-	unsigned int added;       /* pages that the thread brought into the page cache for it, read-ahead included */
+	unsigned int added;       /* pages that the thread added to the page cache for it, read-ahead included */
 	unsigned int flags;       /* enum page_fault_flag */
 };
 
-/* A request goes to the device; the header's thread is the one that asked for it, `issued` on whatever thread. */
+/* A request is sent to the device; the header's thread is the requesting one, `issued` may be another. */
 struct rec_block_issue {
 	struct header h;
 	unsigned long long sector; /* of 512 bytes */
@@ -512,7 +512,7 @@ struct rec_block_issue {
 	unsigned long long pad;
 };
 
-/* ... and is answered; the header's thread is the same, its cpu the one that took the interrupt. */
+/* ... and is answered; the header's thread is the same, its cpu the one of the interrupt. */
 struct rec_block_done {
 	struct header h;
 	unsigned long long sector;
@@ -535,7 +535,7 @@ struct rec_read_begin {
 	unsigned long long ino;
 	unsigned long long offset; /* in the file */
 	unsigned int dev;
-	unsigned int bytes; /* asked for; 2^32-1 where the call gives a list of buffers */
+	unsigned int bytes; /* requested; 2^32-1 if the call has a list of buffers */
 	unsigned int fd;
 	unsigned int call; /* enum read_call */
 };
@@ -543,18 +543,18 @@ struct rec_read_begin {
 struct rec_read_end {
 	struct header h;
 	long long result;
-	unsigned long long added; /* pages that the thread brought into the page cache within */
+	unsigned long long added; /* pages that the thread added to the page cache during the read */
 	unsigned long long pad[2];
 };
 
 #define MAX_SOURCES 10
-/* What a tensor is and what it was made from: once per tensor, not once per run. */
+/* A tensor's kind, size and sources: once per tensor, not once per run. */
 struct rec_tensor {
 	struct header h;
 	unsigned long long tensor;
-	unsigned int type;      /* operator that makes it, as in rec_op_begin */
+	unsigned int type;      /* operator that computes it, as in rec_op_begin */
 	unsigned int dtype;     /* the engine's number of the element type */
-	long long ne[4];        /* dims, innermost first; 0 where not given */
+	long long ne[4];        /* dims, innermost first; 0 if unknown */
 	unsigned long long bytes;
 	unsigned int first;     /* index of sources[0]: an operator with many sources spans several records */
 	unsigned int n_sources; /* in all */
@@ -567,7 +567,7 @@ struct rec_tensor {
 /* Part of a router's choice: entries first .. first+count of the row-major [n_tokens, k] table. */
 struct rec_route {
 	struct header h;
-	unsigned long long tensor; /* 0, or an operator that is given the choice: its name tells the layer */
+	unsigned long long tensor; /* 0, or an operator that takes the choice: its name contains the layer */
 	int layer;
 	unsigned int n_tokens;
 	unsigned int k;
@@ -585,10 +585,10 @@ struct rec_qnn_event {
 	unsigned int type;
 	unsigned int unit;
 	unsigned long long value;
-	unsigned long long timestamp; /* the backend's own; 0 where it gives none */
+	unsigned long long timestamp; /* the backend's own; 0 if it has none */
 	unsigned int dtype;           /* QNN scalar type of `value`; 0x64: u64 (event data, not extended) */
 	unsigned int extended;
-	unsigned long long frame; /* stack pointer where the reader handed it on: a sub-event's is lower; 0: lists tell the tree */
+	unsigned long long frame; /* stack pointer where the reader passed it on: a sub-event's is lower; 0: the tree comes from lists */
 	char name[QNN_NAME_BYTES];
 };
 
@@ -604,7 +604,7 @@ struct rec_qnn_sub_events {
 	unsigned long long events[MAX_SUB_EVENTS];
 };
 
-/* A QNN handle is made, configured or freed. */
+/* A QNN handle is created, configured or freed. */
 struct rec_qnn_object {
 	struct header h;
 	unsigned long long handle;
@@ -615,19 +615,19 @@ struct rec_qnn_object {
 	char name[QNN_NAME_BYTES];
 };
 
-/* The function that asynchronous executions call when they are done; the target is stopped until a probe stands there. */
+/* The function that asynchronous executions call at their end; the target is stopped until it is probed. */
 struct rec_qnn_callback {
 	struct header h;
 	unsigned long long address;
 };
 
-/* Where the target reads a profile; it is stopped until the probes stand that this takes. */
+/* Where the target reads a profile; it is stopped until the required probes are attached. */
 struct rec_qnn_reader {
 	struct header h;
-	unsigned long long address; /* of the caller; 0: a function that is not what its name says */
+	unsigned long long address; /* of the caller; 0: a function that differs from the known one of its name */
 };
 
-/* The target opens a file that QNN's serialized profile goes to. */
+/* The target opens a file for QNN's serialized profile. */
 struct rec_qnn_log {
 	struct header h;
 	char path[208];
@@ -635,7 +635,7 @@ struct rec_qnn_log {
 
 #define TABLE_SLOTS 24
 #define NO_PROVIDER 0xFFFFFFFF
-/* Part of a QNN provider's function table, read when QnnInterface_getProviders returns; NO_PROVIDER: it gave none. */
+/* Part of a QNN provider's function table, read when QnnInterface_getProviders returns; NO_PROVIDER: it returned none. */
 struct rec_qnn_table {
 	struct header h;
 	unsigned int backend;
@@ -646,10 +646,10 @@ struct rec_qnn_table {
 	unsigned long long slots[TABLE_SLOTS];
 };
 
-/* Part of a table of functions that a library hands to the program, and the version that the program asked for. */
+/* Part of a function table that a library returns to the program, and the version that the program requested. */
 struct rec_api_table {
 	struct header h;
-	char table[16]; /* its name, as the engine's probes give it */
+	char table[16]; /* its name in the engine's probes */
 	unsigned long long address;
 	unsigned int version;
 	unsigned short first;
@@ -657,17 +657,17 @@ struct rec_api_table {
 	unsigned long long slots[TABLE_SLOTS];
 };
 
-/* A session is made (name or bytes), or runs with other counts than before. */
+/* A session is created (name or bytes), or runs with other counts than before. */
 struct rec_session {
 	struct header h;
 	unsigned long long handle;
-	unsigned long long bytes; /* of a model in memory; 0 where it is a file */
-	unsigned int n_inputs;    /* 0: not told by this record */
+	unsigned long long bytes; /* of a model in memory; 0 for a file */
+	unsigned int n_inputs;    /* 0: not in this record */
 	unsigned int n_outputs;
 	char name[192];           /* path of the model */
 };
 
-/* The target opens a library that an engine is declared for; the target is stopped until probes stand. */
+/* The target opens an engine's library; it is stopped until the probes are attached. */
 struct rec_library {
 	struct header h;
 	char path[208];
@@ -687,7 +687,7 @@ struct rec_io_file {
 	char name[208]; /* without its folder */
 };
 
-/* What a call_begin or call_end of the same thread and time has no room for: one text and more numbers. */
+/* Continues a call_begin or call_end of the same thread and time: one text and further numbers. */
 struct rec_call_text {
 	struct header h;
 	unsigned short probe;
@@ -705,9 +705,9 @@ struct rec_hexagon_batch {
 	unsigned long long seq; /* the backend's number of the batch, from 1 */
 	unsigned int n_ops;
 	unsigned int n_tensors;
-	unsigned int bytes;     /* of the descriptions that go with it */
+	unsigned int bytes;     /* of the descriptions sent with it */
 	unsigned short n_bufs;
-	unsigned short layout;  /* version of the message; 0: none that is known, and nothing else of it is read */
+	unsigned short layout;  /* version of the message; 0: unknown, and nothing else of it is read */
 };
 
 struct rec_hexagon_sent {
@@ -718,14 +718,14 @@ struct rec_hexagon_sent {
 	unsigned long long pad;
 };
 
-/* A batch's answer, read. */
+/* A batch's answer was read. */
 struct rec_hexagon_done {
 	struct header h;
 	unsigned long long queue;
 	unsigned long long seq;
-	unsigned long long began; /* when the reader began to ask for an answer */
-	unsigned int usecs;       /* that the processor says it took; 0 where it does not */
-	unsigned short n_ops;     /* that come with a profile */
+	unsigned long long began; /* when the reader began to poll */
+	unsigned int usecs;       /* duration reported by the processor; 0 if none */
+	unsigned short n_ops;     /* operators with a profile */
 	unsigned short status;    /* 1: good */
 };
 
@@ -743,15 +743,15 @@ struct rec_hexagon_call {
 	long long status;
 };
 
-/* A graph that the Hexagon backend is given, before its nodes. */
+/* A graph passed to the Hexagon backend; precedes its nodes. */
 struct rec_hexagon_graph {
 	struct header h;
 	unsigned long long graph;
 	unsigned int n_nodes;
-	unsigned int told; /* 1: its nodes follow on this thread; 0: they are as they were told */
+	unsigned int told; /* 1: its nodes follow on this thread; 0: they are unchanged */
 };
 
-/* A node of it. */
+/* A node of such a graph. */
 struct rec_hexagon_node {
 	struct header h;
 	unsigned long long graph;
@@ -759,14 +759,14 @@ struct rec_hexagon_node {
 	unsigned long long data; /* address of its elements */
 	long long ne[4];
 	unsigned int node;
-	unsigned int op; /* ggml's number */
+	unsigned int op; /* ggml's number of the operator */
 	char name[64];
 };
 
-/* An operator of the batch that its thread is about to write. */
+/* An operator of the batch that the thread is about to write. */
 struct rec_hexagon_op {
 	struct header h;
-	unsigned long long data; /* address of what it makes, in the program; 0 where not known */
+	unsigned long long data; /* address of its result in the program; 0 if unknown */
 	unsigned int ne[4];
 	unsigned int seq;        /* of the batch, its lower half */
 	unsigned short at;
@@ -777,12 +777,12 @@ struct rec_hexagon_op {
 struct hexagon_profile {
 	unsigned int opcode;
 	unsigned int usecs;
-	unsigned int cycles_start; /* layout 1: how many it took */
+	unsigned int cycles_start; /* layout 1: the number of cycles */
 	unsigned int cycles_stop;  /* layout 1: 0 */
 	unsigned int pmu[8];
 };
 
-/* What the processor measured of operators first .. first+count of a batch. */
+/* The processor's measurements of operators first .. first+count of a batch. */
 struct rec_hexagon_profile {
 	struct header h;
 	unsigned long long queue;
@@ -811,7 +811,7 @@ enum driver_event {
 	DRIVER_FASTRPC_PERF_COUNTERS,
 };
 
-/* One of them; which of its fields these are says that file. */
+/* An event of the driver; that file lists which of its fields these are. */
 struct rec_driver_event {
 	struct header h;
 	unsigned long long context;

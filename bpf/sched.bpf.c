@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The scheduler: for the target's threads and whoever displaced them, or for every thread of the machine. */
+/* The scheduler: for the target's threads and those that displace them, or for every thread of the machine. */
 
 static INLINE bool everyone(void)
 {
@@ -23,7 +23,7 @@ TRACEPOINT(sched, sched_switch)
 	r->prev_state = FIELD(ctx, sched_switch, prev_state, long);
 	r->prev_prio = FIELD(ctx, sched_switch, prev_prio, s32);
 	r->next_prio = FIELD(ctx, sched_switch, next_prio, s32);
-	r->comm_of_next = prev_traced; /* our own threads' names are known: tell the other's */
+	r->comm_of_next = prev_traced; /* the target's threads have known names: record the other's */
 	r->pad = 0;
 	if (prev_traced)
 		bpf_probe_read_kernel(r->comm, sizeof(r->comm), FIELD_AT(ctx, sched_switch, next_comm));
@@ -33,7 +33,7 @@ TRACEPOINT(sched, sched_switch)
 	return 0;
 }
 
-/* The CPU that a thread was given. Linux 5.16: bcf9033e5449 "sched: move CPU field back into thread_info if THREAD_INFO_IN_TASK=y" */
+/* The CPU of a thread. Linux 5.16: bcf9033e5449 "sched: move CPU field back into thread_info if THREAD_INFO_IN_TASK=y" */
 static INLINE u32 cpu_of(void *task)
 {
 	if (HAS_FIELD(task_struct, cpu))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Tokens: one forward step of the model, whichever engine takes it. */
+/* Tokens: forward steps of the model, for all engines. */
 
 static INLINE int token_begin(void *ctx, u8 engine, u64 seq, u32 phase, u32 n_tokens, u32 position, u64 context)
 {
@@ -60,14 +60,14 @@ struct llama_batch_head {
 	u64 pos;
 };
 
-/* A step of the batch that stands behind a call's return address, or on arm64 where its second argument points. */
+/* A step with the batch that follows a call's return address, or on arm64 the one that its second argument points to. */
 static INLINE int llama_batch_begin(struct pt_regs *ctx, struct traced *t, u32 phase)
 {
 	struct llama_batch_head batch = {};
 	u32 position = ~0U;
 
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
-	bpf_probe_read_user(&batch, sizeof(batch), (void *)ARG2(ctx)); /* large aggregates go by reference */
+	bpf_probe_read_user(&batch, sizeof(batch), (void *)ARG2(ctx)); /* large aggregates are passed by reference */
 #else
 	bpf_probe_read_user(&batch, sizeof(batch), (void *)(STACK(ctx) + 8));
 #endif
@@ -83,7 +83,7 @@ UPROBE(llama_decode_begin)
 	return llama_batch_begin(ctx, t, PHASE_UNKNOWN);
 }
 
-/* int32_t llama_encode(struct llama_context *, struct llama_batch): what is encoded is a prompt */
+/* int32_t llama_encode(struct llama_context *, struct llama_batch): encodes a prompt */
 UPROBE(llama_encode_begin)
 {
 	return llama_batch_begin(ctx, t, PHASE_PREFILL);
@@ -92,8 +92,8 @@ UPROBE(llama_encode_begin)
 #define LLAMA_PROCESS_TYPE_ENCODE 0
 
 /*
- * int32_t llama_process(struct llama_context *, enum llama_process_type, struct llama_batch_ext *): the batch is opaque, its
- * graphs tell how many tokens they look up.
+ * int32_t llama_process(struct llama_context *, enum llama_process_type, struct llama_batch_ext *): the batch is opaque; its
+ * graphs show how many tokens they look up.
  */
 UPROBE(llama_process_begin)
 {
