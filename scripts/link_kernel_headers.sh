@@ -1,6 +1,6 @@
 #!/bin/sh
-# BCC looks for kernel headers in /lib/modules/<running kernel>. Where the distribution has none for this kernel, let it use the
-# newest installed ones: MoEScope's programs read no kernel structure through headers (offsets come from the kernel's BTF).
+# BCC looks for kernel headers in /lib/modules/<running kernel>. If the distribution has none for this kernel, the newest
+# installed ones serve as well: MoEScope's programs read no kernel structure through headers (offsets come from the kernel's BTF).
 set -eu
 modules=/lib/modules/$(uname -r)
 if [ -e "$modules/build" ]; then

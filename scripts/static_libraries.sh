@@ -1,6 +1,6 @@
 #!/bin/bash
-# What moescope-collect is linked with, from Debian's packages of an architecture, into a folder: static_libraries.sh amd64|arm64 FOLDER
-# Nothing of this machine is changed and nothing of the packages is run: a private apt fetches them, dpkg-deb lays them out.
+# Puts the static libraries of moescope-collect from Debian's packages of an architecture into a folder:
+# static_libraries.sh amd64|arm64 FOLDER. A private apt fetches the packages and dpkg-deb unpacks them; nothing of them is run.
 set -e
 arch=$1 folder=$(realpath -m "$2")
 packages="libbpf-dev libelf-dev zlib1g-dev libjansson-dev libxxhash-dev"

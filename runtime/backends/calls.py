@@ -167,7 +167,7 @@ class TokenRun:
             self._caches.clear()
 
     def account(self) -> None:
-        """Enter into the log everything that ran since the last time; what still waits after an error is forgotten."""
+        """Add everything that ran since the last call to the log; drops items that still wait after an error."""
         log, ran = self.log, self._ran
         del ran[len(ran) - len(self._waiting) :]
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Qwen2-MoE (Qwen1.5-MoE too): biased projections, softmax router, a shared expert behind a sigmoid gate, some dense layers."""
+"""Qwen2-MoE (Qwen1.5-MoE too): biased projections, softmax router, a shared expert with a sigmoid gate, some dense layers."""
 
 from typing import Any
 

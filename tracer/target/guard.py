@@ -20,7 +20,7 @@ class Guard:
     """The tracer's end of the connection to the guard.
 
     If SIGKILL hits a thread that is removing a probe, Linux leaves its breakpoints in place, and programs die of them: hence
-    the guard removes the probes, since whatever kills the tracer does not kill the guard.
+    the guard removes the probes, as it does none of the work that a tracer may be killed for.
     """
 
     def __init__(self) -> None:
