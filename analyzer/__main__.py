@@ -39,6 +39,6 @@ main = ROOM.main
 
 if __name__ == "__main__":
     code = main()
-    if "duckdb" not in sys.modules:  # which reports at exit what it could not free
+    if "duckdb" not in sys.modules:  # duckdb reports unfreed objects at exit
         gc.freeze()  # spares the last collections, which with pandas loaded take a fifth of a second
     sys.exit(code)

@@ -1,11 +1,11 @@
-"""What the analyzer cannot do with a recording, in one line."""
+"""Errors of the analyzer."""
 
 from moescope.errors import UserError
 
 
 class AnalysisError(UserError):
-    """A question that this recording cannot answer; the message says why and what to do."""
+    """The recording does not allow this analysis; the message has the reason and the remedy."""
 
 
 class PredictError(AnalysisError):
-    """The input cannot be predicted from: unreadable model config, unknown device, trace without routes."""
+    """The input does not allow a prediction: unreadable model config, unknown device, trace without routes."""

@@ -1,4 +1,4 @@
-"""Anything the analyzer answers with, as JSON: tables as lists of rows, dataclasses as objects, no NaN."""
+"""Results of the analyzer as JSON: tables as lists of rows, dataclasses as objects, no NaN."""
 
 import json
 from dataclasses import is_dataclass
@@ -9,7 +9,7 @@ import pandas as pd
 
 
 def plain(value: Any) -> Any:
-    """Something JSON can hold: tables as lists of rows, dataclasses by their fields, NumPy scalars as Python's, NaN as null."""
+    """A JSON-able value: tables as lists of rows, dataclasses by fields, NumPy scalars as Python's types, NaN as null."""
     if is_dataclass(value):
         return plain(vars(value))
     if isinstance(value, pd.DataFrame):

@@ -1,4 +1,4 @@
-"""A Hugging Face config as the shapes a roofline needs: attention, feed-forward and bytes per weight of every layer."""
+"""Shapes for a roofline from a Hugging Face config: attention, feed-forward and bytes per weight of every layer."""
 
 import json
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 @dataclass(frozen=True)
 class Indexer:
-    """What chooses `top_k` cached tokens for each query of DeepSeek's sparse attention, by `heads` scores of `dim` numbers."""
+    """The indexer of DeepSeek's sparse attention: chooses `top_k` cached tokens per query by `heads` scores of `dim` numbers."""
 
     heads: int
     dim: int
@@ -41,20 +41,20 @@ class DeltaNet:
 
     @property
     def channels(self) -> int:
-        """Queries, keys and values that the convolution runs over."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def state_bytes(self) -> float:
-        """One sequence's and layer's: the state in fp32, the convolution's last inputs in 16 bit."""
+        """Bytes per sequence and layer: the state in fp32, the convolution's last inputs in 16 bit."""
         return 4.0 * self.value_heads * self.key_dim * self.value_dim + 2.0 * self.channels * (self.kernel - 1)
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention over cached tokens. MLA where `kv_rank` > 0: the cache then holds `kv_rank` + `rope` numbers per token.
+    """Attention over cached tokens. MLA if `kv_rank` > 0: the cache then has `kv_rank` + `rope` numbers per token.
 
-    gated: the output is multiplied by a gate as wide as the queries. indexer: attention is to chosen tokens only. tied_values:
-    what is projected for keys serves as values, too.
+    gated: the output is multiplied by a gate as wide as the queries. indexer: attention to chosen tokens only. tied_values: the
+    key projection is also used for values.
     """
 
     heads: int
@@ -71,17 +71,17 @@ class Attention:
 
     @property
     def mla(self) -> bool:
-        """Latent attention."""
+        """Whether this is latent attention."""
         return self.kv_rank > 0
 
     def cached(self) -> int:
-        """Numbers kept per token and layer."""
+        """Cached numbers per token and layer."""
         return self.kv_rank + self.rope if self.mla else 2 * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A routed feed-forward layer. `shared_width`: of all shared experts together, 0 without."""
+    """A routed feed-forward layer. `shared_width`: total width of all shared experts, 0 for none."""
 
     experts: int
     top_k: int
@@ -91,7 +91,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Storage:
-    """Bits per weight, by part, and what matrices multiply in (fp16 stands for bf16 too)."""
+    """Bits per weight, by part, and the type of matrix products (fp16 includes bf16)."""
 
     linear: float
     expert: float
@@ -102,10 +102,10 @@ class Storage:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder. `windows`: how far each layer with attention looks back, None for everything; `routed[i]`: layer i has experts.
+    """A decoder. `windows`: attention window of each layer with attention, None for unlimited; `routed[i]`: layer i has experts.
 
-    `delta`: what the other layers, `delta_at`, have in attention's place. `wide`: attention of the layers without a window, where
-    it is another.
+    `delta`: replaces attention in the layers `delta_at`. `wide`: attention of the layers without a window, if
+    it differs.
     """
 
     name: str
@@ -128,23 +128,23 @@ class Model:
 
     @property
     def layers(self) -> int:
-        """Decoder layers."""
+        """Number of decoder layers."""
         return len(self.routed)
 
     @property
     def delta_layers(self) -> int:
-        """Layers without attention over cached tokens."""
+        """Number of layers without attention over cached tokens."""
         return len(self.delta_at)
 
 
 class Fields:
-    """A config whose missing fields are named."""
+    """A config; errors name missing fields."""
 
     def __init__(self, values: dict[str, Any], path: Path):
         self.values, self.path = values, path
 
     def number(self, name: str, default: int | None = None, most: int = 10**9, least: int = 0) -> int:
-        """A field, by our name or the config's own, from `least` to `most`."""
+        """A field by our name or one of the config's names, from `least` to `most`."""
         names = ALIASES.get(name, [name])
         value = next((self.values[n] for n in names if self.values.get(n) is not None), default)
         if value is None:
@@ -156,12 +156,12 @@ class Fields:
         return int(value)
 
     def has(self, name: str) -> bool:
-        """Whether any of its names is there with a value other than 0."""
+        """Whether any of the field's names is present with a value other than 0."""
         return any(self.values.get(n) for n in ALIASES.get(name, [name]))
 
 
 def read_config(path: Path) -> Model:
-    """The model of a config.json, or of the folder that holds one."""
+    """The model of a config.json, or of a folder with one."""
     file = path / "config.json" if path.is_dir() else path
     try:
         values = json.loads(file.read_text())
@@ -173,7 +173,7 @@ def read_config(path: Path) -> Model:
 
 
 def model_of(values: dict[str, Any], file: Path) -> Model:
-    """The model of a parsed config.json; `file` is what errors name."""
+    """The model of a parsed config.json; errors name `file`."""
     inner = values.get("text_config")
     fields = Fields({**values, **inner} if isinstance(inner, dict) else values, file)
     _refuse_what_is_not_modelled(fields)
@@ -230,7 +230,7 @@ def _attention(fields: Fields) -> Attention:
 
 
 def _wide(fields: Fields, kinds: list[str]) -> Attention | None:
-    """Of layers that see all tokens beside layers with a window (Gemma 4), by keys for all of them or for each."""
+    """Attention of the layers without a window in models with windows (Gemma 4), from keys for all layers or for each."""
     values = fields.values
     listed, tied = values.get("per_layer_config"), bool(values.get("attention_k_eq_v"))
     heads = {"head_dim": values.get("global_head_dim"), "num_key_value_heads": tied and values.get("num_global_key_value_heads")}
@@ -267,7 +267,7 @@ def _mixture(fields: Fields) -> Mixture | None:
 
 
 def _routed(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Which layers have experts: after the first dense ones, every `step`-th, but for the listed ones; or as named one by one."""
+    """Which layers have experts: every `step`-th after the first dense ones, except listed ones; or each as named."""
     values = fields.values
     if named := values.get("mlp_layer_types"):
         return tuple(kind == "sparse" for kind in named)
@@ -284,7 +284,7 @@ def _list(values: dict[str, Any]) -> bool:
 
 
 def _windows(fields: Fields, kinds: list[str]) -> tuple[int | None, ...]:
-    """Of the layers that have attention over cached tokens."""
+    """The windows of the layers with attention over cached tokens."""
     values = fields.values
     window = values.get("sliding_window")
     if not window or values.get("use_sliding_window") is False:
@@ -294,7 +294,7 @@ def _windows(fields: Fields, kinds: list[str]) -> tuple[int | None, ...]:
 
 
 def _layer_kinds(fields: Fields, layers: int) -> list[str]:
-    """Of each layer, as `layer_types` names them; `full_attention_interval` says the same in one number."""
+    """The kind of each layer, from `layer_types` or, equivalently, `full_attention_interval`."""
     kinds, interval = fields.values.get("layer_types"), fields.number("full_attention_interval", 0)
     if not kinds and interval:
         return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]

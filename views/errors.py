@@ -1,7 +1,7 @@
-"""What can go wrong in this room."""
+"""Errors of the views."""
 
 from moescope.errors import UserError
 
 
 class ViewError(UserError):
-    """A view cannot be made or shown; the message carries the fact and the remedy."""
+    """A view cannot be made or shown; the message has the reason and the remedy."""

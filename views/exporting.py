@@ -1,4 +1,4 @@
-"""Recording → formats of others: Chrome's JSON trace, CSV, Parquet, GraphML."""
+"""Exports a recording to other formats: Chrome's JSON trace, CSV, Parquet, GraphML."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def slice_events(slices: Slices, pids: dict[int, int], tid: int | None = None) -
 
 
 def chrome_events(manifest: dict[str, Any], tables: Tables) -> Iterator[dict[str, Any]]:
-    """All events of the timeline that Chrome's format can hold: names, slices, the NPU's tracks, counters."""
+    """All events of the timeline that Chrome's format supports: names, slices, the NPU's tracks, counters."""
     pids, end = thread_pids(manifest, tables), extent(tables)[1]
     target = (manifest.get("target") or {}).get("pid") or next(iter(pids.values()), 0)
     for tid, name in zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True):
@@ -70,7 +70,7 @@ def write_events(out: TextIO, events: Iterator[dict[str, Any]]) -> int:
 
 
 def chrome_json(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
-    """The timeline in Chrome's JSON format."""
+    """Write the timeline in Chrome's JSON format."""
     from analyzer.tables.store import load
     from tracer.recording.format import Recording
 
@@ -81,7 +81,7 @@ def chrome_json(run_dir: Path, out: Path | None, token: int | None) -> dict[str,
 
 
 def table_files(run_dir: Path, out: Path | None, token: int | None, form: str) -> dict[str, Any]:
-    """Every table as a file, csv or parquet."""
+    """Write every table as a file, csv or parquet."""
     from pyarrow import csv, parquet
 
     from analyzer.tables.store import load
@@ -101,7 +101,7 @@ def table_files(run_dir: Path, out: Path | None, token: int | None, form: str) -
 
 
 def flat(table: Any) -> Any:
-    """The table with lists as JSON texts, which CSV can hold, columns of nothing as text, and no text that is a formula."""
+    """The table for CSV: lists as JSON texts, null columns as text, and no text that is a formula."""
     import pyarrow
 
     for i, field in enumerate(table.schema):
@@ -116,7 +116,7 @@ def flat(table: Any) -> Any:
 
 
 def no_formula(texts: Any) -> Any:
-    """Texts with an apostrophe before those that a spreadsheet would compute: names come from the traced program."""
+    """Texts with an apostrophe before those that a spreadsheet would evaluate, since names come from the traced program."""
     from pyarrow import compute
 
     formula = compute.match_substring_regex(texts, FORMULA)
@@ -124,7 +124,7 @@ def no_formula(texts: Any) -> Any:
 
 
 def graphml(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
-    """One token's ProfDAG."""
+    """Write one token's ProfDAG."""
     from analyzer.questions.profdag import build_profdag, export
     from analyzer.tables.store import load
 

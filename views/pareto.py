@@ -1,4 +1,4 @@
-"""`pareto.html`: what memory buys, one self-contained file. The document is what `python -m analyzer simulate --json` prints."""
+"""`pareto.html`: time by memory, one self-contained file. The document is the output of `python -m analyzer simulate --json`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,20 +15,20 @@ NEAR = 1.05
 
 
 def prefetching(run: dict[str, Any]) -> str:
-    """How a run prefetched, in words."""
+    """A run's way of prefetching, as text."""
     kind = run["prefetch"]
     return "no prefetch" if kind is None else f"prefetch {kind}" if isinstance(kind, str) else f"prefetch from {kind:g}"
 
 
 def described(run: dict[str, Any]) -> str:
-    """A run's settings and figures, for a point of a chart."""
+    """A run's settings and figures, as the label of a point in a chart."""
     hits = "" if run["hit_rate"] is None else f", hits {run['hit_rate']:.1%}"
     size = "everything" if run["cache_bytes"] is None else bytes_text(run["cache_bytes"])
     return f"cache {size}, chunk {run['chunk']}, {prefetching(run)}{hits}, stall {run['stall_ms']:.1f} ms"
 
 
 def choice(document: Document) -> Section:
-    """The fastest settings, the leanest ones, and those nearly as fast as the fastest in the least memory."""
+    """The fastest settings, those with the least memory, and those with the least memory among the nearly fastest."""
     runs = [run for run in document["runs"] if run["tpot_ms"]]
     blocks: list[Block] = []
     if runs:
@@ -48,7 +48,7 @@ def choice(document: Document) -> Section:
 
 
 def front(document: Document, figure: str, title: str) -> Block | None:
-    """Memory against a time, one colour for each way of prefetching; for TPOT also the line of what nothing beats in both."""
+    """Memory and a time, one colour for each way of prefetching; for TPOT also the Pareto front."""
     runs = [run for run in document["runs"] if run[figure]]
     if not runs:
         return None
@@ -71,7 +71,7 @@ def front(document: Document, figure: str, title: str) -> Block | None:
 
 
 def charts(document: Document) -> Section | None:
-    """Memory against TPOT and TTFT."""
+    """Charts of TPOT and TTFT by memory."""
     fronts = [front(document, "tpot_ms", "Memory against TPOT"), front(document, "ttft_ms", "Memory against TTFT")]
     blocks = [block for block in fronts if block]
     return Section("front", "Memory against time", blocks) if blocks else None

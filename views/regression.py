@@ -20,7 +20,7 @@ SLOT = {"slower": 3, "faster": 1, "same": 0, "inconclusive": 7, "minor": 7, "van
 
 
 def name_of(metric: dict[str, Any]) -> str:
-    """A metric's name: what, where, and the engine's own names."""
+    """A metric's name, with its place and the engine's names."""
     where = [metric["metric"]] if metric["family"] != "operator" else []
     where += [metric[key] for key in ("type", "shape", "graph", "backend", "phase") if metric[key]]
     where += [f"{key} {metric[key]}" for key in ("layer", "expert") if metric[key] >= 0]
@@ -28,17 +28,17 @@ def name_of(metric: dict[str, Any]) -> str:
 
 
 def change(ratio: float | None) -> float | None:
-    """A ratio as percent more."""
+    """A ratio as a change in percent."""
     return None if ratio is None else 100 * (ratio - 1)
 
 
 def signed(value: float) -> str:
-    """A difference to four digits."""
+    """A signed difference with four digits."""
     return f"{value:+,.1f}" if abs(value) >= 100 else f"{value:+.4g}"
 
 
 def verdict(document: Document) -> Section:
-    """The verdict in words, and the figures of speed."""
+    """The verdict as text, and the figures of speed."""
     runs = document["runs"]
     blocks: list[Block] = [{"kind": "findings", "items": document["words"]}]
     speed = [m for m in document["metrics"] if m["family"] == "speed" and m["change"] is not None]
@@ -65,19 +65,19 @@ def verdict(document: Document) -> Section:
 
 
 def listed(names: list[str]) -> str:
-    """How many runs, and the first few names."""
+    """The number of runs, and the first few names."""
     shown = ", ".join(names[:MOST_RUNS])
     return f"{len(names)} run{'s' if len(names) != 1 else ''}: {shown}" + (" …" if len(names) > MOST_RUNS else "")
 
 
 def waterfalls(document: Document) -> Section | None:
-    """Where each phase's difference comes from; the bars add up."""
+    """The parts of each phase's difference; the bars add up."""
     blocks = [waterfall(fall) for fall in document["waterfalls"]]
     return Section("waterfall", "Where it comes from", blocks) if blocks else None
 
 
 def waterfall(fall: dict[str, Any]) -> Block:
-    """Steps from the base's mean step to the candidate's, on a scale that begins near both."""
+    """Bars from the base's mean step to the candidate's, on a scale that begins near both."""
     names = ["base", *labels((part["name"] for part in fall["parts"]), 24), "candidate"]
     delta = np.array([0.0, *(part["delta"] for part in fall["parts"]), 0.0])
     after = fall["step"]["base"] + np.cumsum(delta)
@@ -110,7 +110,7 @@ def graph(document: Document) -> Section | None:
 
 
 def forest(document: Document) -> Section | None:
-    """Changes with their intervals: speed, and what changed most."""
+    """Changes with their intervals: speed, and the largest changes."""
     comparable = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
     metrics = comparable[:FOREST][::-1]
     if not metrics:
@@ -141,7 +141,7 @@ def forest(document: Document) -> Section | None:
 
 
 def runs(document: Document) -> Section | None:
-    """Every run of the metrics of speed: nothing is omitted as an outlier."""
+    """The speed of every run, including outliers."""
     speed = [m for m in document["metrics"] if m["family"] == "speed"]
     if not speed:
         return None
@@ -206,7 +206,7 @@ def metrics(document: Document) -> Section:
 
 
 def structure(document: Document) -> Section | None:
-    """What is there on one side only, and how the structure of a step differs."""
+    """Features of one side only, and differences in the structure of a step."""
     if not document["structure"]:
         return None
     rows = [[c["phase"], c["aspect"], c["what"], "appeared" if c["appeared"] else "vanished"] for c in document["structure"]]
@@ -214,7 +214,7 @@ def structure(document: Document) -> Section | None:
 
 
 def routing(document: Document) -> Section | None:
-    """How much expert routing changed, by layer."""
+    """Changes of expert routing, by layer."""
     drift = document["drift"]
     if not drift:
         return None
@@ -232,7 +232,7 @@ def routing(document: Document) -> Section | None:
 
 
 def environment(document: Document) -> Section:
-    """Where it was measured, and what differs."""
+    """The environment of the runs, and its differences."""
     rows = [
         [row["what"], row["base"], row["cand"], "conditions differ" if row["unfair"] else ""] for row in document["environment"]
     ]

@@ -33,7 +33,7 @@ def offline_ui() -> Path:
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Answers for the trace and, offline, for the UI's files; nothing else on this machine is reachable."""
+    """Serves the trace and, offline, the UI's files; nothing else on this machine is reachable."""
 
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".wasm": "application/wasm", ".js": "text/javascript"}
     protocol_version = "HTTP/1.1"
@@ -43,7 +43,7 @@ class Handler(SimpleHTTPRequestHandler):
         super().__init__(*args, directory=str(ui) if ui else None, **kwargs)
 
     def do_GET(self) -> None:
-        """One request."""
+        """Answer one request."""
         path = urlsplit(self.path).path
         port = self.connection.getsockname()[1]
         if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
@@ -58,40 +58,40 @@ class Handler(SimpleHTTPRequestHandler):
             super().do_GET()
 
     def do_HEAD(self) -> None:
-        """The UI never asks; an answer would disclose the names of files."""
+        """Refuse: the UI does not use HEAD, and an answer would disclose file names."""
         self.send_error(405)
 
     def give_trace(self) -> None:
-        """Send the trace piece by piece: it may be larger than memory allows twice."""
+        """Send the trace piece by piece, since it may be large compared with memory."""
         with self.trace.open("rb") as file:
             self.head("application/octet-stream", os.fstat(file.fileno()).st_size)
             shutil.copyfileobj(file, self.wfile)
 
     def answer(self, body: bytes, kind: str) -> None:
-        """Send a body."""
+        """Send a response with a body."""
         self.head(kind, len(body))
         self.wfile.write(body)
 
     def head(self, kind: str, size: int) -> None:
-        """Begin an answer."""
+        """Begin a response."""
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(size))
         self.end_headers()
 
     def end_headers(self) -> None:
-        """Let the UI's origin alone read the trace."""
+        """Allow only the UI's origin to read the trace."""
         if self.ui is None:
             self.send_header("Access-Control-Allow-Origin", UI)
         self.send_header("Cache-Control", "no-store")
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet."""
+        """Suppress the log."""
 
 
 def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
-    """A server that is ready to `serve_forever`; port 0 takes a free one."""
+    """A server ready for `serve_forever`; port 0 selects a free one."""
     handler = partial(Handler, trace=trace, ui=offline_ui() if offline else None)
     try:
         return ThreadingHTTPServer((HOST, port), handler)
@@ -104,9 +104,9 @@ def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
 
 
 def address(served: ThreadingHTTPServer, offline: bool, unfold: Sequence[str] = (), pin: str = "") -> str:
-    """What to open in the browser; the groups of tracks named in `unfold` are open there, the CPUs folded.
+    """The address for the browser, which expands the track groups named in `unfold` and collapses the CPUs.
 
-    Tracks whose names match the regular expression `pin` stand above all groups, which the UI sorts by CPU time.
+    Tracks with names that match the regular expression `pin` are above all groups, which the UI sorts by CPU time.
     """
     local = f"http://{HOST}:{served.server_address[1]}"
     page, query = (local, []) if offline else (UI, [f"url={local}/trace.pftrace"])

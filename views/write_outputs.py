@@ -1,4 +1,4 @@
-"""Recording → files: what the verbs share."""
+"""Functions that write a recording's views, shared by the verbs."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ TRACE, REPORT, DAG = "trace.pftrace", "report.html", "profdag.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of every verb that writes one file of a recording."""
+    """Add the arguments of every verb that writes one file of a recording."""
     add_run(parser)
     add_out(parser, "inside RUN")
     add_json(parser)
@@ -34,7 +34,7 @@ def make_trace(
     execute: int | None = None,
     tables: "LoadedTables | None" = None,
 ) -> dict[str, Any]:
-    """Write the timeline, as gzip where asked, with an optrace of one execution where there is one; `tables` where loaded."""
+    """Write the timeline, as gzip if `zipped`, with the optrace of one execution if given; `tables`: if already loaded."""
     from analyzer.tables.store import load
     from tracer.recording.format import Recording
     from views.timeline.perfetto import write_trace
@@ -48,7 +48,7 @@ def make_trace(
 
 
 def optrace_of(tables: Tables, path: Path, execute: int | None) -> Any:
-    """An optrace's events with the execution to draw them in. Raises ViewError where there is none such."""
+    """An optrace's events with the execution to draw them in. Raises ViewError if there is none."""
     from analyzer.imports.optrace import read_optrace
 
     runs = tables["qnn_executes"].query("complete")
@@ -103,7 +103,7 @@ def make_dag(
 
 
 def announce(written: dict[str, Any], as_json: bool) -> None:
-    """Say what was made: one line, or JSON."""
+    """Print the written files: one line, or JSON."""
     if as_json:
         print(json.dumps(written))
         return

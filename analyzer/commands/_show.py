@@ -1,4 +1,4 @@
-"""How the verbs show values and tables, and what they do with many recordings: aligned columns, failures by name."""
+"""Output of values and tables for the verbs, and their handling of many recordings."""
 
 import argparse
 import sys
@@ -16,14 +16,14 @@ LINES = 20
 
 
 def printed(args: argparse.Namespace, answer: Any) -> bool:
-    """Print the answer as JSON where --json asks for that; whether it did."""
+    """Print the answer as JSON if --json is given; returns whether it did."""
     if args.json:
         print(as_json(answer))
     return bool(args.json)
 
 
 def cell(value: Any) -> str:
-    """A value in a few characters; "-" where it is not known."""
+    """A value in a few characters; "-" if unknown."""
     item = plain(value)
     if item is None:
         return "-"
@@ -33,17 +33,17 @@ def cell(value: Any) -> str:
 
 
 def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
-    """A number with its unit; "-" where it is not known."""
+    """A number with its unit; "-" if unknown."""
     return "-" if value is None or value != value else f"{value:{form}}{unit}"
 
 
 def short(name: str, width: int = 48) -> str:
-    """A long name without its middle."""
+    """A name, with the middle of long ones omitted."""
     return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"
 
 
 def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
-    """Print the first rows; texts to the left, numbers to the right."""
+    """Print the first rows, texts left-aligned, numbers right-aligned."""
     texts = tuple(str(name) for name in rows.columns if any(isinstance(value, str) for value in rows[name]))
     cells = (map(cell, row) for row in rows.iloc[:limit].itertuples(index=False))
     screen = console(wide=True)
@@ -55,7 +55,7 @@ def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
 def answers(
     task: Callable[[RecordingFolder], Any], some: list[RecordingFolder], dask: str = ""
 ) -> tuple[list[Any], list[Failure]]:
-    """The answers in the order of the recordings, and the failures, each of which is printed to standard error."""
+    """(answers in the order of the recordings, failures); failures are also printed to standard error."""
     found: dict[RecordingFolder, Any] = {}
     with progress("reading") as step:
         for place, answer in each(task, some, dask):

@@ -22,7 +22,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure where needed, keep and print."""
+    """Measure if needed, store and print."""
     cache = ceilings.cache_file()
     if args.fresh or not cache.exists():
         ceilings.write(ceilings.measure(), cache)

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_files(args: argparse.Namespace, comparison: dict[str, Any]) -> None:
-    """Report, Markdown, JUnit, as asked for."""
+    """Write the requested report, Markdown and JUnit files."""
     if args.markdown:
         args.markdown.write_text(markdown(comparison), encoding="utf-8")
     if args.junit:
@@ -109,14 +109,14 @@ def write_files(args: argparse.Namespace, comparison: dict[str, Any]) -> None:
 
 
 def show(comparison: dict[str, Any]) -> None:
-    """The comparison on the terminal."""
+    """Print the comparison."""
     screen = console()
     for sentence in comparison["words"]:
         screen.print(words(("•", STYLE[sentence["level"]]), f" {sentence['text']}"))
     names, rows = table(comparison, SHOWN)
     metrics_table = grid(*names, rows=rows)
     if screen.width < WIDE:
-        metrics_table.columns[0].width = METRIC_WIDTH  # else names take the room of the verdicts
+        metrics_table.columns[0].width = METRIC_WIDTH  # else names leave no room for verdicts
     screen.print(metrics_table)
     if "at the base's pace" in names:
         screen.print(

@@ -39,7 +39,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build and write."""
+    """Build and write the graph."""
     tables = load(args.run_dir)
     token = args.token if args.token is not None else middle_token(tables)
     graph = build_profdag(tables, token, decode_tokens(tables) if args.mean else None)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(difference: dict[str, Any], as_text: bool) -> int:
-    """Print how two graphs differ."""
+    """Print the differences between two graphs."""
     rows = [vars(row) for row in difference["operators"]]
     if not as_text:
         print(as_json(difference))

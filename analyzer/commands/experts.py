@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def everything(tables: Mapping[str, pd.DataFrame], rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
-    """All that is known of the experts, by layer and in whole."""
+    """All figures of the experts, by layer and in total."""
     numbers = rows["layer"].tolist()
     matrices = {layer: experts.matrix(tables, layer, phase) for layer in numbers}
     return {

@@ -46,7 +46,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Add, or show."""
+    """Add results, or show the history."""
     if args.add:
         written = add(args.dataset, read_all(args.add), args.build, args.device)
         print_plain(json.dumps(written) if args.json else f"{len(written)} runs added to {args.dataset}")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def rows(args: argparse.Namespace) -> tuple[pd.DataFrame, list[Failure]]:
-    """The runs of a dataset, or of recordings; and those that cannot be read."""
+    """(runs of a dataset or of recordings, unreadable recordings)."""
     some = recording_folders(args.dataset, must=False)
     if not some:
         return read(args.dataset, args.family, args.device), []
@@ -72,12 +72,12 @@ def rows(args: argparse.Namespace) -> tuple[pd.DataFrame, list[Failure]]:
 
 
 def worsened(change: dict[str, Any]) -> bool:
-    """Whether a change is one for the worse."""
+    """Whether a change is a worsening."""
     return (float(change["ratio"]) > 1) == (change["better"] == "lower")
 
 
 def show(builds: pd.DataFrame, changed: pd.DataFrame, reason: str) -> None:
-    """Builds and changes on the terminal; `reason`: why some builds are not judged."""
+    """Print builds and changes; `reason`: why some builds are not judged."""
     screen, table = console(), grid("device", "metric", "build", "median", "least", "most", "runs", left=3)
     for row in builds.tail(SHOWN).to_dict("records"):
         figures = (f"{row[name]:,.4g} {row['unit']}" for name in ("median", "low", "high"))

@@ -30,7 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, write, and say what is not in it."""
+    """Read the profile, write the recording, and print what it lacks."""
     if args.out.exists():
         raise RecordingError(f"{args.out} exists: choose another --out")
     imported = read_file(args.file)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_file(path: Path) -> Run:
-    """What a profile holds. Raises RecordingError where the file cannot be read, or is none that is known."""
+    """The contents of a profile. Raises RecordingError if the file cannot be read or has an unknown format."""
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -37,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read each file; one that cannot be read is reported, and the others are read."""
+    """Read each file; unreadable ones are reported and skipped."""
     events = load(args.onto)["qnn_events"] if args.onto else None
     out = args.out or (args.onto / "imported" if args.onto else None)
     answers: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ def keep(frame: Any, out: Path | None, path: Path) -> None:
 
 
 def of_csv(path: Path, out: Path | None, events: Any) -> dict[str, Any]:
-    """A CSV in numbers."""
+    """Figures of a CSV."""
     imported = read_csv(path)
     frame = imported.events
     executes = int(frame["execute"].max()) + 1 if len(frame) else 0
@@ -85,7 +85,7 @@ def of_csv(path: Path, out: Path | None, events: Any) -> dict[str, Any]:
 
 
 def whole_json(path: Path) -> Any:
-    """A JSON document; None where it is damaged."""
+    """A JSON document; None if it is damaged."""
     try:
         return json.loads(text_of(path))
     except (ValueError, RecursionError):
@@ -93,7 +93,7 @@ def whole_json(path: Path) -> Any:
 
 
 def of_json(path: Path, out: Path | None) -> dict[str, Any]:
-    """An optrace, or the summary of one, in numbers."""
+    """Figures of an optrace, or of the summary of one."""
     document = whole_json(path)
     if is_summary(document):
         imported, figures = read_qhas(path, document)
@@ -115,7 +115,7 @@ def of_json(path: Path, out: Path | None) -> dict[str, Any]:
 
 
 def show(answers: list[dict[str, Any]], mhz: float | None) -> None:
-    """A few lines for each file that could be read."""
+    """Print a few lines for each file that could be read."""
     screen = console(soft_wrap=True)
     for answer in (answer for answer in answers if not answer.get("failed")):
         joined = f", {answer['matched']} found in the recording, {answer['unmatched']} not" if "matched" in answer else ""
@@ -141,5 +141,5 @@ def show(answers: list[dict[str, Any]], mhz: float | None) -> None:
 
 
 def as_time(value: float, unit: str, mhz: float | None) -> str:
-    """Cycles as time, where the user says how fast they are."""
+    """Cycles as time, if the user gives the frequency."""
     return f" ({value / mhz:,.1f} µs at {mhz:g} MHz)" if unit == "cycles" and mhz else ""

@@ -69,12 +69,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, predict, or show what fuses."""
+    """Train, predict, or show which pairs fuse."""
     return {"train": train, "predict": predict, "fusion": show_fusion}[args.action](args)
 
 
 def show_fusion(args: argparse.Namespace) -> int:
-    """Print every pair: what vanished of the lesser operator's time, and whether the backend says that they are one node."""
+    """Print every pair: the saved share of the shorter operator's time, and whether the backend reports one node."""
     backend = _backend(args)
     rows = pd.DataFrame([_row(verdict) for verdict in _verdicts(backend, args)])
     if printed(args, {"backend": backend.name, "unit": backend.unit, "pairs": rows}):
@@ -86,14 +86,14 @@ def show_fusion(args: argparse.Namespace) -> int:
 
 
 def train(args: argparse.Namespace) -> int:
-    """Detect fusion, measure and train every kernel, write the file, print how held-out shapes were met."""
+    """Detect fusion, measure and train every kernel, write the file, print the accuracy on held-out shapes."""
     from analyzer.predict.kernels import fusion, regressors, sampling, training
 
     if args.start < FEWEST_SHAPES or min(args.rounds, args.extra, args.runs) < 0 or args.held_out < 1:
         raise PredictError(f"give at least {FEWEST_SHAPES} shapes to start from, 1 held out, and no negative number")
     prior = sampling.widths_of([read_config(path) for path in args.config]) if args.config else training.PRIOR
     plan = training.Plan(training.CHAINS, prior, args.start, args.rounds, args.extra, args.held_out)
-    args.out.touch()  # some minutes of measuring end in this file
+    args.out.touch()  # fail before minutes of measuring if the file is not writable
     backend = _backend(args)
     predictors = regressors.Predictors(backend.unit, fusion.rules(_verdicts(backend, args)))
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -113,7 +113,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Print the predicted time of the chain for each number of rows, its kernels, and what lies outside the measured shapes."""
+    """Print the predicted time of the chain for each number of rows, its kernels, and shapes outside the measured range."""
     from analyzer.predict.kernels import regressors
 
     predictors = regressors.load(args.file)
@@ -135,7 +135,7 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def show_predictions(predictors: "Predictors", chain: str, predictions: list[dict[str, Any]]) -> None:
-    """A line for each number of rows: the chain's time, and its kernels'."""
+    """Print a line for each number of rows: the times of the chain and of its kernels."""
     rows = []
     for prediction in predictions:
         kernels = " + ".join(f"{part['kernel']} {part['time']:.3g}" for part in prediction["kernels"])
@@ -154,7 +154,7 @@ def _verdicts(backend: "Backend", args: argparse.Namespace) -> "list[Verdict]":
     from analyzer.predict.kernels import training
     from analyzer.predict.kernels.graphs import Shape
 
-    # Small enough that the operator beside the matrix counts; the NPU's clock is coarser.
+    # Small enough that the time of the operator next to the matrix matters; the NPU's clock is coarser.
     shape = Shape(64, 16, 64) if args.backend == "cpu" else Shape(64, 256, 256)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         pairs = progress.track(training.verdicts(backend, shape), 2 * len(training.PAIRS), description="which pairs fuse")
@@ -180,7 +180,7 @@ def _links(args: argparse.Namespace, rows: int) -> "list[Link]":
 
 
 def _expert_widths(config: Path) -> list[int]:
-    """Hidden, inner, hidden of a model's experts, or of its layers where it has none."""
+    """[hidden, inner, hidden] of a model's experts, or of its dense layers if it has none."""
     model = read_config(config)
     return [model.hidden, model.mixture.width if model.mixture else model.dense_width, model.hidden]
 

@@ -36,7 +36,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print means per phase and the whole run; tokens where asked for."""
+    """Print means per phase and the whole run; tokens with --tokens."""
     tables = load(args.run_dir)
     answer = ledger.summary(tables, args.faster / 100)
     if args.tokens:
@@ -70,6 +70,6 @@ def side_by_side(answer: dict[str, Any]) -> pd.DataFrame:
 
 
 def in_ms(rows: pd.DataFrame) -> pd.DataFrame:
-    """Tokens with times in ms; causes that never occur omitted."""
+    """Tokens with times in ms, without causes that never occur."""
     used = [name for name in (*ledger.CAUSES, ledger.RESIDUAL, "total") if name == "total" or (rows[name] != 0).any()]
     return pd.concat([rows[["token_id", "phase", "position"]], rows[used] / 1e6], axis=1)

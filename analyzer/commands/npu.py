@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def heading(facts: Facts) -> list[Line]:
-    """How much there is."""
+    """The backend, and the numbers of executions and events."""
     levels = ", ".join(f"{count} {name}" for name, count in facts["levels"].items())
     loose = f"{facts['events']:,} events, {facts['unjoined_events']} unjoined"
     counts = f" {facts['executes']:,} executes (profile: {levels or 'none'}); {loose}"
@@ -72,26 +72,26 @@ HEADS = ("executes", "host ms", "accel ms", "median µs", "first µs", "cycles",
 
 
 def graphs(facts: Facts) -> list[Line]:
-    """By graph."""
+    """Figures by graph."""
     rows = [(short(row["graph"], 32), *figures(row)) for row in facts["graphs"][:MOST]]
     return [grid("graph", *HEADS, rows=rows)] if rows else []
 
 
 def experts(facts: Facts) -> list[Line]:
-    """By expert."""
+    """Figures by expert."""
     rows = [(f"layer {row['layer']} expert {row['expert']}", *figures(row)) for row in facts["experts"][:MOST]]
     return [grid("expert", *HEADS, rows=rows)] if rows else []
 
 
 def types_of_nodes(facts: Facts) -> list[Line]:
-    """By type of node."""
+    """Figures by type of node."""
     types = facts["types"][:MOST]
     rows = [(short(t["type"], 32), f"{t['runs']:,}", f"{t['cycles']:,.0f}", f"{t['share']:.1%}") for t in types]
     return [grid("node type", "runs", "cycles", "share", rows=rows)] if rows else []
 
 
 def contexts_and_stages(facts: Facts) -> list[Line]:
-    """Contexts and the stages of the host's side."""
+    """Contexts and host stages."""
     c = facts["contexts"]
     lines: list[Line] = []
     if c["loads"]:
@@ -103,7 +103,7 @@ def contexts_and_stages(facts: Facts) -> list[Line]:
 
 
 def idle(facts: Facts) -> list[Line]:
-    """The NPU's idle time, and the CPU's work beside it."""
+    """The NPU's idle time, and the CPU's work at the same time."""
     i, o = facts["idle"], facts["overlap"]
     lines: list[Line] = []
     if i["gaps"]:
@@ -118,7 +118,7 @@ def idle(facts: Facts) -> list[Line]:
 
 
 def closure(facts: Facts) -> list[Line]:
-    """Whether sums close."""
+    """Results of the consistency checks."""
     rows = [
         (row["check"], f"{row['looked_at']:,}", f"{row['broken']:,}", f"{row['residual']:,.0f} {row['unit']}")
         for row in facts["closure"]

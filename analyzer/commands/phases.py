@@ -30,7 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print means per phase and the whole run; tokens and gaps where asked for."""
+    """Print means per phase and the whole run; tokens with --tokens, gaps with --gaps."""
     tables = load(args.run_dir)
     rows = phases.per_token(tables)
     shares, run_shares = phases.phase_shares(tables, rows), phases.whole_run(tables, rows)
@@ -87,14 +87,14 @@ def added(spent: dict[str, float], parts: tuple[str, ...]) -> str:
 
 
 def in_ms(rows: pd.DataFrame) -> pd.DataFrame:
-    """Tokens with times in ms; columns that are zero everywhere omitted."""
+    """Tokens with times in ms, without columns that are zero everywhere."""
     times = rows.select_dtypes("float64") / 1e6
     used = [name for name in times.columns if name in (phases.RESIDUAL, "total") or (times[name] != 0).any()]
     return pd.concat([rows[["phase", "position"]], times[used]], axis=1).reset_index()
 
 
 def by_cause(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Number, sum and longest of each cause."""
+    """Number, sum and maximum of the gaps of each cause."""
     causes = gaps.groupby("cause")["duration_ns"].agg(gaps="size", ms="sum", median_us="median", max_us="max")
     causes = causes.sort_values("ms", ascending=False).reset_index()
     return causes.assign(ms=causes["ms"] / 1e6, median_us=causes["median_us"] / 1e3, max_us=causes["max_us"] / 1e3)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(prediction: Prediction, screen: Console) -> None:
-    """The parts, then the figures, then the warnings."""
+    """Print parts, figures and warnings."""
     columns = ("part", "layers", "GFLOP", "weights", "KV", "us", "step ms", "bound")
     table = grid(*columns, left=("part", "bound"))
     for row in prediction.rows():

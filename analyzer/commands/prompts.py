@@ -30,7 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose, write, print."""
+    """Choose the subset, write it and print the result."""
     lines = [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
     lengths = count([text_of(line) for line in lines], args.tokenizer)
     rows, divergence = matched_subset(lengths, size_of(args.size, len(lines)), args.seed)
@@ -58,7 +58,7 @@ def text_of(line: str) -> str:
 
 
 def count(texts: list[str], tokenizer: Path | None) -> np.ndarray:
-    """Tokens of each text."""
+    """The number of tokens of each text."""
     if tokenizer is None:
         return np.array([len(text.split()) for text in texts])
     from tokenizers import Tokenizer
@@ -71,7 +71,7 @@ def count(texts: list[str], tokenizer: Path | None) -> np.ndarray:
 
 
 def size_of(word: str, total: int) -> int:
-    """`100` or `10%` of the whole."""
+    """The number of prompts from `100` or `10%` of the whole."""
     try:
         return max(round(float(word[:-1]) / 100 * total), 1) if word.endswith("%") else int(word)
     except ValueError:

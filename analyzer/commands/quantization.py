@@ -35,7 +35,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what each recording shows, then the score and its parts."""
+    """Print the figures of each recording, then the score and its parts."""
     speeds = [seconds_per_token(folder) for folder in (args.original, args.quantized)]
     if args.perplexity:
         original, quantized = (from_perplexity(p, speed) for p, speed in zip(args.perplexity, speeds, strict=True))
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def seconds_per_token(folder: Path) -> dict[str, float]:
-    """Phase → seconds per token of a recording, by the speeds that `summary` prints."""
+    """Phase → seconds per token of a recording, from the speeds in `summary`."""
     figures = token_summary(load(folder)["tokens"])
     speeds = {phase: figures.get(f"{phase}_tokens_per_s") for phase in PHASES}
     if missing := [phase for phase, speed in speeds.items() if not speed]:

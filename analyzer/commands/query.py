@@ -45,13 +45,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(run: str | Path, sql: str) -> Answer:
-    """The answer of a recording's tables."""
+    """The result for a recording's tables."""
     names = named_in(sql)
     return Database(Tables.of(load(run, None if any(name in DERIVED for name in names) else names))).rows(sql)
 
 
 def execute_on_many(address: str, sql: str) -> tuple[Answer, list[Failure]]:
-    """The answer of the tables of all recordings there; and those that cannot be read."""
+    """(result for the tables of all recordings at an address, unreadable recordings)."""
     names = [name for name in named_in(sql) if name in TABLES]
     ready, failures = answers(partial(make_tables, names=names), recording_folders(address))
     if not ready:
@@ -60,7 +60,7 @@ def execute_on_many(address: str, sql: str) -> tuple[Answer, list[Failure]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answer."""
+    """Run the statement and print the result."""
     many = is_many(args.run)
     (names, rows), failures = execute_on_many(args.run, args.sql) if many else (execute(args.run, args.sql), [])
     if args.json:

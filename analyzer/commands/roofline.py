@@ -32,7 +32,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the groups of operators, how time grows with complexity, and equal subgraphs on several backends."""
+    """Print the groups of operators, time by complexity, and equal subgraphs on several backends."""
     tables = load(args.run_dir)
     machine = ceilings.load(section(Recording(args.run_dir).manifest, "machine"), args.ceilings)
     rows = roofline.roofline(tables, machine, args.by, args.phase)

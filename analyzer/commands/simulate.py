@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def command_of(path: Path) -> list[str]:
-    """The command line that was recorded, as far as the manifest has it."""
+    """The recorded command line; empty if the manifest has none."""
     command = None if path.is_file() else Recording(path).manifest.get("command")
     return [str(word) for word in command] if isinstance(command, list) else []
 
 
 def combinations(args: argparse.Namespace, routes: trace.Trace, cost: costs.Costs, base: simulator.Settings) -> Any:
-    """One Settings for each element of the product of the lists; what is not named is as in `base`."""
+    """One Settings for each element of the product of the lists; other settings are those of `base`."""
     total_bytes = routes.layers * routes.experts * max(cost.expert_bytes.values())
     caches = [cache_bytes(word, total_bytes) for word in _list(args.cache)] or [base.cache_bytes]
     thresholds = [threshold(word) for word in _list(args.prefetch)] or [base.prefetch]
@@ -112,14 +112,14 @@ def threshold(word: str) -> float | str | None:
 
 
 def cache_bytes(word: str, total_bytes: int) -> int | None:
-    """A size from `64MiB`, `1500000` or `25%` of `whole` bytes; None where everything fits."""
+    """A size from `64MiB`, `1500000` or `25%` of `total_bytes`; None if everything fits."""
     share = word.strip().endswith("%")
     size = int(_number(word.strip()[:-1], float) * total_bytes / 100) if share else recorded.byte_count(word)
     return None if size >= total_bytes else size
 
 
 def show_recorded(known: recorded.Recorded, beside: dict[str, Any]) -> None:
-    """The recording beside its own simulation."""
+    """Print the recording compared with its own simulation."""
     s, screen = known.settings, console(soft_wrap=True)
     cache = "all" if s.cache_bytes is None else f"{s.cache_bytes / MIB:.2f} MiB ({s.policy})"
     where = f"prefill {s.prefill_unit}, decode {s.decode_unit}, prefetch {s.prefetch or 'off'}"
@@ -135,7 +135,7 @@ def show_recorded(known: recorded.Recorded, beside: dict[str, Any]) -> None:
 
 
 def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, steps: int) -> None:
-    """One line a run; a star marks what nothing beats in both memory and time per token."""
+    """Print one line per run; a star marks runs on the Pareto front of memory and time per token."""
     columns = ("peak MiB", "prefetch", "chunk", "TTFT ms", "decode step ms", "p90", "hits", "stall ms", "loaded MiB", "Pareto")
     table = grid(*columns, left=0)
     for outcome, flag in zip(outcomes, best, strict=True):

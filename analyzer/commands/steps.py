@@ -18,7 +18,7 @@ FEW = 20
 
 
 def signed(ms: float) -> str:
-    """A summand with its sign before it."""
+    """A summand with its sign."""
     return f"{'-' if ms < 0 else '+'} {abs(ms):.3f}"
 
 

@@ -31,7 +31,7 @@ Section = dict[str, Any]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Summarise and print."""
+    """Summarise the recording and print the result."""
     answer = summary(args.run_dir)
     answer["outdated_views"] = outdated(args.run_dir, Recording(args.run_dir).manifest)
     if args.json:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def heading(answer: Section) -> list[Line]:
-    """What was recorded, where."""
+    """The engines, the recorded command and the machine."""
     about, machine = answer["recording"], answer["machine"]
     where = f"{machine.get('cpu_model', '?')}, {machine.get('cpus', '?')} CPUs, Linux {machine.get('kernel', '?')}"
     lines: list[Line] = [words((", ".join(about["engines"]) or "no engine", "bold"), f": {' '.join(command_of(about))}")]
@@ -84,7 +84,7 @@ def heading(answer: Section) -> list[Line]:
 
 
 def ending(code: int) -> str:
-    """How a program ended, by its exit code, or less than 0, its signal."""
+    """A program's exit as text, from its exit code or, if negative, its signal."""
     named = {int(one): one.name for one in signal.Signals}
     return f"was ended by {named.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
 
@@ -104,7 +104,7 @@ def speed(answer: Section) -> list[Line]:
 
 
 def phases(answer: Section) -> list[Line]:
-    """Where a step's time goes."""
+    """The parts of a step's time."""
     if not answer["phases"]:
         return []
     names, groups = list(answer["phases"]), grouped_times(answer["phases"])
@@ -124,11 +124,11 @@ def phases(answer: Section) -> list[Line]:
 
 
 def grouped_times(by_phase: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Times by phase and group: of many groups the largest, and the sum of the others, so that all rows add up to the total."""
+    """Times by phase and group: the largest groups and the sum of the others, so that all rows add up to the total."""
     keys = list(dict.fromkeys(key for phase in by_phase.values() for key in phase if key not in ("residual", "total")))
     share = {key: max(phase.get(key, 0.0) / (phase["total"] or 1.0) for phase in by_phase.values()) for key in keys}
     few = sorted(keys, key=share.__getitem__)[: max(len(keys) - GROUPS, 0)]
-    few = few + sorted(set(keys) - set(few), key=share.__getitem__)[:1] if few else []  # their sum takes a row, too
+    few = few + sorted(set(keys) - set(few), key=share.__getitem__)[:1] if few else []  # their sum also takes a row
     rest = {f"{len(few)} others": few} if few else {}
     return {
         name: {key: phase.get(key) for key in keys if key not in few}
@@ -146,7 +146,7 @@ def between_ms(answer: Section) -> float | None:
 
 
 def ledger_line(answer: Section) -> list[Line]:
-    """What steps were spent on, by cause."""
+    """The time of steps by cause."""
     return [words(("ledger", "bold"), f": {shares(answer['ledger'])}")] if answer["ledger"] else []
 
 
@@ -169,7 +169,7 @@ def operators(answer: Section) -> list[Line]:
 
 
 def experts(answer: Section) -> list[Line]:
-    """Experts in two lines."""
+    """Figures of the experts, in two lines."""
     e = answer["experts"]
     if not e:
         return []
@@ -184,7 +184,7 @@ def experts(answer: Section) -> list[Line]:
 
 
 def reasons(s: Section) -> list[Line]:
-    """Why steps loaded experts."""
+    """The reasons for expert loads in steps."""
     if not s["first"] + s["again"]:
         return []
     compiled = f" ({s['compiled']:,} compiled for the NPU in {s['compile_ms']:,.1f} ms)" if s["compiled"] else ""
@@ -193,7 +193,7 @@ def reasons(s: Section) -> list[Line]:
 
 
 def npu(answer: Section) -> list[Line]:
-    """QNN in a few lines."""
+    """Figures of QNN, in a few lines."""
     n = answer["npu"]
     if not n:
         return []
@@ -237,7 +237,7 @@ def npu_queues(answer: Section) -> list[Line]:
 
 
 def scheduling(answer: Section) -> list[Line]:
-    """Where the threads' time went."""
+    """The threads' time by state."""
     s = answer["scheduling"]
     if not s:
         return []
@@ -248,7 +248,7 @@ def scheduling(answer: Section) -> list[Line]:
 
 
 def clocks(answer: Section) -> list[Line]:
-    """What limited the CPUs' frequencies."""
+    """The limits on the CPUs' frequencies."""
     c = answer["clocks"]
     if not c:
         return []
@@ -258,7 +258,7 @@ def clocks(answer: Section) -> list[Line]:
 
 
 def io(answer: Section) -> list[Line]:
-    """What was read and waited for."""
+    """Bytes read, and time waiting for I/O."""
     i = answer["io"]
     if not i:
         return []
@@ -269,7 +269,7 @@ def io(answer: Section) -> list[Line]:
 
 
 def losses(answer: Section) -> list[Line]:
-    """Lost and incomplete records, and the cost of tracing; nothing of what was imported."""
+    """Lost and incomplete records, and the cost of tracing; nothing for imported recordings."""
     r, c = answer["records"], answer["cost"]
     if answer["recording"]["imported"]:
         return []

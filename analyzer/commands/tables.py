@@ -34,7 +34,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, write and count."""
+    """Build and write the tables, and print their row counts."""
     if len(args.runs) == 1 and not is_many(args.runs[0]):
         return one(args)
     if args.out:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def one(args: argparse.Namespace) -> int:
-    """The tables of one recording."""
+    """Write the tables of one recording."""
     rows = row_counts(args.runs[0])
     if args.out:
         write(load(args.runs[0]), args.out)

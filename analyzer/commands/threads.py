@@ -17,7 +17,7 @@ prepare_parser = add_run_and_json
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print states by operator, the threads' shares, and who displaced them."""
+    """Print states by operator, the threads' shares, and the threads that displaced them."""
     tables = load(args.run_dir)
     states, shares = threads.operator_states(tables), threads.balance(tables)
     lost = displacement.displacements(tables)

@@ -18,7 +18,7 @@ prepare_parser = add_run_and_json
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print distributions, what changed when, the latency model and the slopes."""
+    """Print distributions, changes over time, the latency model and the slopes."""
     tables = load(args.run_dir)
     facts, growing = trends.summary(tables), trends.growth(tables)
     if printed(args, {**facts, "growth": growing, "steps": trends.decode_steps(tables)}):

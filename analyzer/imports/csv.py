@@ -1,7 +1,7 @@
-"""Profiles that others wrote: ONNX Runtime's QNN provider and Qualcomm's profile viewer name the columns of their CSV alike.
+"""Imports profiles in CSV from ONNX Runtime's QNN provider and Qualcomm's profile viewer, which use the same column names.
 
-A level's name counts its depth: SUB-EVENT is below ROOT, SUB-SUB-EVENT below that. What a linting profile lists as resources of a
-node (HVX, HMX, DMA) becomes QNN's mask of them.
+A level's name encodes its depth: SUB-EVENT is below ROOT, SUB-SUB-EVENT below that. The resources that a linting profile lists
+for a node (HVX, HMX, DMA) are converted to QNN's mask.
 """
 
 import csv
@@ -19,20 +19,20 @@ from analyzer.tables.qnn.enums import CSV_TYPES, EVENT_TYPES, RESOURCES
 from tracer.recording.format import RecordingError
 
 COLUMNS = ("Msg Timestamp", "Message", "Time", "Unit of Measurement", "Timing Source", "Event Level", "Event Identifier")
-PREAMBLE_LINES = 64  # the viewer may say where the log came from before the header
+PREAMBLE_LINES = 64  # the viewer may write the source of the log before the header
 GENERIC_TYPES = {name: number for number, name in EVENT_TYPES.items() if number < 1000}
 UNITS = {"US": "us", "MICROSEC": "us", "CYCLES": "cycles", "BYTES": "bytes", "COUNT": "count", "OBJECT": "object"}
 UNKNOWN, NOT_AN_EXECUTE = -1, -1
 MOST_VALUE, MOST_TIME = (1 << 64) - 1, (1 << 63) - 1
 LEVEL = re.compile(r"ROOT|((?:SUB-)+)EVENT")
 OTHER_WORK = re.compile(r"(INIT|FINALIZE|DE-?INIT|COMPOSE|LIB|PREPARE).*|EXECUTE \(.*", re.IGNORECASE)
-NAMES_OF_OTHER_WORK = ("(load binary)", "(finalize)", "(deinit)", "(compose", "(init)")  # the backend's own parts of it
+NAMES_OF_OTHER_WORK = ("(load binary)", "(finalize)", "(deinit)", "(compose", "(init)")  # the backend's parts of it
 RESOURCE_BITS = {name: bit for bit, name in RESOURCES.items()}
 
 
 @dataclass
 class Imported:
-    """A file's events as a table (schema `qnn_imported`), and what was wrong with it, in words."""
+    """A file's events as a table (schema `qnn_imported`), and its defects as text."""
 
     path: Path
     events: pd.DataFrame
@@ -40,22 +40,22 @@ class Imported:
 
 
 def type_of(message: str, name: str) -> int:
-    """QNN's number of an event; -1 where its name has none."""
+    """QNN's number of an event; -1 for unknown names."""
     return CSV_TYPES.get(name.strip(), GENERIC_TYPES.get(message, UNKNOWN))
 
 
 def text_of(path: Path) -> str:
-    """A file's text, with or without the mark of its encoding."""
+    """A file's text, with or without a byte order mark."""
     return decoded(path.read_bytes())
 
 
 def decoded(raw: bytes) -> str:
-    """Bytes as text, with or without the mark of their encoding."""
+    """Bytes as text, with or without a byte order mark."""
     return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
 
 
 def cells_of(line: str) -> list[str]:
-    """The cells of one line; none where a quote is left open: it must not swallow the lines that follow."""
+    """The cells of one line; empty if a quote is left open, which must not consume the following lines."""
     try:
         return next(csv.reader([line], strict=True), [])
     except csv.Error:
@@ -63,7 +63,7 @@ def cells_of(line: str) -> list[str]:
 
 
 def in_columns(cells: list[str], header: list[str]) -> list[str]:
-    """The cells of a line whose time, a list of resources, holds commas of its own."""
+    """The cells of a line with commas in its time column (a list of resources), merged into one cell."""
     more = len(cells) - len(header)
     time_column = header.index("Time")
     return (
@@ -74,7 +74,7 @@ def in_columns(cells: list[str], header: list[str]) -> list[str]:
 
 
 def value_of(text: str, name: str) -> int:
-    """A number that 64 bits hold; the mask of a node's resources. Raises ValueError for another."""
+    """A 64-bit number, or the mask of a node's resources. Raises ValueError for other values."""
     names = [each.strip() for each in text.split(",") if each.strip()]
     value = sum(RESOURCE_BITS[each] for each in names) if name == "Resources" and set(names) <= set(RESOURCE_BITS) else int(text)
     if not 0 <= value <= MOST_VALUE:
@@ -83,7 +83,7 @@ def value_of(text: str, name: str) -> int:
 
 
 def rows_of(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, cells by column) behind the header. Raises RecordingError where no line is the header."""
+    """(line number, cells by column) of the lines after the header. Raises RecordingError if there is no header."""
     lines = text.splitlines(keepends=True)
     for skipped, line in enumerate(lines[:PREAMBLE_LINES]):
         header = [cell.strip() for cell in cells_of(line)]
@@ -100,7 +100,7 @@ def rows_of(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 @dataclass
 class Sequence:
-    """Which execution each event belongs to: a root event that the present one has already begins the next."""
+    """Assigns events to executions: a root event that the current execution already has begins the next one."""
 
     execute: int = NOT_AN_EXECUTE
     seen: set[str] = field(default_factory=set)
@@ -119,7 +119,7 @@ class Sequence:
 
 
 def read_csv(path: Path) -> Imported:
-    """Read a profile or the viewer's text; damaged lines are omitted and counted. Raises RecordingError for another file."""
+    """Read a profile or the viewer's text; damaged lines are omitted and counted. Raises RecordingError for other files."""
     text = text_of(path)
     if "\0" in text:
         raise RecordingError(f"{path} is not CSV: it is damaged, or QNN's serialized log; convert it with qnn-profile-viewer")
@@ -149,7 +149,7 @@ def read_csv(path: Path) -> Imported:
 
 
 def join(imported: pd.DataFrame, events: pd.DataFrame) -> np.ndarray:
-    """execute_id of a recording for each imported event, by what both say; -1 where no execution said exactly the same.
+    """execute_id of a recording for each imported event, matched by content; -1 if no execution has exactly the same events.
 
     Executions are compared as a whole: unit, value and name of every event, in order. Equal ones are taken in order.
     """
@@ -165,5 +165,5 @@ def join(imported: pd.DataFrame, events: pd.DataFrame) -> np.ndarray:
 
 
 def signature(rows: pd.DataFrame) -> tuple:
-    """What an execution's events say."""
+    """The content of an execution's events, for comparison."""
     return tuple(zip(rows["unit"], rows["value"].astype(np.uint64), rows["name"].str.strip(), strict=True))

@@ -1,11 +1,11 @@
 """ExecuTorch's own profile (ETDump) as the tables of a recording.
 
-    run data > events    Method::execute is a step; OPERATOR_CALL an operator, whose name stands in the native_call within it;
-                         DELEGATE_CALL a part of the model that a backend runs, whose events stand before it in the file
+    run data > events    Method::execute is a step; OPERATOR_CALL an operator, named by the native_call within it;
+                         DELEGATE_CALL a part of the model that a backend runs, with its events before it in the file
     event                name, chain, instruction, the delegate's identifier, begin, end; or an allocation; or values of tensors
 
-The file is a FlatBuffer (etdump_schema_flatcc.fbs in ExecuTorch's package), with its size in front or without.
-QNN's backend writes a node as an event that begins at 0 and ends at what QNN measured, without the unit.
+The file is a FlatBuffer (etdump_schema_flatcc.fbs in ExecuTorch's package), with or without a size prefix.
+QNN's backend writes a node as an event from 0 to QNN's measured value, without the unit.
 """
 
 import struct
@@ -37,7 +37,7 @@ UNNAMED = "the dump does not state which backend ran the delegates without event
 
 @dataclass
 class Profiled:
-    """A profiling event: where in the program, the delegate's identifier of it ("" for none), times as in the file."""
+    """A profiling event: its place in the program, the delegate's identifier ("" for none), times as in the file."""
 
     name: str
     chain: int
@@ -49,7 +49,7 @@ class Profiled:
 
 @dataclass
 class Dump:
-    """What a file holds, in its order: the spans (COLUMNS), QNN's (operator's number, node, value), and what is omitted."""
+    """The contents of a file, in file order: spans (COLUMNS), QNN's (operator number, node, value), and what is omitted."""
 
     spans: list[tuple[Any, ...]] = field(default_factory=list)
     nodes: list[tuple[int, str, int]] = field(default_factory=list)
@@ -60,12 +60,12 @@ class Dump:
 
 
 def is_dump(raw: bytes) -> bool:
-    """Whether a file begins as an ETDump does, with or without its size in front."""
+    """Whether a file begins like an ETDump, with or without a size prefix."""
     return IDENTIFIER in (raw[4:8], raw[8:12])
 
 
 def read_dump(path: Path, raw: bytes) -> Run:
-    """The tables of a dump. Raises RecordingError where it is damaged or holds no run of a method."""
+    """The tables of a dump. Raises RecordingError if it is damaged or has no run of a method."""
     flat = Flat(raw if raw[4:8] == IDENTIFIER else raw[4:])
     try:
         if flat.raw is not raw and struct.unpack_from("<I", raw)[0] > len(flat.raw):
@@ -80,7 +80,7 @@ def read_dump(path: Path, raw: bytes) -> Run:
 
 
 def read_events(flat: Flat) -> Dump:
-    """The events of all runs. Lists that share their parts, as no writer makes them, are damage: they could be endless."""
+    """The events of all runs. Lists with shared parts, which no writer produces, count as damage, since they could be endless."""
     dump, count = Dump(), 0
     for run in flat.tables(flat.number("<I", 0), 1):
         waiting: list[Profiled] = []
@@ -100,7 +100,7 @@ def read_events(flat: Flat) -> Dump:
 
 
 def profiled_at(flat: Flat, at: int) -> Profiled:
-    """A profiling event. Raises Damaged where it ends before it begins, or in no time that we can hold."""
+    """A profiling event. Raises Damaged if it ends before it begins or after MOST_TIME."""
     number, text = flat.scalar(at, 3, "<i", NONE), flat.text(at, 4)
     delegate = text if text is not None else str(number) if number != NONE else ""
     begin, end = flat.scalar(at, 6, "<Q", 0), flat.scalar(at, 7, "<Q", 0)
@@ -111,7 +111,7 @@ def profiled_at(flat: Flat, at: int) -> Profiled:
 
 
 def taken(dump: Dump, waiting: list[Profiled], event: Profiled) -> list[Profiled]:
-    """Add an event to the dump; the events that wait for the call that holds them, whose own event comes behind them."""
+    """Add an event to the dump; returns the events that wait for their enclosing call, whose event follows them."""
     if event.name not in (STEP, OPERATOR, DELEGATE) and event.chain >= 0:
         return [*waiting, event]
     held = [each for each in waiting if event.name in (OPERATOR, DELEGATE) and each.instruction == event.instruction]
@@ -130,7 +130,7 @@ def taken(dump: Dump, waiting: list[Profiled], event: Profiled) -> list[Profiled
 
 
 def add_delegate(dump: Dump, held: list[Profiled], call: Profiled) -> None:
-    """Add a delegate's call: its events are operators where they lie within it, QNN's nodes where they have no begin."""
+    """Add a delegate's call: its events are operators if they lie within it, QNN's nodes if they have no begin."""
     inside = [each for each in held if each.delegate and call.begin <= each.begin and each.end <= call.end]
     nodes = [] if inside else [each for each in held if each.delegate and each.begin == 0]
     dump.others += len(held) - len(inside) - len(nodes)
@@ -145,7 +145,7 @@ def add_delegate(dump: Dump, held: list[Profiled], call: Profiled) -> None:
 
 
 def warnings_of(path: Path, dump: Dump) -> list[str]:
-    """What the dump holds and the tables do not, and what its delegates leave open."""
+    """Warnings about contents of the dump that the tables lack, and about missing information of delegates."""
     said = [OF_QNN] if dump.nodes else []
     said += [UNNAMED] if dump.bare else []
     if dump.allocated:
@@ -160,7 +160,7 @@ def warnings_of(path: Path, dump: Dump) -> list[str]:
 
 
 def tables(spans: pd.DataFrame, dump: Dump) -> dict[str, pd.DataFrame]:
-    """The tables of a dump's spans. A delegate's call is a graph, or, where nothing is known of its inside, an operator."""
+    """The tables of a dump's spans. A delegate's call is a graph, or an operator if nothing is known about its contents."""
     order = spans["begin_ns"].argsort(kind="stable").to_numpy()
     rows = spans.iloc[order].assign(span=order, engine=ENGINE, pid=0, tid=0, complete=True, layer=NONE).reset_index(drop=True)
     rows["duration_ns"] = rows["end_ns"] - rows["begin_ns"]
@@ -189,7 +189,7 @@ def tables(spans: pd.DataFrame, dump: Dump) -> dict[str, pd.DataFrame]:
 
 
 def event_table(dump: Dump, executes: pd.DataFrame) -> pd.DataFrame:
-    """QNN's nodes, each with the execution that it is part of."""
+    """QNN's nodes, each with its execution."""
     rows = pd.DataFrame(dump.nodes, columns=["span", "name", "value"])
     rows["execute_id"] = rows["span"].map(executes.set_index("span")["execute_id"]) if len(rows) else NONE
     times = executes.set_index("execute_id")["end_ns"]

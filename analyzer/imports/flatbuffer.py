@@ -1,4 +1,4 @@
-"""FlatBuffers that may be damaged: every offset is checked, which the package `flatbuffers` does not do."""
+"""Reads possibly damaged FlatBuffers: every offset is checked, which the package `flatbuffers` does not do."""
 
 import struct
 from collections.abc import Iterator
@@ -7,23 +7,23 @@ from typing import Any
 
 
 class Damaged(Exception):
-    """The file points outside itself."""
+    """An offset of the file is outside the file."""
 
 
 @dataclass
 class Flat:
-    """A FlatBuffer: tables, texts and lists by their offset in the file. Raises Damaged where one lies outside it."""
+    """A FlatBuffer: tables, texts and lists by offset in the file. Raises Damaged if one is outside it."""
 
     raw: bytes
 
     def number(self, form: str, at: int) -> Any:
-        """A number of struct's form."""
+        """The number at an offset, in a format of `struct`."""
         if not 0 <= at <= len(self.raw) - struct.calcsize(form):
             raise Damaged
         return struct.unpack_from(form, self.raw, at)[0]
 
     def slot(self, table: int, index: int) -> int:
-        """Where a table's field stands; 0 where it is omitted."""
+        """The offset of a table's field; 0 if it is omitted."""
         layout = table - self.number("<i", table)
         entry = 4 + 2 * index
         known = entry + 2 <= self.number("<H", layout)
@@ -31,17 +31,17 @@ class Flat:
         return table + offset if offset else 0
 
     def scalar(self, table: int, index: int, form: str, absent: int) -> int:
-        """A field that is a number."""
+        """The value of a number field; `absent` if it is omitted."""
         field = self.slot(table, index)
         return int(self.number(form, field)) if field else absent
 
     def child(self, table: int, index: int) -> int:
-        """Where the table, text or list that a field refers to begins; 0 where it is omitted."""
+        """The offset of the table, text or list that a field refers to; 0 if it is omitted."""
         field = self.slot(table, index)
         return field + int(self.number("<I", field)) if field else 0
 
     def text(self, table: int, index: int) -> str | None:
-        """A field that is text; None where it is omitted."""
+        """The value of a text field; None if it is omitted."""
         start = self.child(table, index)
         if not start:
             return None
@@ -51,7 +51,7 @@ class Flat:
         return self.raw[start + 4 : end].decode("utf-8", errors="replace")
 
     def tables(self, table: int, index: int) -> Iterator[int]:
-        """The tables in a field's list."""
+        """The offsets of the tables in a field's list."""
         start = self.child(table, index)
         count = int(self.number("<I", start)) if start else 0
         if start + 4 * count > len(self.raw):

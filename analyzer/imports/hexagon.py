@@ -1,9 +1,9 @@
-"""The profile that llama.cpp's Hexagon backend writes to its log (GGML_HEXAGON_PROFILE) as the tables of a recording.
+"""The profile in the log of llama.cpp's Hexagon backend (GGML_HEXAGON_PROFILE) as the tables of a recording.
 
     ggml-hex: HTP0 profile-op OPBATCH|----|n-ops 133|...|usec 1545 cycles 772614 start 9135111917939 mhz 500.1
     ggml-hex: HTP0 profile-op RMS_NORM+MUL|NAMES|DIMS|TYPES|STRIDES|KERNEL|usec 10 cycles 5008 start 4011446658 mhz 500.8
 
-A batch's line stands before those of its operators. NAMES, DIMS and TYPES: sources with `x` between them, ` -> `, last result.
+A batch's line precedes those of its operators. NAMES, DIMS and TYPES: sources separated by `x`, ` -> `, last result.
 """
 
 import re
@@ -38,12 +38,12 @@ UNSAID = (
 
 
 def is_log(text: str) -> bool:
-    """Whether a text holds a line of such a profile."""
+    """Whether a text has a line of such a profile."""
     return re.search(r"ggml-hex: \S+ profile-op ", text) is not None
 
 
 def read_log(path: Path, text: str) -> Run:
-    """The tables of a log. Raises RecordingError where no line begins a batch, as in logs of older versions of llama.cpp."""
+    """The tables of a log. Raises RecordingError if no line begins a batch, as in logs of older versions of llama.cpp."""
     rows = pd.DataFrame(LINE.findall(text), columns=COLUMNS).astype(dict.fromkeys(COLUMNS[5:8], np.int64))
     begins = rows["operator"] == BATCH
     if not begins.any():
@@ -62,7 +62,7 @@ def read_log(path: Path, text: str) -> Run:
 
 
 def batch_table(rows: pd.DataFrame, mhz: float) -> pd.DataFrame:
-    """Batches, from when to when the NPU worked on them: ns of its counter since the first began."""
+    """Batches, with begin and end of the NPU's work: ns of its counter since the first batch began."""
     begin = rows["start"] - rows["start"].min()
     times = {"begin_ns": begin, "end_ns": begin + rows["cycles"], "duration_ns": rows["cycles"]}
     spans = {name: (cycles * (1e3 / mhz)).round().astype(np.int64) for name, cycles in times.items()}
@@ -70,7 +70,7 @@ def batch_table(rows: pd.DataFrame, mhz: float) -> pd.DataFrame:
 
 
 def operator_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Operators. Where one computes several nodes side by side, the log has the last one's shape, not the first one's."""
+    """Operators. If one computes several parallel nodes, the log has the shape of the last one, not of the first."""
     types = [ggml_types(*pair) for pair in zip(rows["operator"], rows["types"], strict=True)]
     names = [names.rpartition(RESULT)[2] for names in rows["names"]]
     counted = [list(map(int, pmu.split(","))) if pmu else [-1] * COUNTERS for pmu in rows["pmu"]]
@@ -87,7 +87,7 @@ def operator_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def ggml_types(operator: str, types: str) -> str:
-    """ggml's names of the nodes, joined by "+". Sources of MUL_MAT_NX: a matrix for each, and their rows; of _ID_NX ids too."""
+    """ggml's names of the nodes, joined by "+". Sources of MUL_MAT_NX: a matrix per node, and their rows; of _ID_NX also ids."""
     if not operator.endswith(REPEATED):
         return "+".join(KINDS.get(name, name) for name in operator.split("+"))
     kind = operator.removesuffix(REPEATED)
@@ -96,6 +96,6 @@ def ggml_types(operator: str, types: str) -> str:
 
 
 def shape_of(dims: str) -> str:
-    """A result's dims as tables have them (256:5 is 256x5x1x1); the log omits the last two where both are 1."""
+    """A result's dims in the tables' format (256:5 is 256x5x1x1); the log omits the last two if both are 1."""
     sizes = dims.rpartition(RESULT)[2].split(":")
     return "x".join([*sizes, "1", "1"][:4])

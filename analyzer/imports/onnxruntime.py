@@ -1,9 +1,9 @@
 """ONNX Runtime's own profile (SessionOptions.enable_profiling) as the tables of a recording.
 
-    Session  model_run, and the making of the session     a run is a step; whether prefill or decode, the profile does not say
+    Session  model_run, and the creation of the session   a run is a step; the profile lacks its phase (prefill or decode)
     Node     <node>_kernel_time                           an operator: its type, provider, shape, and the threads that helped
 
-Times are µs since the session began to profile. A node of QNN's provider is the execution of a part of the model.
+Times are µs since the begin of profiling. A node of QNN's provider is the execution of a part of the model.
 """
 
 import json
@@ -31,12 +31,12 @@ UNSAID = {
 
 
 def is_profile(text: str) -> bool:
-    """Whether a text begins as such a profile does."""
+    """Whether a text begins like such a profile."""
     return bool(re.match(r'\s*\[\s*\{\s*"cat"\s*:\s*"(?:Session|Node)"', text))
 
 
 def read_profile(path: Path, text: str) -> Run:
-    """The tables of a profile; of a truncated one, as far as it is complete. Raises RecordingError where it has no run."""
+    """The tables of a profile; of a truncated one, those of its complete events. Raises RecordingError if it has no run."""
     try:
         events, warnings = json.loads(text), []
     except (ValueError, RecursionError):
@@ -51,7 +51,7 @@ def read_profile(path: Path, text: str) -> Run:
 
 
 def span_of(event: Any) -> tuple[Any, ...] | None:
-    """COLUMNS of an event; None for one that is not a span of a known kind."""
+    """COLUMNS of an event; None if it is not a span of a known kind."""
     try:
         begin, lasted = round(float(event["ts"]) * 1000), round(float(event["dur"]) * 1000)
         where = int(event["pid"]), int(event["tid"]), begin, begin + lasted, lasted
@@ -67,14 +67,14 @@ def span_of(event: Any) -> tuple[Any, ...] | None:
 
 
 def shape_of(args: dict[str, Any]) -> str:
-    """The first result's dims, innermost first; "" where they are unknown."""
+    """The first result's dims, innermost first; "" if unknown."""
     results = args.get("output_type_shape") or [{}]
     dims: list[Any] = next(iter(results[0].values()), [])
     return "x".join(str(int(dim)) for dim in reversed(dims))
 
 
 def helpers_of(args: dict[str, Any]) -> int:
-    """How many threads of the pool ran a part of the operator."""
+    """The number of pool threads that ran a part of the operator."""
     stats = args.get("thread_scheduling_stats") or {}
     pool = stats.get("sub_threads", {}) if isinstance(stats, dict) else {}
     return sum(1 for each in pool.values() if int(each.get("num_run", 0)) > 0)
@@ -105,13 +105,13 @@ def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def layer_of(name: str) -> int:
-    """The layer in a node's name (/model/layers.3/attn/MatMul); -1 where there is none."""
+    """The layer in a node's name (/model/layers.3/attn/MatMul); -1 for none."""
     match = LAYER.search(name)
     return int(match[1]) if match else NONE
 
 
 def within(nodes: pd.DataFrame, steps: pd.DataFrame) -> np.ndarray:
-    """The step of each node: the one that was open; of several at a time its own thread's; -1 for none."""
+    """The step of each node: the open one; if several are open, that of its thread; -1 for none."""
     by = None if (steps["begin_ns"] >= steps["end_ns"].cummax().shift(fill_value=0)).all() else "tid"
     edges = steps[["begin_ns", "token_id", "tid"]].assign(until=steps["end_ns"])
     met = pd.merge_asof(nodes[["begin_ns", "end_ns", "tid"]], edges if by else edges.drop(columns="tid"), on="begin_ns", by=by)

@@ -1,4 +1,4 @@
-"""The op map: which operator of the model each QNN operator came from, as ONNX Runtime's framework op trace lists it."""
+"""The op map from QNN operators to operators of the model, from ONNX Runtime's framework op trace."""
 
 import json
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ REMEDY = "give the JSON that ONNX Runtime writes with enable_framework_op_trace"
 
 @dataclass(frozen=True)
 class Mapped:
-    """A QNN operator's type, and the operators of the model that it came from."""
+    """A QNN operator's type, and its source operators in the model."""
 
     type: str
     sources: tuple[str, ...]
 
 
 def read_op_map(path: Path) -> dict[str, Mapped]:
-    """QNN operator's name → what it is. Raises RecordingError where the file is not an op map."""
+    """QNN operator's name → type and source operators. Raises RecordingError if the file is not an op map."""
     try:
         data = json.loads(text_of(path))
         mappings = [row for graph in data["subgraph_traces"] for row in graph["op_mappings"]]

@@ -1,8 +1,8 @@
-"""An optrace as Qualcomm's profile viewer writes it for Chrome: what each unit of the HTP did, in cycles.
+"""Reads optraces in the Chrome format of Qualcomm's profile viewer: the activity of each unit of the HTP, in cycles.
 
-Thread numbers mean different things on different chips (256 is HMX on one, DMA on another), so a thread is known by its name and
+Thread numbers differ between chips (256 is HMX on one, DMA on another), so a thread is identified by its name and
 an event's unit by its flags. The viewer lists every event in an overview of its core and again in a process of its QNN
-operation; only one counts. What it lists as not executed is omitted.
+operation; only one counts. Events listed as not executed are omitted.
 """
 
 import json
@@ -29,7 +29,7 @@ COLUMNS = ["name", "begin_cycles", "cycles", "pid", "tid", "flags", "qnn_op"]
 
 @dataclass
 class Optrace:
-    """The events (schema `qnn_optrace`), what was wrong with the file, and how many were listed twice."""
+    """The events (schema `qnn_optrace`), the file's defects, and the number of events listed twice."""
 
     events: pd.DataFrame
     complaints: list[str]
@@ -76,31 +76,31 @@ def refuse_other_artifacts(path: Path, data: Any) -> None:
 
 
 def is_event(row: Any) -> bool:
-    """Whether it has the form of a trace event."""
+    """Whether a row has the form of a trace event."""
     scalars = isinstance(row, dict) and all(isinstance(row.get(key), str | int | float | None) for key in ("ph", "pid", "tid"))
     return scalars and "ph" in row and isinstance(row.get("args", {}), dict)
 
 
 def thread_of(row: dict[str, Any]) -> tuple[Any, Any]:
-    """An event's process and thread; "" for one that it does not name."""
+    """An event's process and thread; "" if absent."""
     return tuple("" if row.get(key) is None else row[key] for key in ("pid", "tid"))  # type: ignore[return-value]
 
 
 def cycles(value: Any) -> float:
-    """A time in cycles. Raises ValueError for what no clock shows."""
+    """A time in cycles. Raises ValueError for impossible values."""
     if not 0 <= float(value) <= MOST_CYCLES:
         raise ValueError(value)
     return float(value)
 
 
 def unit_of(thread: str, flags: Any) -> str:
-    """The unit that an event's flags name, or its thread where it has none: HVX | HMX | DMA | "" (something else)."""
+    """The unit in an event's flags, or of its thread if it has none: HVX | HMX | DMA | "" (other)."""
     label = " ".join(map(str, flags)) if isinstance(flags, list) and flags else thread
     return next((unit for unit, pattern in UNITS if pattern.search(label)), "")
 
 
 def spans(rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
-    """COLUMNS of complete events and of begins with their ends; and how many could not be read."""
+    """(COLUMNS of complete events and of begin-end pairs, number of unreadable events)."""
     events, bad = [], 0
     open_: dict[Any, list[tuple[str, float, Any]]] = {}
     for row in rows:
@@ -127,7 +127,7 @@ def named(rows: list[dict[str, Any]], kind: str) -> dict[Any, str]:
 
 
 def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
-    """Each event once: where two processes list it the overview's, else the first's."""
+    """Each event once: that of the overview if two processes list it, else the first."""
     copy = frame.groupby(["pid", "tid", "name", "begin_cycles", "cycles"], dropna=False).cumcount()
     second = ~frame["pid"].map(lambda pid: bool(OVERVIEW.search(processes.get((pid, ""), "")))).astype(bool)
     first = frame.assign(copy=copy, second=second).sort_values("second", kind="stable")
@@ -136,7 +136,7 @@ def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
 
 
 def read_optrace(path: Path) -> Optrace:
-    """Read a file. Raises RecordingError where it is not an optrace."""
+    """Read a file. Raises RecordingError if it is not an optrace."""
     rows, complaints = raw_events(path)
     events, bad = spans(rows)
     if bad:
@@ -153,7 +153,7 @@ def read_optrace(path: Path) -> Optrace:
 
 
 def utilization(events: pd.DataFrame) -> dict[str, Any]:
-    """Cycles from first to last event, those in which nothing worked, per unit those in which it did, and all of each thread."""
+    """Cycles from first to last event, idle cycles, busy cycles per unit, and the total of each thread."""
     if not len(events):
         return {}
     begin = events["begin_cycles"].to_numpy()
@@ -171,7 +171,7 @@ def utilization(events: pd.DataFrame) -> dict[str, Any]:
 
 
 def critical_path(events: pd.DataFrame) -> pd.DataFrame:
-    """The events that the end waited for, by time: each is preceded by the one that ended last before it began."""
+    """The chain of events up to the end, by time: each is preceded by the one that ended last before it began."""
     events = events[events["cycles"] > 0]
     begin = events["begin_cycles"].to_numpy()
     end = begin + events["cycles"].to_numpy()

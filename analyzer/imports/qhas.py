@@ -1,6 +1,6 @@
-"""The HTP analysis summary that the profile viewer makes of an optrace (QHAS): how busy each unit was, and the bytes it moved.
+"""Reads the profile viewer's HTP analysis summary of an optrace (QHAS): utilization of each unit, and bytes moved.
 
-Read of it are `htp_overall_summary` with its `htp_resources`, a row per unit and thread, and `qnn_op_instances_nodes`.
+The parts read are `htp_overall_summary` with its `htp_resources`, a row per unit and thread, and `qnn_op_instances_nodes`.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ def is_summary(document: Any) -> bool:
 
 
 def read_qhas(path: Path, document: dict[str, Any]) -> tuple[Imported, dict[str, Any]]:
-    """(its figures as events, in figures of `utilization`: units, bytes, nodes). RecordingError where it holds no figure."""
+    """(figures as events, figures like those of `utilization`: units, bytes, nodes). Raises RecordingError without figures."""
     (overall, *_) = [*rows(document["data"], "htp_overall_summary"), {}]
     units = rows(overall, "htp_resources")
     events = [(name, unit_of(name), value) for name, value in numbers(overall).items()]
@@ -49,14 +49,14 @@ def read_qhas(path: Path, document: dict[str, Any]) -> tuple[Imported, dict[str,
 
 
 def rows(holder: Any, key: str) -> list[dict[str, Any]]:
-    """The objects of a list that stands under `key` as {"data": [...]}."""
+    """The objects of the list under `key`, which has the form {"data": [...]}."""
     table = holder.get(key)
     data = table.get("data") if isinstance(table, dict) else table
     return [row for row in data if isinstance(row, dict)] if isinstance(data, list) else []
 
 
 def numbers(row: dict[str, Any]) -> dict[str, int]:
-    """Cycles, times and bytes of a row: whole numbers that QNN's 64 bits hold."""
+    """Cycles, times and bytes of a row that are integers within QNN's 64 bits."""
     wanted = {name: value for name, value in row.items() if unit_of(name) and isinstance(value, int | float)}
     return {name: int(value) for name, value in wanted.items() if 0 <= value <= MOST_VALUE}
 

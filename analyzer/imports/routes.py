@@ -1,6 +1,6 @@
-"""Routes in formats of others: `layer,expert` rows of llama.cpp's moe-trace, BigMoeOnEdge's `route_trace v1`, counts by expert.
+"""Routes in other tools' formats: `layer,expert` rows of llama.cpp's moe-trace, BigMoeOnEdge's `route_trace v1`, expert counts.
 
-Reading gives the tables `tokens`, `routes`, `experts` (counts only) of a recording, the others empty: no format holds times.
+Readers return the tables `tokens`, `routes`, `experts` (counts only) of a recording, the others empty: no format has times.
 """
 
 import csv
@@ -35,7 +35,7 @@ class Format(NamedTuple):
 
 
 def read_routes(path: Path) -> Tables:
-    """The tables of a file in any of the formats, recognized by its header. Raises RecordingError where it holds no routes."""
+    """The tables of a file in any of the formats, recognized by its header. Raises RecordingError if it has no routes."""
     text = path.read_text(encoding="utf-8", errors="replace")
     rows = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not rows:
@@ -51,7 +51,7 @@ def read_routes(path: Path) -> Tables:
 
 
 def write_routes(tables: Tables, path: Path, name: str) -> None:
-    """A recording's routes in one of FORMATS. Raises RecordingError where it has none."""
+    """Write a recording's routes in one of FORMATS. Raises RecordingError if it has none."""
     if len(tables["routes"]) == 0 and (name != "counts" or len(tables["experts"]) == 0):
         raise RecordingError("the recording holds no routes: record an MoE engine at level expert")
     path.write_text(FORMATS[name].text(tables), encoding="utf-8")
@@ -76,9 +76,9 @@ def _frame(path: Path, header: tuple[str, ...], rows: list[str], columns: tuple[
 
 
 def _ordered(tables: Tables) -> pd.DataFrame:
-    """Routes in the order in which they were chosen, with `phase`, `position` and `turn` of their steps.
+    """Routes in time order, with `phase`, `position` and `turn` of their steps.
 
-    Where the engine was given no positions (llama.cpp's batches may leave them out), a turn's tokens are counted.
+    If positions are missing (they are optional in llama.cpp's batches), a turn's tokens are counted.
     """
     tokens = tables["tokens"].sort_values("token_id")
     starts = (tokens["phase"] == "prefill") & (tokens["position"] == 0)
@@ -101,7 +101,7 @@ def _as_counts(tables: Tables) -> str:
 
 
 def _as_trace(tables: Tables) -> str:
-    """Where a run's cache state was not recorded its expert counts as resident; a read's bytes stand in its first row."""
+    """The text of a `route_trace`. Without a recorded cache state, experts count as resident; bytes read are in the first row."""
     routed = _ordered(tables)
     states = tables["experts"].sort_values("begin_ns").drop_duplicates(["token_id", "layer", "expert"])
     states = states[["token_id", "layer", "expert", "cache"]].astype({"cache": str})
@@ -129,7 +129,7 @@ def _csv(frame: pd.DataFrame) -> str:
 
 
 def _from_trace(frame: pd.DataFrame) -> Tables:
-    """A turn's prompt is one step, whatever batches it was fed in; each decoded token is another."""
+    """Tables of a `route_trace`: a turn's prompt is one step, regardless of batches, and each decoded token another."""
     frame = frame.assign(batch=frame["step"].where(frame["phase"] == 1, -1))
     steps = frame.groupby(["turn", "phase", "batch"], sort=True)["step"].agg(["min", "max"]).reset_index()
     steps["token_id"] = np.arange(len(steps))
@@ -141,7 +141,7 @@ def _from_trace(frame: pd.DataFrame) -> Tables:
 
 
 def _from_rows(frame: pd.DataFrame) -> Tables:
-    """Steps begin where the layer number restarts. The shortest run of a layer's rows is taken for the experts of one token."""
+    """Tables of `layer,expert` rows: a step begins where the layer restarts. A layer's shortest run of rows is one token's."""
     layer = frame["layer"].to_numpy()
     begins = np.flatnonzero(np.diff(layer, prepend=-1))
     lengths = np.diff(begins, append=len(layer))
@@ -158,7 +158,7 @@ def _from_rows(frame: pd.DataFrame) -> Tables:
 
 
 def _from_counts(frame: pd.DataFrame) -> Tables:
-    """All in one step: counts have no order."""
+    """Tables of expert counts: a single step, since counts have no order."""
     frame = frame.rename(columns={"count": "n_tokens"})
     runs = filled("experts", frame.assign(token_id=0))
     tokens = int(frame.groupby("layer")["n_tokens"].sum().max())

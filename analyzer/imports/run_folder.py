@@ -1,4 +1,4 @@
-"""Tables that no tracer recorded (imported, simulated) as a folder that verbs and views read like a recording."""
+"""Writes imported or simulated tables as a folder that verbs and views read like a recording."""
 
 import json
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from tracer.recording.format import write_manifest
 
 @dataclass
 class Run:
-    """What a file holds: columns of tables by name, as far as they are known; what it lacks, in words."""
+    """The contents of a file: known columns of tables by name, and remarks on what it lacks."""
 
     engine: str
     tables: dict[str, pd.DataFrame]
@@ -23,7 +23,7 @@ class Run:
 
 
 def write_run(folder: Path, run: Run, program: str, command: list[str], **more: Any) -> None:
-    """Write the folder. `more` replaces keys of the manifest; what is not known is empty there and in the tables."""
+    """Write the folder. `more` replaces keys of the manifest; unknown values are empty there and in the tables."""
     tables = {name: filled(name, frame) for name, frame in run.tables.items()}
     folder.mkdir(parents=True, exist_ok=True)
     write_manifest(folder, json.loads(json.dumps(manifest(run, tables) | {"program": program, "command": command} | more)))
@@ -33,7 +33,7 @@ def write_run(folder: Path, run: Run, program: str, command: list[str], **more: 
 
 
 def manifest(run: Run, tables: dict[str, pd.DataFrame]) -> dict[str, Any]:
-    """What a recording would say of itself: nothing was probed, lost or slowed, and the machine is not known."""
+    """The manifest of an untraced run: no probes, no losses, no cost, and an unknown machine."""
     spans = [frame for frame in tables.values() if len(frame) and "end_ns" in frame]
     last, first = max((f["end_ns"].max() for f in spans), default=0), min((f["begin_ns"].min() for f in spans), default=0)
     levels = {"token": "tokens", "graph": "graphs", "operator": "operators", "expert": "experts"}

@@ -1,9 +1,9 @@
-"""What Qualcomm's profile viewer prints, as rows with the columns of its CSV.
+"""Converts the printed output of Qualcomm's profile viewer to rows with the columns of its CSV.
 
 Execute Stat 1                                   a section; "Execute Stats (Average):" and "Init Stats:" are others
 RPC (execute) time : 3161  us                    also `Backend (RPC (execute) time): 3161 us` under a graph
     MatMul_0:OpId_25 (cycles) : 39578  cycles    a node
-        Wait (Scheduler) time : 32  cycles       with linting: how long it waited, and what ran beside it
+        Wait (Scheduler) time : 32  cycles       with linting: its waiting time, and concurrent work
         Resources : HVX, DMA
 """
 
@@ -24,7 +24,7 @@ def is_viewer_text(text: str) -> bool:
 
 
 def rows_of_text(text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, cells by column) of each line that should hold a value; empty cells where it holds none."""
+    """(line number, cells by column) of each line that should have a value; empty cells if it has none."""
     message = ""
     for number, line in enumerate(text.splitlines(), 1):
         content = line.strip()
@@ -39,7 +39,7 @@ def rows_of_text(text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def cells_of(content: str, message: str) -> dict[str, str]:
-    """The cells of one line; none where it is not a value."""
+    """The cells of one line; empty if it has no value."""
     resources, background, value = (form.fullmatch(content) for form in (RESOURCES, BACKGROUND, VALUE))
     if resources:
         return row("UNKNOWN", resources[1], "OBJECT", 2, "Resources")

@@ -1,11 +1,11 @@
-"""The roofline of a step: every part of every layer as the longer of computing and moving its bytes.
+"""The roofline of a step: the time of every part of every layer is the longer of computing and moving its bytes.
 
 Formulas: products 2·m·k·n; a gated feed-forward 6·rows·hidden·width per expert; distinct experts of B routed tokens
 N·(1 - ((N-k)/N)^B); attention 4·heads·dim per query and cached token (MLA: in decode on the compressed cache, in prefill
 expanded), half of it in causal prefill. Indexed attention (DeepSeek-V3.2) scores every cached token with 2·heads·dim, then
 attends to the chosen ones on the compressed cache. The gated delta rule takes 6·k·v per value head and token, and in prefill, by
-chunks of C tokens, C·(6·k + 4·v) more (Yang et al. 2024, "Gated Delta Networks", the chunkwise form). Efficiency of computing
-(MFU) comes from measured tables where the device has some, else from the device profile; each part says which.
+chunks of C tokens, C·(6·k + 4·v) more (Yang et al. 2024, "Gated Delta Networks", the chunkwise form). Compute efficiency
+(MFU) comes from measured tables if the device has some, else from the device profile; each part names its source.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ DELTA_CHUNK = 64
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of work, for one micro-batch and one layer; `times` layers have it.
+    """One kind of work, for one micro-batch and one layer; it occurs in `times` layers.
 
     `stage`: attention | experts | outside (embedding and head). Bytes are those moved per device.
     """
@@ -53,11 +53,11 @@ class Part:
 
     @property
     def bound(self) -> str:
-        """What decides."""
+        """The limiting resource."""
         return "compute" if self.compute_s >= self.memory_s else "memory"
 
     def described(self) -> str:
-        """Where the time comes from."""
+        """The source of the time, as text."""
         if self.bound == "compute":
             return self.source
         return f"bytes / {self.moved / self.memory_s / 1e9:.4g} GB/s; computing: {self.source}"
@@ -65,7 +65,7 @@ class Part:
 
 @dataclass(frozen=True)
 class UnitPeak:
-    """The unit that computes, in the model's type."""
+    """The compute unit, with its peak in the model's type."""
 
     device: Device
     unit: Unit
@@ -85,7 +85,7 @@ class UnitPeak:
 
 
 def unit_peak(device: Device, model: Model, setup: Setup) -> UnitPeak:
-    """The unit asked for, or the device's first, with the model's compute type."""
+    """The unit in `setup`, or the device's first one, with the model's compute type."""
     name = setup.unit or next(iter(device.units))
     if name not in device.units:
         raise PredictError(f"{device.name} has no unit {name!r}: choose one of {', '.join(device.units)}")
@@ -113,7 +113,7 @@ def parts(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
 
 
 def product(on: UnitPeak, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
-    """A matrix product [m, k] x [k, n] whose weights have `bits` each."""
+    """A matrix product [m, k] x [k, n] with `bits` per weight."""
     moved = (k * n * bits / 8, 0.0, 2.0 * m * (k + n))
     return on.part(name, stage, times, 2 * m * k * n, moved, mfu.gemm(on.device.tables, m, k, n) if on.device.tables else None)
 
@@ -129,12 +129,12 @@ def attention_products(model: Model, on: UnitPeak, setup: Setup, rows: float) ->
 
 
 def on_latent_cache(a: Attention, setup: Setup) -> bool:
-    """Whether MLA works on its compressed cache: in decode, and where each query has tokens of its own to attend to."""
+    """Whether MLA works on its compressed cache: in decode, and if each query attends to separately chosen tokens."""
     return setup.phase == "decode" or selects(a, setup)
 
 
 def selects(a: Attention, setup: Setup) -> bool:
-    """Whether an indexer leaves cached tokens out at this context."""
+    """Whether an indexer excludes cached tokens at this context."""
     return a.indexer is not None and setup.context > a.indexer.top_k
 
 
@@ -144,7 +144,7 @@ def product_shapes(a: Attention, hidden: int, tp: int, folded: bool) -> dict[str
 
 
 def gqa_products(a: Attention, hidden: int, tp: int) -> dict[str, tuple[float, float]]:
-    """Name → (k, n); q, k and v are one product, with the output's gate where there is one."""
+    """Name → (k, n); q, k, v and the output gate, if there is one, are one product."""
     return {
         "attention qkv": (hidden, (a.heads * (1 + a.gated) + (2 - a.tied_values) * a.kv_heads) * a.head_dim / tp),
         "attention out": (a.heads * a.head_dim / tp, hidden),
@@ -152,10 +152,10 @@ def gqa_products(a: Attention, hidden: int, tp: int) -> dict[str, tuple[float, f
 
 
 def mla_products(a: Attention, hidden: int, tp: int, folded: bool) -> dict[str, tuple[float, float]]:
-    """Name → (k, n). Folded, the keys' and values' expansion goes into the query and the output; else the cache is expanded.
+    """Name → (k, n). If folded, the expansion of keys and values is part of query and output; else the cache is expanded.
 
     The folded products are one small product per head. Both are looked up as [heads·dim, rank], which has their operations and
-    weights; [heads·rank, dim], the other reading of the second, would be a reduction over all heads that nobody runs.
+    weights; [heads·rank, dim], the alternative for the second, would be a reduction over all heads, which no engine runs.
     """
     heads = a.heads / tp
     query = {"attention q": (hidden, heads * (a.nope + a.rope))}
@@ -173,7 +173,7 @@ def mla_products(a: Attention, hidden: int, tp: int, folded: bool) -> dict[str, 
 
 
 def index_products(index: Indexer, hidden: int, q_rank: int) -> dict[str, tuple[float, float]]:
-    """Name → (k, n). Every device has the whole indexer: all need the same choice."""
+    """Name → (k, n). Every device has the whole indexer, since all need the same choice."""
     return {
         "index q": (q_rank, index.heads * index.dim),
         "index k": (hidden, index.dim),
@@ -190,9 +190,9 @@ def attention_core(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
 
 
 def index_scores(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> Part:
-    """A score for every query and token before it, in fp8 where the unit has it; keys are kept in fp8 with a scale each.
+    """A score for every query and earlier token, in fp8 if the unit supports it; keys are stored in fp8, each with a scale.
 
-    Choosing the best of the scores is counted as writing and reading them.
+    Selection of the best scores is counted as writing and reading them.
     """
     sequences, queries, pairs = _queries(setup)
     operations = 2.0 * index.heads * index.dim
@@ -217,12 +217,12 @@ def chosen_core(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> Par
 
 
 def index_key_bytes(index: Indexer) -> float:
-    """Per cached token and layer."""
+    """Bytes of an indexer key, per cached token and layer."""
     return index.dim + 4.0
 
 
 def _queries(setup: Setup) -> tuple[float, float, float]:
-    """(sequences of a micro-batch, queries of each, pairs of a query and a token before it)."""
+    """(sequences of a micro-batch, queries of each, pairs of a query and an earlier token)."""
     if setup.phase == "decode":
         return setup.batch / setup.turns, 1.0, float(setup.context)
     return setup.batch / setup.turns, float(setup.context), setup.context**2 / 2
@@ -254,7 +254,7 @@ def delta_products(delta: DeltaNet, hidden: int, tp: int) -> dict[str, tuple[flo
 
 
 def delta_rule_flops(delta: DeltaNet, chunked: bool) -> float:
-    """Of one token, all heads."""
+    """Operations of the delta rule per token, over all heads."""
     k, v = delta.key_dim, delta.value_dim
     in_chunk = DELTA_CHUNK * (6.0 * k + 4.0 * v) if chunked else 0.0
     return delta.value_heads * (6.0 * k * v + in_chunk)
@@ -280,7 +280,7 @@ def core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: in
 
 
 def router(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Part]:
-    """The gate, in 16 bit."""
+    """The routing gate, in 16 bit."""
     times = sum(model.routed)
     return [product(_at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
 
@@ -291,7 +291,7 @@ def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
 
 
 def experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
-    """Routed experts of one device: its share of the group's routed rows, at least the time to read the experts chosen."""
+    """Routed experts of one device: its share of the group's routed rows; time is at least that of reading the chosen experts."""
     local = mixture.experts / setup.ep
     used = distinct_experts(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
     pairs, width, hidden = rows * mixture.top_k, float(mixture.width), float(model.hidden)
@@ -323,17 +323,17 @@ def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float,
 
 
 def _at_16_bit(on: UnitPeak) -> UnitPeak:
-    """The same unit computing in 16 bit, where it can: attention, router and head are not quantized."""
+    """The same unit computing in 16 bit, if supported: attention, router and head are not quantized."""
     return on if on.dtype in ("fp16", "fp32") else _in(on, "fp16")
 
 
 def _in(on: UnitPeak, dtype: str) -> UnitPeak:
-    """The same unit computing in another type, where it can."""
+    """The same unit computing in another type, if supported."""
     return UnitPeak(on.device, on.unit, dtype, on.unit.peak[dtype], on.bandwidth) if dtype in on.unit.peak else on
 
 
 def _shape(a: Attention, tp: int, decode: bool = False) -> str:
-    """The name that the attention tables give a shape."""
+    """The name of a shape in the attention tables."""
     heads = a.heads // tp
     if a.mla:
         return f"mla/{heads}-{a.kv_rank}-{a.rope}" if decode else f"mla/{heads}-{a.nope}-{a.rope}"

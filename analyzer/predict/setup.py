@@ -1,4 +1,4 @@
-"""What is asked: phase, sizes, parallelism and overlap of one predicted step."""
+"""The settings of a predicted step: phase, sizes, parallelism and overlap."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ OVERLAPS = ("none", "pipeline", "hidden")
 class Setup:
     """One step on every device of a group, sizes per device.
 
-    phase: prefill (`batch` prompts of `context` tokens each) or decode (`batch` sequences whose contexts hold `context` tokens).
-    ep, tp: devices that share experts, heads. overlap: none; pipeline: `micro_batches` take turns, one communicates while the
-    other computes; hidden: as pipeline, and communication takes no part of the compute unit (DeepEP's low-latency decode).
+    phase: prefill (`batch` prompts of `context` tokens each) or decode (`batch` sequences with `context` tokens each).
+    ep, tp: devices that share experts, heads. overlap: none; pipeline: `micro_batches` alternate, one communicates while the
+    other computes; hidden: like pipeline, but communication uses no part of the compute unit (DeepEP's low-latency decode).
     """
 
     phase: str
@@ -42,10 +42,10 @@ class Setup:
 
     @property
     def tokens(self) -> int:
-        """Rows that a device feeds in the step."""
+        """Rows of input on one device in the step."""
         return self.batch * self.context if self.phase == "prefill" else self.batch
 
     @property
     def turns(self) -> int:
-        """Micro-batches."""
+        """Number of micro-batches."""
         return 1 if self.overlap == "none" else self.micro_batches

@@ -1,10 +1,10 @@
-"""What if: a recorded routing trace replayed through the runtime's scheduling, with other caches, chunks, units or devices.
+"""Replays a recorded routing trace through the runtime's scheduling, with other caches, chunks, units or devices.
 
-The engine runs layer by layer as the runtime does: attention and router chunk by chunk, experts as their buffers fill, those that
-are there first, the rest at the end of the layer. Experts on the NPU run in one worker beside the CPU. What is missing is loaded
-by the layer that needs it; with prefetching also by a loader beside it, the most urgent first, and the layer takes back what the
-loader has not begun. A load by the loader is made in pieces, between which one that a layer waits for comes first. While the
-loader works, the CPU's work takes as much longer as was measured; memory bandwidth is not shared otherwise.
+The engine runs layer by layer like the runtime: attention and router chunk by chunk, experts when their buffers fill, resident
+ones first, the rest at the end of the layer. Experts on the NPU run in one worker parallel to the CPU. Missing experts are loaded
+by the layer that needs them; with prefetching also by a parallel loader, the most urgent first, and the layer takes back loads
+that the loader has not begun. The loader reads in pieces, and between pieces prefers loads that a layer waits for. While the
+loader works, the CPU's work has the measured slowdown; memory bandwidth is not shared otherwise.
 """
 
 from collections.abc import Callable, Generator
@@ -38,8 +38,8 @@ POLICIES = {"lru": LRU, "lfru": LFRU}
 class Settings:
     """The runtime's settings.
 
-    cache_bytes: None for everything. prefetch: None: off; a probability from which an expert is fetched ahead, as a predictor
-    made of the trace alone has it; "recorded": what the recorded run's own predictor fetched.
+    cache_bytes: None for unlimited. prefetch: None: off; a number: the minimum probability for fetching an expert ahead, from a
+    predictor trained on the trace only; "recorded": the prefetches of the recorded run.
     """
 
     cache_bytes: int | None = None
@@ -60,18 +60,18 @@ class Settings:
 
     @property
     def background(self) -> bool:
-        """Does a loader work beside the layers? As in the runtime: to prefetch into a limited cache for experts on the CPU."""
+        """Whether a loader works parallel to the layers: as in the runtime, to prefetch into a limited cache for CPU experts."""
         return self.prefetch is not None and self.cache_bytes is not None and self.decode_unit == "cpu"
 
     @property
     def mode(self) -> str:
-        """How experts are loaded, as far as costs distinguish it."""
+        """The mode of loading experts that costs distinguish."""
         return RESIDENT if self.cache_bytes is None else AHEAD if self.background else DEMAND
 
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of simulated time, in seconds.
+    """A span of simulated time, in seconds.
 
     kind: attention | router | dispatch | mlp | expert | combine | outside | load | prefetch. unit: cpu | npu, and for loads
     cpu | worker (the NPU's host thread) | storage | storage 2 ... (threads of the loader).
@@ -90,7 +90,7 @@ class Span:
 
 @dataclass
 class Outcome:
-    """What a simulated run gave; times in seconds."""
+    """The result of a simulated run; times in seconds."""
 
     settings: Settings
     steps: list[tuple[str, int, float, float]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Outcome:
     peak_bytes: int = 0
 
     def durations(self, phase: str) -> np.ndarray:
-        """Step times of a phase."""
+        """Durations of a phase's steps."""
         return np.array([end - begin for name, _, begin, end in self.steps if name == phase])
 
     def summary(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Outcome:
 
 
 class Loader:
-    """The threads that load beside the layers: the most urgent first; what they have not begun can be taken back."""
+    """The threads that load in parallel to the layers, the most urgent first; loads that have not begun can be withdrawn."""
 
     def __init__(self, env: simpy.Environment, load: Callable[[Entry, str], Work], threads: int):
         self.waiting: list[Entry] = []
@@ -133,20 +133,20 @@ class Loader:
             env.process(self._serve(STORAGE if number == 1 else f"{STORAGE} {number}"))
 
     def submit(self, entry: Entry) -> None:
-        """Ask for a load."""
+        """Request a load."""
         self.waiting.append(entry)
         if not self._asked.triggered:
             self._asked.succeed()
 
     def withdraw(self, entry: Entry) -> bool:
-        """Take a load out of the queue; False where it is not there."""
+        """Remove a load from the queue; returns False if it is not in the queue."""
         if entry not in self.waiting:
             return False
         self.waiting.remove(entry)
         return True
 
     def urgent(self) -> Entry | None:
-        """Takes out one that a layer waits for, if there is any."""
+        """Remove and return a load that a layer waits for, if there is one."""
         entry = next((entry for entry in self.waiting if entry.urgency == URGENT), None)
         if entry:
             self.waiting.remove(entry)
@@ -158,7 +158,7 @@ class Loader:
                 if self._asked.triggered:
                     self._asked = self._env.event()
                 yield self._asked
-            # It may have been taken, or taken back, since.
+            # It may have been started or withdrawn since.
             if self.waiting:
                 entry = min(self.waiting, key=lambda waiting: waiting.urgency)
                 self.waiting.remove(entry)
@@ -166,7 +166,7 @@ class Loader:
 
 
 class SimulatedCache(CacheRule[Entry]):
-    """The runtime's rule on simulated time: what comes in the background takes as long as the loader does."""
+    """The runtime's cache rule on simulated time: background loads take the loader's time."""
 
     def __init__(self, settings: Settings, sizes: dict[int, int], submit: Callable[[Entry], None], loader: Loader):
         policy = POLICIES[settings.policy]()
@@ -181,7 +181,7 @@ class SimulatedCache(CacheRule[Entry]):
 
 
 class Machine:
-    """The simulated engine: one process steps, one runs what was given to the NPU, one loads beside them."""
+    """The simulated engine: one process runs steps, one runs the NPU's work, one loads in parallel."""
 
     def __init__(self, trace: Trace, costs: Costs, settings: Settings):
         self.trace, self.costs, self.settings = trace, costs, settings
@@ -202,7 +202,7 @@ class Machine:
         self._step, self._loading_behind = 0, 0
 
     def run(self) -> Outcome:
-        """All steps of the trace."""
+        """Run all steps of the trace."""
         self._check()
         self.env.run(self.env.process(self._all()))
         outcome, cache = self.outcome, self.cache
@@ -235,7 +235,7 @@ class Machine:
             self.outcome.steps.append((step.phase, step.rows, begin, self.env.now))
 
     def _preload(self) -> None:
-        """Everything is loaded before the first step."""
+        """Load all experts before the first step."""
         unit = self.settings.decode_unit
         for layer in range(self.trace.layers):
             for expert in range(self.trace.experts):
@@ -265,7 +265,7 @@ class Machine:
             yield from self._use("cpu", "dispatch", layer, -1, rows)
             yield from self._start(layer, buffers.add(where.start, part), unit, pending)
         if step.phase != "decode" or unit == "npu":
-            # One decoded token on the CPU waits in no buffer.
+            # A single decoded token on the CPU is not buffered.
             yield from self._use("cpu", "flush", layer, -1, len(chosen))
         yield from self._use("cpu", "mlp", layer, -1, len(chosen))
         yield from self._start(layer, buffers.flush(), unit, pending)
@@ -285,7 +285,7 @@ class Machine:
             yield from self._run(layer, batches, unit)
 
     def _run(self, layer: int, batches: list[Batch], unit: str) -> Work:
-        """Experts that are there run first, so that no load evicts what is about to run, and what comes runs at once."""
+        """Resident experts run first, so that no load evicts an expert about to run; loaded experts run immediately."""
         tiers = self._tiers(unit)
         forms = [Form(layer, batch.expert, BACKEND_OF[unit], smallest_tier(tiers, len(batch))) for batch in batches]
         loads = self.cache.name(forms)
@@ -304,7 +304,7 @@ class Machine:
         self.loader.submit(entry)
 
     def _arrived(self, entry: Entry) -> Work:
-        """Wait for a load that has begun; do one that has not."""
+        """Wait for a load that has begun, or load now."""
         if entry.landed:
             return
         began = self.env.now
@@ -318,7 +318,7 @@ class Machine:
         self.outcome.stall_s += self.env.now - began
 
     def _behind(self, entry: Entry, thread: str) -> Work:
-        """A load on a thread of the loader."""
+        """A load on a loader thread."""
         self._loading_behind += 1
         yield from self._load(entry, thread, self.costs.behind or self._loading(entry), -(-entry.size // PIECE))
         self._loading_behind -= 1
@@ -332,7 +332,7 @@ class Machine:
             yield from self._read(entry, thread, line, pieces)
 
     def _read(self, entry: Entry, thread: str, line: Line, pieces: int = 1) -> Work:
-        """Piece by piece; between two of them the thread reads first what has become urgent meanwhile."""
+        """Read piece by piece; between pieces, the thread first reads loads that have become urgent."""
         began = self.env.now
         for piece in range(pieces):
             urgent = self.loader.urgent() if piece and entry.urgency != URGENT else None
@@ -349,13 +349,13 @@ class Machine:
             self._landing.pop(entry).succeed()
 
     def _recall(self, step: Step, layer: int) -> int:
-        """Fetch what the recorded run's predictor asked for when this layer began; returns how much of it was not there."""
+        """Fetch the experts that the recorded predictor requested when this layer began; returns how many were not resident."""
         if not self.settings.background or self.settings.prefetch != RECORDED:
             return 0
         return sum(self._ask(target, expert, LAYER_AHEAD * (target - layer)) for target, expert in step.asked.get(layer, ()))
 
     def _look_ahead(self, layer: int, chosen: np.ndarray) -> None:
-        """Learn from what was chosen, and fetch what will likely be chosen next."""
+        """Train the predictor on the chosen experts, and fetch those likely to be chosen next."""
         if not self.settings.background or not isinstance(self.settings.prefetch, float) or len(chosen) > 1:
             return
         if self._before and self._before[0] == layer - 1:
@@ -368,7 +368,7 @@ class Machine:
                     self._ask(layer + 1, expert, LAYER_AHEAD - float(likely[expert]))
 
     def _ask(self, layer: int, expert: int, urgency: float) -> bool:
-        """Fetch ahead; True where that begins a load."""
+        """Fetch ahead; returns True if that requests a load."""
         form = Form(layer, expert, BACKEND_OF[self.settings.decode_unit], 0)
         new = form not in self.cache
         return self.cache.prefetch(form, urgency) and new
@@ -385,7 +385,7 @@ class Machine:
         form: Form | None = None,
         asked: int = 0,
     ) -> Work:
-        """Occupy a unit with one piece of work. `form`: the expert that runs; `asked`: loads asked for meanwhile."""
+        """Occupy a unit with work. `form`: the expert that runs; `asked`: number of loads requested during the work."""
         line = self._line(kind, unit)
         if line is None:
             return
@@ -402,7 +402,7 @@ class Machine:
         self.outcome.spans.append(Span(span_kind, unit, self._step, layer, expert, rows, began, self.env.now, hit))
 
     def _per_load(self) -> float:
-        """Seconds that a layer takes to ask the loader for an expert of its choice."""
+        """Seconds for a layer to request a chosen expert from the loader."""
         line = self._line("dispatch" if self._phase == "decode" else "flush", "cpu")
         return line.per_load if line else 0.0
 
@@ -422,7 +422,7 @@ def simulate(trace: Trace, costs: Costs, settings: Settings) -> Outcome:
 
 
 def pareto(outcomes: list[Outcome]) -> list[bool]:
-    """Which outcomes no other beats in both peak memory of the cache and time per token."""
+    """Which outcomes are on the Pareto front of peak cache memory and time per token."""
     summaries = [outcome.summary() for outcome in outcomes]
     figures = [(s["peak_cache_bytes"], round(s["tpot_ms"] or s["ttft_ms"], 6)) for s in summaries]
     return [not any(a <= x and b <= y and (a, b) != (x, y) for a, b in figures) for x, y in figures]

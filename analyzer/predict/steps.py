@@ -1,4 +1,4 @@
-"""The online predictor replayed over a recording's decode steps: what it would have predicted before each."""
+"""Replays the online predictor over a recording's decode steps, with a prediction before each."""
 
 from collections.abc import Mapping
 

@@ -16,7 +16,7 @@ RECORDING_BACKEND = {"cpu": "cpu", "npu": "htp"}
 
 
 def write_run(folder: Path, outcome: Outcome, source: str) -> None:
-    """Write RUN: `python -m views trace RUN` then draws it. `source`: where the costs come from."""
+    """Write RUN, for `python -m views trace RUN`. `source`: the source of the costs."""
     machine = {"arch": "simulated", "kernel": "-", "os": "-", "cpu_model": source, "cpus": 1, "memory_bytes": 0}
     command = ["simulated", json.dumps(outcome.summary())]
     run_folder.write_run(
@@ -70,7 +70,7 @@ def _loads(outcome: Outcome, tids: dict[str, int]) -> pd.DataFrame:
 
 
 def _spans(spans: list[Span], tids: dict[str, int]) -> pd.DataFrame:
-    """Spans with what all tables of spans have."""
+    """Spans with the columns that all tables of spans share."""
     rows = pd.DataFrame([vars(span) for span in spans], columns=[field.name for field in fields(Span)])
     return rows.assign(engine=ENGINE, pid=PID, tid=rows["unit"].map(tids), token_id=rows["step"], complete=True, **_times(rows))
 

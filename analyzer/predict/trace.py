@@ -1,4 +1,4 @@
-"""A recorded routing trace: which experts every row of every step chose, layer by layer."""
+"""A recorded routing trace: the experts chosen by every row of every step, by layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from analyzer.errors import PredictError
 class Step:
     """One forward step. `routes[layer]`: experts [rows, k]; `position`: context length before it.
 
-    `asked[layer]`: (layer, expert) that were loaded ahead from when this layer began, in order.
+    `asked[layer]`: (layer, expert) of the loads ahead that began during this layer, in order.
     """
 
     phase: str
@@ -24,13 +24,13 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """Tokens fed."""
+        """Number of input tokens."""
         return len(self.routes[0])
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Steps in order."""
+    """The steps in order."""
 
     steps: tuple[Step, ...]
     experts: int
@@ -47,7 +47,7 @@ class Trace:
 
 
 def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
-    """The trace in a recording's tables `routes` and `tokens`; steps that miss a part of their routes are omitted."""
+    """The trace in a recording's tables `routes` and `tokens`; steps with incomplete routes are omitted."""
     routes, tokens = tables["routes"], tables["tokens"].set_index("token_id")
     routed = routes[routes["token_id"].isin(tokens.index)]
     if len(routed) == 0:
@@ -70,7 +70,7 @@ def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
 
 
 def _asked(tables: Mapping[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
-    """Step → layer in which loads ahead began → what they brought, layers by their place in `layers`."""
+    """Step → layer in which loads ahead began → (layer, expert) loaded; layers are indexes into `layers`."""
     loads = tables["loads"]
     ahead = loads[(loads["action"] == "load") & (loads["reason"] == "prefetch") & loads["layer"].isin(layers)]
     if len(ahead) == 0:
@@ -93,14 +93,14 @@ def _asked(tables: Mapping[str, pd.DataFrame], layers: np.ndarray) -> dict[int, 
 
 
 class Followers:
-    """Experts of the next layer from those of this one: how often they followed each other so far in the trace."""
+    """Predicts the next layer's experts from this layer's, by the frequency of pairs so far in the trace."""
 
     def __init__(self, layers: int, experts: int):
         self._followed = np.zeros((layers, experts, experts))
         self._seen = np.zeros((layers, experts))
 
     def probabilities(self, layer: int, chosen: np.ndarray) -> np.ndarray:
-        """Share of the time [experts] that layer + 1 used each expert when `chosen` ran in `layer`, averaged over `chosen`."""
+        """[experts]: frequency of each expert of layer + 1 after the `chosen` ones of `layer`, averaged over `chosen`."""
         used = np.unique(chosen)
         seen = self._seen[layer, used][:, None]
         return np.asarray(
@@ -108,7 +108,7 @@ class Followers:
         )
 
     def learn(self, layer: int, chosen: np.ndarray, following: np.ndarray) -> None:
-        """Layer + 1 used `following`."""
+        """Record that layer + 1 used `following`."""
         used = np.unique(chosen)
         self._seen[layer, used] += 1
         self._followed[layer][np.ix_(used, np.unique(following))] += 1

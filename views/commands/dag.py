@@ -19,7 +19,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the page."""
     with progress("reading the recording") as step:
         written = make_dag(args.run_dir, args.out, step, args.token)
     announce(written, args.json)

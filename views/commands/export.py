@@ -27,7 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the file or files."""
     with progress("reading the recording") as step:
         step(f"writing {args.format}")
         written = FORMATS[args.format](args.run_dir, args.out, args.token)

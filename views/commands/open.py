@@ -37,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def written_trace(run_dir: Path, manifest: dict[str, Any]) -> Path:
-    """The trace, written where there is none or the recording has changed since."""
+    """The path of the trace, which is written if it is missing or the recording has changed since."""
     trace, changed = run_dir / TRACE, TRACE in outdated(run_dir, manifest)
     if changed:
         print(f"{TRACE} was made from an earlier version of this recording: writing it again", file=sys.stderr)

@@ -27,7 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one, or the list."""
+    """Print one query, or the list."""
     queries = shipped()
     if args.name is None:
         for name, sql in queries.items():

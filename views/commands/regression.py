@@ -23,7 +23,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the report."""
     from views.regression import write_regression
 
     try:

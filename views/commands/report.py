@@ -17,7 +17,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the report."""
     with progress("reading the recording") as step:
         written = make_report(args.run_dir, args.out, step)
     announce(written, args.json)

@@ -65,7 +65,7 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
 
 
 def phase_table(now: Snapshot) -> Table:
-    """Where a mean step's time goes."""
+    """The parts of a mean step's time."""
     table = grid("phase", "ms a step", "where", left=3)
     for phase, groups in now.phases.items():
         total = max(groups["total"], 1e-9)
@@ -91,13 +91,13 @@ def operator_table(now: Snapshot) -> Table:
 
 
 def picture(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Group:
-    """All of it."""
+    """The whole screen."""
     tables = [table for table in (phase_table(now), operator_table(now)) if table.row_count]
     return Group(heading(now, before, run_dir), *(part for table in tables for part in (Text(), table)))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show pictures until the recording is complete, or one."""
+    """Update the screen until the recording is complete, or print it once."""
     run_dir = args.run_dir or newest(Path("recordings"))
     recording = Live(run_dir, args.window)
     if args.once:

@@ -27,7 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the trace."""
     with progress("reading the recording") as step:
         written = make_trace(args.run_dir, args.out, step, args.gzip, args.optrace, args.execute)
     announce(written, args.json)

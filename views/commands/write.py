@@ -24,7 +24,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write all three; a recording without operators has no ProfDAG, which is printed and is not an error."""
+    """Write all three; a recording without operators has no ProfDAG, which is reported but no error."""
     written, reason = [], ""
     with progress("reading the recording") as step:
         tables = load(args.run_dir)

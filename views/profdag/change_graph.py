@@ -1,4 +1,4 @@
-"""The ProfDAG diff of a comparison: a card per layer, layers that changed alike on one card, operators coloured by change."""
+"""The ProfDAG diff of a comparison: a card per layer, layers with equal changes on one card, operators coloured by change."""
 
 import math
 from collections.abc import Hashable
@@ -16,7 +16,7 @@ COLOURED = ("slower", "faster")
 
 
 def as_graph(diff: dict[str, Any]) -> nx.DiGraph:
-    """The document's nodes and edges as views/profdag/layout.py takes them."""
+    """The document's nodes and edges as a graph for views/profdag/layout.py."""
     graph = nx.DiGraph()
     for number, node in enumerate(diff["nodes"]):
         graph.add_node(str(number), role="op", type=node["type"], layer=node["layer"], order=number)
@@ -25,7 +25,7 @@ def as_graph(diff: dict[str, Any]) -> nx.DiGraph:
 
 
 def change_graph(diff: dict[str, Any]) -> Block:
-    """The block `graph`."""
+    """The block `graph` of the report."""
     graph = as_graph(diff)
     layout = lay_out(graph)
     members: dict[int, list[int]] = {}
@@ -48,17 +48,17 @@ def change_graph(diff: dict[str, Any]) -> Block:
 
 
 def shown_verdict(node: Node) -> str:
-    """The verdict as far as it shows: what is not known to have changed looks the same."""
+    """The verdict shown: operators without a certain change look the same."""
     return node["verdict"] if node["verdict"] in (*COLOURED, "appeared", "vanished", "changed") else ""
 
 
 def delta(node: Node) -> float:
-    """ms per step that the candidate takes more."""
+    """The candidate's additional ms per step."""
     return (node["cand"] or 0.0) - (node["base"] or 0.0)
 
 
 def card(graph: nx.DiGraph, layout: Layout, layers: list[list[int]], blocks: list[int], nodes: list[Node], most: float) -> Block:
-    """One card: the first layer's places, every layer's times added up."""
+    """One card: the positions of the first layer, times summed over the layers."""
     block = layout.blocks[blocks[0]]
     drawn_nodes = []
     for i, number in enumerate(layers[0]):
@@ -77,7 +77,7 @@ def card(graph: nx.DiGraph, layout: Layout, layers: list[list[int]], blocks: lis
 
 
 def title(names: list[str]) -> str:
-    """layer 3; layers 0, 2-15 (15)."""
+    """A card's title: layer 3; layers 0, 2-15 (15)."""
     if len(names) == 1:
         return names[0]
     numbers = [int(name.removeprefix("layer ")) for name in names if name.startswith("layer ")]
@@ -93,13 +93,13 @@ def title(names: list[str]) -> str:
 
 
 def total(times: list[float | None]) -> float | None:
-    """The sum of what is known; None where nothing is."""
+    """The sum of the known times; None without any."""
     values = [ms for ms in times if ms is not None]
     return sum(values) if values else None
 
 
 def operator(same: list[Node], most: float) -> Node:
-    """One node as it is drawn, standing for the same operator of several layers."""
+    """One drawn node for the same operator of several layers."""
     first = same[0]
     base, cand = (total([node[side] for node in same]) for side in ("base", "cand"))
     verdict, moved = shown_verdict(first), sum(map(delta, same)) / len(same)

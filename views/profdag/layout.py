@@ -1,8 +1,8 @@
-"""Where the nodes of a ProfDAG stand within their block, one per layer of the model, execution downward; O(nodes + edges).
+"""Positions of a ProfDAG's nodes within their block, one block per layer, in execution order downward; O(nodes + edges).
 
-Blocks make the model's repetition visible: layers that run the same operators in the same order share a class, which the page
-folds into one card. Where blocks stand the page decides, because that changes as cards open.
-Constants and other sources that nothing of the token made stand as dots on every consumer, one copy each.
+Blocks show the model's repetition: layers that run the same operators in the same order share a class, which the page
+folds into one card. The page places the blocks, because positions change as cards open.
+Constants and other sources not made by the token are dots on every consumer, one copy each.
 """
 
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ class Block:
 
     @property
     def width(self) -> float:
-        """As wide as its fullest row."""
+        """The width of its widest row."""
         return max(map(len, self.rows)) * COLUMN + 24
 
     @property
     def height(self) -> float:
-        """As high as its rows."""
+        """The height of its rows."""
         return TOP + len(self.rows) * ROW
 
 
@@ -68,7 +68,7 @@ def drawn(graph: nx.DiGraph) -> list[str]:
 
 
 def block_titles(graph: nx.DiGraph, order: list[str]) -> list[str]:
-    """The block of every node: its layer; a node without one belongs to the layer at work, or before or after all of them."""
+    """The block of every node: its layer; a node without one belongs to the surrounding layer, or before or after all of them."""
     layers = [int(graph.nodes[node]["layer"]) for node in order]
     last = max((i for i, layer in enumerate(layers) if layer >= 0), default=-1)
     titles, current = [], INPUT
@@ -85,7 +85,7 @@ def classes(graph: nx.DiGraph, members: dict[str, list[str]]) -> dict[str, str]:
 
 
 def rows_of(graph: nx.DiGraph, nodes: list[str]) -> list[list[str]]:
-    """A block's nodes in rows: below everything in the block that they read, else beside or below what ran before them."""
+    """A block's nodes in rows: below all nodes of the block that they read, else next to or below the previous node."""
     row_of, rows, before = dict[str, int](), list[list[str]](), 0
     for node in nodes:
         above = [row_of[p] for p in graph.predecessors(node) if p in row_of]
@@ -100,7 +100,7 @@ def rows_of(graph: nx.DiGraph, nodes: list[str]) -> list[list[str]]:
 
 
 def arrange(graph: nx.DiGraph, block: Block, centre: dict[str, tuple[float, float]]) -> None:
-    """Place a block's nodes: in each row by the mean place of what they read, without overlap."""
+    """Place a block's nodes: in each row by the mean position of the nodes that they read, without overlap."""
     middle, inside = block.width / 2, set[str]()
     for depth, row in enumerate(block.rows):
         target_x = {}
@@ -147,7 +147,7 @@ KEYS = (
 
 
 def document(graph: nx.DiGraph, layout: Layout, critical: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The layout as the page takes it: nodes with places in execution order, edges as pairs of numbers, dots as small nodes."""
+    """The page's data: nodes with positions in execution order, edges as pairs of numbers, dots as small nodes."""
     nodes: list[dict[str, Any]] = []
     index: dict[str, int] = {}
     for node, (x, y) in layout.centre.items():

@@ -1,4 +1,4 @@
-"""`profdag.html`: one token's operators as an interactive page; layout.py places, static/profdag.js draws and moves."""
+"""`profdag.html`: one token's operators as an interactive page; layout.py computes positions, static/profdag.js draws."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ Tables = Mapping[str, pd.DataFrame]
 
 
 def about_token(tables: Tables, manifest: dict[str, Any], token_id: int) -> dict[str, Any]:
-    """What the heading says about the token, and where Perfetto's clock stood when it began."""
+    """The heading's data on the token, and its begin on Perfetto's clock."""
     rows = tables["tokens"][tables["tokens"]["token_id"] == token_id]
     if not len(rows):
         return {"token_id": token_id}
