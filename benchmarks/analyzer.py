@@ -1,12 +1,12 @@
 """Records per second and memory use from a recording to all tables on disk, with a synthetic llama.cpp decode.
 
 python -m benchmarks.analyzer [--records 1e6 1e7 1e8] [--rounds 3]
-python -m benchmarks.analyzer --run RUN [--rounds 3]      the same for a recording
-python -m benchmarks.analyzer --summary RUN               seconds of `analyzer summary RUN`: made of raw records, of tables, kept
+python -m benchmarks.analyzer --run RUN [--rounds 3]      the same with a recording
+python -m benchmarks.analyzer --summary RUN               seconds of `analyzer summary RUN`: from raw records, from tables, cached
 
-The synthetic one: 300 operators a token with structure on two threads, a router's choice for each of 25 layers, scheduling.
-Speed is by CPU time (all threads, so that other processes do not count), imports apart; memory is the greatest resident
-size of the process that does it alone. 1e8 records are 7 GB on disk, and as much again of tables.
+The synthetic decode: 300 operators per token with structure on two threads, a router's choice for each of 25 layers, scheduling.
+Speed is by CPU time of all threads, to exclude other processes, without imports; memory is the maximum resident
+size of a separate process. 1e8 records are 7 GB on disk, plus as much for tables.
 """
 
 import json
@@ -74,7 +74,7 @@ def batch() -> dict[str, np.ndarray]:
 
 
 def synthetic(folder: Path, wanted: int) -> int:
-    """Write a recording of about `wanted` records; answers how many."""
+    """Write a recording of about `wanted` records; returns their number."""
     folder.mkdir(parents=True)
     write_manifest(folder, json.loads(json.dumps(manifest())))
     parts, count, long = batch(), OPS, BATCH * (OPS + 2) * OP_NS
@@ -97,7 +97,7 @@ def synthetic(folder: Path, wanted: int) -> int:
 
 
 def measured(run: Path, count: int, rounds: int, report: Report) -> None:
-    """Make the tables `rounds` times, each in a process of its own."""
+    """Make the tables `rounds` times, each in a separate process."""
     runs = []
     for _ in range(rounds):
         shutil.rmtree(run / "tables", ignore_errors=True)
@@ -111,7 +111,7 @@ def measured(run: Path, count: int, rounds: int, report: Report) -> None:
 
 
 def summary_seconds(run: Path, rounds: int, report: Report) -> None:
-    """Time the verb as a user starts it, imports included; modules are compiled before, as after any first start."""
+    """Time the verb as started by a user, including imports; modules are already compiled, as after any first start."""
     command = [sys.executable, "-m", "analyzer", "summary", str(run)]
     with tempfile.TemporaryDirectory() as compiled:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -125,7 +125,7 @@ def summary_seconds(run: Path, rounds: int, report: Report) -> None:
 
 
 def timed_start(removed: Path, start: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock and of CPU that `start` takes once `removed` is gone."""
+    """(wall seconds, CPU seconds) of `start`, after `removed` was deleted."""
     shutil.rmtree(removed) if removed.is_dir() else removed.unlink(missing_ok=True)
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     start()

@@ -2,9 +2,9 @@
 
     sudo python -m benchmarks.attach_cycles [--rounds 200] [--pid PID --engine auto] [--levels token,graph,...] [--json FILE]
 
-Without --pid a program is started that checks its own work all the time. After each cycle nothing of the tracer may be left:
-no descriptor of ours, no BPF program or map that we loaded, no changed byte in the target's code. What a probe
-costs is measured once, not in every cycle. Most of the time goes into grace periods of the kernel, one for each probe.
+Without --pid a program is started that continuously checks its own work. After each cycle nothing of the tracer may be left:
+no descriptor, no BPF program or map that it loaded, no changed byte in the target's code. The cost of a probe
+is measured once, not in every cycle. Most of the time is grace periods of the kernel, one for each probe.
 """
 
 import sys
@@ -20,7 +20,7 @@ from workloads.attach_cycles import LEVELS, Cycle, end_steady, run_cycles, start
 
 
 def report_cycles(report: Report, cycles: list[Cycle], target: dict[str, int]) -> bool:
-    """Whether nothing was left behind and the target, where it is ours, did its work right."""
+    """Whether nothing was left behind and the target, if started here, did its work correctly."""
     for name in ("load_s", "attach_s", "detach_s"):
         report.add(name.removesuffix("_s"), "ms", extremes(1000 * np.array([getattr(cycle, name) for cycle in cycles])))
     first, last = cycles[min(1, len(cycles) - 1)], cycles[-1]

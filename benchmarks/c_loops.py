@@ -2,9 +2,9 @@
 
     python -m benchmarks.c_loops [--rows 1000000] [--rounds 7] [--json FILE]
 
-Both sides get the same columns and must give the same answer. Figures are ns of CPU time per row, by turns. The runtime's C is
-measured by `benchmarks.products` (kernels) and `benchmarks.usdt` (probes). The loop over thread states has no peer here: each
-row depends on the one before.
+Both sides get the same columns and must return the same result. Figures are ns of CPU time per row, measured alternately. The
+runtime's C is measured by `benchmarks.products` (kernels) and `benchmarks.usdt` (probes). The loop over thread states has no peer
+here, since each row depends on the previous one.
 """
 
 import time
@@ -30,7 +30,7 @@ FIELDS = ("ts", "tid", "tensor", "layer")
 
 @dataclass(frozen=True)
 class Case:
-    """One loop: in C, and what would stand in its place; how many rows it has."""
+    """One loop: the C version, its alternative, and the number of rows."""
 
     name: str
     in_c: Callable[[], object]
@@ -40,7 +40,7 @@ class Case:
 
 
 def joins(rows: int, rng: np.random.Generator) -> list[Case]:
-    """The latest and the next row of a group, distinct combinations, begins with their ends."""
+    """Cases: latest and next row of a group, distinct combinations, begins with their ends."""
     right, left = (np.sort(rng.integers(0, 10 * rows, rows)) for _ in range(2))
     theirs, ours = (rng.integers(0, THREADS, rows) for _ in range(2))
 
@@ -67,7 +67,7 @@ def joins(rows: int, rng: np.random.Generator) -> list[Case]:
 
 
 def nested(spans: int) -> tuple[Marks, Marks]:
-    """Begins and ends of spans that nest two deep, on THREADS threads in turn."""
+    """Begins and ends of spans nested two deep, on THREADS threads alternately."""
     inner = np.arange(spans) % 2 == 1
     start = np.where(inner, 8 * np.arange(spans) - 5, 8 * np.arange(spans))
     stop = np.where(inner, start + 2, start + 6)
@@ -96,7 +96,7 @@ def paired(begin: Marks, end: Marks) -> np.ndarray:
 
 
 def slots(rows: int) -> list[Case]:
-    """Slots of a recording by kind, and fields of the records in some of them."""
+    """Cases: slots of a recording by kind, and fields of some of the records."""
     dtype = layouts()["op_begin"][1]
     table = np.concatenate([records(kind, rows // 2, ts=np.arange(rows // 2)) for kind in ("op_begin", "op_end")])
     table = table[np.argsort(np.arange(len(table)) % (rows // 2), kind="stable")].view(f"V{table.shape[1]}")[:, 0]
@@ -125,7 +125,7 @@ def slots(rows: int) -> list[Case]:
 
 
 def messages(rows: int) -> Case:
-    """Packets of a Perfetto trace, each with one event of a track."""
+    """Case: packets of a Perfetto trace, each with one event of a track."""
     columns = {name: np.arange(rows, dtype=np.int64) * factor + 1 for name, factor in (("ts", 1000), ("type", 0), ("track", 3))}
 
     def in_c() -> bytes:
@@ -151,14 +151,14 @@ def cpu_ns(work: Callable[[], object]) -> int:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether both sides gave the same answer."""
+    """Whether both sides returned the same result."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
     return one == other if isinstance(one, bytes) else np.array_equal(one, other)  # type: ignore[arg-type]
 
 
 def measure(case: Case, rounds: int, report: Report) -> None:
-    """Hold both sides against each other, then time them."""
+    """Compare the results of both sides, then time them."""
     if not same(case.in_c(), case.without()):
         raise SystemExit(f"{case.name}: C and {case.library} give different answers")
     sides = {"C": case.in_c, case.library: case.without}

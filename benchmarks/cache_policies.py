@@ -1,8 +1,8 @@
 """Hit rates of cache policies on a model's own routing: python -m benchmarks.cache_policies PACKAGE --text FILE.
 
-Runs text through the engine, then replays the routing token by token, as decoding would meet it, against the engine's own cache
-code. Half of the segments warm up popularity counts (static), the other half is judged. Loads take no time here: what a disk does
-to it is benchmarks/memory_limited.py's business. PACKAGE needs a trained predictor (python -m runtime train-predictor).
+Runs text through the engine, then replays the routing token by token, as in decoding, with the engine's own cache
+code. Half of the segments warm up popularity counts (static), the other half is evaluated. Loads take no time here: the effect of
+a disk is measured by benchmarks/memory_limited.py. PACKAGE needs a trained predictor (python -m runtime train-predictor).
 """
 
 import argparse
@@ -28,7 +28,7 @@ SEGMENT = 512
 
 
 class Foreseen:
-    """Predictions made beforehand for every token of a segment, in a Prefetcher's shape (runtime.experts.prefetch.Odds)."""
+    """Precomputed predictions for every token of a segment, with the interface runtime.experts.prefetch.Odds."""
 
     def __init__(self, predictor: Predictor, routed: Routed):
         self.token = 0
@@ -36,7 +36,7 @@ class Foreseen:
 
     @staticmethod
     def _all(predictor: Predictor, routed: Routed, view: str) -> list[np.ndarray]:
-        """Log odds [n, E] by layer; without columns where the view says nothing."""
+        """Log odds [n, E] by layer; without columns for layers that the view does not predict."""
         fitted, rows = predictor.views[view], []
         for layer in range(len(routed.states)):
             features = routed.features(view, layer) if layer in routed.hot else None

@@ -2,19 +2,19 @@
 
 python -m benchmarks.comparing power [--runs 5,10,20] [--repeats 200] [--noise 1.0]
 python -m benchmarks.comparing words [--runs 5,10] [--repeats 400] [--noise 1.0]
-python -m benchmarks.comparing alarms --recordings DIR [--pairs 200] [--runs 5]     DIR: unchanged runs
-python -m benchmarks.comparing windows --recordings DIR [DIR...] [--runs 5,10]    runs that followed each other
+python -m benchmarks.comparing alarms --recordings DIR [--pairs 200] [--runs 5]     DIR: runs without changes
+python -m benchmarks.comparing windows --recordings DIR [DIR...] [--runs 5,10]    successive runs
 python -m benchmarks.comparing stopping [--repeats 200] [--noise 3]               stopping as `tracer compare` does
 python -m benchmarks.comparing speed [--runs 100] [--operators 5000]
 
-`power`: one of 60 operators is slowed; runs vary by a drift they share, by noise of their own, and by rare disturbances.
-`words`: changes of every size, and none, in all figures of speed; the word for each is right, wrong or "inconclusive". Beyond the
-threshold slower or faster is right, within it "the same"; whatever else is said is wrong.
-`alarms`: pairs of groups drawn without replacement from real runs; an alarm is any change called in a family of metrics.
-`windows`: the same with the drift from run to run left in: of successive runs, the sides alternately (A B B A ..., and in pairs
-whose order is drawn), one after the other, and one after the other with as many runs as a side has between them.
-`stopping`: alarms of unchanged programs where one looks after every pair and stops at a verdict of that alpha.
-Changes planted in recordings of real runs: benchmarks.planted.
+`power`: one of 60 operators is slowed; runs vary by a common drift, individual noise, and rare disturbances.
+`words`: changes of every size, and none, in all figures of speed; the verdict for each is right, wrong or "inconclusive".
+Beyond the threshold, slower or faster is right, within it "the same"; any other verdict is wrong.
+`alarms`: pairs of groups drawn without replacement from real runs; an alarm is any reported change in a family of metrics.
+`windows`: the same including the drift from run to run: of successive runs, the sides alternately (A B B A ..., and in pairs of
+random order), one after the other, and one after the other separated by as many runs as a side has.
+`stopping`: alarms for unchanged programs if one tests after every pair and stops at a verdict with that alpha.
+For changes planted in recordings of real runs, see benchmarks.planted.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SWEPT = (-0.2, -0.1, -0.05, -0.03, -0.01, 0.0, 0.01, 0.03, 0.05, 0.1, 0.2)
 
 
 def values(rng: np.random.Generator, runs: int, metrics: int, noise: float) -> np.ndarray:
-    """Runs [runs, metrics] of an unchanged program around 1."""
+    """Values [runs, metrics] of an unchanged program, around 1."""
     shape = (runs, metrics)
     drift = rng.normal(0, noise / 2, (runs, 1))
     disturbed = (rng.random(shape) < 0.05) * rng.exponential(10 * noise, shape)
@@ -50,7 +50,7 @@ def values(rng: np.random.Generator, runs: int, metrics: int, noise: float) -> n
 
 
 def power(args: argparse.Namespace, report: Report) -> None:
-    """Share of repeats in which the slowed operator, and no other, is called slower."""
+    """Share of repeats in which only the slowed operator is reported as slower."""
     dims = pd.DataFrame({"family": "operator", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(OPERATORS))
     report.note(f"noise {args.noise} % per run and operator, {OPERATORS} operators")
     for runs in map(int, args.runs.split(",")):
@@ -69,7 +69,7 @@ def power(args: argparse.Namespace, report: Report) -> None:
 
 
 def words(args: argparse.Namespace, report: Report) -> None:
-    """Share of repeats in which the word for a change is right, wrong or "inconclusive"; how often "the same" reaches outside."""
+    """Share of repeats with a right, wrong or "inconclusive" verdict, and of "the same" with an interval beyond the threshold."""
     report.note(f"noise {args.noise} % per run and figure, {METRICS_OF_SPEED} figures of speed, all changed")
     for runs in map(int, args.runs.split(",")):
         outside = said = 0
@@ -86,7 +86,7 @@ def words(args: argparse.Namespace, report: Report) -> None:
 
 
 def swept(runs: int, planted: float, repeats: int, noise: float) -> list[dict[str, Any]]:
-    """What is judged of the first figure of speed in each repeat."""
+    """The verdict row of the first figure of speed in each repeat."""
     dims = pd.DataFrame({"family": "speed", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(METRICS_OF_SPEED))
     rng, out = np.random.default_rng(runs), []
     for _ in range(repeats):
@@ -96,7 +96,7 @@ def swept(runs: int, planted: float, repeats: int, noise: float) -> list[dict[st
 
 
 def verdict_of(verdict: str, planted: float) -> str:
-    """Is a verdict right of a true relative change: right, wrong, or inconclusive?"""
+    """Classify a verdict for a known relative change: right, wrong, or inconclusive."""
     truth = SAME if abs(planted) <= PRACTICAL else SLOWER if planted > 0 else FASTER
     return UNKNOWN if verdict == UNKNOWN else "right" if verdict == truth else "wrong"
 
@@ -118,7 +118,7 @@ def alarms(args: argparse.Namespace, report: Report) -> None:
 
 
 def add_alarms(counts: dict[str, int], judged: pd.DataFrame) -> None:
-    """Add a comparison to the number of those with an alarm, by family."""
+    """Count the families in which a comparison has an alarm."""
     for family, rows in judged.groupby("family"):
         counts[str(family)] = counts.get(str(family), 0) + bool(rows["verdict"].isin([SLOWER, FASTER]).any())
 
@@ -143,7 +143,7 @@ def windows(args: argparse.Namespace, report: Report) -> None:
 
 
 def judged_windows(results: list[Result], size: int, order: np.ndarray | None) -> Iterator[pd.DataFrame]:
-    """Comparisons of the runs at places 0 of `order` (None: drawn by pairs) with those at places 1, for every window."""
+    """For every window, the comparison of the runs with 0 in `order` (None: drawn by pairs) with those with 1."""
     dims, every, *_ = matrices(results, results[:1])
     began, rng = np.array([run.began for run in results]), np.random.default_rng(0)
     for first in range(len(results) - (2 * size if order is None else len(order)) + 1):
@@ -154,7 +154,7 @@ def judged_windows(results: list[Result], size: int, order: np.ndarray | None) -
 
 
 def stopping(args: argparse.Namespace, report: Report) -> None:
-    """Share of unchanged programs that are called changed in the end, by the alpha at which a verdict ends the runs."""
+    """Share of unchanged programs that are finally reported as changed, by the alpha of the verdict that stops the runs."""
     dims = pd.DataFrame({"family": "speed", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(METRICS_OF_SPEED))
     report.note(f"noise {args.noise} %, at most {MOST_PAIRS} pairs")
     for early in (0.05, EARLY_ALPHA):
@@ -172,7 +172,7 @@ def stopping(args: argparse.Namespace, report: Report) -> None:
 
 
 def speed(args: argparse.Namespace, report: Report) -> None:
-    """Seconds to compare stored results of that size."""
+    """Seconds to compare stored results of the given size."""
     rng, count = np.random.default_rng(0), int(args.runs.split(",")[0])
     frame = pd.DataFrame([DEFAULTS] * args.operators)[[c.name for c in METRICS]]
     layer = np.arange(args.operators)

@@ -2,7 +2,7 @@
 
     sudo python -m benchmarks.detaching [--rounds 3]
 
-Probes the runtime's sites while no process runs them.
+Probes the runtime's sites while no process executes them.
 """
 
 import os

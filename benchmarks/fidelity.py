@@ -3,14 +3,14 @@
 sudo python -m benchmarks.fidelity [--rounds 3] [--turns 150] [--extra 3] [--seconds 150] [--model M] [--levels L] [--out FILE]
 sudo python -m benchmarks.fidelity --engine llamacpp [--rounds 3] [--turns 40] [--extra 4]        llama.cpp's kernels
 
-A kernel's truth is the median over rounds of what EXTRA copies of it add, by the program's own clock, over EXTRA. CPU only: the
-HTP emulator is no timing model. A copy has to find the caches as the one run of a step does: programs/runtime_copies.py (steps
-of our runtime) says how, and programs/ggml_copies.py (llama.cpp: graphs of kernels of the sizes that a decoded token has). Our
-runtime's copies run in the recorded process, unseen by the tracer, beside the steps whose records count: in two processes,
-where their memory lies made kernels differ by a tenth. So alpha holds both what the recording counts too much and what the
-probes slow a kernel down by; beside it stands how true it is to what the kernel took among the probes, by the program's own
-clock. llama.cpp's copies run in a process of their own that takes turns with the recorded one. Steps by which llama.cpp's
-phases are told are those of programs/llama_phases.py.
+A kernel's true time is the median over rounds of the time that EXTRA copies of it add, by the program's own clock, divided by
+EXTRA. CPU only: the HTP emulator is no timing model. A copy must find the caches in the same state as a step's single run: see
+programs/runtime_copies.py (steps of our runtime) and programs/ggml_copies.py (llama.cpp: graphs of kernels in the sizes of a
+decoded token). Our runtime's copies run in the recorded process, unseen by the tracer, next to the steps whose records count: in
+two processes, memory placement changed kernel times by a tenth. So alpha includes both the recording's error and the slowdown by
+the probes; the accuracy relative to the kernel's time with probes, by the program's own clock, is given separately. llama.cpp's
+copies run in a separate process that alternates with the recorded one. The true times of llama.cpp's phases are from
+programs/llama_phases.py.
 """
 
 import argparse
@@ -79,14 +79,14 @@ class Paced:
         return dict(json.loads(line))
 
     def close(self) -> str:
-        """Let it end; its last words."""
+        """Let it end; returns its last output."""
         said, _ = self.process.communicate()
         assert self.process.returncode == 0, f"{self.process.args} answered {self.process.returncode}"
         return str(said)
 
 
 def rounds_of(own: Paced, rounds: int, until: float, recorded: Paced | None = None) -> pd.DataFrame:
-    """ms that `own` took in each of as many rounds as there is time for, at most `rounds`, alternately with `recorded`."""
+    """ms of `own` in up to `rounds` rounds until the time limit, alternately with `recorded`."""
     taken: list[dict[str, float]] = []
     while not taken or (len(taken) < rounds and time.monotonic() < until):
         taken.append(own.round())
@@ -114,7 +114,7 @@ def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Run
     graphs = tables["graphs"][tables["graphs"]["token_id"].isin(counted)]
     each = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns").loc[counted] / 1e6
     recorded = each.groupby(np.arange(len(counted)) // args.extra).mean()[list(spent)]
-    # By rounds: neighbouring steps run at one pace of the machine; the whole series may not.
+    # By rounds: neighbouring steps run at the same pace of the machine, the whole series may not.
     measured = recorded.median()
     truth, among_probes = ((measured * (own / recorded).median()).to_dict() for own in (spent, seen))
     runs = graphs.groupby("kind").size() / len(counted)
@@ -134,18 +134,18 @@ def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[
     measured, truth = {}, {}
     for name, rows in operators.groupby(operators["name"].str.partition(".")[0]):
         if name not in table:
-            continue  # what the graphs begin with
+            continue  # the first product of every graph
         each = rows["duration_ns"].to_numpy().reshape(-1, 1 + ALONE)[LEARNING:, 1:] / 1e6
         by_round = np.median(each, axis=1)
         measured[str(name)] = float(np.median(by_round))
-        # By rounds: neighbouring ones run at one pace of the machine; the whole series may not.
+        # By rounds: neighbouring rounds run at the same pace of the machine, the whole series may not.
         truths = fidelity.duplication(table["base"].to_numpy(), table[name].to_numpy(), extra)
         truth[str(name)] = measured[str(name)] * float(np.median(truths / by_round))
     return measured, truth
 
 
 def llama_phases(folder: Path, tokens: int) -> dict[str, float]:
-    """alpha of prefill and decode, as recorded, against the program's own clock."""
+    """alpha of the recorded prefill and decode relative to the program's own clock."""
     command = recording(copies("llama_phases", seeded_gguf("llama-1b"), PROMPT, tokens), folder / "steps")
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     timed = json.loads(next(line for line in printed.splitlines() if line.startswith("[") and line.endswith("]")))
@@ -161,7 +161,7 @@ def of_llamacpp(folder: Path, args: argparse.Namespace, until: float) -> Run:
 
 
 def repeated(once: Callable[[Path, argparse.Namespace, float], Run], args: argparse.Namespace) -> list[Run]:
-    """As often as asked for, each within its share of the time."""
+    """`rounds` repetitions, each within its share of the time."""
     runs, began = [], time.monotonic()
     for number in range(1, 1 + args.rounds):
         print(f"round {number} of {args.rounds}", file=sys.stderr)
@@ -171,7 +171,7 @@ def repeated(once: Callable[[Path, argparse.Namespace, float], Run], args: argpa
 
 
 def compared(runs: list[Run], truth: Callable[[Run], dict[str, float]]) -> pd.DataFrame:
-    """By kernel and round what was measured, its truth and alpha; each round went at a pace of its own."""
+    """Measured time, true time and alpha by kernel and round, since each round has its own pace."""
     rows = [fidelity.compare(run.measured, truth(run)).assign(round=i) for i, run in enumerate(runs)]
     return pd.concat(rows).set_index("name")
 

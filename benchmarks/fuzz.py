@@ -2,7 +2,7 @@
 
 nice python -m benchmarks.fuzz [--cases 1000] [--kinds recording TOML] [--seed 0] [--keep DIR] [--json FILE]
 
-Each kind runs in a process of its own, so that one that dies is a fault too. --keep writes the input of each distinct fault.
+Each kind runs in a separate process, so that a crash is also counted as a fault. --keep writes the input of each distinct fault.
 """
 
 import json
@@ -20,7 +20,7 @@ from workloads.fuzzing import FAULTS, KINDS, Answer, Bench, damage
 
 
 def campaign(name: str, cases: int, start: int, keep: Path | None) -> dict[str, Any]:
-    """Cases of one kind, run here: how often each outcome came, and where faults came from."""
+    """Run cases of one kind in this process: counts of each outcome, and the origins of faults."""
     counts: Counter[str] = Counter()
     places: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as root:
@@ -41,7 +41,7 @@ def campaign(name: str, cases: int, start: int, keep: Path | None) -> dict[str, 
 
 
 def write_case(folder: Path, file: str, content: bytes, what: str, answer: Answer) -> None:
-    """Keep the input of a fault, and what was answered."""
+    """Store the input of a fault and the answer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / Path(file).name).write_bytes(content)
     (folder / "case.txt").write_text(f"{what}\n{answer.out[-2000:]}\n{answer.err[-2000:]}\n")

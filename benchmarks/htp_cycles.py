@@ -1,8 +1,8 @@
 """Evicts and reloads context binaries and checks for leaks: python -m benchmarks.htp_cycles PACKAGE [--rounds 1000].
 
 Each cycle drops one expert's session on the HTP (its emulator on x86-64) and loads another from its context binary. Afterwards
-memory, threads and open files must stand where they stood once the process was warm; then two experts run from two threads
-at once and must give what they give alone.
+memory, threads and open files must be as they were when the process was warm; then two experts run from two threads
+at once and must return the same results as alone.
 """
 
 import sys

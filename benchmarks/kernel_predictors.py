@@ -1,12 +1,12 @@
 """Accuracy of kernel predictors on this machine: fused pairs, held-out shapes and unseen models.
 
     python -m benchmarks.kernel_predictors --start 60 --rounds 2 --extra 20 --held-out 30
-    python -m benchmarks.kernel_predictors --backend htp --fusion-only    (x86-64: Qualcomm's emulator, its cycles are no NPU's)
+    python -m benchmarks.kernel_predictors --backend htp --fusion-only    (x86-64: Qualcomm's emulator, not an NPU's cycles)
 
-Fusion: nn-Meter's verdict by time beside the backend's own account of its nodes. Accuracy: share within 10 % and RMSPE, each
-kernel on held-out shapes, then expert subgraphs of models from which no shape was taken. Beside it what measuring the same
-held-out shapes once more says of itself: no predictor can be nearer to a measurement than that. All is at the usual pace,
-by reference kernels. A loud host shows in what measuring again says of the kernels.
+Fusion: nn-Meter's verdict by time, compared with the backend's own list of nodes. Accuracy: share within 10 % and RMSPE, for each
+kernel on held-out shapes, then for expert subgraphs of models from which no shape was taken. For comparison, the accuracy of a
+repeated measurement of the held-out shapes: no predictor can be better. All times are at the usual pace,
+according to reference kernels. A noisy host shows in the repeated measurement.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def find_fusion(backend: Backend, shape: graphs.Shape, report: Report) -> set[tu
 
 
 def labels(backend: Backend) -> tuple[str, ...]:
-    """What to know of its times."""
+    """Labels on the backend's times."""
     return ("emulator",) if isinstance(backend, Htp) and platform.machine() == "x86_64" else ()
 
 
@@ -59,7 +59,7 @@ def add_accuracy(report: Report, name: str, predicted: np.ndarray, measured: np.
 
 
 def train_all(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace, report: Report) -> None:
-    """Train every kernel and report how well held-out shapes are met."""
+    """Train every kernel and report its accuracy on held-out shapes."""
     plan = training.Plan(training.CHAINS, training.PRIOR, args.start, args.rounds, args.extra, args.held_out, left_out=JUDGED)
     for one in training.train_all(backend, predictors, plan):
         unseen = kept(one.unseen, one.measured, one.repeated, one.predicted)
@@ -69,7 +69,7 @@ def train_all(backend: Backend, predictors: regressors.Predictors, args: argpars
 
 
 def kept(shapes: list[graphs.Shape], *columns: np.ndarray) -> list[list[float]]:
-    """Shapes beside columns of times, as JSON keeps them."""
+    """Shapes with columns of times, JSON-able."""
     return [[*astuple(shape), *map(float, row)] for shape, *row in zip(shapes, *columns, strict=True)]
 
 
@@ -82,7 +82,7 @@ def subgraphs() -> list[tuple[tuple[str, str, int], list[graphs.Link]]]:
 
 
 def judge_subgraphs(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace, report: Report) -> None:
-    """Figures of whole subgraphs: by chain, by model, by rows, and of all."""
+    """Figures of whole subgraphs: by chain, by model, by rows, and overall."""
     names, links = zip(*subgraphs(), strict=True)
     predicted = np.array([predictors.chain(one)[0] for one in links])
     first, again = (training.times(backend, [partial(graphs.model, one) for one in links]) for _ in range(2))

@@ -1,8 +1,8 @@
 """Cost of an update of `views top` while a recording grows: `python -m benchmarks.live_top [--events N] [--json FILE]`.
 
-A synthetic decode (300 operators a step on two threads, scheduling) grows to N events in pieces of one size. After each piece one
-turn is timed, in CPU seconds of this process: of `Live`, which reads what is new, and, now and then, of the tables of the whole
-recording made anew. A step has 1,300 records and lasts 9 ms: 140,000 a second, as of a busy engine.
+A synthetic decode (300 operators per step on two threads, scheduling) grows to N events in equal pieces. After each piece one
+turn is timed, in CPU seconds of this process: of `Live`, which reads new records, and sometimes of rebuilding the tables of the
+whole recording. A step has 1,300 records and lasts 9 ms: 140,000 per second, like a busy engine.
 """
 
 import shutil
@@ -34,14 +34,14 @@ def spent(action: Callable[[], Any]) -> float:
 
 
 def stretched(folder: Path) -> None:
-    """Make all of a recording's times STRETCH times as long."""
+    """Multiply all of a recording's times by STRETCH."""
     for stream, width in STREAMS.items():
         slots = np.memmap(folder / f"{stream}.bin", np.uint8, "r+").reshape(-1, width)
         slots[:, RING_HEADER_BYTES : RING_HEADER_BYTES + 8].view("<u8")[:] *= np.uint64(STRETCH)
 
 
 def turns(source: Path, folder: Path, piece: int, whole_every: int) -> list[dict[str, float]]:
-    """Copy a recording's events to another piece by piece; per piece `events` so far, `live_s` and now and then `whole_s`."""
+    """Copy a recording's events to another piece by piece; per piece, `events` so far, `live_s` and sometimes `whole_s`."""
     shutil.copy(source / "manifest.json", folder)
     shutil.copy(source / "details.bin", folder)
     rows, live = [], Live(folder)
@@ -57,7 +57,7 @@ def turns(source: Path, folder: Path, piece: int, whole_every: int) -> list[dict
 
 
 def report_quarters(report: Report, piece: int, rows: list[dict[str, float]]) -> None:
-    """Milliseconds of a turn in each quarter of the growth; and of the whole recording's tables made anew."""
+    """Report ms of a turn in each quarter of the growth, and of rebuilding the whole recording's tables."""
     size = max(1, len(rows) // 4)
     for begin in range(0, min(4 * size, len(rows)), size):
         part = rows[begin : begin + size]

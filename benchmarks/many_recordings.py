@@ -2,10 +2,10 @@
 
 sudo python -m benchmarks.many_recordings [--count 1000] [--recording RUN] [--stores folder s3]
 
-They are copies of one recording (default: the demo's, 8 tokens), each with its times stretched by up to 3 %, of ten devices and
-ten builds. One has a manifest that was cut off, and a worker is killed at work: both must leave the others as they are. Memory is
-the greatest sum over all processes of a command (proportional set sizes), seen every 0.2 s. The store is moto's, in memory on
-this machine: its times are no network's.
+The recordings are copies of one (default: the demo's, 8 tokens) with times stretched by up to 3 %, for ten devices and
+ten builds. One has a truncated manifest, and a worker is killed while working: neither may affect the others. Memory is
+the maximum sum over all processes of a command (proportional set sizes), sampled every 0.2 s. The store is moto's, in memory on
+this machine: its times do not include a network.
 """
 
 import json
@@ -40,7 +40,7 @@ SQL = "select device, build, count(*) steps, avg(duration_ns) / 1e6 ms from toke
 
 @dataclass
 class Spent:
-    """What a command took, and what it said."""
+    """A command's costs and output."""
 
     seconds: float
     peak_bytes: int
@@ -51,7 +51,7 @@ class Spent:
 
 
 def record(folder: Path) -> Path:
-    """The demo, traced."""
+    """Record the demo."""
     demo = ["-m", "runtime", "generate", str(demo_model()), "--prompt", "A cache", "--max-new-tokens", "8", "--ignore-end"]
     command = [sys.executable, "-m", "tracer", "run", "--no-views", "-o", str(folder), "--", sys.executable, *demo]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -59,7 +59,7 @@ def record(folder: Path) -> Path:
 
 
 def copies(source: Path, root: Path, count: int) -> None:
-    """The recordings; the last one's manifest is cut off."""
+    """Make the recordings; the last one's manifest is truncated."""
     rng, manifest = np.random.default_rng(0), json.loads((source / "manifest.json").read_text())
     slots = {name: np.fromfile(source / f"{name}.bin", np.uint8).reshape(-1, width) for name, width in STREAMS.items()}
     manifest.pop("checksums", None)
@@ -76,7 +76,7 @@ def copies(source: Path, root: Path, count: int) -> None:
 
 
 def stretched(slots: np.ndarray, factor: float) -> np.ndarray:
-    """The slots with the times of their records stretched from the first on."""
+    """The slots with times stretched relative to the first record."""
     answer = slots.copy()
     ts = answer[:, RING_HEADER_BYTES : RING_HEADER_BYTES + 8].view(np.uint64)[:, 0]
     known = ts > 0
@@ -86,7 +86,7 @@ def stretched(slots: np.ndarray, factor: float) -> np.ndarray:
 
 
 def measured(env: dict[str, str], *words: str, kill: bool = False) -> Spent:
-    """Run the analyzer; with `kill` its busiest worker is killed once, when it has worked for AT_WORK_S of CPU time."""
+    """Run the analyzer; with `kill`, its busiest worker is killed once after AT_WORK_S of CPU time."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         begin = time.perf_counter()
         command = [sys.executable, "-m", "analyzer", *words]
@@ -104,7 +104,7 @@ def measured(env: dict[str, str], *words: str, kill: bool = False) -> Spent:
 
 
 def tree(pid: int) -> Iterator[psutil.Process]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     try:
         process = psutil.Process(pid)
         yield process
@@ -114,7 +114,7 @@ def tree(pid: int) -> Iterator[psutil.Process]:
 
 
 def size(process: psutil.Process) -> int:
-    """Its proportional set size; 0 where it is gone."""
+    """Its proportional set size; 0 if it has ended."""
     try:
         return int(process.memory_full_info().pss)
     except psutil.Error:
@@ -122,7 +122,7 @@ def size(process: psutil.Process) -> int:
 
 
 def lose_worker(family: list[psutil.Process]) -> int:
-    """Kill one that has worked long enough; how many were."""
+    """Kill a worker that has worked long enough; returns the number killed."""
     for process in family:
         try:
             spent = process.cpu_times()
@@ -136,7 +136,7 @@ def lose_worker(family: list[psutil.Process]) -> int:
 
 @contextmanager
 def stored(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """(address, environment) of the recordings, copied to a store of that kind."""
+    """(address, environment) of the recordings, copied to a store of this kind."""
     if kind == "folder":
         target = folder.with_name("stored")
         shutil.copytree(folder, target)
@@ -171,7 +171,7 @@ def series(kind: str, folder: Path, count: int, report: Report) -> None:
 
 
 def main(args: Namespace, report: Report) -> None:
-    """Each store in turn."""
+    """Measure each store."""
     with tempfile.TemporaryDirectory() as name:
         source = args.recording or record(Path(name) / "source")
         copies(source, Path(name) / "all", args.count)

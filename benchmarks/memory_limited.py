@@ -2,27 +2,27 @@
 
     python -m benchmarks.memory_limited PACKAGE [--text FILE] [--shares 0.75,0.5,0.25] [--rounds 3] [--llama GGUF]
 
-PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py; GGUF `qwen-moe`: the same shape of workloads/gguf_model.py.
-Embeddings and routers of both are drawn so that routes are near uniform and differ from token to token.
+PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py; GGUF `qwen-moe`: the same shape from workloads/gguf_model.py.
+Embeddings and routers of both are drawn so that routes are nearly uniform and differ from token to token.
 
-Each run is a process of its own that is fed the same tokens one by one (without --text: seeded random ids), in turn:
+Each run is a separate process that gets the same tokens one by one (without --text: seeded random ids); modes alternate:
 
     resident          every expert in memory, no limit
-    prefetch          in a memory cgroup: explicit direct reads, prefetched by the package's predictor
-    demand            in the same cgroup, loading only what the router has asked for
-    auto              in the same cgroup, prefetching where the trial says so
+    prefetch          in a memory cgroup: explicit direct reads, prefetched with the package's predictor
+    demand            in the same cgroup, loading only experts that the router has chosen
+    auto              in the same cgroup, prefetching if the trial favours it
     llama.cpp         in the same cgroup, its file mapped
     llama.cpp, whole  its file mapped, no limit
 
-The cgroup's limit is what our process holds beside its experts, plus the share of the expert bytes; the cache gets that share
-less the blocks that are in flight. llama.cpp's file needs less beside its experts, the rest is room for more of them. All files
-of both engines leave the page cache ahead of each run. The first half of the tokens fills the caches; figures are of the second
-half, or of the second half of what was decoded within --seconds. Bytes read and major faults are the kernel's own count
+The cgroup's limit is our process's memory without experts, plus the share of the expert bytes; the cache gets that share less
+the blocks in flight. llama.cpp needs less memory besides its experts; the rest is room for more of them. All files of both
+engines are dropped from the page cache before each run. The first half of the tokens fills the caches; figures are of the
+second half, or of the second half of the tokens decoded within --seconds. Bytes read and major faults are the kernel's counts
 (getrusage) for either engine. Medians over rounds, and their range.
 
-The bound is what loading on demand must read, at the best speed that random direct reads of whole experts reach on this disk, or
-the resident run's time, whichever is longer: reads wholly overlapped with compute. Hidden is the share of load time that no layer
-waited for.
+The bound is the time to read the experts loaded on demand, at the best speed of random direct reads of whole experts from this
+disk, or the resident run's time, whichever is longer: reads fully overlapped with compute. Hidden is the share of load time
+that no layer waited for.
 """
 
 import argparse
@@ -59,19 +59,19 @@ PREFETCH = {"resident": "off", "prefetch": "on", "demand": "off", "auto": "auto"
 """Our ways, and what each says to prefetching."""
 LLAMA, LLAMA_WHOLE = "llama.cpp", "llama.cpp, whole"
 UNBOUND = ("resident", LLAMA_WHOLE)
-IN_FLIGHT = 4  # blocks that are being read or wait to be
+IN_FLIGHT = 4  # blocks being read or queued
 BASE_RUNS = 2
-SLACK = 8 << 20  # of a process's own memory between two runs
+SLACK = 8 << 20  # variation of a process's memory between two runs
 UNLIMITED = 1 << 40
 PROMPT = 32
-DEPTHS = (1, 2, 4)  # reads under way at once, when the disk is measured
+DEPTHS = (1, 2, 4)  # concurrent reads in the disk measurement
 DISK_BYTES, DISK_SECONDS = 1 << 30, 2.0
 POLL = 0.2
 MIB = 1 << 20
 
 
 def token_ids(package: Package, text: Path | None, count: int) -> list[int]:
-    """Tokens to feed: from the middle of the text, or drawn with a seed."""
+    """Input tokens: from the middle of the text, or drawn with a seed."""
     if text is None:
         return np.random.default_rng(0).integers(0, package.family.vocabulary, count).tolist()
     ids = read_tokenizer(package.folder).encode(text.read_text(encoding="utf-8")).ids
@@ -80,13 +80,13 @@ def token_ids(package: Package, text: Path | None, count: int) -> list[int]:
 
 
 def held_bytes() -> int:
-    """Memory that this process holds, mapped weights and libraries included."""
+    """Memory of this process, including mapped weights and libraries."""
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) * 1024
 
 
 def child(args: argparse.Namespace) -> None:
-    """A run of ours: each token into the log; the runtime's own figures of the second half, as JSON on standard output."""
+    """A run of our runtime: logs each token; prints the runtime's own figures of the second half as JSON."""
     options = {"prefetch": PREFETCH[args.child], "threads": args.threads, "cache_policy": args.policy}
     model, ids = MoE.load(args.package, args.budget or None, **options), array("i", args.ids.read_bytes()).tolist()
     sequence, sampler, steps = model.engine.begin_sequence(len(ids)), Sampler(Sampling()), StepLog(args.log)
@@ -139,7 +139,7 @@ def disk_speed(package: Any) -> float:
 
 
 def second_half(steps: list[LoggedStep]) -> dict[str, float]:
-    """Figures of the tokens behind the first half; none where fewer than four were decoded."""
+    """Figures of the second half of the tokens; empty if fewer than four were decoded."""
     kept = steps[(len(steps) - 1) // 2 :]
     if len(kept) < 3:
         return {}
@@ -154,7 +154,7 @@ def second_half(steps: list[LoggedStep]) -> dict[str, float]:
 
 @dataclass
 class Setting:
-    """What all runs share: the package, the file for llama.cpp, the tokens' file, and a cgroup's limit in bytes."""
+    """The settings common to all runs: package, llama.cpp's file, token file, and a cgroup's limit in bytes."""
 
     args: argparse.Namespace
     package: Package
@@ -163,7 +163,7 @@ class Setting:
     budget: int = 0
 
     def run(self, mode: str) -> dict[str, Any]:
-        """One run in a fresh process and cgroup; its figures."""
+        """The figures of one run in a new process and cgroup."""
         drop_pages(*self.package.folder.glob("*"), *([self.args.llama] if self.args.llama else []))
         with tempfile.TemporaryDirectory() as folder, MemoryCgroup(UNLIMITED if mode in UNBOUND else self.limit) as group:
             log, output, errors = (Path(folder) / name for name in ("log", "output", "errors"))
@@ -177,7 +177,7 @@ class Setting:
         return {"cgroup_peak_bytes": peak, "tokens": len(steps)} | second_half(steps) | own
 
     def _wait(self, process: subprocess.Popen[bytes], log: Path) -> int | None:
-        """The exit status; None where it had not ended --seconds after its first token."""
+        """The exit status; None if it had not ended --seconds after its first token."""
         began = time.monotonic()
         while process.poll() is None and time.monotonic() - began < self.args.seconds:
             began = began if log.exists() else time.monotonic()
@@ -198,12 +198,12 @@ class Setting:
 
 
 def measure(setting: Setting, report: Report) -> None:
-    """All shares, one after the other."""
+    """Measure all shares."""
     args, package = setting.args, setting.package
     family, one = package.family, CpuBackend(package, 1).expert_bytes
     total = one * (family.layers - len(family.dense)) * family.experts
     setting.budget = one * max(2 * family.top_k, family.experts)
-    # Pages that are mapped for a while only, around those that were asked for, make a run look larger than it has to be.
+    # Pages mapped temporarily around the requested ones make a run look larger than necessary.
     base = min(setting.run("demand")["beside_experts_bytes"] for _ in range(BASE_RUNS))
     disk = disk_speed(package)
     report.add("random direct reads of experts", "GB/s", single(disk / 1e9))
@@ -236,12 +236,12 @@ FIGURES = {
 
 
 def values(runs: list[dict[str, Any]], name: str) -> np.ndarray:
-    """A figure of every run that has it."""
+    """A figure of all runs that have it."""
     return np.array([run[name] for run in runs if run.get(name) is not None], float)
 
 
 def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]], disk_bytes_per_s: float) -> None:
-    """Figures of every mode, ratios by rounds, and the part of what the disk allows that was reached."""
+    """Figures of every mode, ratios by round, and the achieved share of the disk's bound."""
     for mode, measured in runs.items():
         for name, (what, unit, divisor) in FIGURES.items():
             if len(seen := values(measured, name)):
@@ -261,7 +261,7 @@ def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]
 def add_bound(
     report: Report, share: str, runs: dict[str, list[dict[str, Any]]], times: dict[str, np.ndarray], disk_bytes_per_s: float
 ) -> None:
-    """What reads on demand allow where they are wholly overlapped with compute, and the part of it that was reached."""
+    """The bound by demand reads fully overlapped with compute, and the achieved share of it."""
     read_ns = float(np.median(values(runs["demand"], "kernel_bytes_per_token"))) / disk_bytes_per_s * 1e9
     bound = max(read_ns, float(np.median(times["resident"])))
     report.add(f"{share}: bound of a token", "ms", single(bound / 1e6))

@@ -14,7 +14,7 @@ from benchmarks.lib.spread import quartiles, single
 
 
 def errors(curves: Curves, groups: list[list[int]]) -> np.ndarray:
-    """[rows, 3]: |error| of interpolation, of the nearest row, whether the row lay inside its curve; one group out at a time."""
+    """[rows, 3]: |error| of interpolation, |error| of the nearest row, row is inside its curve; omitting one group at a time."""
     rows = []
     for group in groups:
         rest = without(curves, group)
@@ -38,7 +38,7 @@ def curves_of(curves: Curves) -> list[list[int]]:
 
 
 def kind(name: str) -> str:
-    """Tables that are summed up together."""
+    """The kind of a table, by which tables are summarised."""
     return "attention decode" if name.startswith("decode attention") else " ".join(name.split()[:3])
 
 

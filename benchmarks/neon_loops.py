@@ -3,15 +3,15 @@
 python -m benchmarks.neon_loops [--cpus neoverse-v2,cortex-x4,oryon-1] [--ggml DIR] [--kleidiai DIR]
                                 [--compiler aarch64-linux-gnu-gcc] [--mca llvm-mca-19]
 
-4-bit codes in blocks of 32. A loop of one row takes a group of eight blocks of two columns; a tile takes a block of eight rows
-and four columns. --ggml: llama.cpp's folder `ggml`, for its loops for Q4_0, compiled the same way (wants g++, too): one column,
-as weights lie in a file; four columns, which it repacks; tiles of sixteen rows and four columns. --kleidiai: the folder of Arm's
-KleidiAI, for its kernels of the same kinds (one row or sixteen, four repacked columns, a scale per block and row), which are
-assembly. Bytes are those of codes alone.
+4-bit codes in blocks of 32. A loop over one row processes a group of eight blocks of two columns; a tile processes a block of
+eight rows and four columns. --ggml: llama.cpp's folder `ggml`, for its Q4_0 loops, compiled the same way (also needs g++): one
+column, as weights are stored in a file; four columns, repacked; tiles of sixteen rows and four columns. --kleidiai: the folder of
+Arm's KleidiAI, for its kernels of the same kinds (one row or sixteen, four repacked columns, a scale per block and row), which
+are assembly. Bytes are those of codes only.
 
-The figures are a scheduling model's, not a processor's: they are good for comparing loops of one processor. Instructions that its
-model lacks are named and left out: such figures are bounds, and there are none where the products are among them. Tiles of
-different rows compare by products per cycle.
+The figures are from a scheduling model, not a processor: they are suited to comparing loops for one processor. Instructions
+that its model lacks are named and omitted: such figures are bounds, and there are none if the products are among them. Tiles of
+different heights are compared by products per cycle.
 """
 
 import argparse
@@ -31,12 +31,12 @@ OWN = LIBRARY.with_name("kernels")
 INCLUDES = ("include", "src", "src/ggml-cpu")
 LABEL = re.compile(r"\s*(\.L\d+|\d+):")
 BACK = re.compile(r"\s*(?:b\S*|cbn?z\s+\w+,|tbn?z\s+\w+,.*,)\s*(?:(\.L\d+)|(\d+)b)$")
-ENCODED = re.compile(r"\.inst 0x\w+\s+//")  # what ggml writes before the instruction's name
+ENCODED = re.compile(r"\.inst 0x\w+\s+//")  # precedes the instruction's name in ggml's code
 ITERATIONS = 200
 
 
 class Loop(NamedTuple):
-    """How to know a loop: the shortest with so many of an instruction. What one turn of it takes: bytes of weights, products."""
+    """A loop, identified as the shortest with a number of an instruction; bytes of weights and products of one iteration."""
 
     name: str
     source: str
@@ -78,7 +78,7 @@ KLEIDIAI_LOOPS = (
 
 
 def main() -> None:
-    """Compile and print."""
+    """Compile the loops and print the figures."""
     args = parser().parse_args()
     report = Report("neon_loops", args)
     for loop in (*LOOPS, *(GGML_LOOPS if args.ggml else ()), *(KLEIDIAI_LOOPS if args.kleidiai else ())):
@@ -131,7 +131,7 @@ def disassembled(compiler: str, folder: Path, loop: Loop) -> list[str]:
 
 
 def compiled(compiler: str, folder: Path, loop: Loop) -> list[str]:
-    """The assembly lines of the loop's function. The kernels say themselves what they are compiled for."""
+    """The assembly lines of the loop's function. The kernels set their own target."""
     theirs = [f"-march={MARCH.get(loop.instruction)}", *(f"-I{folder / name}" for name in INCLUDES)]
     command = [compiler, *FLAGS, *(() if folder == OWN else theirs), str(folder / loop.source)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -162,7 +162,7 @@ def times(span: list[str], instruction: str) -> int:
 
 
 def total_cycles(mca: str, cpu: str, text: str) -> tuple[int, list[str]]:
-    """Cycles of ITERATIONS turns, and the instructions that the processor's model lacks, which are not in them."""
+    """(cycles of ITERATIONS iterations, instructions that the processor's model lacks, which are not included)."""
     command = [mca, "-mtriple=aarch64-linux-gnu", f"-mcpu={cpu}", "-mattr=+dotprod,+i8mm", f"-iterations={ITERATIONS}"]
     command.append("-skip-unsupported-instructions=lack-sched")
     done = subprocess.run(command, input=text + "\n", capture_output=True, text=True, check=True)

@@ -3,23 +3,23 @@
     sudo python -m benchmarks.overhead llama-1b [--rounds 60] [--json FILE] [--library libllama.so]
     sudo python -m benchmarks.overhead runtime
 
-One process decodes without end and notes the begin and end of every token itself. For each variant one tracing session follows
-it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A
-window's speed is its median token, the first left out (probes that return tell structure anew); a round gives two ratios, of
-the window with probes to that without before it and to that behind it. The figure is the median of all ratios and its 95 %
-bootstrap interval over rounds. (Swapping the two inverts each ratio: unlike one ratio to both windows together, which hold
-twice as many tokens, this is not biased.) Rounds in which the host took more than 2 % of the CPUs' time are left out as long as
-others remain. "nothing" changes nothing: what the noise alone makes of a comparison.
+One process decodes continuously and logs the begin and end of every token itself. For each variant one tracing session follows
+it; its probes are removed and attached again in every round, and the order of the variants alternates. A
+window's speed is its median token without the first (returning probes record structure again); a round gives two ratios, of
+the window with probes to those without before and after it. The figure is the median of all ratios and its 95 %
+bootstrap interval over rounds. (Swapping the two inverts each ratio: unlike one ratio to both windows together, which have
+twice as many tokens, this is not biased.) Rounds in which the host took more than 2 % of the CPUs' time are omitted as long as
+others remain. "nothing" changes nothing and shows the noise of a comparison.
 
-Beside it stands the accounting, which compares nothing: hits of each probe times the calibrated cost of a hit (warm and cold
-caches) plus the measured time in its BPF program, per thread and time with probes; the time in programs on the kernel's events,
-which run for every process, as a share of all CPUs; and the tracer's own CPU time meanwhile, as a share of one core.
+Separately, the accounting, without a comparison: hits of each probe times the calibrated cost of a hit (warm and cold
+caches) plus the measured time in its BPF program, per thread and time with probes; time in programs on the kernel's events,
+which run for every process, as a share of all CPUs; and the tracer's own CPU time, as a share of one core.
 
-"ledger" records all that the ledger of a step is made of.
-"limited" records operators for part of the time only, by --max-overhead 10; its rounds compare mean tokens of windows of 10 s.
-"bpftrace" is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs; its hits
-are counted in a run of its own, and cost at least what an empty program's do. It takes seconds to come and go, so few of its
-rounds fit between two moods of the machine: "naive" puts a program of BCC's at the same places, which comes and goes in a moment.
+"ledger" records everything that the ledger of a step needs. "limited" records operators only part of the time, by
+--max-overhead 10; its rounds compare mean tokens of windows of 10 s. "bpftrace" is the naive way: entry and return probes at
+the symbol of each ggml_compute_forward_* that the model runs; their hits are counted in a separate run and cost at least as
+much as an empty program's. It takes seconds to attach and detach, so that few of its rounds fit into a steady phase of the
+machine: "naive" attaches a BCC program at the same places, which is fast.
 """
 
 import argparse
@@ -52,9 +52,9 @@ from tracer.probes.plan import KERNEL
 from tracer.probes.uprobes import detach, perf_event
 from workloads.gguf_model import SHAPES
 
-THREADS = {"runtime": 1}  # of the engine; llama.cpp has two
+THREADS = {"runtime": 1}  # of the engine; two for llama.cpp
 WARM_UP_S = 3.0
-BLOCKS = 3  # each variant's rounds come in so many blocks
+BLOCKS = 3  # number of blocks of each variant's rounds
 OPERATOR = "--levels token,graph,operator,expert"
 VARIANTS = {
     "nothing": "",
@@ -77,16 +77,16 @@ int seen(struct pt_regs *ctx) {
     at.update(&tid, &now);
     return 0;
 }"""
-COUNT_S = 3  # how long the naive way's hits are counted
-BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it misses the signal, and needs another
-LIMITED_S = 10.0  # a window with or without a limited recording, which switches its probes itself
+COUNT_S = 3  # seconds in which the naive way's hits are counted
+BPFTRACE_ENDS_S = 4.0  # usually 2.5 s; sometimes it misses the signal and needs another
+LIMITED_S = 10.0  # seconds of a window with or without a limited recording, which switches its probes itself
 
 
-LEAST_TOKENS = 4  # of a window: the first is left out
+LEAST_TOKENS = 4  # in a window, including the omitted first
 
 
 def long_enough(engine: Engine, seconds: float) -> float:
-    """The length of windows, at least that of a few of the engine's tokens."""
+    """The length of windows, at least a few of the engine's tokens."""
     tokens = engine.tokens()
     least = LEAST_TOKENS * float(np.quantile(tokens[:, 1] - tokens[:, 0], 0.9)) / 1e9
     if least > seconds:
@@ -95,7 +95,7 @@ def long_enough(engine: Engine, seconds: float) -> float:
 
 
 def start(args: argparse.Namespace, folder: Path) -> Engine:
-    """The decoding process."""
+    """Start the decoding process."""
     log, python = folder / "tokens.bin", sys.executable
     threads = THREADS.get(args.engine, 2)
     if args.engine == "runtime":
@@ -116,7 +116,7 @@ def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path
     manifest = json.loads((folder / "manifest.json").read_text())
     written = sum(path.stat().st_size for path in folder.glob("*.bin"))
     shutil.rmtree(folder)
-    standing = {row["program"]: row for row in manifest["probes"] if not row["retired_ns"]}  # a program's hits once
+    standing = {row["program"]: row for row in manifest["probes"] if not row["retired_ns"]}  # each program's hits once
     of_engine, of_kernel = ([row for row in standing.values() if (row["engine"] == KERNEL) == kernel] for kernel in (False, True))
     costs = [accounted(of_engine, cost) for cost in ("ns_per_hit", "ns_per_hit_cold")]
     slowdowns = [cost / (engine.threads * with_probes - cost) for cost in costs]
@@ -142,13 +142,13 @@ def limited(engine: Engine, words: str, rounds: int, folder: Path) -> Block:
 
 
 def accounted(probes: Iterable[dict[str, Any]], cost: str) -> float:
-    """What probes cost, ns."""
+    """The cost of probes in ns."""
     return sum(row["hits"] * (row[cost] + row["bpf_ns_per_hit"]) for row in probes)
 
 
 @dataclass
 class Naive:
-    """Entry and return probes at the symbol, and by how much they slow the engine's threads down by accounting."""
+    """Entry and return probes at the symbols, and the slowdown of the engine's threads by accounting."""
 
     command: list[str]
     library: str
@@ -158,7 +158,7 @@ class Naive:
 
 
 def naive_way(engine: Engine, folder: Path) -> Naive:
-    """Probes on every function that computes one of the model's operators: entry, and return."""
+    """Entry and return probes on every function that computes one of the model's operators."""
     library, functions, per_hit = forward_functions(engine, folder)
     command = ["bpftrace", "-B", "none", "-f", "json", "-p", str(engine.process.pid), "-e"]
     counting = [f'uprobe:{library}:{name} {{ @["{name}"] = count(); }}' for name in functions]
@@ -176,7 +176,7 @@ def naive_way(engine: Engine, folder: Path) -> Naive:
 
 
 def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
-    """Rounds of the naive way, with a program by BCC."""
+    """Rounds of the naive way, with a BCC program."""
     bcc = import_bcc()
     module, places = bcc.BPF(text=NAIVE_PROGRAM), [(offset, at_return) for offset in way.offsets for at_return in (False, True)]
     program, windows = module.load_func(b"seen", bcc.BPF.KPROBE).fd, [window(seconds)]
@@ -190,7 +190,7 @@ def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
 
 
 def bpftrace(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
-    """Rounds of the naive way, by bpftrace."""
+    """Rounds of the naive way, with bpftrace."""
     windows = [window(seconds)]
     for _ in range(rounds):
         with subprocess.Popen(way.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as peer:

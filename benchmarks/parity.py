@@ -2,7 +2,7 @@
 
 nice python -m benchmarks.parity [--configs 156] [--seed 0] [--tokens 64] [--json FILE]
 
-workloads/drawn_models.py says how configs are drawn and compared.
+workloads/drawn_models.py documents how configs are drawn and compared.
 """
 
 import warnings

@@ -1,8 +1,8 @@
 """Speed and output size of the Perfetto writer on synthetic tables: `python -m benchmarks.perfetto_writer [--events N]`.
 
-Rates are from the tables to the file, per second of the wall clock and of the process's own CPU time (all its threads), with one
-thread and with all CPUs alternately. `--open` reads the last trace with Perfetto's trace processor and counts; `--ui` opens it in
-the offline copy of the Perfetto UI, in headless Chromium.
+Rates are from the tables to the file, per second of the wall clock and of the process's CPU time (all threads), with one thread
+and with all CPUs alternately. `--open` reads the last trace with Perfetto's trace processor and counts its contents; `--ui`
+opens it in the offline copy of the Perfetto UI, in headless Chromium.
 """
 
 import contextlib
@@ -36,23 +36,23 @@ UI_COUNT = (
 
 
 def bare(tables: Tables) -> list[Slices]:
-    """What is drawn on threads, without arguments."""
+    """The slices on threads, without arguments."""
     return [replace(slices, args={}, own={}) for slices in on_program(tables)]
 
 
 def held(what: str = "VmRSS") -> float:
-    """MiB of memory that this process holds, or (VmHWM) held at most since `forget`."""
+    """MiB of memory of this process, or (VmHWM) its maximum since `forget`."""
     return float(re.search(rf"{what}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024  # type: ignore[index]
 
 
 def forget() -> None:
-    """Let the kernel count the peak of memory anew."""
+    """Reset the kernel's peak of memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 @dataclass
 class Written:
-    """One trace: M events per second by the clock and of CPU time, bytes per event, MiB more at the peak."""
+    """One trace: M events per second of wall and CPU time, bytes per event, additional MiB at the peak."""
 
     clock: float
     cpu: float
@@ -79,7 +79,7 @@ def write_all(manifest: dict[str, Any], tables: Tables, path: Path, rounds: int,
     for _, case in by_turns(cases, rounds):
         perfetto.on_program, zipped = kinds[case[0]]
         written[case].append(write(manifest, tables, path, zipped, case[1]))
-    write(manifest, tables, path, False, 1)  # what is opened afterwards
+    write(manifest, tables, path, False, 1)  # opened afterwards
     for (kind, threads), runs in written.items():
         name = f"{kind}, {threads} thread{'s' * (threads > 1)}"
         report.add(f"{name}: by the clock", "M events/s", extremes([run.clock for run in runs]))
@@ -89,7 +89,7 @@ def write_all(manifest: dict[str, Any], tables: Tables, path: Path, rounds: int,
 
 
 def read_back(path: Path, report: Report) -> None:
-    """Read the trace with the trace processor and count."""
+    """Read the trace with the trace processor and count its contents."""
     forget()
     before, begin = held(), time.perf_counter()
     processor = TraceProcessorWasm(trace=str(path))
@@ -130,7 +130,7 @@ def main() -> None:
     args = parser.parse_args()
     report, tokens = Report("perfetto_writer", args), max(2, args.events // (EVENTS_PER_TOKEN_AND_LAYER * args.layers))
     manifest, frames = make(tokens, args.layers)
-    tables = Tables.of({name: arrow_of(name, frame) for name, frame in frames.items()})  # as they are read from disk
+    tables = Tables.of({name: arrow_of(name, frame) for name, frame in frames.items()})  # the form read from disk
     del frames
     report.note(f"{tokens} tokens, {args.layers} layers; {held():,.0f} MiB held with the tables")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,14 +1,14 @@
 """Detection of planted changes in recordings of real runs: power by size, and other metrics reported by mistake.
 
-sudo python -m benchmarks.planted record DIR [--engine llama|runtime] [--count 20]    unchanged; runtime: half a cache alternately
-python -m benchmarks.planted power DIR [--runs 5,10] [--repeats 60]                   planted in the recorded times of those
-sudo python -m benchmarks.planted program [--count 20] [--runs 5,10] [--repeats 60]   planted in a program that is recorded
+sudo python -m benchmarks.planted record DIR [--engine llama|runtime] [--count 20]    unchanged; runtime: also half a cache
+python -m benchmarks.planted power DIR [--runs 5,10] [--repeats 60]                   planted in the recorded times of these runs
+sudo python -m benchmarks.planted program [--count 20] [--runs 5,10] [--repeats 60]   planted in a recorded program
 
-`power`: both sides are drawn without replacement from the same runs, so the unchanged rest is as noisy as the machine was.
-`found`: the verdict is slower (or the structure differs) for the culprit. `others`: a metric of the culprit's family that nothing
-was planted in was called changed, too; by the rules that may be in 5 % of the repeats. `wrong word`: the culprit is called
-faster or the same and nothing of it slower; of nothing planted, a figure is called changed (share of figures; `found` are those
-called the same). `"the same" outside the threshold`: repeats in which any figure's interval reaches beyond it.
+`power`: both sides are drawn without replacement from the same runs, so that the unchanged rest has the machine's noise.
+`found`: the verdict is slower (or the structure differs) for the culprit. `others`: an unchanged metric of the culprit's family
+was also reported as changed; the rules allow this in 5 % of the repeats. `wrong word`: the culprit is reported as faster or the
+same and none of its metrics as slower; without a planted change, a figure is reported as changed (share of figures; `found` are
+those reported as the same). `"the same" outside the threshold`: repeats in which any such figure's interval reaches beyond it.
 """
 
 import argparse
@@ -53,20 +53,20 @@ WORDS = (SLOWER, FASTER, SAME, UNKNOWN)
 
 
 def unchanged(tables: Tables) -> Tables:
-    """Nothing planted."""
+    """The tables without a planted change."""
     return tables
 
 
 def main_displaced(tables: Tables, share: float) -> Tables:
-    """The thread that decodes loses its CPU once in every step."""
+    """The decoding thread loses its CPU once in every step."""
     return planting.displaced(tables, int(tables["tokens"]["tid"].iloc[0]), share)
 
 
 @dataclass
 class Plant:
-    """One change: what of the verdicts must name it, of which family; how to plant it; and a result of every run with it.
+    """One change: the metrics that must show it and their family, how to plant it, and a result of every run with it.
 
-    `apart`: the runs were recorded with the change; else they are the unchanged runs, and the change was made in their times.
+    `apart`: the runs were recorded with the change; else the change was made in the times of the unchanged runs.
     """
 
     what: str
@@ -85,8 +85,8 @@ def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Re
 
 
 def record(args: argparse.Namespace) -> None:
-    """Runs alternately, forwards and backwards, to DIR/<variant>/run-NNN, after existing ones; the first of each is a warm-up."""
-    os.environ.setdefault("LLAMA_THREADS", "1")  # on two CPUs, one is left to the tracer
+    """Record runs alternately, forwards and backwards, to DIR/<variant>/run-NNN, after existing ones; each first is a warm-up."""
+    os.environ.setdefault("LLAMA_THREADS", "1")  # of two CPUs, one is for the tracer
     seeded_gguf("tiny-moe") if args.engine == "llama" else demo_model()
     commands, there = list(ENGINES[args.engine].items()), len(list(Path(args.folder).glob("base/run-*")))
     for number, (name, words) in by_turns(commands, args.count + 1):
@@ -96,7 +96,7 @@ def record(args: argparse.Namespace) -> None:
 
 
 def trace(*words: str) -> str:
-    """What the traced command printed."""
+    """Trace a command; returns its output."""
     done = subprocess.run([sys.executable, "-m", "tracer", "run", "--no-views", *words], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr.strip()[-300:])
@@ -104,7 +104,7 @@ def trace(*words: str) -> str:
 
 
 def operator_targets(base: list[Result]) -> list[tuple[str, int, float]]:
-    """(type, layer, share of the decode step) of the largest operator and of the middle one of those that are tested."""
+    """(type, layer, share of the decode step) of the largest and of the median operator among those that are tested."""
     rows = pd.concat([run.metrics for run in base]).query("family == 'operator' and phase == 'decode' and layer >= 0")
     spent = rows.groupby(["type", "layer"])["share"].sum().div(len(base)).sort_values(ascending=False)
     spent = spent[spent > 2 * MINOR_SHARE]
@@ -113,7 +113,7 @@ def operator_targets(base: list[Result]) -> list[tuple[str, int, float]]:
 
 
 def plants(paths: list[Path], base: list[Result]) -> Iterator[Plant]:
-    """Everything that can be planted in what was recorded; the results are still to be made."""
+    """All changes that can be planted in the recordings; their results are still missing."""
     for type_, layer, share in operator_targets(base):
         for size in SIZES:
             change = partial(planting.slowed, type_=type_, layer=layer, share=size)
@@ -138,7 +138,7 @@ def plants(paths: list[Path], base: list[Result]) -> Iterator[Plant]:
 
 
 def cold_candidates(paths: list[Path]) -> Iterator[tuple[int, int, int]]:
-    """(layer, expert, median ns of a load) of an expert that runs use in a third of their decode steps at least."""
+    """(layer, expert, median ns of a load) of experts used in at least a third of the decode steps."""
     recorded = [load(path, ("loads", "experts", "tokens")) for path in paths]
     loads = pd.concat([t["loads"].query("action == 'load' and reason == 'demand'") for t in recorded])
     runs = pd.concat([t["experts"].merge(t["tokens"].query("phase == 'decode'")["token_id"]) for t in recorded])
@@ -171,7 +171,7 @@ def power(args: argparse.Namespace) -> None:
 
 
 def program(args: argparse.Namespace) -> None:
-    """Power for workloads/programs/planted.c, whose changes are in what it does."""
+    """Power for workloads/programs/planted.c, which executes the changes itself."""
     with tempfile.TemporaryDirectory() as folder:
         binary = compiled(Path(folder) / "planted", "planted.c", flags=WITH_SITES)
         levels = ("--levels", "token,operator,expert,sched", "-o", f"{folder}/run")
@@ -235,19 +235,19 @@ def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarr
 
 
 def words(verdict: np.ndarray) -> tuple[float, float, float]:
-    """Shares of figures of equal sides that are called the same, changed, and not told."""
+    """Shares of figures of equal sides that are reported as the same, changed, and inconclusive."""
     same, unknown = (float(np.mean(verdict == word)) for word in (SAME, UNKNOWN))
     return same, 1 - same - unknown, unknown
 
 
 def same_outside(judged: pd.DataFrame) -> bool:
-    """Is any figure called the same whose interval reaches beyond what is practical?"""
+    """Whether any figure reported as the same has an interval beyond the practical threshold."""
     same, practical = judged[judged["verdict"] == SAME], np.log1p(PRACTICAL)
     return bool(((same["log_low"] < -practical) | (same["log_high"] > practical)).any())
 
 
 def beside(dims: pd.DataFrame, plant: Plant) -> np.ndarray:
-    """Metrics of the family that the same change moves, too: hits and loads go together."""
+    """Metrics of the family that the same change also affects: hits and loads depend on each other."""
     if plant.family != "expert":
         return np.zeros(len(dims), bool)
     return dims["metric"].isin(["hit rate", "load time per step", "run time"]).to_numpy()

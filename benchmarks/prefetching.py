@@ -2,9 +2,9 @@
 
     python -m benchmarks.prefetching PACKAGE... [--share 0.5] [--tokens 768] [--text FILE] [--threads 2] [--window 16]
 
-PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py. One process holds all three engines and gives each the same
-tokens in windows that take turns. Figures are ratios of time per window, medians with 95 % bootstrap intervals; the share of all
-time is beside them, as a median hides a rare slow window. Reads are direct, so the page cache helps none of the three.
+PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py. One process has all three engines and gives each the same
+tokens in alternating windows. Figures are ratios of time per window, medians with 95 % bootstrap intervals; the share of all
+time is given too, as a median hides a rare slow window. Reads are direct, so that the page cache helps none of the three.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Side:
 
 
 def compare(package: Package, args: argparse.Namespace, report: Report) -> None:
-    """One package: times of windows, and ratios by window."""
+    """Measure one package: times of windows, and ratios by window."""
     family = package.family
     experts = (family.layers - len(family.dense)) * family.experts
     budget = int(args.share * experts * CpuBackend(package, args.threads).expert_bytes)

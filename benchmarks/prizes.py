@@ -42,8 +42,8 @@ OPERATOR_US = 20
 
 @dataclass(frozen=True)
 class Run:
-    """A command with its environment; the CPUs it may use, how many processes burn them meanwhile, and before the run: the folder
-    whose files leave the page cache, and the folder that is removed.
+    """A command with its environment, its CPUs, the number of processes that load them during the run, the folder with
+    files to drop from the page cache before it, and the folder to remove before it.
     """
 
     words: tuple[str, ...]
@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cause:
-    """What is planted, the rules of the findings that must see it, and the run that the first one's evidence proposes."""
+    """A planted run, the rules of the findings that must detect it, and the run that the first one's evidence proposes."""
 
     name: str
     rules: tuple[str, ...]
@@ -87,7 +87,7 @@ def hexagon() -> Run:
 
 
 def causes(folder: Path) -> Iterator[Cause]:
-    """Everything that is planted."""
+    """All planted causes."""
     model = demo_model()
     small = generate(model, "--expert-cache", "1.5MiB")
 
@@ -117,7 +117,7 @@ def causes(folder: Path) -> Iterator[Cause]:
 
 
 def drop(folder: Path) -> None:
-    """Let all files of a folder leave the page cache."""
+    """Drop all files of a folder from the page cache."""
     os.sync()
     for path in filter(Path.is_file, folder.rglob("*")):
         with path.open("rb") as file:
@@ -126,7 +126,7 @@ def drop(folder: Path) -> None:
 
 @contextlib.contextmanager
 def around(run: Run) -> Iterator[None]:
-    """What goes on while a run is recorded."""
+    """Context of a recorded run: its preparation and the load on its CPUs."""
     pin = ["taskset", "-c", run.cpus] if run.cpus else []
     if run.cold:
         drop(run.cold)
@@ -153,14 +153,14 @@ def recorded(run: Run, folder: Path) -> Tables:
 
 
 def promised(tables: Tables, rules: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
-    """(the largest savings by these rules, whose times do not overlap, of step time; the evidence of the first)."""
-    found = {finding.rule: finding for finding in reversed(findings(tables))}  # the greatest of a rule
+    """(sum of the largest saving of each rule, as a share of step time; the rules do not overlap; evidence of the first)."""
+    found = {finding.rule: finding for finding in reversed(findings(tables))}  # the largest of each rule
     first = next((found[rule].evidence for rule in rules if rule in found), {})
     return sum(found[rule].saving_share for rule in rules if rule in found), first
 
 
 def step_ms(tables: Tables) -> float:
-    """What all steps took."""
+    """Total ms of all steps."""
     return float(tables["tokens"]["duration_ns"].sum()) / 1e6
 
 
@@ -179,7 +179,7 @@ def tried(cause: Cause, rounds: int, folder: Path) -> tuple[np.ndarray, np.ndarr
 
 
 def judged(report: Report, cause: Cause, predicted: np.ndarray, won: np.ndarray) -> bool:
-    """Is the estimated saving right within FACTOR? Adds its figures."""
+    """Whether the estimated saving is right within FACTOR; adds its figures."""
     labels = (cause.label,) if cause.label else ()
     report.add(f"{cause.name}: predicted", "%", extremes(100 * predicted), labels=labels)
     if len(won):

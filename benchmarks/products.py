@@ -3,10 +3,10 @@
 python -m benchmarks.products [--rounds 60] [--shape 2048x1408] [--bits 4] [--block 32] [--rows 1,4,32,128] [--threads 2]
                               [--copies 64]
 
---copies: different matrices that one round runs through; many do not fit into the caches, as the experts of a model do not. Times
-are milliseconds per product; a ratio is MatMulNBits' time by ours in the same round (above 1: ours is faster). MatMulNBits
-(accuracy level 4) takes what the processor has best whatever set is forced on ours. Of one row, bytes of weights per second are
-held against reading memory; of many, multiplications per second against the set's own in registers, threads counted.
+--copies: number of different matrices in a round; many do not fit into the caches, like the experts of a model. Times are
+milliseconds per product; a ratio is MatMulNBits' time / ours in the same round (above 1: ours is faster). MatMulNBits (accuracy
+level 4) uses the processor's best set regardless of the set forced on ours. For one row, bytes of weights per second are
+compared with reading memory; for many, multiplications per second with the set's rate in registers times threads.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def weights(args: argparse.Namespace, k: int, n: int, rng: np.random.Generator) -> Weights:
-    """A matrix of any codes."""
+    """A matrix of random codes."""
     blocks = -(-k // args.block)
     values = rng.integers(0, 256, (n, blocks, args.block * args.bits // 8), np.uint8)
     return {"values": values, "scales": rng.standard_normal((n, blocks)).astype(np.float32)}
@@ -91,13 +91,13 @@ def session(args: argparse.Namespace, node: onnx.NodeProto, inputs: list[str], c
 
 
 def own_session(args: argparse.Namespace) -> ort.InferenceSession:
-    """One for all matrices, which are fed."""
+    """One session for all matrices, which are inputs."""
     inputs = ["rows", "values", "scales"]
     return session(args, helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=args.bits), inputs, {})
 
 
 def their_sessions(report: Report, args: argparse.Namespace, matrices: list[Weights], k: int) -> list[ort.InferenceSession]:
-    """One for each matrix, which is packed anew; what that takes is reported."""
+    """One session for each matrix, which packs it; the time for that is reported."""
     sizes = {"bits": args.bits, "block_size": args.block, "K": k, "N": len(matrices[0]["scales"]), "accuracy_level": 4}
     node = helper.make_node(THEIRS, ["rows", "values", "scales"], ["out"], domain="com.microsoft", **sizes)
     sessions, times = [], []
@@ -110,7 +110,7 @@ def their_sessions(report: Report, args: argparse.Namespace, matrices: list[Weig
 
 
 def bind(own: ort.InferenceSession, feeds: dict[str, ort.OrtValue]) -> ort.IOBinding:
-    """Inputs where they lie."""
+    """A binding of inputs without copies."""
     binding = own.io_binding()
     for name, value in feeds.items():
         binding.bind_ortvalue_input(name, value)
@@ -119,7 +119,7 @@ def bind(own: ort.InferenceSession, feeds: dict[str, ort.OrtValue]) -> ort.IOBin
 
 
 def runs(pairs: list[tuple[ort.InferenceSession, ort.IOBinding]]) -> Callable[[], None]:
-    """Runs them all."""
+    """A function that runs all pairs."""
 
     def run() -> None:
         for own, binding in pairs:
@@ -129,7 +129,7 @@ def runs(pairs: list[tuple[ort.InferenceSession, ort.IOBinding]]) -> Callable[[]
 
 
 def forced(name: str, run: Callable[[], None]) -> Callable[[], None]:
-    """The same with an instruction set."""
+    """`run` with an instruction set forced."""
 
     def forced_run() -> None:
         choose(name)
@@ -139,7 +139,7 @@ def forced(name: str, run: Callable[[], None]) -> Callable[[], None]:
 
 
 def measure(sides: dict[str, Callable[[], None]], args: argparse.Namespace) -> dict[str, np.ndarray]:
-    """Milliseconds per product [rounds] of each side, and those of reading READ_BYTES."""
+    """Milliseconds per product [rounds] of each side, and milliseconds of reading READ_BYTES."""
     times: dict[str, list[float]] = {name: [] for name in [*sides, "reading"]}
     area = np.ones(READ_BYTES, np.uint8)
     with ThreadPoolExecutor(args.threads) as threads:
@@ -152,14 +152,14 @@ def measure(sides: dict[str, Callable[[], None]], args: argparse.Namespace) -> d
 
 
 def read(area: np.ndarray, threads: ThreadPoolExecutor, count: int) -> None:
-    """Look for a byte that is not there, on each thread in its part."""
+    """Search for an absent byte, each thread in its part of the area."""
     part, search = len(area) // count, ctypes.CDLL(None).memchr
     search.argtypes, search.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
     assert not any(threads.map(lambda i: search(area.ctypes.data + i * part, 0, part), range(count)))
 
 
 def peak_rates() -> dict[str, float]:
-    """Products per second in registers on one thread, of each set of this processor that the program knows."""
+    """Products per second in registers on one thread, for each known set of this processor."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "product_peak"
         if subprocess.run(["cc", "-O2", str(PEAK), "-o", str(program)], check=False).returncode:

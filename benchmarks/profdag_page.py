@@ -1,7 +1,7 @@
 """Speed of the ProfDAG page in headless Chromium: `python -m benchmarks.profdag_page [--nodes N] [--rounds 5]`.
 
 First paint: from the start of navigation to the first frame that shows the graph. Panning: frames per second while the pointer
-drags the graph for some seconds, folded and with every layer open. Median and spread of several loads.
+drags the graph for some seconds, with layers folded and with every layer open. Median and spread of several loads.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ requestAnimationFrame(step);
 
 
 def graph(nodes: int, layers: int) -> nx.DiGraph:
-    """A model of equal layers: a chain of operators with short and long edges, and constants that all layers read."""
+    """The graph of a model with equal layers: a chain of operators with short and long edges, constants read by all layers."""
     dag, each = nx.DiGraph(token_id=1), nodes // layers
     common = {"expert": -1, "shape": "2048x1", "backend": "cpu", "busy_ns": 100, "wait_ns": 20, "maj_flt": 0, "gbytes_per_s": 3.0}
     for i in range(nodes):
@@ -56,7 +56,7 @@ def graph(nodes: int, layers: int) -> nx.DiGraph:
 
 
 def pan(driver: Any, seconds: float) -> tuple[float, float]:
-    """(frames per second, ms of the frame that 95 % are faster than)."""
+    """(frames per second, 95 % quantile of ms per frame)."""
     frames = driver.execute_async_script(PAN, seconds)
     gaps = sorted(b - a for a, b in pairwise(frames))
     return 1000 * len(gaps) / (frames[-1] - frames[0]), gaps[int(0.95 * len(gaps))]

@@ -3,13 +3,13 @@
     sudo python -m benchmarks.qnn truth [--executes 10000]
     sudo python -m benchmarks.qnn overhead [--levels off,detailed] [--rows 8,64,512] [--rounds 12] [--seconds 0.5] [--hits]
 
-`truth` traces a plain onnxruntime-qnn program of two sessions at detailed level and compares what was recorded with its CSVs,
-row by row. `overhead` measures as `benchmarks.overhead` does: for each level and size one process executes without end, and the
-probes on it go on and off. A round's change is the ratio of the median run with probes to that of the windows before and behind
-it; the figure is the median over the rounds with its 95 % bootstrap interval, and the same of windows without probes among
-each other: what the noise alone makes of a comparison. The same follows for the CPU time of the thread that executes: all probes
-are hit there, and neighbours touch it less than the clock. `--hits` adds how often each probe is hit per execution.
-On x86-64 the NPU is Qualcomm's emulator: its executions take the time of the host.
+`truth` traces a plain onnxruntime-qnn program of two sessions at detailed level and compares the recording with its CSVs, row
+by row. `overhead` measures like `benchmarks.overhead`: for each level and size one process executes continuously, and the
+probes on it are switched on and off. A round's change is the ratio of the median run with probes to that of the windows before
+and after it; the figure is the median over the rounds with its 95 % bootstrap interval, and the same for windows without probes
+among each other, which shows the noise of a comparison. The same is given for the CPU time of the executing thread: all probes
+are hit there, and neighbours affect it less than wall time. `--hits` adds the hits of each probe per execution. On x86-64 the
+NPU is Qualcomm's emulator: its executions take the time of the host.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def csv_rows(path: Path) -> list[Row]:
 
 
 def truth(args: argparse.Namespace, report: Report) -> int:
-    """Compare the recording with the CSVs; 1 where a row differs, is lost or joined nothing."""
+    """Compare the recording with the CSVs; returns 1 if a row differs, is lost or unmatched."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [sys.executable, PROGRAM, name, str(args.executes // 2)]
@@ -72,7 +72,7 @@ def truth(args: argparse.Namespace, report: Report) -> int:
 
 
 def path_env() -> dict[str, str]:
-    """The environment in which our modules are those beside this file."""
+    """The environment in which our modules are imported from this checkout."""
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
@@ -82,7 +82,7 @@ def traced(run: Path, command: list[str]) -> list[str]:
 
 
 def overhead(args: argparse.Namespace, report: Report) -> int:
-    """One process for each level and size."""
+    """Measure one process for each level and size."""
     for level, rows in product(args.levels.split(","), args.rows.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             measure(level, rows, args, Path(folder), report)
@@ -90,7 +90,7 @@ def overhead(args: argparse.Namespace, report: Report) -> int:
 
 
 def measure(level: str, rows: str, args: argparse.Namespace, folder: Path, report: Report) -> None:
-    """A process's runs with probes on and off alternately."""
+    """Measure a process's runs with probes alternately on and off."""
     command = [sys.executable, "-m", "benchmarks.programs.execute_qnn", str(folder), level, rows]
     with contextlib.closing(Engine(command, folder / "runs.bin", 1)) as engine:
         with recording(engine, "--levels qnn", folder / "run") as session:
@@ -112,7 +112,7 @@ def measure(level: str, rows: str, args: argparse.Namespace, folder: Path, repor
 
 
 def add_change(report: Report, name: str, windows: list[Window], runs: np.ndarray) -> None:
-    """The run without probes, how it changes with them, and how windows without them differ among each other."""
+    """Add the run without probes, its change with them, and differences among windows without them."""
     without = windows[::2]
     report.add(f"{name}: a run", "us", quartiles(times(runs, *without) / 1e3), labels=LABELS)
     cost = slowdown([Block(windows)], runs)
@@ -123,7 +123,7 @@ def add_change(report: Report, name: str, windows: list[Window], runs: np.ndarra
 
 
 def add_account(report: Report, name: str, manifest: dict[str, Any], every_probe: bool) -> None:
-    """Hits per execution, and losses."""
+    """Add hits per execution, and losses."""
     executes = max(1, manifest["records"].get("qnn_execute_begin", 0))
     hits = {row["program"]: row["hits"] / executes for row in manifest["probes"] if row["level"] == "qnn"}
     report.add(f"{name}: hits per execution", "count", single(sum(hits.values()), executes))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality MODEL TEXT [--precisions 32 8 4 4a/64+8 32k8 ...]
 
-Every precision is converted into a temporary package and reads the same windows of the text.
+The model is converted into a temporary package for every precision, which reads the same windows of the text.
 """
 
 import argparse
@@ -24,7 +24,7 @@ PRECISIONS = ("32", "16", "8", "8/64", "4", "4/64", "4a", "4/16", "4+4", "4a+4")
 def parse(text: str) -> PackageFormat:
     """`4a/64+8`: 4 bits, asymmetric, blocks of 64; attention and head at 8 bits (default: the runtime's own choice).
 
-    A `k8` or `k16` behind it is of keys and values, see `kv_bits`.
+    A `k8` or `k16` after it is the precision of keys and values, see `kv_bits`.
     """
     text = text.partition("k")[0]
     experts, _, others = text.partition("+")
@@ -38,12 +38,12 @@ def parse(text: str) -> PackageFormat:
 
 
 def kv_bits(text: str) -> int:
-    """`32k8`: 8."""
+    """The bits of keys and values: 8 for `32k8`."""
     return int(text.partition("k")[2] or 32)
 
 
 def precise(model_folder: Path, name: str, text: str, args: argparse.Namespace) -> tuple[np.ndarray, int]:
-    """Losses of every token at a precision, and bytes of an expert."""
+    """(losses of every token at a precision, bytes of an expert)."""
     with tempfile.TemporaryDirectory() as folder:
         package = convert(model_folder, Path(folder) / "package", None, parse(name))
         model = MoE.load(package.folder, threads=2, kv_bits=kv_bits(name))

@@ -1,9 +1,9 @@
 """lm-Meter's harmonic quantization score of two packages of one model: accuracy by perplexity on a text, latency by phase.
 
     python -m benchmarks.quantization_score ORIGINAL QUANTIZED --text FILE --tokens 256 --rounds 3
-    python -m benchmarks.quantization_score DIR DIR --text FILE --quantized-backend htp    (fp32 on CPU against fp16 on HTP)
+    python -m benchmarks.quantization_score DIR DIR --text FILE --quantized-backend htp    (fp32 on CPU, fp16 on HTP)
 
-Both read the same tokens one by one; runs take turns, and the median of each phase counts. On x86-64 HTP is Qualcomm's
+Both read the same tokens one by one; runs alternate, and the median of each phase counts. On x86-64 HTP is Qualcomm's
 emulator: its accuracy is the NPU's, its latency is not.
 """
 

@@ -1,6 +1,6 @@
 """Renders results as Markdown: stored ones to docs/results.md and docs/results/, given ones to standard output.
 
-python -m benchmarks.render [--check]      --check: writes nothing; exit code 1 where a page is not what would be written
+python -m benchmarks.render [--check]      --check: writes nothing; exit code 1 if a page is outdated
 python -m benchmarks.render FILE...
 python -m benchmarks.render --from FOLDER --to FOLDER      other results, other pages
 """
@@ -36,7 +36,7 @@ COLUMNS = ("figure", "median", "interval", "n")
 
 
 def purpose(benchmark: str) -> str:
-    """The first line of a benchmark's own description."""
+    """The first line of a benchmark's description."""
     source = ROOT / "benchmarks" / f"{benchmark}.py"
     text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) if source.exists() else ""
     return (text or "").partition("\n")[0]
@@ -51,7 +51,7 @@ def row(figure: Figure) -> str:
 
 
 def part(result: Result, figures: list[Figure]) -> str:
-    """A result: when and on what it was measured, its figures, its notes."""
+    """A result: date and machine, figures, notes."""
     commit = result.commit + "\\*" * bool(result.source)
     head = f"## {result.date}, {commit}: {machine_name(result.machine)}"
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|--:|---|--:|", *map(row, figures)]
@@ -97,13 +97,13 @@ def joined(parts: list[str]) -> str:
 
 
 def differing(wanted: dict[Path, str], docs: Path) -> list[Path]:
-    """Pages that are not as they should be, or should not be."""
+    """Pages that are outdated or should not exist."""
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     return stale + [path for path in (docs / FOLDER).glob("*.md") if path not in wanted]
 
 
 def write(wanted: dict[Path, str], docs: Path) -> None:
-    """Write all pages and remove those of results that are gone."""
+    """Write all pages and remove those without results."""
     (docs / FOLDER).mkdir(exist_ok=True)
     for path in differing(wanted, docs):
         if path in wanted:

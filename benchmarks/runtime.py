@@ -3,15 +3,16 @@
     python -m benchmarks.runtime [--rounds 16] [--against llama.cpp] [--sets avx2,avx512vnni] [--json FILE]
 
 Shapes are those of workloads/gguf_model.py (`qwen-moe`: 8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp
-(blocks of 32, float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a
-process of its own and works in short windows, alternately (ABBA), while the other is stopped. A round gives one ratio of speeds
+(blocks of 32, float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits per weight in both. Each engine is a
+separate process and works in short windows, alternately (ABBA), while the other is stopped. A round gives one ratio of speeds
 for decode and one for prefill; the figures are their medians and 95 % bootstrap intervals. transformers runs in float32 with
-fewer layers, against ours with as many.
+fewer layers, compared with ours with as many.
 
-Orchestration is the part of a decoded token that ours spends outside ONNX Runtime's `run`.
+Orchestration is our runtime's time per decoded token outside ONNX Runtime's `run`.
 
---sets: instead, each of these instruction sets, forced on ours, against llama.cpp built for the same one. Of a decoded token,
-bytes of weights per second are held against reading memory on as many threads in the same round. `plain` does an eighth of it.
+--sets: instead, each of these instruction sets, forced on ours, against llama.cpp built for the same one. For a decoded token,
+bytes of weights per second are compared with reading memory on as many threads in the same round. `plain` does an eighth of the
+work.
 """
 
 import argparse
@@ -40,23 +41,23 @@ from workloads import ROOT
 from workloads.gguf_model import SHAPES, Shape, tensors
 
 PROMPT = 8  # tokens before a window of decoding
-WARM_UP = 2  # of its tokens, which are not counted
+WARM_UP = 2  # tokens of a window that are not counted
 FEWER = 8  # times less work for plain C
-BITS = 4.5  # of a weight, its share of a scale included
-FEW_LAYERS = 2  # that transformers gets: all of them in float32 take 20 GB
+BITS = 4.5  # per weight, including its share of a scale
+FEW_LAYERS = 2  # for transformers: all layers in float32 take 20 GB
 
 
 class Peer(Protocol):
-    """An engine in its own process."""
+    """An engine in a separate process."""
 
     def begin(self, tokens: int) -> None:
-        """Forget what was fed; room for so many tokens."""
+        """Clear the context; make room for `tokens` tokens."""
 
     def feed(self, ids: list[int]) -> None:
         """One forward step, with logits of its last token."""
 
     def inside_ns(self) -> int:
-        """Time spent in its library so far; 0 where nobody counts."""
+        """Time spent in its library so far; 0 if not counted."""
 
 
 class Ours:
@@ -113,7 +114,7 @@ class Llama:
 
 
 class Transformers:
-    """transformers on the CPU in float32, weights as it draws them."""
+    """transformers on the CPU in float32, with its own random weights."""
 
     def __init__(self, threads: int, shape: Shape):
         import torch
@@ -144,7 +145,7 @@ PEERS: dict[str, Callable[[argparse.Namespace, Shape], Peer]] = {
 
 
 def serve(peer: Peer, vocabulary: int) -> None:
-    """Answer one window after the other: `decode N` or `prefill N` in, ns per token and ns inside the library out."""
+    """Run windows: reads `decode N` or `prefill N`, prints ns per token and ns inside the library."""
     ids = np.random.default_rng(0).integers(0, vocabulary, 4096).tolist()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
@@ -174,20 +175,20 @@ class Window:
 
 
 class Process:
-    """A living engine that is stopped whenever it is not asked."""
+    """A running engine that is stopped between windows."""
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None):
         command = [sys.executable, "-m", "benchmarks.runtime", *arguments]
         whole = os.environ | (environment or {})
         pipe = subprocess.PIPE
-        # llama.cpp tells of every graph on standard error.
+        # llama.cpp reports every graph on standard error.
         null = subprocess.DEVNULL
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True, cwd=ROOT, env=whole)
         self._read()
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def ask(self, what: str, count: int) -> Window:
-        """One window."""
+        """Run one window."""
         assert self.process.stdin
         os.kill(self.process.pid, signal.SIGCONT)
         self.process.stdin.write(f"{what} {count}\n")
@@ -206,14 +207,14 @@ class Process:
     def _read(self) -> Any:
         assert self.process.stdout
         for line in self.process.stdout:
-            if line.startswith(("{", '"ready"')):  # libraries talk too
+            if line.startswith(("{", '"ready"')):  # libraries print too
                 return json.loads(line)
         ended = f"`{' '.join(self.process.args)}` ended with status {self.process.wait()}"
         raise SystemExit(f"{ended}: run it alone to see why")
 
 
 def compare(ours: Process, other: Process, rounds: int, counts: dict[str, int], name: str, report: Report) -> None:
-    """Windows alternately, ABBA: two of each engine and kind in a round. counts: tokens of a window by kind."""
+    """Run windows alternately, ABBA: two of each engine and kind in a round. counts: tokens of a window by kind."""
     for what, count in counts.items():
         for process in (ours, other):
             process.ask(what, count)
@@ -233,7 +234,7 @@ def windows_of_round(ours: Process, other: Process, what: str, count: int) -> tu
 
 
 def measure_sets(args: argparse.Namespace, report: Report) -> None:
-    """Every instruction set against its peer."""
+    """Measure every instruction set against its peer."""
     shape = SHAPES[args.shape]
     package, gguf = str(seeded_package(args.block, args.shape).folder), str(seeded_gguf(args.shape))
     numbers = ["--shape", args.shape, "--threads", str(args.threads), "--layers", str(shape.layers)]
@@ -260,7 +261,7 @@ class SetSides:
     threads: int
 
     def compare(self, name: str, rounds: int, weights: int, report: Report) -> None:
-        """Figures of `rounds` rounds. weights: bytes of a decoded token."""
+        """Add the figures of `rounds` rounds. weights: bytes of weights per decoded token."""
         for process in (self.ours, self.peer):
             process.ask(self.what, self.count)
         mine, theirs, reading = np.array([self._round() for _ in range(rounds)]).T
@@ -272,7 +273,7 @@ class SetSides:
         report.add(f"{label}: speed", "ratio", bootstrap(theirs / mine), against="llama.cpp of the same set")
 
     def _round(self) -> tuple[float, float, float]:
-        """(ns of ours, ns of the peer, bytes per ns that memory gives)."""
+        """(ns of ours, ns of the peer, bytes per ns of reading memory)."""
         mine, theirs, _ = windows_of_round(self.ours, self.peer, self.what, self.count)
         return mine, theirs, read_rate(self.threads)
 
@@ -289,7 +290,7 @@ def read_rate(threads: int) -> float:
 
 
 def bytes_of_token(shape: Shape) -> int:
-    """Bytes of weights that a decoded token reads at 4.5 bits: all matrices but the embedding, of experts those that it uses."""
+    """Bytes of weights that a decoded token reads at 4.5 bits: all matrices except the embedding, and only the experts used."""
     weights = 0.0
     for name, dims in tensors(shape):
         if len(dims) > 1 and not name.startswith("token_embd"):
@@ -298,7 +299,7 @@ def bytes_of_token(shape: Shape) -> int:
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
-    """Ours against each peer that was asked for."""
+    """Measure our runtime against each requested peer."""
     package, threads = str(seeded_package(args.block, args.shape).folder), str(args.threads)
     for name in args.against.split(","):
         few = name == "transformers"

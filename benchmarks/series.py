@@ -2,7 +2,7 @@
 
 nice python -m benchmarks.series [--series 500] [--json FILE]
 
-workloads/drawn_series.py says how series are drawn and what counts as found.
+workloads/drawn_series.py documents how series are drawn and which detections count.
 """
 
 from collections import Counter

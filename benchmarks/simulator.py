@@ -2,19 +2,19 @@
 
     sudo .venv/bin/python -m benchmarks.simulator PACKAGE --text FILE --caches 25%,50%,100% --chunks 8,64 --rounds 4 --keep DIR
 
-Traced runs show the costs: a cache of 35 %, the same with prefetching, and everything resident, at chunks that are not under
-test; one more, of 20 %, what the predictor asks for.
-Their untraced twins run in the same rounds as every setting under test; by them the traced costs are brought to an untraced
-run's: one factor for the work of each phase and mode, one for what a chunk costs whatever its rows, one for loads on the thread
-that needs them, one for those beside it.
+Traced runs give the costs: a cache of 35 %, the same with prefetching, and everything resident, with chunks that are not under
+test; another one, of 20 %, gives the predictor's requests.
+Their untraced twins run in the same rounds as the settings under test; with these the traced costs are scaled to an untraced
+run: one factor for the work of each phase and mode, one for the fixed cost of a chunk, one for loads on the thread
+that needs them, one for background loads.
 
-A machine's pace drifts from minute to minute. The reference, everything resident at a chunk that is not under test, runs before
-and after every other two runs; a run's pace is the reference's then, over its median. Errors are given raw and at the pace; the
-pace comes from the reference alone, never from the setting that is judged. Where all experts are resident a decoded token is the
-reference's own work, so that its TPOT shows the noise and no prediction: figures are given without it, too.
+A machine's pace drifts from minute to minute. The reference, everything resident with a chunk not under test, runs before and
+after every two other runs; a run's pace is the reference's time around it divided by its median. Errors are given raw and at
+the pace; the pace comes only from the reference, never from the setting under test. If all experts are resident, a decoded
+token is the reference's own work, so that its TPOT shows the noise and no prediction: figures are also given without it.
 
-With --keep DIR a call adds its rounds to those that lie there. Figures are the errors of TTFT, TPOT and hit rate (in points),
-median and quartiles over rounds, and whether settings rank alike.
+With --keep DIR a call adds its rounds to those in DIR. Figures are the errors of TTFT, TPOT and hit rate (in points),
+median and quartiles over rounds, and the agreement of the settings' ranking.
 """
 
 import argparse
@@ -56,14 +56,14 @@ Round = list[tuple[str, Run]]
 
 @dataclass(frozen=True)
 class Setting:
-    """What the runtime is told; `prefetch` only means something in a limited cache."""
+    """The runtime's settings; `prefetch` applies only to a limited cache."""
 
     cache: int | None
     prefetch: bool
     chunk: int
 
     def simulated(self) -> simulator.Settings:
-        """The same for the simulator."""
+        """The settings for the simulator."""
         return simulator.Settings(self.cache, self.chunk, prefetch=simulator.RECORDED if self.prefetch else None)
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class Runtime:
 
 
 def measured(runtime: Runtime, reference: Setting, settings: list[Setting], rounds: int, figures: Path) -> list[Round]:
-    """Rounds of every setting, with references between; those that were kept come first."""
+    """Rounds of every setting, with references in between; stored rounds come first."""
     kept: list[Round] = json.loads(figures.read_text()) if figures.exists() else []
     for number in range(rounds):
         turned = settings[number % len(settings) :] + settings[: number % len(settings)]
@@ -123,7 +123,7 @@ def measured(runtime: Runtime, reference: Setting, settings: list[Setting], roun
 def paced(rounds: list[Round], reference: str) -> dict[str, list[Run]]:
     """Runs by setting with `pace`: the reference's time around them over its median over all rounds.
 
-    A single reference run has hiccups of its own: each counts as the median of itself and its neighbours.
+    A single reference run may be disturbed: each counts as the median of itself and its neighbours.
     """
     usual = np.median([run["total_ms"] for runs in rounds for name, run in runs if name == reference])
     by_setting: dict[str, list[Run]] = {}
@@ -137,7 +137,7 @@ def paced(rounds: list[Round], reference: str) -> dict[str, list[Run]]:
 
 
 def middle(runs: list[Run], at_pace: bool) -> Run:
-    """Median of each figure; times divided by the pace they were taken at."""
+    """Median of each figure; with `at_pace`, times are divided by their pace."""
     return {
         name: float(np.median([run[name] / (run["pace"] if at_pace and name.endswith("_ms") else 1) for run in runs]))
         for name in runs[0]
@@ -145,7 +145,7 @@ def middle(runs: list[Run], at_pace: bool) -> Run:
 
 
 def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) -> costs.Costs:
-    """The traced costs as the untraced twins show them: loads by what they took, then work until simulated twins take as long."""
+    """The traced costs scaled to the untraced twins: loads by their times, then work until simulated twins take as long."""
     size = cost.expert_bytes["cpu"]
     by_mode: dict[str, list[Setting]] = {}
     for one in twins:
@@ -170,7 +170,7 @@ def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) 
 
 
 def add_errors(report: Report, real: dict[Setting, list[Run]], cost: costs.Costs, routes: trace.Trace, at_pace: bool) -> None:
-    """Errors of every setting by runs, then what all of them say."""
+    """Add the errors of every setting by run, then those of all settings."""
     clock = "at the reference's pace" if at_pace else "raw"
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in FIGURES}
     points = []
@@ -191,7 +191,7 @@ def add_errors(report: Report, real: dict[Setting, list[Run]], cost: costs.Costs
 
 
 def add_summary(report: Report, name: str, rows: np.ndarray) -> None:
-    """Accuracy of [settings, (real, simulated)]."""
+    """Add the accuracy of [settings, (real, simulated)]."""
     error, n = 100 * np.abs(rows[:, 1] / rows[:, 0] - 1), len(rows)
     pairs = [(a, b) for a, b in itertools.permutations(rows, 2) if a[0] > b[0] * (1 + APART)]
     right = sum(a[1] > b[1] for a, b in pairs)
@@ -206,7 +206,7 @@ def add_summary(report: Report, name: str, rows: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings that calibrate (the second is the reference), the one that shows what is fetched ahead, and those under test."""
+    """Settings for calibration (the second is the reference), the one that shows prefetches, and those under test."""
 
     twins: list[Setting]
     asking: Setting
@@ -214,12 +214,12 @@ class Plan:
 
     @property
     def reference(self) -> Setting:
-        """Everything resident, at a chunk that is not under test."""
+        """Everything resident, with a chunk that is not under test."""
         return self.twins[1]
 
 
 def planned(args: argparse.Namespace) -> Plan:
-    """The settings that the command line asks for."""
+    """The settings given on the command line."""
     sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
     whole = sizes["all_experts_bytes"]
     small, least = (cache_bytes(share, whole) for share in (CALIBRATION_SHARE, ASKING_SHARE))
@@ -237,7 +237,7 @@ def planned(args: argparse.Namespace) -> Plan:
 
 
 def judge(plan: Plan, traced: costs.Costs, routes: trace.Trace, rounds: list[Round], report: Report) -> None:
-    """Errors of the settings under test, raw and at the reference's pace."""
+    """Add the errors of the settings under test, raw and at the reference's pace."""
     by_setting = paced(rounds, str(plan.reference))
     lasted = [runs[-1][1]["at_s"] - runs[0][1]["at_s"] for runs in rounds]
     paces = [run["pace"] for runs in by_setting.values() for run in runs]

@@ -2,9 +2,9 @@
 
     sudo python -m benchmarks.stress [--seconds 30] [--threads 1,2] [--ring-mib 32] [--recorders tracer,collector] [--json FILE]
 
-A C program hits the cheapest kind of site (a 5-byte nop in front of a USDT site) in a loop, one record per hit, and counts its
+A C program hits the cheapest kind of site (a 5-byte nop before a USDT site) in a loop, one record per hit, and counts its
 hits. Every hit must be a record in the file or a loss that the kernel side counted: the sums are compared exactly. The
-tracer's CPU time is that beyond a run of no length (loading, calibrating), as a share of one core; time in the BPF program
+tracer's CPU time is that in excess of an empty run (loading, calibrating), as a share of one core; time in the BPF program
 is per hit.
 """
 

@@ -1,4 +1,4 @@
-"""Models and programs of known truth that tests and benchmarks run."""
+"""Models and programs with known behaviour, for tests and benchmarks."""
 
 from pathlib import Path
 

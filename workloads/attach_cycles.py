@@ -1,4 +1,4 @@
-"""Attaches to a living program, records for a moment, detaches, and counts what is left behind."""
+"""Attaches to a running program, records briefly, detaches, and counts what is left behind."""
 
 import ctypes
 import json
@@ -44,7 +44,7 @@ class Cycle:
 
 
 class Ids:
-    """BPF programs and maps by the kernel's own numbers."""
+    """BPF programs and maps by their kernel ids."""
 
     def __init__(self, session: Session):
         self.lib = session.kernel.lib
@@ -53,7 +53,7 @@ class Ids:
         self.programs, self.maps = [self._id(fd) for fd in programs], [self._id(fd) for fd in maps]
 
     def _id(self, fd: int) -> int:
-        """The number behind a descriptor: both info structs begin with type and id."""
+        """The kernel id of a descriptor's object: both info structs begin with type and id."""
         info = ProgramInfo()
         size = ctypes.c_uint32(ctypes.sizeof(info))
         if self.lib.bpf_obj_get_info_by_fd(fd, ctypes.byref(info), ctypes.byref(size)):
@@ -61,7 +61,7 @@ class Ids:
         return int(info.id)
 
     def left(self) -> int:
-        """How many of them the kernel still has, a grace period later."""
+        """The number of these that the kernel still has after a grace period."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while (count := self._count()) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -77,12 +77,12 @@ class Ids:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """The resident size of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def run_cycle(pid: int, folder: Path, engine: str, levels: str) -> Cycle:
-    """Load, attach to a living process, record for a moment, detach, close."""
+    """Load, attach to a running process, record briefly, detach, close."""
     folder.mkdir()
     engines = choose(engine.split(","))
     options = Options(folder, engines, set(levels.split(",")), ring_bytes=1 << 20, duration_s=MOMENT)
@@ -116,7 +116,7 @@ def run_cycle(pid: int, folder: Path, engine: str, levels: str) -> Cycle:
 def run_cycles(
     pid: int, count: int, engine: str = "moescope", levels: str = LEVELS, progress: Callable[[int], object] | None = None
 ) -> list[Cycle]:
-    """`count` cycles on one process; `progress` is called with the number done after each."""
+    """`count` cycles on one process; `progress` is called after each with the number done."""
     folder, plain = Path(tempfile.mkdtemp()), session_module.measure
     session_module.measure = cache(lambda _: measure(_))  # type: ignore[assignment]
     cycles: list[Cycle] = []
@@ -133,20 +133,20 @@ def run_cycles(
 
 
 def start_steady(folder: Path) -> subprocess.Popen[str]:
-    """The program that checks its own work, running."""
+    """Start the program that checks its own work."""
     program = compiled(folder / "steady", "steady.c", flags=WITH_SITES)
     return subprocess.Popen([str(program)], stdout=subprocess.PIPE, text=True)
 
 
 def end_steady(program: subprocess.Popen[str]) -> dict[str, int]:
-    """Ends it; what it says of its work, with its exit code."""
+    """End the program; returns its report on its work, with its exit code."""
     program.terminate()
     printed = program.communicate(timeout=30)[0]
     return {**json.loads(printed), "exit_code": program.returncode}
 
 
 def changed_sites(pid: int, manifest: dict[str, Any]) -> int:
-    """How many engine probes' instructions differ in the target's memory from those in the file."""
+    """The number of engine probes at which the target's memory differs from the file."""
     changed = 0
     maps = [line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     with open(f"/proc/{pid}/mem", "rb", 0) as memory:

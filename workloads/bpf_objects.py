@@ -1,6 +1,6 @@
-"""BPF objects as the build compiles them, for either architecture, and the rule about jumps back of kernels before 6.7.
+"""Compiles BPF objects like the build, for both architectures, and checks the rule on backward jumps of kernels before 6.7.
 
-python -m workloads.bpf_objects        both architectures, both buffers; 1 where a program breaks the rule
+python -m workloads.bpf_objects        both architectures, both buffers; exit code 1 if a program breaks the rule
 """
 
 import itertools
@@ -14,7 +14,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-JUMP, JUMP32 = 5, 6  # classes of instructions
+JUMP, JUMP32 = 5, 6  # instruction classes
 ALWAYS, CALL, EXIT = 0x05, 0x85, 0x95
 PSEUDO_CALL = 1
 SOURCE = Path(__file__).resolve().parents[1] / "bpf" / "moescope.bpf.c"
@@ -23,7 +23,7 @@ ARCHITECTURES = ("x86", "arm64")
 
 
 def compile_object(source: Path, output: Path, arch: str, *flags: str) -> Path:
-    """An object for `x86` or `arm64`; raises FileNotFoundError where there is no clang."""
+    """Compile an object for `x86` or `arm64`; raises FileNotFoundError without clang."""
     include = f"-I/usr/include/{platform.machine()}-linux-gnu"
     command = ["clang", "-O2", "-g", "-Wall", "-Werror", "-target", "bpf", f"-D__TARGET_ARCH_{arch}", include, *flags]
     subprocess.run([*command, "-c", str(source), "-o", str(output)], check=True)
@@ -44,7 +44,7 @@ def programs_of(path: Path) -> dict[str, bytes]:
 
 
 def successors(code: list[tuple[int, int, int, int]], at: int) -> list[tuple[int, bool]]:
-    """(instruction, whether a loop may be closed there), in the order in which old kernels walk them: they let jumps alone."""
+    """(instruction, whether an edge to it may close a loop: old kernels allow it for jumps only), in these kernels' order."""
     operation, registers, offset, number = code[at]
     if operation == EXIT:
         return []
@@ -59,7 +59,7 @@ def successors(code: list[tuple[int, int, int, int]], at: int) -> list[tuple[int
 
 
 def back_edge(instructions: bytes) -> tuple[int, int] | None:
-    """The first edge (from, to) for which kernels before 6.7 refuse a program: closing a loop, and not by a jump.
+    """The first edge (from, to) for which kernels before 6.7 reject a program: one that closes a loop without a jump.
 
     Linux 6.7 ended this rule with "bpf: fix control-flow graph checking in privileged mode" (10e14e9652bf).
     """
@@ -82,13 +82,13 @@ def back_edge(instructions: bytes) -> tuple[int, int] | None:
 
 
 def broken(path: Path) -> list[str]:
-    """The programs of an object that break the rule, each with the edge that does."""
+    """The programs of an object that break the rule, each with the offending edge."""
     edges = {name: back_edge(code) for name, code in programs_of(path).items()}
     return [f"{name}: instruction {edge[0]} leads back to {edge[1]} without a jump" for name, edge in edges.items() if edge]
 
 
 def main() -> int:
-    """Compile and check; a line for each object, and for each program that breaks the rule."""
+    """Compile and check; prints a line for each object and for each program that breaks the rule."""
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for arch, (buffer, flags) in itertools.product(ARCHITECTURES, BUFFERS.items()):

@@ -1,4 +1,4 @@
-"""Compiles the C programs whose truth is known."""
+"""Compiles the C programs with known behaviour."""
 
 import subprocess
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from workloads import PROGRAMS, ROOT
 
 SITES = ROOT / "runtime" / "telemetry"
-# The extension with the sites is linked by its bare name; Python's own symbols in it stay unresolved, for nothing calls them.
+# The extension with the sites is linked by its bare name; its Python symbols remain unresolved, since nothing calls them.
 WITH_SITES = (
     "-rdynamic",
     f"-L{SITES}",
@@ -16,7 +16,7 @@ WITH_SITES = (
 
 
 def compiled(output: Path, *sources: str, flags: tuple[str, ...] = ()) -> Path:
-    """The program `output`, made of sources in workloads/programs."""
+    """Compile sources in workloads/programs to the program `output`."""
     paths = [str(PROGRAMS / name) for name in sources]
     command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", str(output), *paths, *flags]
     subprocess.run(command, check=True)

@@ -1,7 +1,7 @@
-"""Models drawn from every family with odd settings, random and tiny, and how far the runtime agrees with transformers on them.
+"""Random tiny models of every family with unusual settings, and the runtime's agreement with transformers on them.
 
-The runtime writes greedy tokens behind prompts of several lengths; transformers then reads prompt and tokens in one pass: where
-its own best token agrees at every place, it would have written the same. A place where its two best logits are closer than the
+The runtime generates greedy tokens after prompts of several lengths; transformers then reads prompt and tokens in one pass: if
+its own best token agrees at every position, it would have generated the same. A position with its two best logits closer than the
 tolerance is a tie and counts as agreement.
 """
 
@@ -31,7 +31,7 @@ Draw = Callable[..., Any]
 
 
 class Agreement(NamedTuple):
-    """Of one config: tokens compared, equal, tied; the largest difference of logits, as it is and as a share of the tolerance."""
+    """For one config: tokens compared, equal, tied; the largest difference of logits, absolute and relative to the tolerance."""
 
     tokens: int
     equal: int
@@ -41,19 +41,19 @@ class Agreement(NamedTuple):
 
 
 def attention(draw: Draw) -> dict[str, Any]:
-    """Heads of every ratio and size."""
+    """Draw heads of various ratios and sizes."""
     kv, groups, head = draw([1, 2, 3]), draw([1, 2, 4]), draw([16, 32, 48, 64])
     return {"num_key_value_heads": kv, "num_attention_heads": kv * groups, "head_dim": head}
 
 
 def plain_heads(draw: Draw) -> dict[str, Any]:
-    """For families whose heads share the hidden size."""
+    """Draw heads for families with head size = hidden size / heads."""
     kv, groups, head = draw([1, 2]), draw([1, 2, 4]), draw([16, 32])
     return {"num_key_value_heads": kv, "num_attention_heads": kv * groups, "hidden_size": kv * groups * head}
 
 
 def rope(draw: Draw) -> dict[str, Any]:
-    """Rotary positions of each kind; short contexts, so that scaling matters."""
+    """Draw rotary positions of each kind, with short contexts so that scaling matters."""
     kind, theta = draw(["default", "linear", "yarn", "llama3", "yarn truncated"]), draw([1e3, 1e4, 5e5])
     scaled: dict[str, Any] = {"rope_theta": theta, "rope_type": kind.split()[0]}
     if kind != "default":
@@ -68,7 +68,7 @@ def rope(draw: Draw) -> dict[str, Any]:
 
 
 def common(draw: Draw) -> dict[str, Any]:
-    """What every family takes."""
+    """Draw the settings common to all families."""
     return {
         "hidden_size": draw([48, 64, 80]),
         "num_hidden_layers": draw([2, 3]),
@@ -86,7 +86,7 @@ def common(draw: Draw) -> dict[str, Any]:
 
 
 def experts(draw: Draw, name: str = "num_experts") -> dict[str, Any]:
-    """Their number and width."""
+    """Draw the number and width of experts."""
     return {name: draw([4, 6, 8]), "moe_intermediate_size": draw([24, 48])}
 
 
@@ -290,7 +290,7 @@ def build(folder: Path, name: str, drawn: dict[str, Any], seed: int) -> Any:
 
 
 def generated(model: MoE, ids: list[int], new: int) -> tuple[list[int], np.ndarray]:
-    """Greedy tokens of the runtime and the logits [new, V] that they were chosen from."""
+    """(greedy tokens of the runtime, the logits [new, V] from which they were chosen)."""
     sequence = model.engine.begin_sequence(len(ids) + new)
     tokens: list[int] = []
     logits = []
@@ -304,7 +304,7 @@ def generated(model: MoE, ids: list[int], new: int) -> tuple[list[int], np.ndarr
 
 
 def compare(reference: Any, model: MoE, ids: list[int], new: int) -> Agreement:
-    """Both over one prompt."""
+    """Compare both on one prompt."""
     tokens, logits = generated(model, ids, new)
     with torch.no_grad():
         expected = reference(torch.tensor([ids + tokens[:-1]]), use_cache=False).logits[0, len(ids) - 1 :].numpy()
@@ -317,7 +317,7 @@ def compare(reference: Any, model: MoE, ids: list[int], new: int) -> Agreement:
 
 
 def agreement(name: str, seed: int, new: int, prompts: tuple[int, ...] = PROMPTS) -> Agreement:
-    """A drawn config over all prompts."""
+    """The agreement for a drawn config over all prompts."""
     folder = Path(tempfile.mkdtemp(prefix="parity"))
     try:
         drawn = settings(name, seed)

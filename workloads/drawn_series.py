@@ -1,7 +1,7 @@
-"""Series of execution times whose truth is known, like those of a real NPU: 600 executions of 20 ms.
+"""Synthetic series of execution times with known features, like those of a real NPU: 600 executions of 20 ms.
 
-The first is 100 times slower; a step of -7 % in the middle; behind it a drift of +1.5 % to the end; spikes of 30 to 50 %
-every 25.6 executions; a burst of eight that take 25 to 35 % longer. The noise has 1 % and follows itself by `rho`.
+The first is 100 times slower; a step of -7 % in the middle; after it a drift of +1.5 % to the end; spikes of 30 to 50 %
+every 25.6 executions; a burst of eight that take 25 to 35 % longer. The noise is 1 % with autocorrelation `rho`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ APART = 20
 
 @dataclass(frozen=True)
 class Drawn:
-    """A series, and where its step and its burst begin."""
+    """A series, and the begins of its step and its burst."""
 
     ms: np.ndarray
     step: int
@@ -27,7 +27,7 @@ class Drawn:
 
 
 def noise(rng: np.random.Generator, n: int = EXECUTIONS, rho: float = 0.0, deviation: float = NOISE) -> np.ndarray:
-    """Plain noise about MS; deviation: of its innovations, as a share."""
+    """Noise around MS; deviation: relative standard deviation of its innovations."""
     steps = rng.normal(0, deviation, n)
     for i in range(1, n):
         steps[i] += rho * steps[i - 1]
@@ -35,7 +35,7 @@ def noise(rng: np.random.Generator, n: int = EXECUTIONS, rho: float = 0.0, devia
 
 
 def draw(seed: int, rho: float = 0.0) -> Drawn:
-    """One series with all that the module's first lines name."""
+    """One series with all features listed for the module."""
     rng = np.random.default_rng(seed)
     ms, at = noise(rng, rho=rho), int(rng.integers(150, 401))
     bursts = [i for i in range(40, EXECUTIONS - 40) if abs(i - at) >= APART]
@@ -50,7 +50,7 @@ def draw(seed: int, rho: float = 0.0) -> Drawn:
 
 
 def missed(parts: Parts, drawn: Drawn) -> set[str]:
-    """Which of NAMES were not found where and as they are, and nothing beside."""
+    """The features in NAMES that were not detected correctly, at the right place and without additional ones."""
     right = {
         "first": 80 < parts.first < 120,
         "step": [abs(shift.at - drawn.step) <= 2 for shift in parts.shifts] == [True],
@@ -62,7 +62,7 @@ def missed(parts: Parts, drawn: Drawn) -> set[str]:
 
 
 def knowable(seed: int, rho: float) -> bool:
-    """Does the drift of a series as `draw` makes them show to one who knows the noise and the step, by the same rule?"""
+    """Whether the drift of a series from `draw` is detectable by the same rule given the noise and the step."""
     rng = np.random.default_rng(seed)
     n = EXECUTIONS - int(rng.integers(150, 401))
     level = noise(rng, n, rho) + MS * DRIFT * np.linspace(0, 1, n)
@@ -73,11 +73,11 @@ def knowable(seed: int, rho: float) -> bool:
 
 
 def surplus(parts: Parts) -> int:
-    """How many steps, drifts and bursts were found beyond the one of each that `draw` plants."""
+    """The number of steps, drifts and bursts detected beyond the one of each in `draw`."""
     return sum(max(len(found) - 1, 0) for found in (parts.shifts, parts.drifts, parts.bursts))
 
 
 def invented(parts: Parts) -> set[str]:
-    """What was found in plain noise."""
+    """The features detected in plain noise."""
     found = (parts.first, parts.shifts, parts.drifts, parts.period, parts.bursts)
     return {name for name, each in zip(NAMES, found, strict=True) if each}

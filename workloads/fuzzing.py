@@ -1,8 +1,8 @@
-"""Damaged input of every kind for the command lines, and what may not come of it.
+"""Damaged input of every kind for the command lines, with the outcomes that count as faults.
 
-A kind of input is a folder with sound files, the verbs that read it, and whether its format carries checksums. A case damages one
-file, runs one verb in this process, and judges the answer: a traceback, a hang and an exit code that is none of ours are faults,
-and so is a different answer without a word where checksums would have shown the damage.
+A kind of input is a folder with intact files, the verbs that read it, and whether its format has checksums. A case damages one
+file, runs one verb in this process, and classifies the answer: a traceback, a hang and an undocumented exit code are faults,
+and so is a different answer without a warning if checksums would have shown the damage.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ FAULTS = ("traceback", "hang", "exit code", "silent change")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of input: how it is made in a folder, which of its files are damaged, and the verbs (room, words) that read it.
+    """A kind of input: the function that makes it in a folder, the files to damage, and the verbs (room, words) that read it.
 
-    checked: its format carries checksums; refused: verbs that go on to refuse even sound files, having read them.
+    checked: its format has checksums; refused: verbs that read even intact files and then reject them.
     """
 
     make: Callable[[Path], object]
@@ -59,7 +59,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a verb answered: how it ended, and what it printed."""
+    """A verb's answer: its way of ending and its output."""
 
     ending: str
     code: int
@@ -70,7 +70,7 @@ class Answer:
 
 @dataclass
 class Bench:
-    """A kind set up in a folder of its own, and the answers to the sound input."""
+    """A kind set up in a separate folder, and the answers for the intact input."""
 
     kind: Kind
     folder: Path
@@ -87,7 +87,7 @@ class Bench:
             self.restore()
 
     def restore(self) -> None:
-        """Make the folder what it was."""
+        """Restore the folder."""
         for path in sorted(self.folder.rglob("*"), reverse=True):
             name = str(path.relative_to(self.folder))
             if path.is_file() and name not in self.sound:
@@ -98,7 +98,7 @@ class Bench:
                 path.write_bytes(content)
 
     def judge(self, verb: str, name: str, content: bytes) -> tuple[str, Answer]:
-        """What came of damaged content in one file: one of FAULTS, or `same`, `different`, `warned`, `refused`, `last resort`."""
+        """The outcome for damaged content of a file: one of FAULTS or `same`, `different`, `warned`, `refused`, `last resort`."""
         (self.folder / name).write_bytes(content)
         try:
             answer = call(verb, self.folder)
@@ -119,11 +119,11 @@ class Bench:
 
 
 class Hang(BaseException):
-    """A verb took more than MOST_S of CPU time, or stood still for ten times as long."""
+    """A verb took more than MOST_S of CPU time, or ten times as long in wall time."""
 
 
 def too_long(*_: object) -> None:
-    """SIGALRM and SIGPROF."""
+    """Signal handler for SIGALRM and SIGPROF."""
     raise Hang
 
 
@@ -143,7 +143,7 @@ def limited() -> Iterator[None]:
 
 
 def call(verb: str, folder: Path) -> Answer:
-    """Run `room verb words`, {} in them being the folder."""
+    """Run `room verb words`, with {} replaced by the folder."""
     room, *words = verb.replace("{}", str(folder)).split()
     out, err = io.StringIO(), io.StringIO()
     plain.warn.cache_clear()
@@ -168,7 +168,7 @@ def call(verb: str, folder: Path) -> Answer:
 
 
 def damage(rng: Random, content: bytes, name: str) -> bytes:
-    """Damaged content: bits flipped, pieces cut, removed, doubled or put in; values of JSON replaced, keys deleted."""
+    """Damaged content: bits flipped, pieces cut, removed, doubled or inserted; JSON values replaced, keys deleted."""
     for _ in range(rng.randint(1, 3)):
         how = rng.choice(["bit", "cut", "remove", "double", "insert", "replace", *["json"] * (3 * name.endswith(".json"))])
         at = rng.randint(0, max(len(content) - 1, 0))
@@ -239,14 +239,14 @@ def old_recording(folder: Path) -> None:
 
 
 def kept_tables(folder: Path) -> None:
-    """A recording with all that is kept beside it."""
+    """A recording with all cached files beside it."""
     recording(folder)
     call("analyzer summary {}", folder)
     call("analyzer tables {}", folder)
 
 
 def copied(*names: str) -> Callable[[Path], None]:
-    """Files of the tests' data."""
+    """A function that copies files of the tests' data."""
 
     def make(folder: Path) -> None:
         folder.mkdir(parents=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model; `experts` 0 makes it dense. Qwen2's attention has biases, Gemma2 norms behind its blocks."""
+    """The sizes of a model; `experts` 0 makes it dense. Qwen2's attention has biases, Gemma2 has norms after its blocks."""
 
     architecture: str
     layers: int
@@ -36,7 +36,7 @@ ENCODER = Shape("nomic-bert-moe", 2, HIDDEN, 64, 4, 4, VOCABULARY, EXPERTS, TOP_
 """Encodes alone; every second layer has experts."""
 BOTH_WAYS = Shape("t5", 1, HIDDEN, 128, 4, 4, VOCABULARY)
 """An encoder and a decoder."""
-BUCKETS = 32  # of relative positions
+BUCKETS = 32  # number of relative position buckets
 SHAPES = {
     "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256),  # Llama-3.2-1B
     "qwen-moe": Shape("qwen2moe", 8, 2048, 5632, 16, 16, 151936, 60, 4, 1408, 5632),  # 8 layers of Qwen1.5-MoE-A2.7B
@@ -50,12 +50,12 @@ PAIRS = np.array([low | high << 4 for low in range(1, 16) for high in range(1, 1
 
 
 def write_moe(path: Path, seed: int = 0, layers: int = LAYERS) -> None:
-    """Write the small Mixture-of-Experts model, of fp32 weights, to `path`."""
+    """Write the small Mixture-of-Experts model with fp32 weights to `path`."""
     write(path, replace(SMALL, layers=layers), quantized=False, seed=seed)
 
 
 def write(path: Path, shape: Shape, quantized: bool, seed: int = 0) -> None:
-    """Write a model of random weights; its matrices are Q4_0 where `quantized`."""
+    """Write a model with random weights; matrices are Q4_0 if `quantized`."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), shape.architecture)
     _describe(writer, shape, quantized)
@@ -181,7 +181,7 @@ def _experts(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def _floats(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
-    """A tensor in fp32. Norms are 1, biases 0: a bias is the same for every token, and would send all to the same experts."""
+    """A tensor in fp32. Norms are 1, biases 0: a bias is equal for every token and would route all to the same experts."""
     if name.endswith("norm.weight"):
         return np.ones(dims, np.float32)
     scale = 0.0 if name.endswith(".bias") else dims[-1] ** -0.5
@@ -189,14 +189,14 @@ def _floats(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.nd
 
 
 def _spread(name: str, dims: tuple[int, ...]) -> float:
-    """Standard deviation of a matrix: embeddings are as large as what a layer adds, so that routes differ from token to token."""
+    """Standard deviation of a matrix: embeddings have the norm of a layer's contribution, so that routes differ by token."""
     return 1.0 if name == "token_embd.weight" else float(dims[-1] ** -0.5)
 
 
 def _q4_0(rng: np.random.Generator, dims: tuple[int, ...], spread: float) -> np.ndarray:
-    """Random Q4_0 blocks: 32 weights are one fp16 scale and 16 bytes of two weights each, from -7 to 7 times the scale.
+    """Random Q4_0 blocks: 32 weights are an fp16 scale and 16 bytes of two weights each, from -7 to 7 times the scale.
 
-    A mean other than 0 would grow from layer to layer until every token takes the same route.
+    A nonzero mean would grow from layer to layer until every token takes the same route.
     """
     blocks = dims[-1] // 32
     raw = np.empty((int(np.prod(dims[:-1])), blocks, 18), np.uint8)

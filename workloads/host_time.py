@@ -1,4 +1,4 @@
-"""What the host of a virtual machine takes of its CPUs' time."""
+"""Measures the CPU time that the host of a virtual machine takes."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ MOST_STOLEN = 0.02
 
 
 class HostTime:
-    """What the host of a virtual machine took of the CPUs' time since this was made; the guest's scheduler does not see it."""
+    """The host's share of the CPUs' time since this object was created, which the guest's scheduler does not see."""
 
     def __init__(self) -> None:
         self.stolen, self.whole = self._read()
 
     def share(self) -> float:
-        """Between 0 and 1."""
+        """The share, between 0 and 1."""
         stolen, whole = self._read()
         return (stolen - self.stolen) / max(whole - self.whole, 1)
 

@@ -1,4 +1,4 @@
-"""Evicts and reloads experts' context binaries, counts what stands afterwards, and runs two experts at once."""
+"""Evicts and reloads experts' context binaries, counts remaining resources, and runs two experts at once."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ def standing() -> dict[str, int]:
 
 
 def cycle(backend: HtpBackend, names: list[str], cycles: int) -> list[dict[str, int]]:
-    """Load, run and drop an expert `cycles` times; what stood when warm, halfway and at the end."""
+    """Load, run and drop an expert `cycles` times; returns the resources in use when warm, halfway and at the end."""
     row = {"rows": np.ones((1, backend.package.family.hidden), np.float32)}
     stood = []
     for i in range(WARM + cycles):
@@ -38,7 +38,7 @@ def cycle(backend: HtpBackend, names: list[str], cycles: int) -> list[dict[str, 
 
 
 def from_two_threads(backend: HtpBackend, names: list[str], runs: int) -> bool:
-    """Do two experts that run at the same time give what each gives alone?"""
+    """Whether two concurrent experts return the same results as each alone."""
     random = np.random.default_rng(0)
     row = {"rows": random.standard_normal((1, backend.package.family.hidden)).astype(np.float32)}
     sessions = [backend.session(name, DIMS) for name in names[:2]]

@@ -1,4 +1,4 @@
-"""llama.cpp as the npm packages @node-llama-cpp/linux-* ship it: libraries that load their backends, and more of these."""
+"""llama.cpp from the npm packages @node-llama-cpp/linux-*: libraries that load their backends, and additional backends."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ MODULE = ("_GNU_SOURCE", "GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_
 
 
 def libraries(machine: str = "x64") -> Path:
-    """The folder with the libraries for x64, x64-vulkan or arm64, fetched the first time."""
+    """The folder with the libraries for x64, x64-vulkan or arm64, fetched on first use."""
     folder, package = FOLDER / "package" / "bins" / f"linux-{machine}", f"@node-llama-cpp/linux-{machine}"
     if not folder.exists():
         if not shutil.which("npm"):
@@ -29,7 +29,7 @@ def libraries(machine: str = "x64") -> Path:
 
 
 def ggml_source(folder: Path) -> Path:
-    """The folder ggml/src of a llama.cpp of about the libraries' age, in `folder`; fetched (76 MB) the first time."""
+    """The folder ggml/src of a llama.cpp of about the libraries' age, in `folder`; fetched (76 MB) on first use."""
     if not any(folder.glob("*.tar.gz")):
         print(f"fetching the source of {SOURCE}", file=sys.stderr)
         download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder), SOURCE]
@@ -41,7 +41,7 @@ def ggml_source(folder: Path) -> Path:
 
 
 def with_blas() -> Path:
-    """A libllama.so that loads a BLAS backend from beside it, built the first time; Debian: libopenblas-dev."""
+    """A libllama.so that loads a BLAS backend beside it, built on first use; Debian: libopenblas-dev."""
     WITH_BLAS.mkdir(parents=True, exist_ok=True)
     for path in libraries().glob("*.so"):
         if not (WITH_BLAS / path.name).exists():

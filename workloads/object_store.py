@@ -1,4 +1,4 @@
-"""An object store that speaks S3, from the package moto: it holds everything in memory and answers on the loopback."""
+"""An S3 object store from the package moto, in memory and on the loopback only."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ PATIENCE_S = 60
 
 @contextmanager
 def object_store(bucket: str) -> Iterator[dict[str, str]]:
-    """A server with an empty bucket; yields the environment with which programs reach it as s3://BUCKET."""
+    """A server with an empty bucket; yields the environment for programs to access it as s3://BUCKET."""
     import s3fs
 
     with closing(socket.socket()) as free:
@@ -33,7 +33,7 @@ def object_store(bucket: str) -> Iterator[dict[str, str]]:
 
 
 def wait_for(port: int) -> None:
-    """Return once somebody listens. Raises TimeoutError."""
+    """Return once the port accepts connections. Raises TimeoutError."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with closing(socket.socket()) as trial:

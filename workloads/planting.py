@@ -1,6 +1,6 @@
-"""Changes planted in a recording's tables: its own recorded times with one thing changed, and all that follows later.
+"""Plants changes in a recording's tables: one change of the recorded times, with everything after it shifted.
 
-What is derived by the analyzer from threads' spans (an operator's busy_ns and wait_ns) keeps its old value: no metric reads it.
+Columns derived from threads' spans (an operator's busy_ns and wait_ns) keep their old values: no metric reads them.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ TIMES = ("begin_ns", "end_ns", "ts_ns", "since_ns", "until_ns", "returned_ns", "
 
 
 def warped(tables: Tables, begin: np.ndarray, end: np.ndarray, factor: np.ndarray | float) -> Tables:
-    """The tables as if each stretch of time [begin, end) had lasted `factor` as long."""
+    """The tables as if each time range [begin, end) had lasted `factor` times as long."""
     if not len(begin):
         return tables
     more = np.broadcast_to(np.asarray(factor, np.float64), begin.shape) - 1
@@ -39,13 +39,13 @@ def warped(tables: Tables, begin: np.ndarray, end: np.ndarray, factor: np.ndarra
 
 
 def slowed(tables: Tables, type_: str, layer: int, share: float) -> Tables:
-    """Every operator of a type in a layer takes that share longer."""
+    """Every operator of a type in a layer takes longer by `share`."""
     mine = tables["operators"].query("type == @type_ and layer == @layer")
     return warped(tables, mine["begin_ns"].to_numpy(), mine["end_ns"].to_numpy(), 1 + share)
 
 
 def displaced(tables: Tables, tid: int, share: float) -> Tables:
-    """In every step the thread loses its CPU once, for that share of the step; whoever depends on it waits."""
+    """In every step the thread loses its CPU once, for `share` of the step; dependent threads wait."""
     states, steps = tables["thread_states"], tables["tokens"]
     running = states[(states["tid"] == tid) & (states["state"] == "running")]
     first, last = running["begin_ns"].to_numpy(), running["end_ns"].to_numpy()
@@ -66,13 +66,13 @@ def displaced(tables: Tables, tid: int, share: float) -> Tables:
 
 
 def switched_out(states: pd.DataFrame, tid: int, begin: np.ndarray, length: np.ndarray) -> pd.DataFrame:
-    """Thread states with stretches of `running`, in order, turned into `runnable`; each lies within one of them."""
+    """Thread states with the given ranges of `running`, in order, changed to `runnable`; each is within one state."""
     chosen = (states["tid"] == tid) & (states["state"] == "running")
     mine, end = states[chosen].sort_values("begin_ns"), begin + length
     row = np.searchsorted(mine["begin_ns"].to_numpy(), begin, "right") - 1
     hit = np.isin(np.arange(len(mine)), row)
     away = mine.iloc[row].assign(state="runnable", cpu=-1, begin_ns=begin, end_ns=end)
-    # What is left of a stretch: up to the first loss within it, and from each loss to the next one or its end.
+    # The rest of a state: up to the first loss within it, and from each loss to the next one or its end.
     head = mine[hit].assign(end_ns=begin[np.unique(row, return_index=True)[1]])
     following = np.append(begin[1:], np.iinfo(np.int64).max)
     tail = mine.iloc[row].assign(begin_ns=end, end_ns=np.minimum(following, mine["end_ns"].to_numpy()[row]))
@@ -81,7 +81,7 @@ def switched_out(states: pd.DataFrame, tid: int, begin: np.ndarray, length: np.n
 
 
 def cold(tables: Tables, layer: int, expert: int, load_ns: int) -> Tables:
-    """The expert is never in the cache: each of its runs waits for a load of that long first."""
+    """The expert is never in the cache: each of its runs first waits for a load of `load_ns`."""
     runs = tables["experts"].query("layer == @layer and expert == @expert").sort_values("begin_ns")
     before = runs["begin_ns"].to_numpy() - 1
     out = warped(tables, before, before + 1, float(1 + load_ns))
@@ -118,7 +118,7 @@ def split(tables: Tables, type_: str, into: tuple[str, str]) -> Tables:
 
 
 def of_process(tables: Tables, pid: int) -> Tables:
-    """The tables as they would be had this process alone been recorded."""
+    """The tables as if only this process had been recorded."""
     mine = {name: t[t["pid"] == pid].reset_index(drop=True) if "pid" in t else t for name, t in tables.items()}
     number = pd.Series(np.arange(len(mine["operators"])), mine["operators"]["op_id"])
     threads = tables["op_threads"][tables["op_threads"]["op_id"].isin(number.index)]

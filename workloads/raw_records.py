@@ -1,4 +1,4 @@
-"""The records of a recording, read plainly: what tests and benchmarks hold the analyzer's own reading against."""
+"""A simple reader of a recording's records, for tests and benchmarks to compare the analyzer's reader with."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from tracer.recording.format import BUSY, DISCARD, FIRST_DETAIL, KIND_OFFSET, RI
 
 
 class RawRecording(Recording):
-    """A recording whose records are read whole, kind by kind."""
+    """A recording with all records of a kind read at once."""
 
     def slots(self, stream: str) -> np.ndarray:
-        """All whole slots of a stream, as `map_slots` gives them."""
+        """All complete slots of a stream, in the form of `map_slots`."""
         return self.map_slots(stream, 0, self.slot_count(stream))
 
     def kinds(self, stream: str) -> np.ndarray:

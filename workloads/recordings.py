@@ -1,4 +1,4 @@
-"""Synthetic recordings: well-formed folders written from rows, with the layouts that the compiled BPF object's BTF declares."""
+"""Synthetic recordings: well-formed folders written from rows, with the layouts from the compiled BPF object's BTF."""
 
 import json
 from functools import cache
@@ -21,7 +21,7 @@ MOESCOPE_GRAPHS = ["attention", "expert", "head"]
 
 @cache
 def layouts() -> dict[str, tuple[int, np.dtype]]:
-    """Kind's name → (number, dtype), from the object's BTF."""
+    """Kind → (number, dtype), from the object's BTF."""
     btf = Btf.of_file(BPF_OBJECT)
     numbers = {name.removeprefix("KIND_").lower(): number for name, number in btf.enum("record_kind").items()}
     answer = {}
@@ -34,7 +34,7 @@ def layouts() -> dict[str, tuple[int, np.dtype]]:
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
-    """A manifest as the tracer writes it, with changes."""
+    """A manifest like the tracer's, with changes."""
     base = {
         "schema_version": 1,
         "program": "moescope test",
@@ -98,7 +98,7 @@ class Writer:
         return folder
 
     def write_sealed(self, folder: Path, slots: int = 4) -> Path:
-        """The same with checksums, one for so many slots, as the drain writes them; 0: none, as of a tracer that was killed."""
+        """Write the folder with checksums like the drain's, one per `slots` slots; 0: none, as after a killed tracer."""
         self.write(folder, checksums=METHOD)
         for name, parts in self.slots.items():
             (folder / f"{name}.bin").unlink()

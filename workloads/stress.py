@@ -1,4 +1,4 @@
-"""A program that hits the cheapest kind of site in a loop, traced once, with the accounts of its hits."""
+"""Traces a program that hits the cheapest kind of site in a loop, and compares the counts of its hits."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ TRACER = [sys.executable, "-m", "tracer"]
 
 @dataclass(frozen=True)
 class Result:
-    """One run; `hits` are the program's, `records` stand in the file, `lost` is the kernel side's count."""
+    """One run; `hits` is the program's count, `records` the file's, `lost` the kernel side's."""
 
     threads: int
     ring_bytes: int
@@ -40,17 +40,17 @@ class Result:
 
     @property
     def exact(self) -> bool:
-        """Whether no hit is unaccounted for."""
+        """Whether every hit is accounted for."""
         return self.hits == self.records + self.lost
 
 
 def build(folder: Path) -> Path:
-    """The program, compiled."""
+    """Compile the program."""
     return compiled(folder / "stress", "stress.c", flags=WITH_SITES)
 
 
 def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: str = "ring", recorder: str = "tracer") -> Result:
-    """Record the program once, by the tracer or by the collector, and take the accounts; its recording is removed."""
+    """Record the program once, by the tracer or the collector, and return the counts; the recording is removed."""
     folder = Path(tempfile.mkdtemp(dir=program.parent))
     chosen = ["--ring-mib", str(ring_mib), "-o", str(folder / "run"), "--", str(program), str(seconds), str(threads)]
     if recorder == "tracer":
@@ -83,7 +83,7 @@ def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: s
 
 
 def run(command: list[str]) -> tuple[dict[str, int], int]:
-    """(what the program printed, the recorder's largest resident set in bytes); RuntimeError where it recorded nothing."""
+    """(the program's output, the recorder's maximum resident set in bytes); raises RuntimeError if nothing was recorded."""
     most = 0
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=printed, stderr=said)

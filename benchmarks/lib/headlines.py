@@ -21,7 +21,7 @@ FOLDS = {"sum": sum, "max": max}
 
 @dataclass(frozen=True)
 class Claim:
-    """One table: rows are figures whose name `row` matches; columns are (head, name of a figure, how matches are folded)."""
+    """One table: rows are figures with names that match `row`; columns are (head, name of a figure, way to combine matches)."""
 
     title: str
     benchmark: str
@@ -37,14 +37,14 @@ def claims() -> list[Claim]:
 
 
 def machine_name(machine: Machine) -> str:
-    """What to know of a machine, in a line; builds of one kernel version are the same machine."""
+    """A machine in one line; builds of one kernel version are the same machine."""
     best = [name for name in SHOWN if name in machine.features][:1]
     kernel = ".".join(machine.kernel.split(".")[:2])
     return ", ".join([machine.cpu_model, f"{machine.cpus} CPUs", *best, f"Linux {kernel}"])
 
 
 def short_name(machine: Machine) -> str:
-    """A machine as a table's cell names it."""
+    """A machine's name in table cells."""
     best = [name for name in SHOWN if name in machine.features][:1]
     return ", ".join([machine.cpu_model.replace("(R)", "").replace(" Processor", ""), *best])
 
@@ -62,7 +62,7 @@ RENAMED = {
 
 
 def full_name(figure: Figure) -> str:
-    """A figure's name as it is today, with its peer."""
+    """A figure's current name, with its peer."""
     name = figure.name
     for old, new in RENAMED.items():
         name = re.sub(old, new, name)
@@ -70,7 +70,7 @@ def full_name(figure: Figure) -> str:
 
 
 def split(results: list[Result]) -> Iterator[tuple[Result, list[Figure], list[Figure]]]:
-    """(result, its figures that no later day measured again on the same machine, its others)."""
+    """(result, its figures without a later measurement on the same machine, its other figures)."""
     latest: dict[tuple[str, str, str], str] = {}
     for result in results:
         for figure in result.figures:
@@ -88,7 +88,7 @@ def split(results: list[Result]) -> Iterator[tuple[Result, list[Figure], list[Fi
 
 
 def cell(figures: list[Figure], known: set[str]) -> str:
-    """Figures of one name: median, interval and labels but the known ones of each."""
+    """The figures of one name as a cell: median, interval, and labels not in `known`."""
     texts = []
     for figure in figures:
         bounds = f"{number(figure.low)} to {number(figure.high)}" if figure.low is not None else ""
@@ -100,12 +100,12 @@ def cell(figures: list[Figure], known: set[str]) -> str:
 
 
 def marked(labels: Iterable[str]) -> str:
-    """Labels as they stand behind a figure."""
+    """Labels as text after a figure."""
     return "".join(f" *{label}*" for label in labels)
 
 
 def folded(figures: list[Figure], fold: str) -> str:
-    """Figures of all rows as one: the sum of counts, with of how many, or the largest of all values."""
+    """The figures of all rows combined: the sum of counts with their total, or the largest of all values."""
     values = [figure.median for figure in figures if figure.median is not None]
     if not values:
         return "0" if fold == "sum" else ""
@@ -116,7 +116,7 @@ def folded(figures: list[Figure], fold: str) -> str:
 
 
 def named(figures: Iterable[Figure], name: str) -> list[Figure]:
-    """The figures of that name; a star at its end stands for any rest."""
+    """The figures with a name; a star at its end matches any rest."""
     if name.endswith("*"):
         return [figure for figure in figures if full_name(figure).startswith(name[:-1])]
     return [figure for figure in figures if full_name(figure) == name]
@@ -137,13 +137,13 @@ def rows(claim: Claim, results: list[Result]) -> Iterator[list[str]]:
 
 
 def folded_columns(claim: Claim, figures: list[Figure], names: list[str]) -> Iterator[str]:
-    """The cells of the one row that stands for all names."""
+    """The cells of the single row for all names."""
     for _, column, fold in claim.columns:
         yield folded([figure for name in names for figure in named(figures, column.format(row=name))], fold)
 
 
 def row(claim: Claim, figures: list[Figure], name: str) -> list[str]:
-    """One row: its name with the labels that all of its figures have, its columns, n."""
+    """One row: its name with the labels common to its figures, its columns, n."""
     columns = [named(figures, column.format(row=name)) for _, column in claim.columns]
     there = [figure for column in columns for figure in column]
     common = [label for label in there[0].labels if all(label in figure.labels for figure in there)]
@@ -152,7 +152,7 @@ def row(claim: Claim, figures: list[Figure], name: str) -> list[str]:
 
 
 def table(claim: Claim, results: list[Result]) -> str:
-    """A claim as Markdown: its title, what it means, its table; empty where nothing was measured."""
+    """A claim as Markdown: title, meaning, table; empty if nothing was measured."""
     lines = [f"| {' | '.join(cells)} |" for cells in rows(claim, results)]
     heads = ["", *(column[0] for column in claim.columns), "n", "machine", "measured"]
     title, text = f"## [{claim.title}](results/{claim.benchmark}.md)", textwrap.fill(claim.text, WIDTH)

@@ -1,4 +1,4 @@
-"""llama.cpp built for one instruction set at a time, as the npm package @node-llama-cpp/linux-x64 ships it."""
+"""llama.cpp built for individual instruction sets, from the npm package @node-llama-cpp/linux-x64."""
 
 import ctypes
 import sys
@@ -11,7 +11,7 @@ PEERS = {"plain": "x64", "avx2": "haswell", "avxvnni": "alderlake", "avx512vnni"
 
 
 def library(instruction_set: str) -> ctypes.CDLL:
-    """llama.h's functions, with the CPU backend of this instruction set (one of ours) alone."""
+    """llama.h's functions, with only the CPU backend of this instruction set (one of ours)."""
     folder = libraries()
     ctypes.CDLL(str(folder / "libggml-base.so"), ctypes.RTLD_GLOBAL)
     ggml = ctypes.CDLL(str(next(folder.glob("libggml.v*.so"))), ctypes.RTLD_GLOBAL)

@@ -8,11 +8,11 @@ NAMES = {1: ("memory.limit_in_bytes", "memory.max_usage_in_bytes"), 2: ("memory.
 
 
 class NoMemoryCgroupError(Exception):
-    """This machine or user can make none."""
+    """No memory cgroup can be made on this machine or by this user."""
 
 
 def find() -> tuple[int, Path]:
-    """Version and folder under which memory cgroups can be made."""
+    """(version, folder) in which memory cgroups can be made."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()
         folder = Path(where)
@@ -51,5 +51,5 @@ class MemoryCgroup:
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def peak(self) -> int:
-        """Most bytes the group has held, page cache included."""
+        """Maximum bytes of the group, including page cache."""
         return int((self.folder / self._peak).read_text())

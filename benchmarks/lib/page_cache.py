@@ -1,11 +1,11 @@
-"""Leaves single files out of the page cache; the machine keeps what others have there."""
+"""Drops single files from the page cache, without affecting others."""
 
 import os
 from pathlib import Path
 
 
 def drop_pages(*paths: Path) -> None:
-    """Out of the page cache with these files, once they are written."""
+    """Write these files back and drop them from the page cache."""
     for path in paths:
         if path.is_file():
             with path.open("rb") as file:

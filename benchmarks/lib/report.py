@@ -1,4 +1,4 @@
-"""A benchmark's command line, and its report: figures are printed as they come and kept in the one form."""
+"""A benchmark's command line and report: figures are printed immediately and stored in the common format."""
 
 import argparse
 import shlex
@@ -15,7 +15,7 @@ from workloads import ROOT
 
 
 def arguments(description: str | None, rounds: int | None = None, help_rounds: str = "repetitions") -> argparse.ArgumentParser:
-    """A parser with what all benchmarks take: --json, and --rounds where there is a default for it."""
+    """A parser with the common options: --json, and --rounds if it has a default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"{help_rounds} (default: %(default)s)")
@@ -24,7 +24,7 @@ def arguments(description: str | None, rounds: int | None = None, help_rounds: s
 
 
 def commit() -> str:
-    """The commit that is checked out, with a plus where files differ from it; empty outside a checkout."""
+    """The checked-out commit, with a plus if files differ from it; empty outside a checkout."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=7", "--match="],
         cwd=ROOT,
@@ -36,7 +36,7 @@ def commit() -> str:
 
 
 class Report:
-    """The figures of one run of a benchmark, which begin with its name."""
+    """The figures of one run of a benchmark."""
 
     def __init__(self, benchmark: str, args: argparse.Namespace):
         self.benchmark, self.path = benchmark, args.json
@@ -45,25 +45,25 @@ class Report:
         self.notes: list[str] = []
 
     def add(self, name: str, unit: str, spread: Spread, against: str = "", labels: tuple[str, ...] = ()) -> None:
-        """Keep a figure and print it."""
+        """Store and print a figure."""
         figure = results.figure(name, unit, spread, against, labels)
         self.figures.append(figure)
         print(line(figure), flush=True)
 
     def note(self, text: str) -> None:
-        """Keep a sentence and print it."""
+        """Store and print a sentence."""
         self.notes.append(text)
         print(text, flush=True)
 
     def finish(self) -> None:
-        """Write the file that was asked for."""
+        """Write the file given by --json."""
         if self.path:
             results.write(self.result(), self.path)
 
     def result(self) -> results.Result:
-        """What was measured so far."""
+        """The result so far."""
         own = sys.argv[1:]
-        if "--json" in own:  # says where, not what
+        if "--json" in own:  # the destination, not a setting
             del own[own.index("--json") : own.index("--json") + 2]
         words = shlex.join(["python", "-m", f"benchmarks.{self.benchmark}", *own])
         described: Any = (datetime.now(UTC).date().isoformat(), commit(), machine(), words, self.rounds, self.figures)
@@ -71,7 +71,7 @@ class Report:
 
 
 def line(figure: results.Figure) -> str:
-    """A figure as people read it."""
+    """A figure as text."""
     bounds = f" ({number(figure.low)} to {number(figure.high)}, {figure.interval})" if figure.low is not None else ""
     against = f" against {figure.against}" if figure.against else ""
     labels = f" [{', '.join(figure.labels)}]" if figure.labels else ""
@@ -79,7 +79,7 @@ def line(figure: results.Figure) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits that count; whole numbers in full."""
+    """A number with four significant digits; integers in full."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""The one form in which benchmarks write what they measured, and its strict reader."""
+"""The common format of benchmark results, and its strict reader."""
 
 import json
 from dataclasses import field
@@ -15,12 +15,12 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ResultError(Exception):
-    """A file that is no result."""
+    """A file is no valid result."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Machine:
-    """What a benchmark ran on; features: instruction sets that matter. What is not known is empty or None."""
+    """The machine of a benchmark; features: relevant instruction sets. Unknown values are empty or None."""
 
     cpu_model: str
     cpus: int
@@ -35,8 +35,8 @@ class Machine:
 class Figure:
     """A figure with its spread.
 
-    low, high: bounds of `interval`, None where it has none. median: None where only the bounds are known. n: of how many values.
-    against: the peer, where the figure is a ratio. labels: what else to know of it, such as `emulator`.
+    low, high: bounds of `interval`, None without one. median: None if only the bounds are known. n: number of values.
+    against: the peer, if the figure is a ratio. labels: remarks such as `emulator`.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Figure:
 
 @dataclass(frozen=True, config=STRICT)
 class Result:
-    """One run of a benchmark. date: YYYY-MM-DD. source: where the figures come from, if not from the run itself."""
+    """One run of a benchmark. date: YYYY-MM-DD. source: the origin of the figures, if not the run itself."""
 
     benchmark: str
     date: str
@@ -69,7 +69,7 @@ RESULT = TypeAdapter(Result)
 
 
 def read(path: Path) -> Result:
-    """A result from its file; ResultError says what is wrong with it."""
+    """Read a result from a file; raises ResultError with the defect."""
     try:
         return RESULT.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -82,11 +82,11 @@ def write(result: Result, path: Path) -> None:
 
 
 def kept(folder: Path = FOLDER) -> list[Result]:
-    """All results that are kept in a folder, by benchmark and date."""
+    """All stored results of a folder, by benchmark and date."""
     return [read(path) for path in sorted(folder.glob("*.json"))]
 
 
 def figure(name: str, unit: str, spread: Spread, against: str = "", labels: tuple[str, ...] = ()) -> Figure:
-    """A figure of what was measured."""
+    """A figure from a measured spread."""
     bounds = (spread.low, spread.high, spread.interval, spread.n)
     return Figure(name, unit, spread.median, *bounds, against, list(labels))

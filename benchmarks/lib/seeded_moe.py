@@ -2,9 +2,9 @@
 
     python -m benchmarks.lib.seeded_moe [--train 1024]
 
-Embedding and routers are cut from a pool of normal numbers, scaled so that every layer adds about as much as the embedding
-brings: routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as workloads/gguf_model.py
-does it: to quantize five billion numbers takes minutes and would change no time that is measured.
+Embedding and routers are taken from a pool of normal numbers, scaled so that every layer adds about as much as the embedding
+has: routing is nearly uniform and differs from token to token. 4-bit matrices are drawn directly, as in workloads/gguf_model.py:
+quantizing five billion numbers takes minutes and would not affect the measured times.
 """
 
 import argparse
@@ -53,19 +53,19 @@ def config(shape: Shape) -> dict[str, Any]:
 
 
 class SeededWeights:
-    """Stands where a Checkpoint does: has whatever tensor a Qwen2-MoE is asked for, and draws quantized ones."""
+    """Replaces a Checkpoint: has every tensor of a Qwen2-MoE, and draws quantized ones."""
 
     def __init__(self, seed: int = 0):
         self.rng = np.random.default_rng(seed)
         self.pool = self.rng.standard_normal(POOL, np.float32)
-        # Codes 1 to 15 stand for -7 to 7.
+        # Codes 1 to 15 mean -7 to 7.
         self.codes = self.rng.integers(1, 16, CODES, np.uint8) | self.rng.integers(1, 16, CODES, np.uint8) << 4
 
     def __contains__(self, name: str) -> bool:
         return not name.endswith(("gate_up_proj", "o_proj.bias", "lm_head.bias", "gate.bias"))
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
-        """The tensor in float32, or rows of it; zeros where `draw` takes their place."""
+        """The tensor in float32, or rows of it; zeros for tensors made by `draw`."""
         if len(shape) == 1:
             return np.zeros(shape, np.float32) if name.endswith("bias") else np.ones(shape, np.float32)
         if not name.endswith(FLOATS):
@@ -73,11 +73,11 @@ class SeededWeights:
         rows = len(range(*part.indices(shape[0]))) if isinstance(part, slice) else shape[0]
         first = crc32(f"{name} {part}".encode()) % (POOL - rows * shape[1])
         values = self.pool[first : first + rows * shape[1]].reshape(rows, shape[1])
-        # The embedding's rows are as large as what a layer adds.
+        # The embedding's rows have the norm of a layer's contribution.
         return values * np.float32(1 if "embed" in name else shape[1] ** -0.5)
 
     def draw(self, weight: np.ndarray, precision: Precision) -> Quantized:
-        """Random codes for a matrix [N, K], of the size that keeps a row's norm."""
+        """Random codes for a matrix [N, K], scaled to keep a row's norm."""
         rows, columns = weight.shape
         values = np.empty((rows, columns // precision.block, precision.block // 2), np.uint8)
         flat, done = values.reshape(-1), 0
@@ -89,12 +89,12 @@ class SeededWeights:
         return Quantized(values, np.full(values.shape[:2], columns**-0.5 / SPREAD, np.float32), None)
 
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        """The tensor, or None where the family has none of this name."""
+        """The tensor, or None if the family has none of this name."""
         return self.tensor(name, shape) if name in self else None
 
 
 def drawn_format(weights: SeededWeights, block: int) -> PackageFormat:
-    """4 bits in blocks, drawn rather than computed from a matrix."""
+    """The format of 4 bits in blocks, drawn instead of computed from a matrix."""
 
     class DrawnPrecision(Precision):
         def pack(self, weight: np.ndarray) -> Quantized:
@@ -109,7 +109,7 @@ def drawn_format(weights: SeededWeights, block: int) -> PackageFormat:
 
 
 def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
-    """The package in 4 bits under build/, made the first time. Blocks of 64 take as many bits a weight as Q4_0: 4.5."""
+    """The 4-bit package under build/, made on first use. Blocks of 64 take as many bits per weight as Q4_0: 4.5."""
     folder = ROOT / "build" / f"{name}-4bit-{block}"
     if is_package(folder):
         return Package(folder, verify=False)
@@ -134,9 +134,9 @@ def show(done: int, whole: int) -> None:
 
 
 def train(package: Package, tokens: int, threads: int) -> dict[str, list[float]]:
-    """Calibrate the package's predictor on seeded ids; recall at k, 2k, 4k by view, on ids that it has not seen.
+    """Calibrate the package's predictor on seeded ids; returns recall at k, 2k, 4k by view, on held-out ids.
 
-    The maps are the routers' own: a regression would need many more tokens than the model has hidden numbers.
+    The maps are those of the routers: a regression would need many more tokens than the model's hidden size.
     """
     model = MoE.load(package.folder, prefetch="off", threads=threads, chunk=SEGMENT)
     family, ids = package.family, np.random.default_rng(1)
@@ -150,7 +150,7 @@ def train(package: Package, tokens: int, threads: int) -> dict[str, list[float]]
 
 
 def router_views(family: Family) -> dict[str, predictor.View]:
-    """Every view as its layer's router would see the state, or the embedding, at hand; norms' weights are one."""
+    """Every view, with the maps of its layer's router applied to the current state or embedding; norm weights are one."""
     weights, shape = SeededWeights(), (family.experts, family.hidden)
     maps = np.zeros((family.layers, family.hidden + 1, family.experts), np.float32)
     for layer in range(family.layers):

@@ -1,4 +1,4 @@
-"""Medians and how far they are to be trusted."""
+"""Medians with intervals."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ BOOTSTRAP, EXTREMES, QUARTILES = "95 % bootstrap", "min..max", "quartiles"
 
 
 class Spread(NamedTuple):
-    """A median with the bounds of an interval; n: of how many values."""
+    """A median with the bounds of an interval; n: number of values."""
 
     median: float
     low: float | None
@@ -19,13 +19,13 @@ class Spread(NamedTuple):
     n: int
 
     def scaled(self, factor: float) -> "Spread":
-        """The same in another unit."""
+        """The spread multiplied by a factor, for another unit."""
         low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
         return Spread(self.median * factor, low, high, self.interval, self.n)
 
 
 def bootstrap(values: np.ndarray | Sequence[float]) -> Spread:
-    """The median and its 95 % bootstrap interval. values: [n], or [n, k] where k come and go together."""
+    """The median and its 95 % bootstrap interval. values: [n], or [n, k] with groups of k resampled together."""
     array = np.asarray(values, float)
     drawn = np.random.default_rng(0).choice(array, (DRAWS, len(array)))
     medians = np.median(drawn.reshape(DRAWS, -1), axis=1)
@@ -34,7 +34,7 @@ def bootstrap(values: np.ndarray | Sequence[float]) -> Spread:
 
 
 def extremes(values: np.ndarray | Sequence[float]) -> Spread:
-    """The median, the least and the greatest of all values."""
+    """The median, minimum and maximum of all values."""
     array = np.asarray(values, float)
     return Spread(float(np.median(array)), float(array.min()), float(array.max()), EXTREMES, array.size)
 

@@ -1,4 +1,4 @@
-"""A log of decoded tokens: when each one ran, and what storage had brought to the process by then."""
+"""A log of decoded tokens: their times, and the process's reads from storage by then."""
 
 import resource
 import struct
@@ -20,18 +20,18 @@ class LoggedStep(NamedTuple):
 
 
 class StepLog:
-    """Writes a file of records; each is there for a reader as soon as its token has ended."""
+    """Writes a file of records; each is readable as soon as its token has ended."""
 
     def __init__(self, path: Path):
         self._file = path.open("wb", buffering=0)
 
     def add(self, begin_ns: int) -> None:
-        """A token has ended that began then."""
+        """Log a token that began at `begin_ns` and ends now."""
         end, usage = time.monotonic_ns(), resource.getrusage(resource.RUSAGE_SELF)
         self._file.write(RECORD.pack(begin_ns, end, usage.ru_inblock * SECTOR, usage.ru_majflt))
 
 
 def read_log(path: Path) -> list[LoggedStep]:
-    """The steps that have ended; none where nothing was written."""
+    """The finished steps; empty if nothing was written."""
     raw = path.read_bytes() if path.exists() else b""
     return [LoggedStep(*record) for record in RECORD.iter_unpack(raw[: len(raw) // RECORD.size * RECORD.size])]

@@ -1,4 +1,4 @@
-"""Sides that take turns, so that a machine's drift falls on all alike."""
+"""Alternates sides, so that a machine's drift affects all equally."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Windows of time with and without probes on a process that goes on, and what of its speed they cost."""
+"""Windows of time with and without probes on a running process, and the slowdown by the probes."""
 
 import argparse
 import contextlib
@@ -20,7 +20,7 @@ from tracer.target.process import Followed
 from workloads.host_time import MOST_STOLEN, HostTime
 
 LEARN_S = 20.0
-"""How long a tracer may learn where to stand."""
+"""Maximum seconds for the tracer to place its probes."""
 
 
 TOO_SLOW = "the process was too slow: no round has two tokens in each of its windows; give more --seconds"
@@ -28,7 +28,7 @@ TOO_SLOW = "the process was too slow: no round has two tokens in each of its win
 
 @dataclass
 class Window:
-    """A stretch of time, ns, with or without probes, the tracer's CPU time within, and the host's share of the CPUs."""
+    """A time range, ns, with or without probes, the tracer's CPU time in it, and the host's share of the CPUs."""
 
     begin: int
     end: int
@@ -38,9 +38,9 @@ class Window:
 
 @dataclass
 class Block:
-    """Windows without probes at even places and with probes at odd ones, and the slowdown that the tracer accounts.
+    """Windows without probes at even indexes and with probes at odd ones, and the slowdown according to the tracer.
 
-    middle: what stands for a window's tokens; where probes come and go within it, the mean alone tells what was lost.
+    middle: the statistic of a window's tokens; if probes are switched within a window, only the mean shows the loss.
     kernel: the share of all CPUs' time in programs on the kernel's events.
     """
 
@@ -54,7 +54,7 @@ class Block:
 
 
 def window(seconds: float) -> Window:
-    """Let some time pass."""
+    """Wait; returns the window."""
     begin, cpu, host = time.monotonic_ns(), time.process_time_ns(), HostTime()
     time.sleep(seconds)
     return Window(begin, time.monotonic_ns(), time.process_time_ns() - cpu, host.share())
@@ -62,7 +62,7 @@ def window(seconds: float) -> Window:
 
 @contextlib.contextmanager
 def recording(engine: Engine, words: str, folder: Path) -> Iterator[Session]:
-    """A session that follows the engine in a thread of its own, once it has learnt where to stand."""
+    """A session that follows the engine in a separate thread, once its probes are in place."""
     parser = argparse.ArgumentParser()
     add_options(parser)
     options = session_options(parser.parse_args([*words.split(), "--no-views", "-o", str(folder)]))
@@ -83,14 +83,14 @@ def recording(engine: Engine, words: str, folder: Path) -> Iterator[Session]:
 
 
 def times(tokens: np.ndarray, *windows: Window) -> np.ndarray:
-    """Durations, ns, of the tokens that lie within one of the windows, without each window's first: it tells structure anew."""
+    """Durations, ns, of the tokens within one of the windows, without each window's first, which records structure again."""
     inside = [np.flatnonzero((tokens[:, 0] >= window.begin) & (tokens[:, 1] <= window.end))[1:] for window in windows]
     return (tokens[:, 1] - tokens[:, 0])[np.concatenate(inside)]
 
 
 @dataclass(frozen=True)
 class Slowdown:
-    """What probes cost: spread of the ratio less one, over rounds; rounds left out; the tracer's share of a core."""
+    """The cost of probes: spread of (ratio - 1) over rounds; number of omitted rounds; the tracer's share of a core."""
 
     spread: Spread
     left_out: int
@@ -98,7 +98,7 @@ class Slowdown:
 
 
 def slowdown(blocks: list[Block], tokens: np.ndarray) -> Slowdown:
-    """Of the windows with probes against those before and behind, without rounds in which the host took too much."""
+    """The slowdown of windows with probes relative to those before and after, without rounds in which the host took too much."""
     rounds, cpu = [], []
     for block in blocks:
         for around in zip(block.windows[:-2:2], block.windows[1::2], block.windows[2::2], strict=True):

@@ -1,10 +1,10 @@
 """Decodes with a llama.cpp until standard input closes: decode.py LIBRARY MODEL LOG [THREADS [mapped]].
 
-LIBRARY is a file that exports llama.h's functions. LOG gets the begin and end of every decoded token, CLOCK_MONOTONIC ns, as
+LIBRARY exports llama.h's functions. LOG gets the begin and end of every decoded token, CLOCK_MONOTONIC ns, as
 pairs of 64-bit numbers. Parameter structs are opaque, as in workloads/programs/llama_steps.py.
 
-`mapped`: weights stay where the file is mapped. By default llama.cpp copies them into a layout of its own, which no limit below
-their size leaves room for.
+`mapped`: weights remain in the mapped file. By default llama.cpp copies them into its own layout, which does not fit into a limit
+below their size.
 """
 
 import ctypes
@@ -15,14 +15,14 @@ import time
 
 from workloads.programs.llama_steps import Batch, Opaque
 
-CONTEXT = 256  # steps after which the key-value cache is emptied: decoding costs much the same all the time
+CONTEXT = 256  # steps after which the key-value cache is emptied, to keep the cost of decoding nearly constant
 FLUSH_NS = 500_000_000
 FLAGS = slice(72, 80)  # of llama_model_params: all false but use_extra_bufts, which allows the copy
 COPIES_ALLOWED = [0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def model_params(lib: ctypes.CDLL, mapped: bool) -> Opaque:
-    """The defaults, without the copy where weights shall stay mapped."""
+    """The default parameters, without the copy if `mapped`."""
     params: Opaque = lib.llama_model_default_params()
     if mapped:
         assert params.bytes[FLAGS] == COPIES_ALLOWED, f"llama_model_params has changed: {params.bytes[FLAGS]}"

@@ -14,11 +14,11 @@ from benchmarks.lib.steps_log import StepLog
 from benchmarks.programs.decode import model_params
 from workloads.programs.llama_steps import CONTEXT, declared
 
-ROOM = 256  # tokens by which llama.cpp rounds a context up
+ROOM = 256  # llama.cpp rounds contexts up to multiples of this
 
 
 def make_context(lib: ctypes.CDLL, path: str, threads: int, tokens: int) -> ctypes.c_void_p:
-    """A context with room for so many tokens."""
+    """A context with room for `tokens` tokens."""
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), model_params(lib, mapped=True))
     params = lib.llama_context_default_params()

@@ -1,4 +1,4 @@
-"""Decodes with our own runtime on the CPU until standard input closes: decode_runtime.py MODEL LOG, as benchmarks/decode.py."""
+"""Decodes with our runtime on the CPU until standard input closes: decode_runtime.py MODEL LOG, like programs/decode.py."""
 
 import select
 import struct
@@ -19,7 +19,7 @@ def main() -> None:
             begin = 0
             for number, _ in enumerate(model.generate("Experts sleep.", NEW_TOKENS, ignore_end=True)):
                 end = time.monotonic_ns()
-                if number > 1:  # behind the prefill and the first decode
+                if number > 1:  # after the prefill and the first decode
                     file.write(struct.pack("<QQ", begin, end))
                 begin = time.monotonic_ns()
             file.flush()

@@ -1,6 +1,6 @@
 """Executes one QNN graph through ONNX Runtime until standard input closes: execute_qnn.py FOLDER LEVEL ROWS.
 
-It begins when it reads a line, so that whoever measures it can stand before QNN's libraries are loaded, and writes begin and end
+It begins when it reads a line, so that a tracer can attach before QNN's libraries are loaded, and writes begin and end
 of every run (CLOCK_MONOTONIC, ns) to FOLDER/runs.bin and the CPU time of its thread in each to FOLDER/cpu.bin.
 """
 

@@ -1,9 +1,9 @@
-"""A step of llama.cpp's kernels through ggml's own API: ggml_copies.py EXTRA. Takes one round for each line that it reads.
+"""A step of llama.cpp's kernels through ggml's own API: ggml_copies.py EXTRA. Runs one round for each line that it reads.
 
-The graph `base` runs each kernel of KERNELS once, on weights of their own; for each of them another graph has EXTRA more runs
-of it right behind its own, on further weights: they find the caches as the one run of a step does. A small product comes first
-in every graph: threads start within it. A round computes `base` to warm up and then every graph, where EXTRA is 0 `base` alone,
-ALONE times; it prints ms of each graph by the host's clock, as JSON.
+The graph `base` runs each kernel of KERNELS once, on separate weights; for each kernel another graph has EXTRA more runs
+of it directly after its own, on further weights: they find the caches like the single run of a step. A small product is first
+in every graph: threads start within it. A round computes `base` to warm up and then every graph, or if EXTRA is 0 only `base`,
+ALONE times; it prints ms of each graph by the host's clock as JSON.
 """
 
 import ctypes
@@ -68,12 +68,12 @@ class Step:
         self.lib.ggml_backend_buffer_clear(memory, FILL)
 
     def operands(self, inner: int, rows: int, columns: int, copies: int) -> list[tuple[int, int]]:
-        """Matrices of a kernel, each with what it is multiplied with."""
+        """Matrices of a kernel, each with its second factor."""
         make = self.lib.ggml_new_tensor_2d
         return [(make(self.context, Q4_0, inner, rows), make(self.context, F32, inner, columns)) for _ in range(copies)]
 
     def graph(self, duplicated: str) -> int:
-        """All kernels once, one of them `extra` times more."""
+        """A graph of all kernels, with `extra` more runs of one of them."""
         graph = self.lib.ggml_new_graph_custom(self.context, 256, False)
         for name, operands in {"start": self.first, **self.kernels}.items():
             for number, pair in enumerate(operands if name == duplicated else operands[:1]):

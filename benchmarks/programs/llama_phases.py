@@ -1,6 +1,6 @@
 """Steps of a llama.cpp by the host's own clock: llama_phases.py MODEL PROMPT_TOKENS NEW_TOKENS. Prints ms of each step as JSON.
 
-The first step is the prompt's. Otherwise as workloads/programs/llama_steps.py.
+The first step is the prompt's. Otherwise like workloads/programs/llama_steps.py.
 """
 
 import json
@@ -11,7 +11,7 @@ from workloads.programs.llama_steps import arguments, decode, library
 
 
 class Timed:
-    """The library, with a clock around llama_decode."""
+    """The library with timed llama_decode."""
 
     def __init__(self, lib: Any):
         self.lib = lib

@@ -1,13 +1,13 @@
-"""Steps of our runtime, half of which no tracer sees: runtime_copies.py MODEL EXTRA. A round for each line that it reads.
+"""Steps of our runtime, half of them unseen by a tracer: runtime_copies.py MODEL EXTRA. One round for each line that it reads.
 
-How long a kernel of 100 µs takes is decided by what ran before it. Right behind a run of its own kind it takes two thirds of its
-time, and with only the other kernels in between still a fifth less: the interpreter between two kernels sweeps the caches, too.
+The time of a kernel of 100 µs depends on the work before it. Directly after a run of its own kind it takes two thirds of its
+time, and with only the other kernels in between still a fifth less: the interpreter between two kernels also fills the caches.
 So a copy of a kernel is a run of it within a copy of the whole step: the same calls in the same order on the same memory, through
 a second copy of the probes' extension (the same code, from a file of which the tracer knows nothing).
 
-A round is, for recorded and for unrecorded steps, alternately first, one step that finds the caches as the others left them, and
-then EXTRA that count. It prints ms of one run of each kind of kernel in unseen and (`seen KIND`) in seen ones as
-JSON, by the runtime's own account: its clock right around each run. When its input ends, it prints phase and ns of all seen steps
+A round has, for recorded and for unrecorded steps, alternately first, one step that finds the caches as the others left them, and
+then EXTRA steps that count. It prints ms of one run of each kind of kernel in unseen and (`seen KIND`) in seen ones as
+JSON, by the runtime's own clock directly around each run. When its input ends, it prints phase and ns of all seen steps
 by the runtime's own clock.
 """
 
@@ -39,7 +39,7 @@ SITES = {f"{name}_{at}": f"{name}__{at}" for name in ("token", "op", "expert") f
 
 
 def unseen_extension() -> ModuleType:
-    """The probes' extension once more; a tracer goes by files, and by their names."""
+    """A second copy of the probes' extension, unknown to a tracer, which identifies extensions by file and name."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "unseen.so"
         copyfile(_probes.__file__, path)
@@ -52,7 +52,7 @@ def unseen_extension() -> ModuleType:
 
 
 class Twice:
-    """Patches the runtime: what it prepares for a token is prepared for both extensions, and `use` says which one works."""
+    """Patches the runtime: a token is prepared for both extensions, and `use` selects the active one."""
 
     def __init__(self) -> None:
         self.extensions = unseen_extension(), _probes
@@ -63,7 +63,7 @@ class Twice:
         calls.run = self._run
 
     def use(self, seen: bool) -> None:
-        """From now on the runtime passes sites that the tracer sees, or others."""
+        """Make the runtime pass the sites that the tracer sees, or the unseen ones."""
         self.seen, extension = seen, self.extensions[seen]
         for name, theirs in ({"graph": "graph", "route": "route"} | SITES).items():
             setattr(probes, name, getattr(extension, theirs))
@@ -82,7 +82,7 @@ class Twice:
 
 
 class Stepper:
-    """A model behind its prompt; every step stands at the same place of the sequence, with another token."""
+    """A model after its prompt; every step is at the same position of the sequence, with another token."""
 
     def __init__(self, model: Path, extra: int):
         self.twice, self.extra, self.taken = Twice(), extra, 0
@@ -101,7 +101,7 @@ class Stepper:
         self._take(len(self.ids), [self.ids[self.taken % len(self.ids)]])
 
     def round(self, turn: int) -> dict[str, float]:
-        """ms of a run by kind, in unseen steps, and in seen ones."""
+        """ms of a run by kind of kernel, in unseen and in seen steps."""
         log, spent = self.model.log, dict[str, float]()
         for seen in (turn % 2 == 0, turn % 2 != 0):
             self.twice.use(seen)

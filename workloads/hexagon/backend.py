@@ -1,4 +1,4 @@
-"""Builds llama.cpp's Hexagon backend, and a stand-in for the library of its processor, where no Hexagon SDK is.
+"""Builds llama.cpp's Hexagon backend, and a stand-in for its processor's library, without a Hexagon SDK.
 
 python -m workloads.hexagon.backend fetches the backend's source (the package llama-cpp-python, 76 MB) and llama.cpp's compiled
 libraries (@node-llama-cpp/linux-x64, 11 MB) once, and builds: a minute. Prints the folder.
@@ -20,14 +20,14 @@ DIVISION = "- d) / d + 1"
 
 
 def stand_in(folder: Path, layout: int = 3) -> Path:
-    """libcdsprpc.so in `folder`, which speaks messages of this layout."""
+    """Build libcdsprpc.so in `folder`, for messages of this layout."""
     path = folder / "libcdsprpc.so"
     _run("cc", "-O2", "-Wall", "-Werror", "-fPIC", "-shared", "-pthread", f"-DLAYOUT={layout}", HERE / "cdsprpc.c", "-o", path)
     return path
 
 
 def outline(folder: Path, layout: int = 3) -> Path:
-    """fake_backend in `folder`, beside a stand-in of the same layout, which it is linked to."""
+    """Build fake_backend in `folder`, linked to a stand-in of the same layout beside it."""
     path = folder / "fake_backend"
     library = stand_in(folder, layout)
     flags = ("-O2", "-Wall", "-Werror", "-D_GNU_SOURCE", f"-DLAYOUT={layout}", f"-Wl,-rpath,{folder}")
@@ -36,7 +36,7 @@ def outline(folder: Path, layout: int = 3) -> Path:
 
 
 def backend() -> Path:
-    """libggml-hexagon.so, built the first time."""
+    """libggml-hexagon.so, built on first use."""
     path = FOLDER / BACKEND
     if path.exists():
         return path
@@ -54,7 +54,7 @@ def backend() -> Path:
 
 
 def _forgive_division(header: Path) -> None:
-    """Let a division by 0 give a number, as it does on Arm's processors, where the backend runs: x86's end the program."""
+    """Make a division by 0 return a number, as on Arm, where the backend runs: on x86 it ends the program."""
     text = header.read_text()
     assert DIVISION in text, f"{header} has changed"
     header.write_text(text.replace(DIVISION, "- d) / (d ? d : 1) + 1"))

@@ -1,7 +1,7 @@
 """llama.cpp with its Hexagon backend: steps.py LIBRARIES BACKEND MODEL BATCHES NEW_TOKENS.
 
-The last are those of programs/llama_steps.py. LIBRARIES: a folder of llama.cpp's libraries that load
-their backends, BACKEND: libggml-hexagon.so. LD_LIBRARY_PATH says which libcdsprpc.so it finds.
+The last three are those of programs/llama_steps.py. LIBRARIES: a folder of llama.cpp's libraries that load
+their backends, BACKEND: libggml-hexagon.so. LD_LIBRARY_PATH selects the libcdsprpc.so.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""`python -m tracer` on a kernel that is not this one.
+"""`python -m tracer` as if on another kernel.
 
     altered_tracer.py [--bpf FOLDER] [--without CATEGORY] [--without-cookies] [--without-btf] [--without-uprobes] run ...
 

@@ -1,4 +1,4 @@
-"""Steps of one operator that add up a part of a mapped file each: cold_steps.py FILE STEPS."""
+"""Steps of one operator, each summing a part of a mapped file: cold_steps.py FILE STEPS."""
 
 import sys
 from importlib import import_module

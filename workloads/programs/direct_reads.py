@@ -1,10 +1,10 @@
-"""Reads pages of a disk or a file one after the other, past the page cache: direct_reads.py FILE READS."""
+"""Reads pages of a disk or a file one after the other, bypassing the page cache: direct_reads.py FILE READS."""
 
 import mmap
 import os
 import sys
 
-STRIDE = 8  # pages, so that no two reads make one request
+STRIDE = 8  # pages, so that no two reads are merged into one request
 
 
 def main() -> None:

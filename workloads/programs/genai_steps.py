@@ -1,6 +1,6 @@
-"""A model of LAYERS layers of nothing but cache, run by onnxruntime-genai; prints each step's phase and tokens as JSON.
+"""A model of LAYERS layers with only a cache, run by onnxruntime-genai; prints each step's phase and tokens as JSON.
 
-Arguments: a folder to write the model to; how many tokens to generate after each prompt, which has a generator of its own.
+Arguments: a folder for the model; number of tokens to generate after each prompt, each with a separate generator.
 """
 
 import json
@@ -16,7 +16,7 @@ PROMPTS = ([5, 6, 7, 8, 9], [10, 11])
 
 
 def write_model(folder: Path) -> None:
-    """A model that looks tokens up and multiplies with a head; its cache is the embedding."""
+    """Write a model that looks tokens up and multiplies with a head; its cache is the embedding."""
     rng, head = np.random.default_rng(0), WIDTH // HEADS
     tables = {"embedding": rng.standard_normal((VOCABULARY, WIDTH)), "head": rng.standard_normal((WIDTH, VOCABULARY))}
     weights = [numpy_helper.from_array(values.astype(np.float32), name) for name, values in tables.items()]
@@ -41,7 +41,7 @@ def write_model(folder: Path) -> None:
 
 
 def config(head: int) -> dict:
-    """genai_config.json of it."""
+    """The model's genai_config.json."""
     cache = {f"past_{kind}_names": f"past_key_values.%d.{kind}" for kind in ("key", "value")}
     decoder = {
         "filename": "model.onnx",

@@ -1,4 +1,4 @@
-"""A Genie program: makes a dialog on HTP from a context binary and asks it. Arguments: libGenie.so, context binary, tokenizer."""
+"""A Genie program: queries a dialog on HTP, made from a context binary. Arguments: libGenie.so, context binary, tokenizer."""
 
 import ctypes
 import json
@@ -10,7 +10,7 @@ HTP |= {"cpu-mask": "0x1", "kv-dim": 64, "rope-theta": 10000}
 
 
 def config(binary: str, tokenizer: str) -> bytes:
-    """Genie's description of a dialog."""
+    """Genie's config of a dialog."""
     backend = {"version": 1, "type": "QnnHtp", "QnnHtp": HTP}
     model = {"version": 1, "type": "binary", "binary": {"version": 1, "ctx-bins": [binary]}}
     dialog = {

@@ -1,6 +1,6 @@
-"""A target whose I/O is known: io_steps.py FILE; each operator does one thing, and what it did is printed as JSON.
+"""A target with known I/O: io_steps.py FILE; each operator does one kind of I/O, and prints it as JSON.
 
-FILE has at least 4 MiB; its pages are dropped first, and nothing is read ahead.
+FILE has at least 4 MiB; its pages are dropped first, and readahead is off.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""What llama.cpp itself says it computes: llama_oracle.py MODEL BATCHES NEW_TOKENS.
+"""Prints llama.cpp's own report of its computation: llama_oracle.py MODEL BATCHES NEW_TOKENS.
 
-Takes the steps of llama_steps.py with llama.cpp's own evaluation callback, which is told every node of every graph in order,
-and writes a JSON object with the tokens that were made and, for each node, context and step, operator, name, dims, whether it is
-to be computed, the buffer that it lies in, what made each of its sources, and the routing tensor's contents where it is a
-MUL_MAT_ID and the host can read them. Asking for a node's
-result ends the graph there for a moment, so such a run is not the one to time.
+Runs the steps of llama_steps.py with llama.cpp's own evaluation callback, which gets every node of every graph in order,
+and writes a JSON object with the generated tokens and, for each node, context and step, operator, name, dims, whether it is
+computed, its buffer, the producer of each of its sources, and the routing tensor's contents if it is a
+MUL_MAT_ID and the host can read them. Requesting a node's
+result interrupts the graph there, so such a run is not suited to timing.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class Head(ctypes.Structure):
 
 
 class Tensors:
-    """Reads tensors of a library; where a name and data stand, and the sources in front of them, it is asked itself."""
+    """Reads tensors of a library; the offsets of name, data and sources are determined with the library's functions."""
 
     def __init__(self, lib: ctypes.CDLL):
         self.lib = lib
@@ -53,7 +53,7 @@ class Tensors:
 
 
 def set_callback(params: Opaque, callback: Any) -> None:
-    """Put `cb_eval` into context parameters of unknown layout: two null pointers before the cache's two element types."""
+    """Set `cb_eval` in context parameters of unknown layout: it is the two null pointers before the cache's two element types."""
     raw = bytes(params.bytes)
     mark = struct.pack("<QQii", 0, 0, TYPE_F16, TYPE_F16)
     places = [at for at in range(0, len(raw) - len(mark), 8) if raw[at : at + len(mark)] == mark]
@@ -70,7 +70,7 @@ def experts(ids: Head, data: int) -> list[list[int]]:
 
 
 class Oracle:
-    """Collects what the callback is told."""
+    """Collects the nodes that the callback gets."""
 
     def __init__(self, lib: ctypes.CDLL):
         self.lib, self.nodes, self.tensors = lib, [], Tensors(lib)
@@ -82,7 +82,7 @@ class Oracle:
         lib.ggml_nelements.argtypes = [ctypes.c_void_p]
 
     def told(self, address: int, ask: bool, _: Any) -> bool:
-        """cb_eval: asked before a node is computed whether its result is wanted, then called with the result."""
+        """cb_eval: called before a node is computed (`ask`: is its result wanted?), then with the result."""
         t, sources = Head.from_address(address), self.tensors.sources(address)
         operator = self.lib.ggml_op_name(t.op).decode()
         if not ask:
@@ -100,7 +100,7 @@ class Oracle:
         return bool(routed)
 
     def counted(self, call: Callable[..., int]) -> Callable[..., int]:
-        """The call, with a note of which context it is for, in order of their first steps, and which of its steps it is."""
+        """The call, wrapped to record the number of its context, in order of first steps, and of the context's step."""
 
         def step(context: ctypes.c_void_p, *given: Any) -> int:
             number = self.steps[context.value]
@@ -111,7 +111,7 @@ class Oracle:
         return step
 
     def behind_views(self, address: int) -> tuple[int, str, str]:
-        """(address, operator, name) of what made the memory that a source shows."""
+        """(address, operator, name) of the producer of a source's memory, through views."""
         operator, first = self.lib.ggml_op_name(Head.from_address(address).op).decode(), self.tensors.sources(address)[0]
         if operator in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE") and first:
             return self.behind_views(first)
@@ -129,7 +129,7 @@ def main() -> None:
             setattr(lib, name, oracle.counted(getattr(lib, name)))
     path, batches, _ = arguments()
     made = decode(lib, params, path, batches, 0)
-    if not any(node["computed"] for node in oracle.nodes):  # a library without the flag computes all
+    if not any(node["computed"] for node in oracle.nodes):  # a library without the flag computes all nodes
         oracle.nodes = [{**node, "computed": True} for node in oracle.nodes]
     print(json.dumps({"made": made, "nodes": oracle.nodes}))
 

@@ -1,18 +1,18 @@
 """Drives a llama.cpp through its C API, since 2024: llama_steps.py MODEL BATCHES NEW_TOKENS [PAUSE].
 
-It is that of LLAMA_LIBRARY, a file, otherwise that inside the package xllamacpp.
+The library is the file LLAMA_LIBRARY, by default that inside the package xllamacpp.
 
-BATCHES are the sizes of the first steps (20,1,7; the prompt's alone where it is one number), NEW_TOKENS steps of one follow.
-Several lists (20,1/7,12) are those of as many contexts of the model, which alternate steps.
-Environment variables: LLAMA_THREADS, otherwise 2; LLAMA_PART, how many tokens a graph takes at most, otherwise 512;
-LLAMA_CALL, the names of CALLS by which the first steps are taken, the last of them by all others, otherwise decode;
-LLAMA_THREADS_OF: contexts, each has a thread of its own, and these begin their steps together (as many in each); or steps, each
-has a thread of its own;
-LLAMA_LIBRARY, a libllama.so with its backends beside it; LLAMA_GPU_LAYERS, how many layers another device computes, otherwise 0.
+BATCHES are the sizes of the first steps (20,1,7; a single number: the prompt's), NEW_TOKENS steps of one token follow.
+Several lists (20,1/7,12) are for several contexts of the model, which alternate steps.
+Environment variables: LLAMA_THREADS, default 2; LLAMA_PART, maximum number of tokens per graph, default 512;
+LLAMA_CALL, the names in CALLS for the first steps, the last one for all others, default decode;
+LLAMA_THREADS_OF: contexts, each on a separate thread, which begin their steps together (equal numbers of steps); or steps, each
+on a separate thread;
+LLAMA_LIBRARY, a libllama.so with its backends beside it; LLAMA_GPU_LAYERS, number of layers on another device, default 0.
 
-Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
-Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
-so they are opaque blocks that are larger than any version's; the ABI passes such structs in memory and the callee reads the
+Pauses for PAUSE seconds after every step: otherwise a tiny model ends before a tracer has learnt from its first graphs.
+Prints the generated token ids as JSON. Parameter structs are passed by value and, except for the first field, not interpreted,
+so that they are opaque blocks larger than in any version; the ABI passes such structs in memory and the callee reads the
 part it knows.
 """
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from threading import Barrier, Thread
 
 THREADS = int(os.environ.get("LLAMA_THREADS", "2"))
-CONTEXT, BATCH, PART = 512, 2048, 512  # llama.cpp's defaults, by which the head of its parameters is recognised
+CONTEXT, BATCH, PART = 512, 2048, 512  # llama.cpp's defaults, which identify the head of its parameters
 LARGER_CONTEXT = 2048
 RENAMED = {
     "llama_model_load_from_file": "llama_load_model_from_file",
@@ -46,7 +46,7 @@ class Opaque(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """struct llama_batch. Until 2024 it had where it begins instead of `pos`, and more."""
+    """struct llama_batch. Until 2024 it had the first position instead of `pos`, and more fields."""
 
     _fields_ = [
         ("n_tokens", ctypes.c_int32),
@@ -68,7 +68,7 @@ def library() -> ctypes.CDLL:
 
 
 def with_new_names(lib: ctypes.CDLL) -> ctypes.CDLL:
-    """The library, whose functions can be called by the names that they have since 2025."""
+    """The library, with its functions also under their names since 2025."""
     for new, old in RENAMED.items():
         if not hasattr(lib, new):
             setattr(lib, new, getattr(lib, old))
@@ -81,7 +81,7 @@ def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Opaque]
     lib.llama_init_from_model.argtypes = [ctypes.c_void_p, Opaque]
     lib.llama_batch_get_one.restype = Batch
-    # builds of 2024 take position and sequence behind the two
+    # builds of 2024 have two more arguments: position and sequence
     lib.llama_batch_get_one.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     lib.llama_decode.argtypes = [ctypes.c_void_p, Batch]
     lib.llama_encode.argtypes = [ctypes.c_void_p, Batch]
@@ -90,7 +90,7 @@ def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def model_params(lib: ctypes.CDLL) -> Opaque:
-    """llama.cpp's own, with the number of layers for another device, which follows on two pointers and is -1 for all."""
+    """llama.cpp's default parameters, with the number of layers on another device, the field after two pointers (-1: all)."""
     params = lib.llama_model_default_params()
     layers = ctypes.c_int32.from_buffer(params, 2 * ctypes.sizeof(ctypes.c_void_p))
     if "LLAMA_GPU_LAYERS" in os.environ:
@@ -100,7 +100,7 @@ def model_params(lib: ctypes.CDLL) -> Opaque:
 
 
 def fed_by_parts(lib: ctypes.CDLL, context: ctypes.c_void_p, tokens: list[int], kind: int, position: int) -> int:
-    """One llama_process of tokens that follow on `position` others."""
+    """One llama_process call for tokens after `position` others."""
     lib.llama_batch_ext_init.restype = ctypes.c_void_p
     batch = ctypes.c_void_p(lib.llama_batch_ext_init(context))
     for place, token in enumerate(tokens, position):
@@ -113,7 +113,7 @@ def fed_by_parts(lib: ctypes.CDLL, context: ctypes.c_void_p, tokens: list[int], 
 
 
 class Context:
-    """A context and the tokens that were made in it, greedily, one behind each batch."""
+    """A context and its generated tokens, one greedy token after each batch."""
 
     def __init__(self, lib: ctypes.CDLL, model: int, params: Opaque):
         self.lib, self.context = lib, ctypes.c_void_p(lib.llama_init_from_model(model, params))
@@ -122,7 +122,7 @@ class Context:
         self.fed = 0
 
     def step(self, size: int) -> None:
-        """Feed `size` tokens: a fixed text fills up what the last one made leaves free."""
+        """Process `size` tokens: the last generated one and a fixed text."""
         lib, calls = self.lib, os.environ.get("LLAMA_CALL", "decode").split(",")
         call = calls[min(len(self.made), len(calls) - 1)]
         tokens = [*self.made[-1:], *((7 * i) % 500 for i in range(size - len(self.made[-1:])))]
@@ -138,7 +138,7 @@ class Context:
         self.made.append(logits.index(max(logits)) if logits else 1)
 
     def take(self, batches: list[int], pause: float, begin: Barrier) -> None:
-        """All steps, one behind the other."""
+        """Run all steps in order."""
         for size in batches:
             begin.wait()
             self.step(size)
@@ -146,7 +146,7 @@ class Context:
 
 
 def run_together(calls: list[Callable[[], None]]) -> None:
-    """Run each call in a thread of its own."""
+    """Run each call on a separate thread."""
     threads = [Thread(target=call) for call in calls]
     for thread in threads:
         thread.start()
@@ -155,9 +155,9 @@ def run_together(calls: list[Callable[[], None]]) -> None:
 
 
 def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[list[int]], pause: float) -> list[int]:
-    """Tokens that the model makes in each context, context by context; each has its list of batches."""
+    """Generated tokens, context by context; `batches` has a list for each context."""
     head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
-    at = next((at for at in range(2) if head[at : at + 3] == [CONTEXT, BATCH, PART]), None)  # until 2024 behind a seed
+    at = next((at for at in range(2) if head[at : at + 3] == [CONTEXT, BATCH, PART]), None)  # until 2024 after a seed
     assert at is not None, f"llama_context_params has changed: {head[:4]}"
     head[at], head[at + 2] = LARGER_CONTEXT, int(os.environ.get("LLAMA_PART", PART))
     lib.llama_backend_init()

@@ -1,6 +1,6 @@
 """Like llama_steps.py on a library without names: llama_stripped.py LIBRARY OFFSETS MODEL BATCHES NEW_TOKENS [PAUSE].
 
-OFFSETS is a JSON file: the name of each function that is called here and where it stands in the file.
+OFFSETS is a JSON file: the name of each function called here and its offset in the library.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from workloads.programs import llama_steps
 
 
 class Functions:
-    """Functions of a library by their places in its file."""
+    """Functions of a library by their offsets in its file."""
 
     def __init__(self, path: str, offsets: dict[str, int]):
         self._library, self._offsets = ctypes.CDLL(path), offsets

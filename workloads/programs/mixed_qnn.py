@@ -1,6 +1,6 @@
 """Runs a model through ONNX Runtime's QNN provider, then drives QNN's C API itself, then runs a model again: two readers.
 
-Arguments: folder for the provider's CSVs; libQnnHtp.so. Prints what its own calls know, as qnn_c.py does.
+Arguments: folder for the provider's CSVs; libQnnHtp.so. Prints the data of its own calls, like qnn_c.py.
 """
 
 import json

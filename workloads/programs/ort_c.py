@@ -1,6 +1,6 @@
-"""Drives ONNX Runtime through its C API, as a C program does: ort_c.py LIBRARY MODEL RUNS [--child] [--late SECONDS].
+"""Drives ONNX Runtime through its C API, like a C program: ort_c.py LIBRARY MODEL RUNS [--child] [--late SECONDS].
 
-Prints what it did as JSON: session handles and run counts in order. The slots are those of the public onnxruntime_c_api.h.
+Prints session handles and run counts as JSON, in order. The slots are those of the public onnxruntime_c_api.h.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ class Api:
         self.table = ctypes.cast(get(VERSION), POINTER(c_void_p))
 
     def call(self, name: str, *arguments: Any) -> int:
-        """Call by name; the error code, 0 where it is good."""
+        """Call a function by name; returns the error code, 0 for success."""
         status = ctypes.CFUNCTYPE(c_void_p)(self.table[SLOTS[name]])(*arguments)
         if name.startswith("Release") or not status:
             return 0
@@ -49,7 +49,7 @@ class Api:
         return code
 
     def make(self, name: str, *arguments: Any) -> c_void_p:
-        """Call a function whose last argument is where it puts what it makes."""
+        """Call a function that stores a new object through its last argument; returns the object."""
         made = c_void_p()
         code = self.call(name, *arguments, byref(made))
         assert code == 0, (name, code)
@@ -57,7 +57,7 @@ class Api:
 
 
 def run(api: Api, session: c_void_p, value: c_void_p, input_name: bytes = b"x") -> int:
-    """One run; the error code."""
+    """One run; returns the error code."""
     out = c_void_p()
     names, outs = (c_char_p * 1)(input_name), (c_char_p * 1)(b"y")
     code = api.call("Run", session, None, names, byref(value), c_size_t(1), outs, c_size_t(1), byref(out))
@@ -70,7 +70,7 @@ CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_size_t, c_void_p)
 
 
 def run_async(api: Api, session: c_void_p, value: c_void_p) -> int:
-    """One run on another thread, waited for; the error code of handing it over."""
+    """One run on another thread, with a wait for it; returns the error code of its submission."""
     out, finished = c_void_p(), threading.Event()
     names, outs = (c_char_p * 1)(b"x"), (c_char_p * 1)(b"y")
     told = CALLBACK(lambda *_: finished.set())
@@ -81,7 +81,7 @@ def run_async(api: Api, session: c_void_p, value: c_void_p) -> int:
 
 
 def work(library: str, model: str, runs: int) -> list[list[Any]]:
-    """Two sessions, one of a file and one of memory; runs alternate, 1 to 2."""
+    """Two sessions, one from a file and one from memory; runs alternate, 1 to 2."""
     api = Api(library)
     done: list[list[Any]] = []
     env = api.make("CreateEnv", c_int(4), c_char_p(b"test"))

@@ -1,6 +1,6 @@
-"""A plain onnxruntime-qnn program that knows nothing of a tracer: two sessions, five runs each.
+"""A plain onnxruntime-qnn program without knowledge of a tracer: two sessions, five runs each.
 
-Arguments: folder for the CSVs; how many runs instead of five; a level instead of `detailed`; rows of the input.
+Arguments: folder for the CSVs; number of runs instead of five; a level instead of `detailed`; rows of the input.
 """
 
 import sys

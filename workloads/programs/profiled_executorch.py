@@ -1,6 +1,6 @@
-"""LAYERS times Linear, ReLU, CumSum by ExecuTorch with its ETDump on; writes the dump, and what ExecuTorch reads in it.
+"""LAYERS times Linear, ReLU, CumSum by ExecuTorch with ETDump; writes the dump, and ExecuTorch's own reading of it.
 
-Arguments: cpu or xnnpack; the dump's path; how many runs. Needs the packages executorch and torch, and its flatc on PATH.
+Arguments: cpu or xnnpack; the dump's path; number of runs. Needs the packages executorch and torch, and its flatc on PATH.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""A model of LAYERS MatMuls and Relus run by onnxruntime with its profile on; prints the profile's path and the ns of each run.
+"""A model of LAYERS MatMuls and Relus run by onnxruntime with profiling; prints the profile's path and the ns of each run.
 
-Arguments: cpu or qnn (the HTP or its emulator); beginning of the profile's path; how many runs.
+Arguments: cpu or qnn (the HTP or its emulator); prefix of the profile's path; number of runs.
 """
 
 import json

@@ -1,10 +1,10 @@
 """A program that drives QNN's C API itself: no ONNX Runtime, no knowledge of a tracer.
 
-It makes graphs of Relu nodes, executes them under a profile, reads every event, and prints as JSON what it knows: calls, names,
-sizes, executes and events. Definitions are our own, of the public API as it is documented.
+It makes graphs of Relu nodes, executes them with a profile, reads every event, and prints as JSON: calls, names,
+sizes, executes and events. Definitions are our own, from the documentation of the public API.
 Arguments: library, and options as key=value: threads, rounds (sessions of a thread, one after another), executes (of a session),
 level (of the profile; 0: none), plain (1: not the extended event data), nodes, binary (1: load the context from its own binary),
-every (1: calls that only the fake backend answers: asynchronous, memory, signal, list).
+every (1: calls that only the fake backend supports: asynchronous, memory, signal, list).
 """
 
 import ctypes as c
@@ -42,7 +42,7 @@ class Buffer(c.Structure):
 
 
 class Tensor(c.Structure):
-    """Version 1, in the room of the widest version."""
+    """Version 1 of the struct, with the size of the widest version."""
 
     _fields_ = [
         ("version", c.c_uint64), ("id", c.c_uint32), ("name", c.c_char_p), ("type", c.c_uint32), ("format", c.c_uint32),
@@ -90,14 +90,14 @@ class Qnn:
         self.functions = {n: make(c.c_void_p.from_address(provider + TABLE + 8 * slot).value) for n, slot in SLOTS.items()}
 
     def __call__(self, name: str, *args: Any) -> int:
-        """Call by name; arguments are numbers or pointers. Returns QNN's error number."""
+        """Call a function by name; arguments are numbers or pointers. Returns QNN's error number."""
         with self.lock:
             self.calls[name] = self.calls.get(name, 0) + 1
         given = [c.cast(a, c.c_void_p) if not isinstance(a, int | type(None) | c.c_void_p) else a for a in args]
         return int(self.functions[name](*given, *[None] * (MOST_ARGS - len(given))) & 0xFFFFFFFF)
 
     def add_node(self, graph: int, op: Op) -> None:
-        """The one call that takes a structure by value."""
+        """Add a node: the only call with a structure by value."""
         add = c.CFUNCTYPE(c.c_uint64, c.c_void_p, Op)(c.cast(self.functions["graphAddNode"], c.c_void_p).value)
         with self.lock:
             self.calls["graphAddNode"] = self.calls.get("graphAddNode", 0) + 1
@@ -106,7 +106,7 @@ class Qnn:
             raise SystemExit(f"graphAddNode returned {status}")
 
     def good(self, name: str, *args: Any) -> None:
-        """The same, where it must succeed."""
+        """Call a function that must succeed."""
         status = self(name, *args)
         if status:
             raise SystemExit(f"{name} returned {status}")
@@ -124,7 +124,7 @@ def tensor(name: str, kind: int, dims: Any) -> Tensor:
 
 
 class Session:
-    """One context with one graph of `nodes` Relus, its profile and what happened to them."""
+    """One context with one graph of `nodes` Relus, its profile, and the data to print."""
 
     def __init__(self, qnn: Qnn, backend: int, device: int, name: str, options: dict[str, int]):
         self.qnn, self.name, self.options, self.binary_bytes = qnn, name, options, 0
@@ -152,7 +152,7 @@ class Session:
         return graph
 
     def _reload(self, backend: int, device: int) -> None:
-        """Free the context and make it again from its own binary."""
+        """Free the context and create it again from its own binary."""
         qnn, size, written = self.qnn, c.c_uint64(), c.c_uint64()
         qnn.good("contextGetBinarySize", self.context, c.byref(size))
         data = c.create_string_buffer(size.value)
@@ -176,7 +176,7 @@ class Session:
         self.runs.append({"graph": self.name, "handle": self.graph, "status": status, "events": self.harvest()})
 
     def call_the_rest(self, backend: int, device: int) -> dict[str, Any]:
-        """What the emulator refuses: told to a backend that answers everything."""
+        """Make the calls that the emulator rejects, for a backend that supports everything."""
         qnn, done = self.qnn, self.qnn.library.fake_done()
         notify = c.cast(self.qnn.library.fake_notify, c.c_void_p)
         for number in range(2):

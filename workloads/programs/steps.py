@@ -1,10 +1,10 @@
-"""A target whose truth is known: emits token steps through the runtime's probes.
+"""A target with known behaviour: emits token steps through the runtime's probes.
 
     steps.py COUNT SECONDS_BETWEEN [--until FILE] [--late SECONDS] [--child] [--operators N]
              [--slow SECONDS --slow-every N | --slow-while FILE]
 
---until ends it as soon as FILE exists. --late loads the probes' library only after a while; --child emits the same steps in a
-forked child too. --slow is how long every N-th step lasts, or every step while FILE exists. --operators runs so many operators
+--until ends it as soon as FILE exists. --late loads the probes' library after SECONDS; --child emits the same steps also in a
+forked child. --slow is the duration of every N-th step, or of every step while FILE exists. --operators runs N operators
 in each step.
 """
 
