@@ -4,7 +4,7 @@ sudo python -m benchmarks.fidelity [--rounds 3] [--turns 150] [--extra 3] [--sec
 sudo python -m benchmarks.fidelity --engine llamacpp [--rounds 3] [--turns 40] [--extra 4]        llama.cpp's kernels
 
 A kernel's true time is the median over rounds of the time that EXTRA copies of it add, by the program's own clock, divided by
-EXTRA. CPU only: the HTP emulator is no timing model. A copy must find the caches in the same state as a step's single run: see
+EXTRA. CPU only: the HTP emulator is not a timing model. A copy must find the caches in the same state as a step's single run: see
 programs/runtime_copies.py (steps of our runtime) and programs/ggml_copies.py (llama.cpp: graphs of kernels in the sizes of a
 decoded token). Our runtime's copies run in the recorded process, unseen by the tracer, next to the steps whose records count: in
 two processes, memory placement changed kernel times by a tenth. So alpha includes both the recording's error and the slowdown by
@@ -64,7 +64,7 @@ def copies(name: str, *arguments: object) -> list[str]:
 
 
 class Paced:
-    """A process of one of the programs with copies, which takes a round when it is told to."""
+    """A process of one of the programs with copies, which runs a round on request."""
 
     def __init__(self, command: list[str], rest_s: float = 0.0):
         self.rest_s = rest_s

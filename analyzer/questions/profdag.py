@@ -104,7 +104,7 @@ class _Builder:
         return before
 
     def base(self, pid: int, tensor: int, ts: int) -> int:
-        """The tensor whose memory a view aliases, through all views; the tensor itself if it is no view."""
+        """The tensor whose memory a view aliases, through all views; the tensor itself if it is not a view."""
         for _ in range(VIEWS_DEEP):
             kind, _, _, sources = self.describe(pid, tensor, ts)
             if kind not in NEVER_RUN or not sources:

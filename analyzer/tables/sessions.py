@@ -43,7 +43,7 @@ def made(source: Source) -> Rows:
 def model_names(
     source: Source, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray, makes: np.ndarray
 ) -> pyarrow.DictionaryArray:
-    """The model of the session that a (process, handle) means at a time; "" if it is no session or its model has no name.
+    """The model of the session that a (process, handle) means at a time; "" if it is not a session or its model has no name.
 
     `makes` marks the calls that create it: the session's record follows directly after them.
     """

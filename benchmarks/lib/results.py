@@ -15,7 +15,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ResultError(Exception):
-    """A file is no valid result."""
+    """A file is not a valid result."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -58,7 +58,7 @@ def adaptive(
     limit: int = 4096,
     left_out: Widths = frozenset(),
 ) -> tuple[list[Shape], np.ndarray]:
-    """(shapes, times): `start` from the prior, then `rounds` times `extra` more near the shapes with the worst predictions."""
+    """(shapes, times): `start` from the prior, then `rounds` times `extra` more near the shapes with the largest errors."""
     random = np.random.default_rng(seed)
     shapes = draw(prior, start, random, limit, left_out)
     times = measure(shapes)
