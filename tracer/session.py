@@ -261,7 +261,7 @@ class Session:
         self.target.check_start()
 
     def survivors(self) -> list[str]:
-        """A line for each child process that outlives the target; it is no longer followed."""
+        """A line for each child process that outlives the target; it is not followed further."""
         if self.target.poll():
             return []
         pids = {int(row["pid"]) for row in self.watcher.threads.values()} - {self.target.pid}

@@ -58,7 +58,7 @@ class CpuExperts:
         return CpuExpert(self._session, self.log, form, *self._widened(self.package.expert_weights(memory), block))
 
     def give_back(self, expert: Graph) -> None:
-        """Return the expert's block, which is no longer needed."""
+        """Return the expert's block after its last use."""
         if isinstance(expert, CpuExpert) and expert.block is not None and not self.mapped:
             block, expert.block, expert.weights = expert.block, None, {}
             self.pool.give(block)

@@ -15,7 +15,7 @@ class Policy(Protocol):
         """A layer used the form, or it was loaded."""
 
     def left(self, form: Form) -> None:
-        """The form is no longer held."""
+        """The form has left the cache."""
 
     def order(self) -> Iterable[Form]:
         """The held forms, first to be evicted first. Valid only until the next call of another method."""
@@ -33,7 +33,7 @@ class LRU:
         self._held.move_to_end(form)
 
     def left(self, form: Form) -> None:
-        """The form is no longer held."""
+        """The form has left the cache."""
         del self._held[form]
 
     def order(self) -> Iterable[Form]:
@@ -59,7 +59,7 @@ class LFRU:
         self._held.add(form)
 
     def left(self, form: Form) -> None:
-        """The form is no longer held; its count stays."""
+        """The form has left the cache; its count stays."""
         self._held.discard(form)
 
     def order(self) -> Iterable[Form]:
@@ -79,7 +79,7 @@ class Static:
         self._held.add(form)
 
     def left(self, form: Form) -> None:
-        """The form is no longer held."""
+        """The form has left the cache."""
         self._held.discard(form)
 
     def order(self) -> Iterable[Form]:

@@ -2,7 +2,7 @@
 
 1. When a token enters the model, its embedding and the layers' recent choices predict what the token may need (view `token`).
 2. When a layer begins, the state that enters it predicts again for this layer (`near`) and for the next (`next`): loads that have
-   not begun and are no longer likely are cancelled, the others move forward in the queue, and new ones join, during attention.
+   not begun and have become unlikely are cancelled, the others move forward in the queue, and new ones join, during attention.
 
 Prefill has no prefetching: its chunks choose nearly every expert, and the cache requests all of them at once.
 """

@@ -64,7 +64,7 @@ class BlockPool:
             return self._empty[size].pop()
 
     def give(self, block: np.ndarray) -> None:
-        """Return a block that is no longer read."""
+        """Return a block after its last use."""
         with self._lock:
             kept = sum(map(len, self._warm.values())) < self.spare
             if not kept:

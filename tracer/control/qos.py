@@ -1,6 +1,6 @@
 """`--min-tps`: watches the decode speed, sheds the costliest probes while it is too low, and restores them once it recovers.
 
-Tokens that are slow because of a longer context or missed experts are no reason to shed probes, which would not help.
+Tokens that are slow because of a longer context or missed experts do not cause shedding of probes, which would not help.
 """
 
 import statistics

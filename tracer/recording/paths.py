@@ -89,7 +89,7 @@ def invoking_user() -> Owner:
 
 
 def _number_from_sudo(name: str, own: int) -> int:
-    """The id that sudo set in the environment, if this process is root, else `own`; raises UserError if it is no id."""
+    """The id that sudo set in the environment, if this process is root, else `own`; raises UserError if it is not an id."""
     text = os.environ.get(name, "") if os.geteuid() == 0 else ""
     if text and not (text.isascii() and text.isdigit() and int(text) < NOBODY_AT_ALL):
         raise UserError(f"{name}={text!r} in the environment is not a user or group id: unset it, or use sudo")
