@@ -33,6 +33,8 @@ MORE = "Figures that do not fit into a table stand in [earlier.md](../benchmarks
 MEANING = """Figures that no later day measured again on the same machine. A plus behind a commit: files differed from it; an \
 asterisk: the figure was kept in a document before, and that commit added it there. n: of how many values or draws."""
 COLUMNS = ("figure", "median", "interval", "n")
+SHEET = 285
+"""Lines of figures that a page holds at most."""
 
 
 def purpose(benchmark: str) -> str:
@@ -67,16 +69,32 @@ def pages(results: list[Result], docs: Path) -> dict[Path, str]:
         parts = list(split(list(group)))[::-1]
         newest = [part(result, new) for result, new, _ in parts if new]
         earlier = [part(result, old) for result, _, old in parts if old]
-        found[docs / FOLDER / f"{benchmark}.md"] = benchmark_page(benchmark, newest, bool(earlier))
+        first, *more = sheets(newest)
+        names = [f"{benchmark}-{number}.md" for number in range(2, len(more) + 2)]
+        found[docs / FOLDER / f"{benchmark}.md"] = benchmark_page(benchmark, first, names, bool(earlier))
+        for name, sheet in zip(names, more, strict=True):
+            text = f"Continues [{benchmark}.md]({benchmark}.md)."
+            found[docs / FOLDER / name] = joined([f"# {benchmark}, continued", text, *sheet])
         if earlier:
             text = f"What [later days measured again]({benchmark}.md)."
             found[docs / FOLDER / f"{benchmark}-earlier.md"] = joined([f"# {benchmark}: earlier measurements", text, *earlier])
     return {docs / FRONT: front(results), **found}
 
 
-def benchmark_page(benchmark: str, newest: list[str], older: bool) -> str:
-    """A benchmark's newest figures on each machine."""
-    links = "[Headlines](../results.md)" + (f", [earlier measurements]({benchmark}-earlier.md)." if older else ".")
+def sheets(parts: list[str]) -> list[list[str]]:
+    """Results in pages of at most SHEET lines; one that is longer has a page of its own."""
+    answer: list[list[str]] = [[]]
+    for text in parts:
+        if answer[-1] and sum(one.count("\n") + 2 for one in (*answer[-1], text)) > SHEET:
+            answer.append([])
+        answer[-1].append(text)
+    return answer
+
+
+def benchmark_page(benchmark: str, newest: list[str], more: list[str], older: bool) -> str:
+    """A benchmark's newest figures on each machine; `more` pages continue it."""
+    links = ["[Headlines](../results.md)", *(f"[continued]({name})" for name in more)]
+    links = ", ".join([*links, *([f"[earlier measurements]({benchmark}-earlier.md)"] if older else [])]) + "."
     return joined([f"# {benchmark}", *(textwrap.fill(text, WIDTH) for text in (purpose(benchmark), MEANING, links)), *newest])
 
 

@@ -108,7 +108,7 @@ def test_shapes_for_an_npu_that_the_package_leaves_out_are_refused_before_the_co
     target = tmp_path / "package"
     assert main(["convert", str(model), str(target), "--backend", "cpu", "--tiers", "1,8"]) == 2
     line = capsys.readouterr().err
-    assert "--backend cpu leaves out" in line and line.count("\n") == 1
+    assert "--backend cpu excludes" in line and line.count("\n") == 1
     assert not target.exists()
 
 
