@@ -11,7 +11,7 @@ from views.report.sections import Block, Section, axis, bytes_text, cards, chart
 Document = dict[str, Any]
 MIB = 1 << 20
 NEAR = 1.05
-"""As good as the best, where memory is to be saved."""
+"""Times the fastest time: settings within this factor count as nearly as fast."""
 
 
 def prefetching(run: dict[str, Any]) -> str:

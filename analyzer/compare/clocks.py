@@ -9,7 +9,7 @@ from analyzer.compare.verdicts import FEWEST
 
 FAMILY = "clocks"
 SAME = 0.05
-"""Frequencies that differ by less, as logarithms, count as one."""
+"""Frequencies with logarithms that differ by less count as equal."""
 APART = 1e3
 Words = list[tuple[str, str]]
 Clocks = dict[str, np.ndarray]

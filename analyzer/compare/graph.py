@@ -18,7 +18,7 @@ from analyzer.questions.structure import resolved
 
 PHASE = "decode"
 IDENTITY = ("graph", "layer", "type", "shape", "backend")
-"""What distinguishes operators, as in metrics.DIMS; whichever experts a step chose, they are one."""
+"""The columns that identify operators, as in metrics.DIMS; all experts count as one."""
 CHANGED = "changed"
 MOST_NODES = 20_000
 

@@ -30,7 +30,7 @@ NAMES_SHOWN = 3
 MIN_RUNNING_SHARE = 0.05
 NEGLIGIBLE_WAIT = 0.05
 UNDISTURBED = 0.8
-"""How many of an operator's executions, the fastest, give its time: the others mostly waited for something."""
+"""Share of an operator's executions, the fastest, that determine its time: the others mostly waited for something."""
 
 
 class Facts:

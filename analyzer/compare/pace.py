@@ -17,7 +17,7 @@ LEAST_OPERATORS = 8
 MOST_MOVED = 1 / 2
 MINOR_SHARE = 0.003
 ERROR_SHARE = 0.2
-"""Of the error rate, spent on whether the pace itself changed; families that are judged against it have the rest."""
+"""Share of the error rate for the test of the pace itself; families judged relative to it have the rest."""
 
 
 def with_paces(

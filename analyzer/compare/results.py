@@ -30,7 +30,7 @@ RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
 RESULT_VERSION = 6
 RENAMED = {"TPOT": "TPOT, median"}
-"""Metrics that older versions called otherwise."""
+"""Metrics with other names in older versions."""
 SERIES_STEPS = 4000
 
 

@@ -16,13 +16,13 @@ CHUNK = 512
 DEALS_AT_ONCE = 32
 MOST_DEALS = 4000
 SAMPLED_DEALS = 1000
-"""How many ways to deal runs out are drawn where there are more than MOST_DEALS."""
+"""Number of assignments of runs drawn at random if there are more than MOST_DEALS."""
 MANY = 1000
-"""More runs than that are not worth a number."""
+"""Upper limit for numbers of runs."""
 SUCCESSIVE = 2**0.5
-"""Runs that follow each other resemble each other, for a machine wanders: of a side recorded in one go they count for half."""
+"""Successive runs are correlated, since machines drift: in a side recorded without interruption they count for half."""
 ENOUGH_TURNS = 2 / 3
-"""Of the turns that A B B A takes, for the runs of the shorter side: some may have failed."""
+"""Share of the alternations of A B B A, for the runs of the shorter side: some may have failed."""
 
 
 @dataclass(frozen=True)

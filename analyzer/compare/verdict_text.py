@@ -17,9 +17,9 @@ Words = list[tuple[str, str]]
 LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
 CULPRITS, LISTED, MARKDOWN_ROWS = 3, 4, 40
 TIMED = ("ms", "us", "s", "tok/s", "MHz", "")
-"""Units of what is fast or slow; the pace has none."""
+"""Units of metrics that are faster or slower; the pace has none."""
 COUNTED = ("bytes", "count", "cycles")
-"""Units of what is more or less."""
+"""Units of metrics that are more or less."""
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
 PHASE_OF = {
     "TTFT": "prefill",

@@ -11,9 +11,9 @@ from analyzer.compare import pace, statistics
 
 PRACTICAL = 0.02
 FEWEST = 5
-"""Runs per side from whose spread anything can be extrapolated."""
+"""Minimum runs per side for an extrapolation from their spread."""
 FEASIBLE = 100
-"""More additional runs than that nobody makes."""
+"""Upper limit for additional runs that are practical."""
 POWERED = 1.96 / (1.96 + 0.84)
 """Half-width over effect at which a 95 % interval excludes no effect in 80 of 100 repetitions (normal approximation)."""
 SLOWER, FASTER, SAME, UNKNOWN, MINOR = "slower", "faster", "same", "inconclusive", "minor"

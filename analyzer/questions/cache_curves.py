@@ -30,7 +30,7 @@ POLICIES: dict[str, Callable[[Sequence[Event], int], Outcome]] = {
     "lfru": lfru,
     "belady_without_bypass": belady,
 }
-"""`belady` is the best cache of all: like `lfu` it may leave out what it was just asked for. The last two and `lru` may not."""
+"""`belady` is the optimal cache: like `lfu` it may decline to cache a requested expert. The last two and `lru` may not."""
 SHOWN = ("lru", "lfu", "belady")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 SPIKE_SIGMAS = 5.0
 SHIFT_SIGMAS = 3.0
 CUT, SLOPE = 4.0, 7.0
-"""By CUT times ln(steps) must a cut lower the cost of a partition, by SLOPE a slope, of which a segment has but one to choose.
+"""A cut must lower the cost of a partition by CUT times ln(steps), a slope (at most one per segment) by SLOPE.
 
 benchmarks.series says what that finds, and how often something is found in noise alone.
 """
@@ -27,9 +27,9 @@ SHORT = 4
 """Added to the correlation, over the number of steps: too small a one sees drifts in noise, and few steps tell it badly."""
 REGULAR = 0.1
 LARGEST_RHO = 0.9
-"""Correlation of neighbours that is told from a series that wanders."""
+"""Largest correlation of neighbours that is distinguishable from a random walk."""
 SLOW_FIRST = 1.5
-"""Times the steps that follow: a first step so slow is set aside."""
+"""A first step slower than the following ones by this factor is set aside."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from analyzer.records.intervals import Intervals, covered, merged
 from analyzer.records.schema import Tables
 
 LEAST_SHARE = 0.01
-"""Of decode; what lasted less is not told."""
+"""Minimum share of decode for a limit to be reported."""
 LEAST_STEPS = 5
-"""Decode steps on either side of a cap, from which on they are compared."""
+"""Minimum decode steps with and without a cap for a comparison."""
 OF_CPU = ("cpu", "processor")
-"""Cooling devices that limit frequencies, which limits tell already, have this in their types."""
+"""Parts of the types of cooling devices that limit frequencies, which the limits show already."""
 
 
 @dataclass(frozen=True)

@@ -30,4 +30,4 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "cache_hits": ("hits and misses of the expert cache, by token and layer", figures.cache_hits),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.curves),
 }
-"""Name → (meaning, how it is made)."""
+"""Name → (meaning, function that makes it)."""

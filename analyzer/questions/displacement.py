@@ -10,11 +10,11 @@ from analyzer.records.schema import Tables
 from analyzer.records.spans import NONE, distinct, latest
 
 IDLE = "none (waking up)"
-"""What stands for an idle CPU that a woken thread has not come to yet."""
+"""The name for an idle CPU that a woken thread has not reached yet."""
 EVER = 1 << 62
 """Later than any time."""
 QUIETEST = 0.25
-"""Part of an operator's executions in which threads are taken to spin little."""
+"""Share of an operator's executions in which threads are assumed to spin little."""
 COLUMNS = ("op_id", "token_id", "tid", "begin_ns", "end_ns", "by_tid", "cost_ns", "wasted_ns")
 
 

@@ -18,9 +18,9 @@ from runtime.cache_rules.replay import Replay
 COMPILING = ("contextCreate", "graphCreate", "graphFinalize")
 """QNN calls that make a graph instead of reading its binary."""
 ENOUGH = 0.9
-"""Share of what the largest cache wins that the proposed one must win."""
+"""Share of the largest cache's saving that the proposed cache must reach."""
 PRECISION = 16
-"""A cache is proposed to this part of its size: every trial is a replay."""
+"""A proposed cache size is accurate to 1 / PRECISION of the size: every trial is a replay."""
 NUMBER = {name: number for number, name in BACKENDS.items()}
 KEYS = ["layer", "expert", "backend"]
 

@@ -23,16 +23,16 @@ CAUSES = tuple(name for name in (c.name for c in MADE["ledger"]) if name not in 
 QUEUED = "hexagon"
 """The backend whose graphs go to the NPU through a queue, batch by batch, in `npu_batches`."""
 HANDING_OVER = ("submission", "queue", "rpc", "completion")
-"""Causes that come with every submission to an accelerator, however little it has to do."""
+"""Causes that occur with every submission to an accelerator, regardless of its work."""
 ASLEEP = ("sleeping", "waiting")
 EXECUTION = ["token_id", "tid", "begin_ns", "end_ns", "worked_ns", "queue_us", "accel_us", "asynchronous"]
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "faults", "reads"),
     *("npu_batches", "npu_operators", "driver_events"),
 )
-"""The tables that the ledger is made of."""
+"""The tables that the ledger is made from."""
 FASTER = 0.08
-"""By how much `faster` speeds the accelerator up where nothing else is asked for."""
+"""Default share by which `faster` speeds the accelerator up."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,11 @@ class Executions:
     """The causes that executions on the NPU account for."""
 
     profiled: list[tuple[str, Intervals]]
-    """Of tokens' own threads, by the profile: true whatever the thread does meanwhile."""
+    """Parts on tokens' own threads from the profile: valid whatever the thread does at the time."""
     rest: list[tuple[str, Intervals]]
-    """What that leaves of them."""
+    """The rest of these executions."""
     elsewhere: list[tuple[str, Intervals]]
-    """Of other threads, and of calls that had returned."""
+    """Parts on other threads, and of calls that had returned."""
 
 
 def executions(spans: Spans) -> Executions:

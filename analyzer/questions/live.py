@@ -20,9 +20,9 @@ from tracer.recording.format import BUSY, DISCARD, KIND_OFFSET, RING_HEADER_BYTE
 
 TOP = 10
 LATE_NS = 100_000_000
-"""A record may come to the file so much later than younger ones: buffers of several CPUs are drained one after the other."""
+"""Maximum delay of a record in the file behind younger ones: the buffers of several CPUs are drained one after the other."""
 MOST_HELD = 200_000
-"""Slots of a stream: of an open step with more, the figures cover the last ones."""
+"""Maximum slots of a stream; for an open step with more, the figures cover the last ones."""
 DESCRIBING: dict[str, tuple[str, ...]] = {"tensor": ("pid", "tensor", "first"), "node": ("pid", "graph", "node")}
 """Kinds that describe operators, and the fields that identify a description."""
 LASTING: dict[str, tuple[str, ...]] = {
@@ -31,7 +31,7 @@ LASTING: dict[str, tuple[str, ...]] = {
     "token_begin": ("tid",),
     "token_end": ("tid",),
 }
-"""Kinds of which the last one of each thread still holds, and the fields that name the thread."""
+"""Kinds of which each thread's last record remains valid, and the fields with the thread."""
 Rows = dict[str, pd.DataFrame]
 Slots = dict[str, np.ndarray]
 
@@ -42,7 +42,7 @@ class Snapshot:
 
     state: str
     seconds: float
-    """How much time the figures cover."""
+    """The time that the figures cover."""
     records: int
     lost: int
     tokens: dict[str, Any]

@@ -24,7 +24,7 @@ CAUSE_OF_STATE = {
 CAUSES = ("npu", "submission", "load", *CAUSE_OF_STATE.values())
 RESIDUAL = "residual"
 SETUPS = ("contextCreate", "contextCreateFromBinary", "graphFinalize")
-"""QNN's calls that make what an execution needs."""
+"""QNN's calls that create the objects of an execution."""
 GAP_COLUMNS = ("token_id", "begin_ns", "end_ns", "duration_ns", "cause", "after", "before")
 
 

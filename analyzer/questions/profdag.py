@@ -26,9 +26,9 @@ VIEWS_DEEP = 8
 NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 MEASURED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt")
 IN_PLACE = {"SET_ROWS": -1, "CPY": 1, "SET": 0, "ACC": 0}
-"""Operators that write into memory they are given: which of their sources that is."""
+"""Operators that write in place → index of the source that they write to."""
 CACHING = ("attention",)
-"""Operators that read what their own earlier parts left in the KV cache."""
+"""Operators that read the KV cache written by their own earlier parts."""
 COPIED = (
     *("type", "name", "layer", "expert", "order", "shape", "n_threads"),
     *("flops", "read_bytes", "written_bytes", *MEASURED),

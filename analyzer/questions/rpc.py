@@ -11,7 +11,7 @@ from analyzer.records.spans import NONE, following, latest
 
 SENT = ("fastrpc_transport_send", "fastrpc_transport_send_ipcmsg")
 NUMBER = ~np.uint64(0xF)
-"""The bits of a message's number that its answer has, too; the others say where on the NPU it goes."""
+"""The bits of a message's number that its response also has; the others are the destination on the NPU."""
 CHANNEL = int.from_bytes(b"fastrpcg", "little")
 
 

@@ -21,7 +21,7 @@ NEEDED = (
     *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired", "npu_batches", "npu_operators", "clocks"),
     "driver_events",
 )
-"""The tables that a summary is made of."""
+"""The tables that a summary is made from."""
 TOP = 12
 COSTLY = 0.1  # share of token time in probes above which durations are misleading
 WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}

@@ -15,9 +15,9 @@ LEAST = 8
 """Fewer steps than this show no trend."""
 PERIOD_P = 0.001
 EXPLAINED = 0.9
-"""Of a constant's error, what a line over the context may leave at most."""
+"""Maximum error of a line over the context, as a share of a constant's error."""
 SURE = 3.0
-"""Standard errors by which a slope has to exceed none."""
+"""Minimum slope in standard errors."""
 
 
 def decode_steps(tables: Tables) -> pd.DataFrame:

@@ -20,9 +20,9 @@ STREAMED: tuple[str, ...] = (
 )
 EVER = np.iinfo(np.int64).max
 BLOCK = 1 << 16
-"""Slots that are looked at in one go."""
+"""Slots that are processed at once."""
 THREAD_KINDS = ("graph_begin", "op_begin", "op_shares", "expert_begin", "sched_switch")
-"""Kinds of STREAMED whose threads and processes are asked for later (analyzer/tables/sched.py)."""
+"""Kinds in STREAMED with threads and processes that are needed later (analyzer/tables/sched.py)."""
 
 
 def identities(pid: np.ndarray, address: np.ndarray) -> np.ndarray:

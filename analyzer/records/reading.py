@@ -39,7 +39,7 @@ def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 OF_OPERATORS = ("op_begin", "op_wait", "op_shares", "node", "tensor", "route")
-"""Kinds of which an engine has none that can be trusted where its manifest says why they were given up."""
+"""Kinds that are ignored for engines whose manifest gives a reason for abandoning them."""
 
 
 class Source:

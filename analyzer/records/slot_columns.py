@@ -13,9 +13,9 @@ from tracer.recording.format import BUSY, DISCARD, RING_HEADER_BYTES
 IMPOSSIBLE_NS = 1 << 62
 """No clock shows a time from here on."""
 LONGEST_NS = 1 << 51
-"""No recording reaches further (26 days) to either side of its middle."""
+"""Maximum time (26 days) of a record before or after the middle of its recording."""
 SAMPLED = 256
-"""Slots of a file whose times tell where its middle lies."""
+"""Number of slots of a file sampled for the middle of its times."""
 
 
 @dataclass(frozen=True)

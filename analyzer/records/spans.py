@@ -37,9 +37,9 @@ class Pairs:
 
 
 NARROW = 1 << 16
-"""Values that lie closer together are counted, not sorted (see `distinct`)."""
+"""Values within a smaller range are counted, not sorted (see `distinct`)."""
 SMALL = 1024
-"""This many counters cost nothing, however few rows there are."""
+"""This many counters are cheap, regardless of the number of rows."""
 
 
 def flat(column: np.ndarray) -> np.ndarray:

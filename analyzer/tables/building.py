@@ -19,9 +19,9 @@ from analyzer.tables.subgraph_work import subgraphs
 Piece = dict[str, pyarrow.Table]
 """Arrow tables by name."""
 LONG = ("graphs", "operators", "op_threads", "routes", "experts", "thread_states", "sched", "pmc", "counters")
-"""Tables that grow with every stretch; the others are made at the end, of kinds of records of which there are few."""
+"""Tables that grow with every time range; the others are made at the end, from rare kinds of records."""
 MOST = 1 << 19
-"""Records of a stretch, by default: enough for the joins to be cheap, few enough for the CPU's caches."""
+"""Default records per time range: enough for the joins to be cheap, few enough for the CPU's caches."""
 
 
 class Builder:
@@ -124,4 +124,4 @@ GAPS_NEED = {
     "operators": ("tid", "type", "begin_ns", "end_ns"),
     "thread_states": ("tid", "pid", "state", "begin_ns", "end_ns"),
 }
-"""Tables of LONG that the gaps between executions are made from, and their columns."""
+"""Tables in LONG that the gaps between executions are made from, and their columns."""

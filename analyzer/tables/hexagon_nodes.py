@@ -44,9 +44,9 @@ class Node:
 Group = tuple[Node, ...]
 """The nodes of one operator, in order; none where they are not known."""
 Meaning = tuple[frozenset[str], bool]
-"""What a number may mean: which types of nodes, and whether several at once."""
+"""A meaning of a number: the types of nodes, and whether there are several."""
 Meanings = dict[int, set[Meaning]]
-"""What each number means where one cut alone fits."""
+"""The meanings of each number where only one split matches."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Announced:
     begin: Rows
     wait: Rows
     shares: Rows
-    """All shares, as `shares` gives them."""
+    """The result of `shares`."""
     by_share: np.ndarray
     """Which of `begin` were made of shares: their page faults are their own, no running count."""
 

@@ -24,7 +24,7 @@ from moescope.scratch import scratch
 from tracer.recording.format import STREAMS, RecordingError, is_whole
 
 MARKS = ("manifest.json", "events.bin")
-"""Either tells the folder of a recording: one that lost its manifest is a recording that cannot be read."""
+"""Either file identifies a recording's folder: one without a manifest is an unreadable recording."""
 SCRATCH = "moescope-recording-"
 MADE = ("tables/*.parquet", "result.parquet")
 LOCAL = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}

@@ -31,7 +31,7 @@ class Steps:
     end: Rows
     spans: Spans
     until: np.ndarray
-    """Exclusive end; a token whose end was lost reaches to the next token of its thread, or to the recording's end."""
+    """Exclusive end; a token with a lost end lasts until the next token of its thread, or to the recording's end."""
     n_tokens: np.ndarray
     """How many tokens each was fed; 0 where neither the engine nor a stretch of time looked at so far gives it."""
     first: int = 0

@@ -24,7 +24,7 @@ from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
 TABLES_VERSION = 10
-"""Raise it when the same records give other tables: cached ones are then made again."""
+"""Increase it when the same records produce different tables: cached ones are then rebuilt."""
 
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
 """Columns, by the ends of their names, that mostly grow from row to row."""

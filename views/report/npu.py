@@ -10,7 +10,7 @@ EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles
 LABEL = "if(kind = '', replace(graph_name, 'QNNExecutionProvider_', ''), kind || if(tier > 0, ' T' || tier, ''))"
 """Subgraph kind and tier, where the engine names them, else QNN's name of the graph without what ONNX Runtime puts before it."""
 OF_OBJECT = "if(kind = '' and object_id >= 0, ' #' || object_id, '')"
-"""What tells graphs of one name apart: a program's graphs are often called by a hash of what they compute."""
+"""Distinguishes graphs of the same name: a program's graphs are often named by a hash of their contents."""
 TIMES = "host_rpc_us, htp_rpc_us, accel_us, accel_cycles"
 GRAPHS_QUERY = (
     f"select {LABEL} || {OF_OBJECT} as graph, profile_level as level, count(*) executions, "

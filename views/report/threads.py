@@ -6,7 +6,7 @@ from views.report.sections import Block, Run, Section, axis, chart, heads, label
 
 STATES = (("running", 0), ("runnable", 2), ("waiting", 3), ("sleeping", 7), ("stopped", 4))
 MOST, LEAST = 24, 0.01
-"""Threads drawn, and how long one must have been seen: of a thread that lived for a moment, shares say nothing."""
+"""Maximum number of threads drawn, and their minimum observed time relative to the longest: others are too short."""
 STATES_QUERY = (
     "select s.tid, coalesce(any_value(t.name), '') as name, "
     + ", ".join(f"coalesce(sum(s.duration_ns) filter (s.state = '{state}'), 0)/1e6 as {state}_ms" for state, _ in STATES)

@@ -10,7 +10,7 @@ from analyzer.records.observed import known_changes
 from views.timeline.slices import Slices, Tables, equals, numbered, text_column, text_of
 
 GROUP, LEDGER_TABLES = "Steps", ledger.TABLES
-"""The group of these tracks, and the tables that the ledger is made of."""
+"""The group of these tracks, and the tables that the ledger is made from."""
 Named = tuple[str, np.ndarray, np.ndarray]
 """A counter: its name, times in ns and the value from each time on."""
 
@@ -39,7 +39,7 @@ def counters(tables: Tables) -> list[Named]:
 
 
 CLOCKS = {"frequency": "MHz", "greatest frequency": "MHz allowed", "temperature": "°C", "cooling": "cooling"}
-"""What the table `clocks` tells → the unit in its track's name."""
+"""`what` of the table `clocks` → the unit in the track's name."""
 
 
 def clocks(table: pd.DataFrame) -> list[Named]:

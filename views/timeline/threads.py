@@ -19,12 +19,12 @@ from views.timeline.slices import distinct, rows_of
 
 INT32 = 1 << 31
 HELPERS, OTHERS = LARGEST_ID + 1, LARGEST_ID + 2
-"""No process has them."""
+"""Process ids that no process has."""
 TOKEN_TRACKS = r"^tokens(: |$)"
 """The tracks of threads that compute steps, as `thread_roles` names them."""
 DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "npu_batches", "calls")
 WORKING = (*DOING, "reads", "faults")
-"""Tables of what threads of the program did; reads and page faults befall threads that do nothing else, too."""
+"""Tables of the program's work by thread; reads and page faults also occur on threads without other work."""
 Frames = Mapping[str, pd.DataFrame]
 
 

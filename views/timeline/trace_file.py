@@ -12,7 +12,7 @@ GZIP_LEVEL = 3
 AHEAD = 8
 Result = TypeVar("Result")
 Packets = tuple[int, bytes]
-"""A number of events, and the packets that hold them."""
+"""(number of events, packets with these events)."""
 
 
 def usable_cpus() -> int:
