@@ -19,7 +19,8 @@ which run for every process, as a share of all CPUs; and the tracer's own CPU ti
 --max-overhead 10; its rounds compare mean tokens of windows of 10 s. "bpftrace" is the naive way: entry and return probes at
 the symbol of each ggml_compute_forward_* that the model runs; their hits are counted in a separate run and cost at least as
 much as an empty program's. It takes seconds to attach and detach, so that few of its rounds fit into a steady phase of the
-machine: "naive" attaches a BCC program at the same places, which is fast.
+machine: "naive" attaches a BCC program at the same places, which is fast. "empty" attaches a BCC program that does nothing at
+the one place that a recording probes once per operator: the least that a uprobe per operator costs on this machine.
 """
 
 import argparse
@@ -32,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ VARIANTS = {
     "operator, bcc": f"{OPERATOR} --loader bcc",
     "operator, perf buffer": f"{OPERATOR} --buffer perf",
     "operator, limited": f"{OPERATOR} --max-overhead 10",
+    "empty": "empty",
     "naive": "naive",
     "bpftrace": "bpftrace",
 }
@@ -77,6 +79,8 @@ int seen(struct pt_regs *ctx) {
     at.update(&tid, &now);
     return 0;
 }"""
+EMPTY_PROGRAM = "int seen(struct pt_regs *ctx) { return 0; }"
+OPERATOR_ENDS = ("ggml_op_done", "ggml_graph_done")
 COUNT_S = 3  # seconds in which the naive way's hits are counted
 BPFTRACE_ENDS_S = 4.0  # usually 2.5 s; sometimes it misses the signal and needs another
 LIMITED_S = 10.0  # seconds of a window with or without a limited recording, which switches its probes itself
@@ -175,21 +179,35 @@ def naive_way(engine: Engine, folder: Path) -> Naive:
     return Naive([*command, f"{ready} {' '.join(probes)}"], library, offsets, *slowdowns)
 
 
-def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
+def naive(way: Naive, rounds: int, seconds: float) -> Block:
     """Rounds of the naive way, with a BCC program."""
+    places = [(offset, at_return) for offset in way.offsets for at_return in (False, True)]
+    return replace(bare(NAIVE_PROGRAM, way.library, places, rounds, seconds), warm=way.warm, cold=way.cold)
+
+
+def bare(program: str, library: str, places: list[tuple[int, bool]], rounds: int, seconds: float) -> Block:
+    """Rounds of a BCC program at places (offset, at return) of a library, without a tracer."""
     bcc = import_bcc()
-    module, places = bcc.BPF(text=NAIVE_PROGRAM), [(offset, at_return) for offset in way.offsets for at_return in (False, True)]
-    program, windows = module.load_func(b"seen", bcc.BPF.KPROBE).fd, [window(seconds)]
+    module, windows = bcc.BPF(text=program), [window(seconds)]
+    handler = module.load_func(b"seen", bcc.BPF.KPROBE).fd
     for _ in range(rounds):
-        probes = [connect(perf_event(way.library, *place), program, way.library) for place in places]
+        probes = [connect(perf_event(library, *place), handler, library) for place in places]
         windows.append(window(seconds))
         detach(probes)
         windows.append(window(seconds))
     module.cleanup()
-    return Block(windows, warm=way.warm, cold=way.cold)
+    return Block(windows)
 
 
-def bpftrace(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
+def empty(engine: Engine, folder: Path, rounds: int, seconds: float) -> Block:
+    """Rounds of an empty program where a recording notes the end of every operator."""
+    manifest = short_recording(engine, folder)
+    shutil.rmtree(folder)
+    rows = [row for row in manifest["probes"] if row["program"] in OPERATOR_ENDS and not row["retired_ns"]]
+    return bare(EMPTY_PROGRAM, rows[0]["library"], [(row["offset"], False) for row in rows], rounds, seconds)
+
+
+def bpftrace(way: Naive, rounds: int, seconds: float) -> Block:
     """Rounds of the naive way, with bpftrace."""
     windows = [window(seconds)]
     for _ in range(rounds):
@@ -209,14 +227,20 @@ def bpftrace(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
 
 
 NAIVE_WAYS = {"naive": naive, "bpftrace": bpftrace}
+OF_LLAMA = {*NAIVE_WAYS, "empty"}
+
+
+def short_recording(engine: Engine, folder: Path) -> dict[str, Any]:
+    """The manifest of a recording of operators that is left in `folder`."""
+    with recording(engine, OPERATOR, folder):
+        time.sleep(1)
+    return json.loads((folder / "manifest.json").read_text())
 
 
 def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str], dict[str, float]]:
     """(library, the ggml_compute_forward_* that the model runs, ns per hit by class), from a short recording and symbols."""
-    with recording(engine, OPERATOR, folder):
-        time.sleep(1)
+    manifest = short_recording(engine, folder)
     types = set("+".join(load(folder)["operators"]["type"].unique()).split("+"))
-    manifest = json.loads((folder / "manifest.json").read_text())
     library = next(row["library"] for row in manifest["probes"] if row["program"] == "ggml_op_begin")
     shutil.rmtree(folder)
     names = {f"ggml_compute_forward_{name.lower()}" for name in types} | {"ggml_compute_forward_rms_norm_mul_fused"}
@@ -233,7 +257,9 @@ def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, 
         if name == "nothing":
             block = Block([window(args.seconds) for _ in range(2 * rounds + 1)])
         elif peer and name in NAIVE_WAYS:
-            block = NAIVE_WAYS[name](engine, peer, rounds, args.seconds)
+            block = NAIVE_WAYS[name](peer, rounds, args.seconds)
+        elif name == "empty":
+            block = empty(engine, folder / "run", rounds, args.seconds)
         elif "--max-overhead" in variants[name]:
             block = limited(engine, variants[name], rounds, folder / "run")
         else:
@@ -273,7 +299,7 @@ def main() -> None:
     parser.add_argument("--variants", default="", help=f"a choice of: {'; '.join(VARIANTS)} (separated by semicolons)")
     args = parser.parse_args()
     names = [name.strip() for name in args.variants.split(";") if name.strip()] or list(VARIANTS)
-    variants = {name: VARIANTS[name] for name in names if not (args.engine == "runtime" and name in NAIVE_WAYS)}
+    variants = {name: VARIANTS[name] for name in names if not (args.engine == "runtime" and name in OF_LLAMA)}
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(start(args, Path(folder))) as engine:
         engine.wait_for_tokens(2)
         time.sleep(WARM_UP_S)

@@ -143,8 +143,8 @@ static INLINE bool describe_operator(void *ctx, struct traced *t, struct setting
 	return true;
 }
 
-#define SAMPLED_NODES 128
-#define SAMPLE_ROUNDS 2
+#define SAMPLED_NODES 32
+#define SAMPLE_ROUNDS 4
 
 /* The signature of a graph's size and of a sample of its nodes, that of round `at`. */
 static INLINE u64 sample_signature(struct traced *t, struct ggml_graph_view *head, u64 round, u32 at)
@@ -528,6 +528,23 @@ static INLINE u64 place(struct pt_regs *ctx, u32 at)
 	return read_u64(STACK(ctx) + 8ULL * (at - FRAME_REGISTERS));
 }
 
+/* Reads the two variables of the loop over a graph: with one read if they lie close together on the stack. */
+static INLINE void read_loop(struct pt_regs *ctx, struct traced *t, struct settings *s, u64 *graph, u32 *node)
+{
+	u32 first = s->graph_at < s->node_at ? s->graph_at : s->node_at;
+	u32 graph_word = s->graph_at - first, node_word = s->node_at - first;
+
+	if (first >= FRAME_REGISTERS && graph_word < LOOP_WORDS && node_word < LOOP_WORDS) {
+		bpf_probe_read_user(t->loop, sizeof(t->loop), (void *)(STACK(ctx) + 8ULL * (first - FRAME_REGISTERS)));
+		*graph = t->loop[READ_NOW(graph_word) & (LOOP_WORDS - 1)];
+		*node = t->loop[READ_NOW(node_word) & (LOOP_WORDS - 1)];
+	} else {
+		*graph = place(ctx, s->graph_at);
+		*node = place(ctx, s->node_at);
+	}
+	*node -= s->node_more;
+}
+
 NUMBER(ggml_op_done)
 
 static INLINE void send_shares(void *ctx, struct traced *t)
@@ -552,7 +569,7 @@ static INLINE void send_shares(void *ctx, struct traced *t)
 }
 
 /* Notes that the thread has finished its share of a node; the record is sent when it is full or the graph ends. */
-static INLINE void note_share(void *ctx, struct traced *t, u32 node)
+static INLINE void note_share(void *ctx, struct traced *t, struct settings *s, u32 node)
 {
 	u64 now = bpf_ktime_get_ns();
 	u32 maj = task_counter(maj_flt), min = task_counter(min_flt), at;
@@ -577,7 +594,8 @@ static INLINE void note_share(void *ctx, struct traced *t, u32 node)
 	t->count = at + 1;
 	if (at + 1 == SHARES)
 		send_shares(ctx, t);
-	send_pmc(ctx, now);
+	if (s->n_counters)
+		send_pmc(ctx, now);
 }
 
 static INLINE void tell_node(void *ctx, struct traced *t, u64 tensor, u32 node)
@@ -617,7 +635,7 @@ static INLINE int share_done(void *ctx, struct traced *t, struct settings *s, u3
 		t->next_node = node + 1;
 	}
 	if (s->operators)
-		note_share(ctx, t, node);
+		note_share(ctx, t, s, node);
 	if (!t->leads || !(t->news || (t->given_experts[node / 8 % sizeof(t->given_experts)] >> node % 8 & 1)))
 		return 0;
 	tensor = read_u64(read_u64((u64)&((struct ggml_graph_view *)t->graph)->nodes) + 8ULL * node);
@@ -636,8 +654,7 @@ UNCOUNTED_UPROBE(ggml_op_done)
 
 	if (!s)
 		return 0;
-	t->graph = place(ctx, s->graph_at);
-	node = (u32)place(ctx, s->node_at) - s->node_more;
+	read_loop(ctx, t, s, &t->graph, &node);
 	share_done(ctx, t, s, node);
 	if (s->one_call && node + 1 == (u32)read_u64((u64)&((struct ggml_graph_view *)t->graph)->n_nodes))
 		send_shares(ctx, t);

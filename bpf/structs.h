@@ -61,6 +61,7 @@ struct share {
 };
 
 #define MARKED_NODES 4096
+#define LOOP_WORDS 8 /* a power of two */
 
 /* A thread of the target, and its state in computing ggml graphs. The fields that every hit uses come first. */
 struct traced {
@@ -80,6 +81,7 @@ struct traced {
 	u32 misfit; /* it has reported a graph that does not match the assumptions */
 	u32 in_step; /* a function that takes steps is running */
 	u32 is_step; /* the graph itself is a step */
+	u64 loop[LOOP_WORDS]; /* part of the stack with the loop's variables */
 	struct share shares[SHARES];
 	u8 given_experts[MARKED_NODES / 8]; /* nodes that take a router's choice, a bit each */
 	u64 routing; /* the routing tensor whose experts were last sent in this graph */
