@@ -29,6 +29,7 @@ from workloads.gguf_model import SHAPES, SPREAD, Shape
 
 POOL = CODES = (1 << 26) - 1
 FLOATS = ("embed_tokens.weight", "gate.weight", "shared_expert_gate.weight")
+BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
 SEGMENT = 128  # tokens of one sequence to calibrate with
 CONTEXT = 1024  # as in workloads/gguf_model.py
 
@@ -62,7 +63,7 @@ class SeededWeights:
         self.codes = self.rng.integers(1, 16, CODES, np.uint8) | self.rng.integers(1, 16, CODES, np.uint8) << 4
 
     def __contains__(self, name: str) -> bool:
-        return not name.endswith(("gate_up_proj", "o_proj.bias", "lm_head.bias", "gate.bias"))
+        return not name.endswith("gate_up_proj") and (not name.endswith(".bias") or name.endswith(BIASES))
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
         """The tensor in float32, or rows of it; zeros for tensors made by `draw`."""

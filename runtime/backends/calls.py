@@ -4,6 +4,7 @@ The C extension runs it item by item: reading experts' weights evicts the proces
 graphs several times as expensive as in a loop.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -134,6 +135,45 @@ def operator(kind: Kind, layer: int, sources: bytes) -> Item:
     return Item(Call(None, None, 0, kind, layer, -1, 0, result_id(kind, layer), sources), LogEntry(kind, layer, -1, None))
 
 
+class Tally:
+    """What the log counts of items, in the order in which they run; adding it must be cheap, with cold caches too."""
+
+    def __init__(self, entries: list[LogEntry]):
+        self.entries, self._operators = entries, [*Counter(entry.kind for entry in entries).items()]
+        self._graphs = [*Counter(entry.graph for entry in entries if entry.graph).items()]
+        calls = sorted((entry.kind, row) for row, entry in enumerate(entries) if entry.graph)
+        self._rows = np.array([row for _, row in calls], np.intp)
+        firsts = {kind: place for place, (kind, _) in reversed([*enumerate(calls)])}
+        self._kinds, self._firsts = sorted(firsts), np.array(sorted(firsts.values()), np.intp)
+        self._experts = [entry for entry in entries if entry.kind is Kind.EXPERT]
+
+    def add_to(self, log: RunLog, times: np.ndarray) -> None:
+        """Count the items, whose begins and ends, ns, are `times` [n, 2]."""
+        spent = (times[:, 1] - times[:, 0])[self._rows]
+        totals = np.add.reduceat(spent, self._firsts).tolist() if self._kinds else []
+        with log.lock:
+            for kind, count in self._operators:
+                log.operators[kind] += count
+            for graph, count in self._graphs:
+                log.graphs[graph] += count
+            for kind, total in zip(self._kinds, totals, strict=True):
+                log.graph_ns[kind] += total
+            for entry in self._experts:
+                log.expert_runs[entry.layer, int(entry.expert)] += 1
+            log.expert_rows += len(self._experts)
+        if log.timers:
+            for entry, (began, ended) in zip(self.entries, times.tolist(), strict=True):
+                log.timers.add(entry.kind.name.lower(), began, ended, entry.layer, int(entry.expert))
+
+
+class TokenItems:
+    """All items of a token, if they are the same for every token, with what is prepared once."""
+
+    def __init__(self, items: list[tuple[Item, int]]):
+        self.work, self.caches = [item.work for item, _ in items], [cache for _, cache in items]
+        self.tally = Tally([item.entry for item, _ in items])
+
+
 class TokenRun:
     """Items waiting to run for a token, at most `most` in all; their times are kept until the token is done."""
 
@@ -143,6 +183,7 @@ class TokenRun:
         self._ran: list[LogEntry] = []
         self._waiting: list[Any] = []
         self._caches: list[int] = []
+        self._whole: TokenItems | None = None
 
     def put(self, item: Item, cache: int = 0) -> None:
         """Append an item. `cache`: its expert's state when the layer began."""
@@ -154,7 +195,20 @@ class TokenRun:
         """Run all waiting items."""
         first = len(self._ran) - len(self._waiting)
         try:
-            run(self._waiting, self._caches, self._times, first)
+            self._run(self._waiting, self._caches, first)
+        finally:
+            self._waiting.clear()
+            self._caches.clear()
+
+    def run_all(self, items: TokenItems) -> None:
+        """Run a whole token's items; none may have been put."""
+        self._ran = items.tally.entries.copy()
+        self._run(items.work, items.caches, 0)
+        self._whole = items
+
+    def _run(self, work: list[Any], caches: list[int], first: int) -> None:
+        try:
+            run(work, caches, self._times, first)
         except BaseException as error:
             row = next((row for row in range(first, len(self._ran)) if not self._times[row, 1]), first)
             failed = self._ran[row]
@@ -162,27 +216,13 @@ class TokenRun:
             if isinstance(error, Exception):
                 raise failure(failed.kind, failed.layer, error) from None
             raise
-        finally:
-            self._waiting.clear()
-            self._caches.clear()
 
     def account(self) -> None:
         """Add everything that ran since the last call to the log; drops items that still wait after an error."""
-        log, ran = self.log, self._ran
-        del ran[len(ran) - len(self._waiting) :]
+        del self._ran[len(self._ran) - len(self._waiting) :]
         self._waiting.clear()
         self._caches.clear()
-        spent, times = dict.fromkeys(Kind, 0), self._times[: len(ran)]
-        for entry, took in zip(ran, (times[:, 1] - times[:, 0]).tolist(), strict=True):
-            spent[entry.kind] += took
-        with log.lock:
-            log.operators.update([entry.kind for entry in ran])
-            log.graphs.update([entry.graph for entry in ran if entry.graph])
-            log.graph_ns.update({kind: spent[kind] for kind, _ in {entry.graph for entry in ran if entry.graph}})
-            experts = [(entry.layer, int(entry.expert)) for entry in ran if entry.kind is Kind.EXPERT]
-            log.expert_runs.update(experts)
-            log.expert_rows += len(experts)
-        if log.timers:
-            for entry, (began, ended) in zip(ran, times.tolist(), strict=True):
-                log.timers.add(entry.kind.name.lower(), began, ended, entry.layer, int(entry.expert))
-        ran.clear()
+        tally = self._whole.tally if self._whole else Tally(self._ran)
+        tally.add_to(self.log, self._times[: len(tally.entries)])
+        self._ran = []
+        self._whole = None

@@ -88,10 +88,10 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
             self.use(entry)
         return [(entry.value, state) for entry, state in zip(entries, states, strict=True)]
 
-    def all_hit(self, forms: int) -> None:
-        """Count an event that runs `forms` forms, all resident and never evicted."""
-        self.event += 1
-        self.hits += forms
+    def all_hit(self, forms: int, events: int = 1) -> None:
+        """Count events that run `forms` forms each, all resident and never evicted."""
+        self.event += events
+        self.hits += events * forms
 
     @property
     def idle(self) -> bool:

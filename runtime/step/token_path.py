@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from runtime.backends.calls import Combine, Item, LogEntry, TokenRun, operator, prepare
+from runtime.backends.calls import Combine, Item, LogEntry, TokenItems, TokenRun, operator, prepare
 from runtime.backends.graph import Binding, Graph, shared
 from runtime.backends.operators import Operator, last_kind, made_from
 from runtime.cache_rules.forms import Cache
@@ -54,6 +54,7 @@ class TokenPath:
         self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
         self._attentions: list[Binding] = []
         self._first: list[list[Item]] = []  # per layer, the items that run before the router's choice is known
+        self._whole: TokenItems | None = None  # all layers' items, if nothing waits for a choice
         self._last = [self._mixer_item(layer) for layer in range(layers)]
         self._prepare_shared()
         self._routed_layers = [layer for layer in range(layers) if layer not in family.dense]
@@ -69,9 +70,13 @@ class TokenPath:
         if self._bound_to != (sequence, sequence.rope):
             self._prepare(sequence)
         try:
-            for layer in range(self.family.layers):
-                self._layer(layer)
-            self._token.flush()
+            if self._whole and not self._listeners:
+                self.experts.cache.all_hit(self.family.top_k, len(self._routed_layers))
+                self._token.run_all(self._whole)
+            else:
+                for layer in range(self.family.layers):
+                    self._layer(layer)
+                self._token.flush()
         finally:
             self._token.account()
         chosen, weights = self._chosen.astype(np.uint16), self._weights.copy()
@@ -82,7 +87,7 @@ class TokenPath:
     def release(self, sequence: Sequence) -> None:
         """Release the sequence's memory."""
         if self._bound_to and self._bound_to[0] is sequence:
-            self._bound_to, self._attentions, self._first = None, [], []
+            self._bound_to, self._attentions, self._first, self._whole = None, [], [], None
 
     def _layer(self, layer: int) -> None:
         if self._listeners or isinstance(self.attention, LatentAttention):
@@ -130,6 +135,13 @@ class TokenPath:
             binding.output("hidden_out", self._attended_value)
             self._attentions.append(binding)
             self._first.append([prepare(graph, binding, self._attention_from(layer)), item])
+        if self._staying:
+            self._whole = TokenItems([pair for layer in range(self.family.layers) for pair in self._items(layer)])
+
+    def _items(self, layer: int) -> list[tuple[Item, int]]:
+        """A layer's items and the cache states of their experts, if every expert stays in memory."""
+        first = [(item, 0) for item in self._first[layer]]
+        return first if layer in self.family.dense else first + [(item, Cache.HIT) for item in self._staying[layer]]
 
     def _attention_from(self, layer: int) -> bytes:
         return made_from(Kind.ATTENTION, layer, before=last_kind(self.family, layer - 1))

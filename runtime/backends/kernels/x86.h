@@ -12,7 +12,7 @@
  */
 
 #define LOAD 32			/* bytes of a matrix's row read at once */
-#define AHEAD 2048		/* prefetch distance in bytes */
+#define AHEAD 4096		/* prefetch distance in bytes */
 #define TILE_TARGET TARGET
 #define TILE_ROWS ROW_MULTIPLE
 #define TILE_VECTORS 2
@@ -149,7 +149,7 @@ INLINE void few(const struct product *p, size_t bits, size_t block_bytes, size_t
 	for (size_t g = 0; g < whole; g++) {
 		const uint8_t *values = p->values + begin + g * bytes;
 		for (size_t line = 0; line < bytes; line += 64)
-			_mm_prefetch(values + AHEAD + line, _MM_HINT_T0);
+			_mm_prefetch(values + AHEAD + line, _MM_HINT_NTA);
 		add_group(p, bits, block_bytes, row, rows, column, g, GROUP, values, lanes);
 	}
 	if (whole < p->groups) {
