@@ -5,6 +5,7 @@ Slices of one thread must nest; `lanes` moves those that do not to separate lane
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +27,17 @@ def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
 
     Columns are looked up hundreds of times, at five times the cost if their names are Arrow strings.
     """
+    return whole_frame(table) if table.num_rows else empty_frame(table.schema).copy()
+
+
+@cache
+def empty_frame(schema: pyarrow.Schema) -> pd.DataFrame:
+    """The frame of a table without rows, as most tables of a recording are; copying it takes a tenth of making it."""
+    return whole_frame(schema.empty_table())
+
+
+def whole_frame(table: pyarrow.Table) -> pd.DataFrame:
+    """See `drawn_frame`."""
     frame = pd.DataFrame(dict(enumerate(map(drawn_column, table.columns))), copy=False)
     frame.columns = pd.Index(table.column_names, dtype=object)
     return frame
@@ -225,9 +237,10 @@ def token_slices(tables: Tables) -> Slices:
 def graph_steps(tables: Tables) -> np.ndarray:
     """For each graph that ran on another thread than its step, the step's token_id; else -1."""
     frame, steps = tables["graphs"], tables["tokens"]
-    step_tid = frame["token_id"].map(dict(zip(steps["token_id"], steps["tid"], strict=True))).fillna(-1)
-    elsewhere = (step_tid >= 0) & (step_tid != frame["tid"])
-    return np.where(elsewhere, frame["token_id"], -1).astype(np.int64)
+    row = rows_of(steps["token_id"], frame["token_id"])
+    step_tid = np.append(steps["tid"].to_numpy(np.int64), -1)[row]
+    elsewhere = (step_tid >= 0) & (step_tid != frame["tid"].to_numpy())
+    return np.where(elsewhere, frame["token_id"].to_numpy(np.int64), -1)
 
 
 def repeats_operator(tables: Tables, rows: pd.DataFrame) -> pd.Series:
@@ -239,12 +252,16 @@ def repeats_operator(tables: Tables, rows: pd.DataFrame) -> pd.Series:
 
 def repeats_kind(tables: Tables, graphs: pd.DataFrame) -> np.ndarray:
     """Which graphs without a layer are within an operator of the same step and name [bool]."""
-    operators, apart = tables["operators"], graphs["layer"].to_numpy() < 0
-    kinds = set(graphs["kind"][apart].unique())
-    rows = operators[(operators["layer"].to_numpy() < 0) & operators["type"].isin(kinds).to_numpy()]
-    known = set(zip(rows["token_id"].tolist(), rows["type"].astype(str).tolist(), strict=True))
-    pairs = zip(graphs["token_id"].tolist(), graphs["kind"].astype(str).tolist(), strict=True)
-    return apart & np.fromiter((pair in known for pair in pairs), bool, len(graphs)) if known else np.zeros(len(graphs), bool)
+    operators, repeated = tables["operators"], np.zeros(len(graphs), bool)
+    apart = np.flatnonzero(graphs["layer"].to_numpy() < 0)
+    if not len(apart):
+        return repeated
+    mine, theirs = graphs.iloc[apart], operators[operators["layer"].to_numpy() < 0]
+    kinds = [str(kind) for kind in mine["kind"].unique()]
+    named, given = (pd.Categorical(column, categories=kinds).codes.astype(np.int64) for column in (theirs["type"], mine["kind"]))
+    steps, own_steps = (frame["token_id"].to_numpy(np.int64) * len(kinds) for frame in (theirs, mine))
+    repeated[apart] = np.isin(own_steps + given, (steps + named)[named >= 0])
+    return repeated
 
 
 def model_places(*frames: pd.DataFrame) -> list[np.ndarray]:
