@@ -11,8 +11,8 @@ from tracer.target.process import Followed
 __all__ = ["EXAMPLES", "parse", "prepare_parser", "run"]
 
 EXAMPLES = """examples:
-  sudo python -m tracer attach --pid 1234 --duration 10
-  sudo python -m tracer attach --pid 1234                    until Ctrl-C or until it ends
+  sudo python -m tracer attach --pid $(pgrep -n llama-server) --duration 10
+  sudo python -m tracer attach --pid $(pgrep -n llama-server)      until Ctrl-C or until it ends
 """
 
 

@@ -20,7 +20,7 @@ from tracer.recording.paths import ROOT, Owner, invoking_user
 EXAMPLES = """examples:
   sudo python -m tracer compare -- ./llama-bench-old -m m.gguf --vs ./llama-bench-new -m m.gguf
   sudo python -m tracer compare --budget 600 --width 2% -o cmp -- python gen.py --threads 2 --vs python gen.py --threads 4
-  sudo python -m tracer compare --trace "--levels token,operator" --runs 8 -- CMD_A --vs CMD_B
+  sudo python -m tracer compare --trace "--levels token,operator" --runs 5 -- ./old -m m.gguf --vs ./new -m m.gguf
 the order is A B B A, so that a drift of the machine affects both alike; the first pair warms caches and is not compared
 results: DIR/base, DIR/cand (recordings), DIR/regression.html, DIR/comparison.json
 the exit code is that of `python -m analyzer compare`

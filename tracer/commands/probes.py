@@ -29,7 +29,7 @@ ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
 """The kernel's name of this machine → its name in ELF headers."""
 
 EXAMPLES = """examples:
-  sudo python -m tracer probes /usr/lib/libllama.so /usr/lib/libggml-cpu.so
+  sudo python -m tracer probes build/bin/libllama.so build/bin/libggml-cpu.so
   sudo python -m tracer probes --json runtime/telemetry/_probes.so
   python -m tracer probes --on adb /data/local/tmp/libllama.so   on a device; without the cost of a hit
   sudo python -m tracer probes --probes my.toml ./my_engine
