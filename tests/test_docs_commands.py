@@ -7,15 +7,23 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
-from moescope.__main__ import main as moescope
+from analyzer.questions.fidelity import log_truth
+from tests import docs_stage
 from tests.conftest import ROOT, trace
+from tests.test_collector import wait_until
 from tests.test_docs import PAGES, commands
+from views.serving import UI_PORT
 
 pytestmark = pytest.mark.needs("probes")
 DATA = ROOT / "tests" / "data"
@@ -42,13 +50,21 @@ MADE = {
     "sweep.json": "analyzer simulate RUN --cache 50%,100% --prefetch off --json",
     "comparison.json": "analyzer compare before after --json",
     "demo.txt": "runtime demo-model PACKAGE",
+    "profile.txt": "workloads.programs.profiled_ort cpu onnxruntime_profile 4",
     "trace.txt": "analyzer routes RUN --out trace.csv",
 }
 """Files → the commands that print them, or that make what else is needed."""
+TEXTS = ("mytext.txt", "train.txt", "more.txt", "test.txt")
+VERBS = ("train-predictor", "tune")
 REPLACED = {
     "model.etdp --out RUN": "model.etdp --out imported-etdump",
     "--out RUN": "--out imported",
     "--config DIR": "--config MODEL_DIR",
+    "inspect /models/qwen3-moe": "inspect CHECKPOINT",
+    "convert MODEL_DIR PACKAGE": "convert CHECKPOINT OWN",
+    "convert /models/qwen3-moe /models/qwen3-moe.package": "convert CHECKPOINT OWN",
+    "convert /models/olmoe /models/olmoe.package": "convert CHECKPOINT OWN",
+    **{f"{verb} {name}": f"{verb} CONVERTED" for verb in VERBS for name in ("/models/qwen3-moe.package", "PACKAGE")},
     "/models/qwen3-moe.package": "PACKAGE",
     "/models/olmoe.package": "PACKAGE",
     "/tmp/demo": "PACKAGE",
@@ -58,28 +74,15 @@ REPLACED = {
     "runtime/telemetry/_probes.so": str(ROOT / "runtime" / "telemetry" / "_probes.so"),
 }
 """Names that a reader puts their own in the place of."""
-MINUTES = "takes minutes: tests/test_"
+SHELL_ROOMS = ("tracer", "runtime", "moescope")
+"""Packages whose commands run in a shell of their own: they start processes, bring threads and the emulator, or use $(...)."""
 NOT_RUN = {
-    r".* --on (adb|ssh).*": "a device: tests/test_on_device.py",
-    r".*(s3://|--dask ).*": "an object store: tests/test_many_recordings.py",
-    r"(views|moescope) open .*|views top( RUN --every 2)?": "serves or follows until it is ended: tests/test_views_browser.py",
-    r"(tracer|moescope) attach .*": "a process named by its number: tests/test_tracer_lifecycle.py",
-    r"tracer run .+": "programs of the reader's own: tests/test_tracer_llamacpp.py",
-    r"tracer compare .*": "programs of the reader's own: tests/test_tracer_compare.py",
-    r"tracer plan .*": "files of a device: tests/test_collector_plan.py",
-    r"tracer doctor --btf FILE": "types of another kernel: tests/test_tracer_doctor.py",
-    r"tracer probes (--probes|/path/to|/usr/lib).*": "libraries of the reader's own: tests/test_tracer_custom.py",
-    r".* \.\.\.": "leaves out what the reader fills in: tests/test_tracer_options.py",
-    r"analyzer kernels (train|predict) .*": f"{MINUTES}predict_kernels.py",
+    r"tracer compare .*(--budget|STEPS).*": "takes minutes: tests/test_tracer_compare.py",
     r"analyzer simulate .* --prefetch off,recorded.*": "a recording that prefetched: tests/test_predict_recorded.py",
+    r".*s3://.*": "an object store: tests/test_many_recordings.py",
+    r"analyzer kernels (train|predict) .*": "takes minutes: tests/test_predict_kernels.py",
     r"analyzer import-qnn (profile.csv|qnn/\*.csv) --onto .*": "profiles of that run: tests/test_analyzer_qnn_import.py",
     r"analyzer npu .* --op-map .*": "maps of that run: tests/test_analyzer_qnn_import.py",
-    r"analyzer fidelity .* --truth .*": "times from elsewhere: tests/test_end_to_end.py",
-    r"analyzer (import-profile onnxruntime|ledger recordings/imported).*": "another's profile: tests/test_analyzer_import.py",
-    r"runtime (tune|train-predictor) .*": f"a converted package, and {MINUTES}runtime_tune.py",
-    r"runtime perplexity .* --text - .*": "standard input: tests/test_runtime_quality.py",
-    r"runtime (convert .*|inspect /models/qwen3-moe)": "a checkpoint: tests/test_runtime_models.py",
-    r"runtime chat .*": "somebody who types: tests/test_runtime_chat.py",
 }
 """Form of commands → why they do not run here, and where their verb is tested."""
 
@@ -120,6 +123,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("FILE", "wiki.test.raw"):
         (folder / name).write_text("\n".join(lines))
     shutil.copy("/sys/kernel/btf/vmlinux", folder / "kernel.btf")
+    docs_stage.write_all(folder)
+    next(folder.glob("onnxruntime_profile_*.json")).rename(folder / "onnxruntime_profile.json")
+    (folder / "truth.json").write_text(json.dumps({"phases": log_truth(folder / "RUN" / "runtime.json")}))
+    for name in TEXTS:
+        shutil.copy(folder / "all.txt", folder / name)
     for words in ("ceilings --out phone.json", "device --measure --out here.toml"):
         subprocess.run([sys.executable, "-m", "analyzer", *words.split()], cwd=folder, check=True, env=ENVIRONMENT)
     return folder
@@ -132,26 +140,80 @@ def at_stage(stage: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 RUNNING = [command for command in printed() if not why_not(command)]
+SERVING = [command for command in RUNNING if re.match("(views|moescope) open ", command)]
+NEEDED: dict[str, Callable[[Path], AbstractContextManager[Any]]] = {
+    "pgrep|pidof": docs_stage.llama_server,
+    "--on adb": docs_stage.phone,
+}
+"""What a command contains → what runs beside it."""
+STDIN = "The router looks at a token.\n"
 
 
-@pytest.mark.parametrize("command", RUNNING)
-def test_a_command_runs_as_printed(at_stage: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+def as_typed(stage: Path, command: str) -> str:
+    """A command with the reader's own names, which a folder is for each command that writes one."""
     for name, own in REPLACED.items():
         command = command.replace(name, own)
+    return command.replace(" OWN", f" {tempfile.mkdtemp(dir=stage)}/package")
+
+
+def on_device(stage: Path, command: str, serial: str) -> str:
+    """A command for a device with its serial number, and the device's folder in the stage."""
+    return command.replace("SERIAL", serial).replace("/data/local/tmp", str(stage / "device"))
+
+
+@contextmanager
+def put_aside(words: list[str]) -> Iterator[None]:
+    """Remove for a while what is where `tracer run -o` and others write."""
+    output = Path(words[words.index("-o") + 1]) if "-o" in words else Path("nothing")
+    with TemporaryDirectory(dir=".") as folder:
+        there = output.exists()
+        if there:
+            output.rename(Path(folder) / "kept")
+        yield
+        if there:
+            shutil.rmtree(output) if output.is_dir() else output.unlink()
+            (Path(folder) / "kept").rename(output)
+
+
+def ran(stage: Path, command: str) -> int:
+    """The exit code of a command, in a shell where it needs one."""
     room, *words = shlex.split(command)
-    if room == "runtime":  # in a process of its own, as it brings threads and the emulator
-        run = [sys.executable, "-m", room, *words]
-        code = subprocess.run(run, check=False, env=ENVIRONMENT).returncode
-    else:
-        code = moescope(words) if room == "moescope" else import_module(f"{room}.__main__").ROOM.main(words)
-    said = capfd.readouterr()
-    assert code == 0, said.err
-    written = Path(words[words.index("--out") + 1]) if "--out" in words else None
-    assert said.out.strip() or said.err.strip() or (written and written.stat().st_size)
+    if room not in SHELL_ROOMS:
+        return import_module(f"{room}.__main__").ROOM.main(words)
+    path = f"{stage}/path:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    line = f"python -m {command}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    return subprocess.run(["sh", "-c", line], input=STDIN, text=True, check=False, env=environment).returncode
+
+
+@pytest.mark.parametrize("command", [command for command in RUNNING if command not in SERVING])
+def test_a_command_runs_as_printed(at_stage: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    command = as_typed(at_stage, command)
+    words = shlex.split(command)
+    with ExitStack() as stack:
+        for form, beside in NEEDED.items():
+            if re.search(form, command):
+                made = stack.enter_context(beside(at_stage))
+                command = on_device(at_stage, command, made) if made else command
+        stack.enter_context(put_aside(words))
+        code = ran(at_stage, command)
+        said = capfd.readouterr()
+        assert code == 0, said.err
+        written = next((Path(words[words.index(name) + 1]) for name in ("--out", "-o") if name in words), None)
+        assert said.out.strip() or said.err.strip() or (written and written.stat().st_size)
+
+
+@pytest.mark.parametrize("command", SERVING)
+def test_a_command_that_serves_does_so_until_ctrl_c(at_stage: Path, command: str) -> None:
+    assert wait_until(lambda: docs_stage.is_free(UI_PORT))
+    with docs_stage.serving([sys.executable, "-m", *shlex.split(command)]) as said:
+        address = re.findall(r"http://127\.0\.0\.1:\d+/", said)[0]
+        with urlopen(f"{address}trace.pftrace") as answer:
+            assert len(answer.read()) > 10_000
 
 
 def test_every_form_that_does_not_run_is_one_of_the_documents() -> None:
     assert [form for form in NOT_RUN if not any(re.fullmatch(form, command) for command in printed())] == []
     named = {name for reason in NOT_RUN.values() for name in re.findall(r"tests/\w+\.py", reason)}
-    assert len(named) > 10 and [name for name in named if not (ROOT / name).exists()] == []
-    assert len(RUNNING) > 145
+    assert named and [name for name in named if not (ROOT / name).exists()] == []
+    assert len(RUNNING) > 215

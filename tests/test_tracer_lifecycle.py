@@ -16,6 +16,8 @@ import pytest
 
 from analyzer.tables import store as tables_module
 from tests.conftest import COLLECTOR, ROOT, trace
+from tests.test_tracer_series import state_of
+from tracer.target.process import Followed
 from workloads.attach_cycles import changed_sites
 from workloads.raw_records import RawRecording
 
@@ -394,3 +396,16 @@ def test_a_tracer_that_fails_before_it_lets_the_command_go_ends_and_the_command_
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 2 and "no such luck" in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_followed_process_whose_parent_does_not_wait_for_it_has_ended() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        followed = Followed(process.pid)
+        assert followed.poll()
+        process.kill()
+        assert wait_until(lambda: state_of(process.pid) == "Z") and not followed.poll()
+    finally:
+        process.kill()
+        process.wait()
+    assert not followed.poll()

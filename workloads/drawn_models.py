@@ -24,9 +24,9 @@ from runtime.step.sampling import Sampler, Sampling
 PROMPTS = (1, 15, 16, 17, 64, 65, 200)
 VOCABULARY, CONTEXT = 512, 512
 SEEING: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
-"""The part that sees, of families that have no text model alone: it takes no part."""
+"""The vision part of families that have no text-only model; it is not used."""
 TOLERANCE = 1e-3
-"""Of the largest logit's magnitude, 1 at least."""
+"""Relative to the magnitude of the largest logit, which counts as at least 1."""
 Draw = Callable[..., Any]
 
 

@@ -14,7 +14,7 @@ EXECUTIONS, MS, NOISE = 600, 20.0, 0.01
 STEP, DRIFT, EVERY, BURST = -0.07, 0.015, 25.6, 8
 NAMES = ("first", "step", "drift", "period", "burst")
 APART = 20
-"""Executions between the step and the burst."""
+"""Number of executions between the step and the burst."""
 
 
 @dataclass(frozen=True)

@@ -284,9 +284,9 @@ def toml(folder: Path) -> None:
 
 
 OF_GGUF = ("runtime inspect {}/model.gguf", "analyzer predict --device h20 --phase decode --config {}/model.gguf")
-"""A file of weights where a folder or a JSON file is asked for."""
+"""A weight file given where a folder or a JSON file is expected."""
 OF_FUNCTIONS = "tracer probes --probes {}/functions.toml --levels none /bin/true"
-"""Refused for its level, which is looked at after the file and before a probe is placed."""
+"""Rejected for its level, which is checked after the file is read and before a probe is placed."""
 KINDS = {
     "recording": Kind(recording, "*", OF_A_RECORDING, checked=True),
     "recording without checksums": Kind(old_recording, "*", OF_A_RECORDING),

@@ -33,9 +33,9 @@ SMALL = Shape("qwen2moe", LAYERS, HIDDEN, 128, 4, 4, VOCABULARY, EXPERTS, TOP_K,
 DENSE = {name: Shape(name, 2, HIDDEN, 128, 4, 4, VOCABULARY) for name in ("llama", "qwen2", "gemma2")}
 """Small dense models of three architectures."""
 ENCODER = Shape("nomic-bert-moe", 2, HIDDEN, 64, 4, 4, VOCABULARY, EXPERTS, TOP_K)
-"""Encodes alone; every second layer has experts."""
+"""An encoder without decoder; every second layer has experts."""
 BOTH_WAYS = Shape("t5", 1, HIDDEN, 128, 4, 4, VOCABULARY)
-"""An encoder and a decoder."""
+"""An encoder with a decoder."""
 BUCKETS = 32  # number of relative position buckets
 SHAPES = {
     "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256),  # Llama-3.2-1B

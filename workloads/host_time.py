@@ -3,7 +3,8 @@
 from pathlib import Path
 
 MOST_STOLEN = 0.02
-"""Of the CPUs' time, taken by the host: beyond that, threads that have their CPU stand still too often to be timed."""
+"""Maximum share of the CPUs' time taken by the host: above it, threads that have their CPU are interrupted too
+often to be timed."""
 
 
 class HostTime:

@@ -12,7 +12,7 @@ from workloads import ROOT
 SOURCE = "llama-cpp-python==0.3.36"
 FOLDER, WITH_BLAS = ROOT / "build" / "llama-sets", ROOT / "build" / "llama-blas"
 MODULE = ("_GNU_SOURCE", "GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGML_SHARED")
-"""What a backend is compiled with that libraries of the package are to load."""
+"""Preprocessor macros of a backend that the package's libraries are to load."""
 
 
 def libraries(machine: str = "x64") -> Path:

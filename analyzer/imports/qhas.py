@@ -14,7 +14,7 @@ from tracer.recording.format import RecordingError
 
 OVERALL = {"time_us": "us", "timeline_cycles": "cycles"}
 BYTES = ("dram", "vtcm", "peak_vtcm_alloc")
-"""Parts of the names of what is counted in bytes."""
+"""Parts of the names of quantities that are counted in bytes."""
 
 
 def is_summary(document: Any) -> bool:

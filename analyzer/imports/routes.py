@@ -21,7 +21,7 @@ ROW_COLUMNS, COUNT_COLUMNS = ("layer", "expert"), ("layer", "expert", "count")
 PHASES = ("prefill", "decode")
 RESIDENCY = {"miss": 0, "hit": 1, "prefetched": 2}
 MOST = 1 << 20
-"""Layers and experts have smaller numbers: a larger one is damage."""
+"""Upper bound of layer and expert numbers: a larger one means damaged input."""
 EXACT = 1 << 53
 
 
@@ -180,4 +180,4 @@ FORMATS = {
     ),
     "layer-expert": Format(_as_rows, _from_rows, ROW_COLUMNS, "layer,expert of llama.cpp's moe-trace, in the order of choice"),
 }
-"""By name; of two whose columns a header has, the first is meant."""
+"""Formats by name; if a header has the columns of two, the first applies."""

@@ -12,7 +12,7 @@ TYPES = {
     **dict.fromkeys(("shared", "dense"), "mlp"),
     **{"router": "router", "experts": "expert", "head": "head"},
 }
-"""First word of a predicted part → type of the operators that do it."""
+"""First word of a predicted part → type of the operators that compute it."""
 
 Tables = Mapping[str, pd.DataFrame]
 

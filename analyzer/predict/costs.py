@@ -22,14 +22,14 @@ LOADED, AWAITED, FOUND = "loaded", "awaited", "found"
 """How an expert came before its first run: on the thread that ran it, by the loader while that waited, by the loader before."""
 CONTEXT = 512
 FEW_RUNS = 8
-"""Runs of a kind that are needed to tell its costs from those of others."""
+"""Runs of a kind that are needed to distinguish its costs from those of others."""
 UNIT_OF = {"cpu": "cpu", "htp": "npu"}
-"""Backend names of recordings → units here."""
+"""Backend names in recordings → units of this package."""
 LAYER_KINDS = ("attention", "router", "dispatch", "mlp", "combine")
 CHUNKED = ("attention", "router", "dispatch")
-"""Work that a prompt's chunks cost one by one."""
+"""Work whose cost arises once per chunk of a prompt."""
 SAME_EVERYWHERE = ("attention", "router", "combine")
-"""Decoded work that no setting changes: by it recordings are brought to one pace."""
+"""Decode work that no setting changes; its times normalize recordings to one machine speed."""
 
 Tables = Mapping[str, pd.DataFrame]
 

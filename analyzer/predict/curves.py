@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 NEIGHBOURS = 4
-"""Curves that a key between them is made from."""
+"""Number of curves between which a missing key is interpolated."""
 
 Key = tuple[float, ...]
 

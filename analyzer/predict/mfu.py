@@ -15,7 +15,7 @@ from analyzer.predict.curves import Answer, Curves, Point
 
 ROOT = Path(__file__).parent / "infersim" / "bench_data"
 PEAK = {"h20": {"fp16": 148e12, "fp8": 296e12}, "h800": {"fp16": 989e12, "fp8": 1979e12}}
-"""Peaks in operations per second that the tables' authors divide by."""
+"""Peaks in operations per second by which the tables' authors divide."""
 
 ATTENTION_DECODE = ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu")
 ATTENTION_PREFILL = ("dtype", "seq_len", "latency_us", "mfu")

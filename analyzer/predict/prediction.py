@@ -9,7 +9,7 @@ from analyzer.predict.devices import Device
 from analyzer.predict.setup import KV_BYTES, Setup
 
 NOTABLE = 0.02
-"""Parts below this share of a step are looked up outside the measured range without a word."""
+"""Parts below this share of a step cause no warning when they lie outside the measured range."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from analyzer.predict.devices import Device, Unit
 from analyzer.predict.setup import KV_BYTES, Setup
 
 DELTA_CHUNK = 64
-"""Tokens that the delta rule takes at once in prefill, as the kernels in use do."""
+"""Tokens per chunk of the delta rule in prefill, as in common kernels."""
 
 
 @dataclass(frozen=True)

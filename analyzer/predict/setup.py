@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from analyzer.errors import PredictError
 
 KV_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5625}
-"""Bytes of a cached number; int4 in groups of 32 with a 16-bit scale."""
+"""Bytes per number in the KV cache; int4 in groups of 32 with a 16-bit scale."""
 
 OVERLAPS = ("none", "pipeline", "hidden")
 

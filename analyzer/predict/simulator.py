@@ -25,11 +25,11 @@ from runtime.cache_rules.rule import URGENT, CacheRule, Entry
 Work = Generator[Any, Any, None]
 RECORDED, STORAGE = "recorded", "storage"
 PIECE = 1 << 20
-"""Bytes of a read by the loader, after which an urgent one may come first."""
+"""Bytes that the loader reads at a time; a more urgent load can start only between two pieces."""
 LAYER_AHEAD = 100.0
-"""Urgency of a load a layer further away."""
+"""Increase of a load's priority number per layer of distance."""
 BACKEND_OF = {"cpu": CPU, "npu": HTP}
-"""Units here → the cache rule's backends."""
+"""Units of this package → backends of the cache rule."""
 UNIT = {backend: unit for unit, backend in BACKEND_OF.items()}
 POLICIES = {"lru": LRU, "lfru": LFRU}
 

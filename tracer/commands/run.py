@@ -29,8 +29,8 @@ EXAMPLES = """examples:
   sudo python -m tracer run -- ./llama-bench -m model.gguf   any engine declared in tracer/engines
   sudo python -m tracer run --levels token,expert -o out -- python my_program.py
   sudo python -m tracer run --only-slower-than 50ms -- ./llama-bench -m model.gguf   keep only what happened in slow tokens
-  sudo python -m tracer run --min-tps 5 -- ./llama-bench -m model.gguf            costly levels are off while decode is slower
-  sudo python -m tracer run --config phone.toml -- ./llama-bench -m model.gguf    options from a file, e.g. levels = "token,expert"
+  sudo python -m tracer run --min-tps 5 -- ./llama-bench -m model.gguf           costly levels are off while decode is slower
+  sudo python -m tracer run --config phone.toml -- ./llama-bench -m model.gguf   options from a file, e.g. levels = "token,expert"
   python -m tracer run --on ssh:root@board -- ./llama-cli -m model.gguf   on another machine (docs/devices.md)
 after --duration or --tokens the command runs on untraced; the tracer writes its results and waits for the command's end
 """

@@ -26,6 +26,11 @@ def tasks(pid: int) -> list[int]:
         return []
 
 
+def state(pid: int) -> str:
+    """The kernel's letter for a process's state; raises OSError if the process is gone."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def children(pid: int) -> list[int]:
     """Process ids of all descendants."""
     descendants: list[int] = []
@@ -189,8 +194,10 @@ class Followed:
         """It runs already."""
 
     def poll(self) -> bool:
-        """True while it lives."""
-        return bool(tasks(self.pid))
+        """True while it lives; one that has ended remains listed until its parent waits for it."""
+        with contextlib.suppress(OSError):
+            return len(tasks(self.pid)) > 1 or state(self.pid) != "Z"
+        return False
 
 
 @contextlib.contextmanager

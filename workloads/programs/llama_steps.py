@@ -36,7 +36,7 @@ RENAMED = {
     "llama_init_from_model": "llama_new_context_with_model",
 }
 CALLS = {"decode": None, "encode": None, "process": 1, "process_encode": 0}
-"""Ways to take a step, and llama_process's number of what it is to do."""
+"""Ways to run a step → the operation number that llama_process takes."""
 
 
 class Opaque(ctypes.Structure):

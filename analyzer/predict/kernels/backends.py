@@ -17,7 +17,7 @@ from analyzer.predict.kernels import graphs
 
 RUNS, WARM = 9, 3
 LOW = 0.1
-"""Quantile of a model's bursts that counts."""
+"""Quantile of a model's burst times that is used as its time."""
 BURST_S, SHORTEST_BURST, LONGEST_BURST = 1e-3, 2, 64
 REFERENCES = (
     ("Gemm", graphs.Shape(32, 512, 512)),
@@ -25,15 +25,15 @@ REFERENCES = (
     ("MatMul", graphs.Shape(1, 1024, 1024, copies=6)),
     ("Sigmoid", graphs.Shape(64, 512, 512)),
 )
-"""Measured with every batch of models: arithmetic, weights that are near (4 MiB) and far (24 MiB), and elements. They tell the
-batch's pace: a neighbour slows each of them by another factor."""
+"""Measured with every batch of models: arithmetic, weights that stay in a cache (4 MiB) and that do not (24 MiB), and
+element-wise work. They give the batch's speed, since other programs slow each of them by a different factor."""
 FAR = 10 << 20
-"""Bytes of weights from which on a model's weights come from as far as the far reference's."""
+"""Bytes of weights from which a model is scaled by the reference whose weights exceed the cache."""
 SETTLE_S, ATTEMPTS, SLOWER, FASTER = 5.0, 3, 0.05, 0.1
 """How long references run to tell the usual pace; how often a batch is measured until no reference is slower by more; by how
 much they have to be faster for another usual pace."""
 BYTES_OF_A_ROW = 2.0
-"""Of weights, for each operation on a single row, as in the references that fetch."""
+"""Bytes of weights per operation on a single row, as in the references limited by bandwidth."""
 REFERENCE_DEMANDS = [(shape.flops(name) * shape.copies, shape.weights(name) * shape.copies) for name, shape in REFERENCES]
 
 

@@ -7,9 +7,9 @@ from analyzer.predict.kernels import graphs
 from analyzer.predict.kernels.backends import Backend
 
 SHARE = 0.5
-"""nn-Meter's threshold: how much of the lesser operator's time has to vanish."""
+"""nn-Meter's threshold: share of the shorter operator's time that fusion has to save."""
 APART = ("Sigmoid", "Tanh")
-"""Operators that nothing fuses: what they take less as a pair than apart is what a run costs whatever it computes."""
+"""Operators that no backend fuses: the time that a pair of them saves is the fixed overhead of a run."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 OPSET, IR = 17, 9
 IN_A_ROW = 8
-"""How many operators without a matrix are chained in one measurement: one alone takes less than a run's overhead."""
+"""Number of operators without a matrix that are chained in one measurement: a single one takes less than a run's overhead."""
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from analyzer.predict.kernels.graphs import OPERATORS, Shape
 
 TILE_ROWS = ((4,), (6,), (12, 6))
-"""How libraries cut rows into tiles, from the largest on; what is left over takes one more pass over the weights."""
+"""Tile heights into which libraries cut rows, largest first; the remaining rows take one more pass over the weights."""
 COLUMNS, DEPTH = 16, 256
 """Columns are padded to whole tiles; sums over more than DEPTH values are taken up again from the output."""
 PAGE, TALL = 4096, 12
 """Bytes of a set-associative first cache's way: rows that lie this far apart, or a multiple, fall into one set. A tile of TALL
 such rows does not fit into its ways, one of half as many does."""
 LEVELS = tuple(1 << power for power in range(14, 26))
-"""Bytes that a cache may hold: beyond, every doubling makes weights (without weights: elements) dearer up to the next level."""
+"""Possible cache sizes in bytes: above each, the cost of weights (without weights: of elements) rises with every doubling up to
+the next level."""
 
 
 def passes(rows: int, tiles: tuple[int, ...]) -> int:

@@ -28,11 +28,11 @@ from analyzer.predict.kernels.graphs import OPERATORS, Link, Shape
 from analyzer.predict.kernels.law import Law, passes, terms
 
 SIZES = 6
-"""Columns of `features` before the law's terms."""
+"""Number of columns of `features` before the law's terms."""
 FORMAT = 1
-"""Of the file that `Predictors.save` writes."""
+"""Version of the file format that `Predictors.save` writes."""
 LARGEST = 1 << 31
-"""No size of a shape is larger."""
+"""Upper bound of every size of a shape."""
 
 
 def features(kernel: str, shapes: list[Shape], footprints: np.ndarray | None = None) -> np.ndarray:

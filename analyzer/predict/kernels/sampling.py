@@ -9,15 +9,15 @@ from analyzer.predict.kernels.graphs import Shape
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 SPREAD = 0.35
-"""Standard deviation, in natural logarithm, of a new shape around a shape of the prior or one with a large error."""
+"""Standard deviation, in natural logarithm, of new shapes around a shape of the prior or one with a large error."""
 
 FOLDS = 4
 ROUND = (8, 128, 1024)
-"""Widths are multiples of one of these: most models' are round, and a library may serve those otherwise."""
+"""Widths are multiples of one of these: most models' are round, and a library may handle others differently."""
 COPIES = (1, 2, 4, 8, 16)
-"""Kernels in a measured model: weights that a run meets again in a cache, and others that have left it meanwhile."""
+"""Numbers of kernels in a measured model: with few, a run finds its weights in a cache; with many, it does not."""
 MOST = 48 << 20
-"""fp32 bytes of weights in a measured model, unless a single kernel has more."""
+"""Maximum fp32 bytes of weights in a measured model, unless a single kernel has more."""
 
 Measure = Callable[[list[Shape]], np.ndarray]
 Fit = Callable[[list[Shape], np.ndarray], Callable[[list[Shape]], np.ndarray]]

@@ -18,11 +18,12 @@ PAIRS = [
 CHAINS = [["Gemm", "Relu", "Gemm"], ["MatMul", "Sigmoid", "MatMul"], ["Gemm", "Tanh", "Gemm", "Softmax"]]
 PRIOR = [(256, 512), (512, 256), (512, 1024), (1024, 512), (768, 768), (2048, 768), (768, 2048), (384, 1536)]
 BATCH = 12
-"""Models that live at once."""
+"""Number of models kept in memory at once."""
 SHORTEST = {"s": 1e-6, "us": 1.0, "cycles": 1.0}
-"""By unit: a model that takes less drowns in what a run costs whatever it computes; its shape is not learned from, nor judged."""
+"""Unit → shortest time of a model that is used: below it, the fixed overhead of a run dominates, and the shape is neither
+learned from nor evaluated."""
 FEWEST = 5
-"""Fewest shapes from which a regressor can be chosen."""
+"""Minimum number of shapes for choosing a regressor."""
 UNSEEN = 99
 """Random seed of the held-out shapes."""
 
