@@ -1,6 +1,7 @@
 """Decode speed with memory for a share of the expert bytes, our runtime and llama.cpp.
 
     python -m benchmarks.memory_limited PACKAGE [--text FILE] [--shares 0.75,0.5,0.25] [--rounds 3] [--llama GGUF]
+                                         [--set avx2]
 
 PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py; GGUF `qwen-moe`: the same shape from workloads/gguf_model.py.
 Embeddings and routers of both are drawn so that routes are nearly uniform and differ from token to token.
@@ -13,6 +14,9 @@ Each run is a separate process that gets the same tokens one by one (without --t
     auto              in the same cgroup, prefetching if the trial favours it
     llama.cpp         in the same cgroup, its file mapped
     llama.cpp, whole  its file mapped, no limit
+
+--set: this instruction set, forced on ours, and the llama.cpp built for it; otherwise the processor's best, and the llama.cpp
+inside the package xllamacpp.
 
 The cgroup's limit is our process's memory without experts, plus the share of the expert bytes; the cache gets that share less
 the blocks in flight. llama.cpp needs less memory besides its experts; the rest is room for more of them. All files of both
@@ -27,6 +31,7 @@ that no layer waited for.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,6 +45,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib.decoding import default_library
+from benchmarks.lib.llama_sets import PEERS
 from benchmarks.lib.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
 from benchmarks.lib.models import seeded_gguf
 from benchmarks.lib.page_cache import drop_pages
@@ -49,6 +55,7 @@ from benchmarks.lib.spread import extremes, single
 from benchmarks.lib.steps_log import LoggedStep, StepLog, read_log
 from benchmarks.lib.turns import by_turns
 from runtime.backends.cpu import CpuBackend
+from runtime.backends.instruction_sets import FORCED_SET
 from runtime.moe import MoE
 from runtime.package.layout import Package
 from runtime.package.reader import BlockPool, Reader
@@ -168,7 +175,8 @@ class Setting:
         with tempfile.TemporaryDirectory() as folder, MemoryCgroup(UNLIMITED if mode in UNBOUND else self.limit) as group:
             log, output, errors = (Path(folder) / name for name in ("log", "output", "errors"))
             with output.open("wb") as out, errors.open("wb") as err:
-                process = subprocess.Popen(self._command(mode, log), stdout=out, stderr=err, preexec_fn=group.join)
+                command, environment = self._command(mode, log), os.environ | self._forced()
+                process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, preexec_fn=group.join)
                 status = self._wait(process, log)
             steps, peak = read_log(log), group.peak()
             if status or (status is None and mode in PREFETCH):
@@ -187,10 +195,14 @@ class Setting:
         process.wait()
         return status
 
+    def _forced(self) -> dict[str, str]:
+        """The variable that forces an instruction set on our runtime; llama.cpp ignores it."""
+        return {FORCED_SET: self.args.set} if self.args.set else {}
+
     def _command(self, mode: str, log: Path) -> list[str]:
         args, program = self.args, [sys.executable, "-m"]
         if mode not in PREFETCH:
-            given = [default_library(), args.llama, self.ids, log, PROMPT, args.threads]
+            given = [args.set or default_library(), args.llama, self.ids, log, PROMPT, args.threads]
             return [*program, "benchmarks.programs.decode_given", *map(str, given)]
         budget = 0 if mode == "resident" else self.budget
         words = ["--child", mode, "--budget", budget, "--threads", args.threads, "--policy", args.policy]
@@ -217,7 +229,7 @@ def measure(setting: Setting, report: Report) -> None:
         runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in args.modes}
         for _, mode in by_turns(args.modes, args.rounds):
             runs[mode].append(setting.run(mode))
-        add_figures(report, f"{share:.0%}", runs, disk)
+        add_figures(report, f"{share:.0%}" + (f", {args.set}" if args.set else ""), runs, disk)
 
 
 FIGURES = {
@@ -278,6 +290,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--policy", default="lru")
     parser.add_argument("--llama", type=Path, metavar="GGUF", help="the same shape for llama.cpp")
+    parser.add_argument("--set", choices=PEERS, help="an instruction set for both engines")
     parser.add_argument("--seconds", type=float, default=300, help="that one run's tokens may take")
     parser.add_argument("--modes", type=lambda text: text.split("/"), help="these alone, between slashes (default: all)")
     for hidden, kind in (("child", str), ("budget", int), ("ids", Path), ("log", Path)):

@@ -1,7 +1,7 @@
 """Feeds given tokens to a llama.cpp, its weights mapped: decode_given.py LIBRARY MODEL TOKENS LOG PROMPT THREADS.
 
-TOKENS is a file of 32-bit numbers. The first PROMPT of them are one step and the others a step each, which is written to LOG
-(benchmarks.lib.steps_log).
+LIBRARY is a file, or an instruction set of benchmarks/lib/llama_sets.py. TOKENS is a file of 32-bit numbers. The first PROMPT of
+them are one step and the others a step each, which is written to LOG (benchmarks.lib.steps_log).
 """
 
 import ctypes
@@ -10,6 +10,7 @@ import time
 from array import array
 from pathlib import Path
 
+from benchmarks.lib import llama_sets
 from benchmarks.lib.steps_log import StepLog
 from benchmarks.programs.decode import model_params
 from workloads.programs.llama_steps import CONTEXT, declared
@@ -33,7 +34,7 @@ def make_context(lib: ctypes.CDLL, path: str, threads: int, tokens: int) -> ctyp
 def main() -> None:
     library, model, tokens, log, prompt, threads = sys.argv[1:7]
     ids, first = array("i", Path(tokens).read_bytes()), int(prompt)
-    lib = declared(ctypes.CDLL(library))
+    lib = llama_sets.library(library) if library in llama_sets.PEERS else declared(ctypes.CDLL(library))
     context, steps = make_context(lib, model, int(threads), len(ids)), StepLog(Path(log))
     for part in (ids[:first], *(ids[i : i + 1] for i in range(first, len(ids)))):
         begin = time.monotonic_ns()
