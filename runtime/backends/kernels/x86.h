@@ -137,6 +137,12 @@ INLINE void add_group(const struct product *p, size_t bits, size_t block_bytes, 
 	}
 }
 
+INLINE void prefetch_ahead(const uint8_t *values, size_t bytes)
+{
+	for (size_t line = 0; line < bytes; line += 64)
+		_mm_prefetch(values + AHEAD + line, _MM_HINT_NTA);
+}
+
 /* Results of a column. */
 INLINE void few(const struct product *p, size_t bits, size_t block_bytes, size_t row, size_t rows, size_t column)
 {
@@ -148,11 +154,11 @@ INLINE void few(const struct product *p, size_t bits, size_t block_bytes, size_t
 		lanes[r] = _mm256_setzero_ps();
 	for (size_t g = 0; g < whole; g++) {
 		const uint8_t *values = p->values + begin + g * bytes;
-		for (size_t line = 0; line < bytes; line += 64)
-			_mm_prefetch(values + AHEAD + line, _MM_HINT_NTA);
+		prefetch_ahead(values, bytes);
 		add_group(p, bits, block_bytes, row, rows, column, g, GROUP, values, lanes);
 	}
 	if (whole < p->groups) {
+		prefetch_ahead(p->values + begin + whole * bytes, p->row_bytes - whole * bytes);
 		const uint8_t *values = readable(p->values, begin + whole * bytes, bytes, p->n * p->row_bytes, copy);
 		add_group(p, bits, block_bytes, row, rows, column, whole, p->blocks % GROUP, values, lanes);
 	}
