@@ -11,7 +11,7 @@ from runtime.commands.generate import add_placement, load_model
 
 EXAMPLES = """examples:
   python -m runtime perplexity /models/qwen3-moe.package --text wiki.test.raw --threads 2
-  python -m runtime perplexity /models/olmoe.package --text - --window 2048 --stride 512 --json < text.txt
+  python -m runtime perplexity /models/olmoe.package --text - --window 1024 --stride 512 --json < text.txt
 
 As defined in transformers' documentation: windows of --window tokens begin --stride tokens apart, each token counts once, in the
 first window that holds it, and the text's first token not at all. llama.cpp counts the second halves of disjoint windows."""

@@ -257,8 +257,9 @@ def repeats_kind(tables: Tables, graphs: pd.DataFrame) -> np.ndarray:
     if not len(apart):
         return repeated
     mine, theirs = graphs.iloc[apart], operators[operators["layer"].to_numpy() < 0]
-    kinds = [str(kind) for kind in mine["kind"].unique()]
-    named, given = (pd.Categorical(column, categories=kinds).codes.astype(np.int64) for column in (theirs["type"], mine["kind"]))
+    given, kinds = numbered(mine["kind"])
+    types, labels = numbered(theirs["type"])
+    named = pd.Index(kinds).get_indexer(labels)[types]
     steps, own_steps = (frame["token_id"].to_numpy(np.int64) * len(kinds) for frame in (theirs, mine))
     repeated[apart] = np.isin(own_steps + given, (steps + named)[named >= 0])
     return repeated
