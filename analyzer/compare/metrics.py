@@ -4,7 +4,7 @@ A metric's `value` is used in tests: robust within the run (a median or trimmed 
 Its `mean` is used in sums: per phase, the means of operators, loads, first executions and residual add up to the step's mean.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from analyzer.compare.attribution import charge
 from analyzer.questions import clocks, figures
 from analyzer.questions.experts import activations
 from analyzer.questions.groups import group_times, pieces
-from analyzer.records.schema import COMPARED
+from analyzer.records.schema import COMPARED, Tables
 
-Tables = Mapping[str, pd.DataFrame]
 Row = dict[str, Any]
 
 METRICS = COMPARED["metrics"]

@@ -1,6 +1,6 @@
 """Costs of the parts of a step: fitted to a recording of this machine, or from a model's roofline on a device profile."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from analyzer.predict.devices import Device
 from analyzer.predict.setup import Setup
 from analyzer.questions import expert_loads
 from analyzer.questions.roofline import operator_backends
+from analyzer.records.schema import Tables
 
 UNITS = ("cpu", "npu")
 RESIDENT, DEMAND, AHEAD = "resident", "demand", "ahead"
@@ -26,12 +27,8 @@ FEW_RUNS = 8
 UNIT_OF = {"cpu": "cpu", "htp": "npu"}
 """Backend names in recordings → units of this package."""
 LAYER_KINDS = ("attention", "router", "dispatch", "mlp", "combine")
-CHUNKED = ("attention", "router", "dispatch")
-"""Work whose cost arises once per chunk of a prompt."""
 SAME_EVERYWHERE = ("attention", "router", "combine")
 """Decode work that no setting changes; its times normalize recordings to one machine speed."""
-
-Tables = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,6 @@ class Line:
     def seconds(self, rows: float, context: float = 0.0) -> float:
         """Seconds."""
         return self.fixed + self.per_row * rows + self.per_pair * rows * context
-
-    def times(self, factor: float) -> "Line":
-        """The line multiplied by `factor`."""
-        parts = (self.fixed * factor, self.per_row * factor, self.per_pair * factor)
-        return Line(*parts, self.beside, self.per_load * factor)
 
 
 @dataclass(frozen=True)
@@ -98,29 +90,6 @@ class Costs:
         if not candidates and kind == "flush":
             return self.line("dispatch", unit, phase, mode)
         return self.work[max(candidates, key=nearness)] if candidates else None
-
-    def scaled(
-        self, work: dict[tuple[str, str], float], load: float = 1.0, behind: float = 1.0, chunk: dict[str, float] | None = None
-    ) -> "Costs":
-        """Costs scaled from traced to untraced runs: work by a factor for each (phase, mode), loads by `load` and `behind`.
-
-        `chunk`, by mode: an additional factor for the fixed cost of a prompt's chunk.
-        """
-
-        def scale(key: tuple[str, ...], line: Line) -> Line:
-            _, _, phase, mode = (*key, "", "")[:4]
-            if key[0] in CHUNKED and phase == "prefill":
-                line = replace(line, fixed=line.fixed * (chunk or {}).get(mode, 1.0))
-            return line.times(work.get((phase, mode), 1.0))
-
-        return replace(
-            self,
-            work={key: scale(key, line) for key, line in self.work.items()},
-            load=self.load.times(load),
-            behind=self.behind.times(behind) if self.behind else None,
-            loads={key: line.times(load) for key, line in self.loads.items()},
-            first={key: seconds * work.get(key[1:], 1.0) for key, seconds in self.first.items()},
-        )
 
 
 def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray | None = None) -> Line:

@@ -13,9 +13,9 @@ import pandas as pd
 
 from analyzer.questions import phases, rpc
 from analyzer.questions.groups import BESIDE, HOST, enqueued, given_away
-from analyzer.records.intervals import EVER, Intervals, by_precedence, common, covered, merged, overlaps
+from analyzer.records.intervals import Intervals, by_precedence, common, covered, merged, overlaps
 from analyzer.records.schema import MADE, Tables, conform, framed
-from analyzer.records.spans import NONE, codes, following, successors
+from analyzer.records.spans import EVER, NONE, codes, following, successors
 
 RESIDUAL = "residual"
 ABOUT = ("token_id", "phase", "position", "complete")

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from analyzer.records.rows import Rows
-from analyzer.records.spans import pair
+from analyzer.records.spans import EVER, pair
 
 LEVELS = {"token": "token", "graph": "graph", "op": "operator", "expert": "expert", "load": "expert"}
 LEVELS |= {"qnn_execute": "qnn", "qnn_call": "qnn", "qnn_stage": "qnn"}
-EVER = np.iinfo(np.int64).max
 Gaps = tuple[np.ndarray, np.ndarray]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow
 
-from analyzer.records.contents import BLOCK, EVER, STREAMED, Contents, Few
+from analyzer.records.contents import BLOCK, STREAMED, Contents, Few
 from analyzer.records.damage import damage
 from analyzer.records.observed import LEVELS, Gaps, clipped, level_gaps, token_gaps
 from analyzer.records.rows import Rows, Spans, combined
 from analyzer.records.schema import Columns, text
-from analyzer.records.spans import Marks, Pairs, in_time, numbered, pair, successors
+from analyzer.records.spans import EVER, Marks, Pairs, in_time, numbered, pair, successors
 from tracer.recording.format import FIRST_DETAIL, STREAMS, Recording
 
 WITHIN_STEPS = ("graph", "op", "expert")

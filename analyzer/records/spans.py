@@ -15,6 +15,8 @@ import pandas as pd
 from analyzer.records.loops import loops
 
 NONE = -1
+EVER = np.iinfo(np.int64).max
+"""The time that stands for never: later than any."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from math import nan, prod
 import numpy as np
 import pandas as pd
 
-from analyzer.records.contents import EVER, identities
+from analyzer.records.contents import identities
 from analyzer.records.schema import Columns
-from analyzer.records.spans import NONE, codes, latest_or_following, numbered
+from analyzer.records.spans import EVER, NONE, codes, latest_or_following, numbered
 from moescope.packaged import toml_beside
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {

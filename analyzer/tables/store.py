@@ -13,10 +13,11 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer.records.contents import BLOCK, EVER
+from analyzer.records.contents import BLOCK
 from analyzer.records.memory import keep_freed_memory
 from analyzer.records.reading import Source
 from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
+from analyzer.records.spans import EVER
 from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
 from moescope.plain import doubts, warn
 from moescope.scratch import scratch
