@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Print means per phase and the whole run; tokens with --tokens."""
     tables = load(args.run_dir)
     answer = ledger.summary(tables, args.faster / 100)
-    if args.tokens:
+    if args.tokens and answer:
         answer["tokens"] = in_ms(ledger.ledger(tables))
     if printed(args, answer):
         return 0

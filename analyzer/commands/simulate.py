@@ -16,13 +16,12 @@ examples:
 
 import argparse
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analyzer.commands._show import number
+from analyzer.commands._show import number, printed
 from analyzer.commands.routes import tables_of
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
@@ -71,10 +70,9 @@ def run(args: argparse.Namespace) -> int:
     if args.timeline:
         timeline.write_run(args.timeline, outcomes[0], cost.source)
     beside = known.against(simulator.simulate(routes, cost, known.settings)) if known else None
-    if args.json:
-        rows = [{**outcome.summary(), "pareto": flag} for outcome, flag in zip(outcomes, best, strict=True)]
-        facts = {"costs": cost.source, "warnings": list(cost.warnings), "steps": len(routes.steps), "recorded": beside}
-        print(json.dumps({**facts, "runs": rows}))
+    rows = [{**outcome.summary(), "pareto": flag} for outcome, flag in zip(outcomes, best, strict=True)]
+    facts = {"costs": cost.source, "warnings": cost.warnings, "steps": len(routes.steps), "recorded": beside}
+    if printed(args, {**facts, "runs": rows}):
         return 0
     if known and beside:
         show_recorded(known, beside)

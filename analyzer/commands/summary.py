@@ -6,11 +6,10 @@ examples:
 """
 
 import argparse
-import json
 import signal
 from typing import Any
 
-from analyzer.commands._show import number, short
+from analyzer.commands._show import number, printed, short
 from analyzer.questions.cached import summary
 from analyzer.questions.ledger import shares
 from analyzer.records.reading import command_of
@@ -34,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Summarise the recording and print the result."""
     answer = summary(args.run_dir)
     answer["outdated_views"] = outdated(args.run_dir, Recording(args.run_dir).manifest)
-    if args.json:
-        print(json.dumps(answer))
+    if printed(args, answer):
         return 0
     screen = console()
     parts = (
