@@ -39,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     """Print means per phase and the whole run; tokens with --tokens."""
     tables = load(args.run_dir)
     answer = ledger.summary(tables, args.faster / 100)
-    if args.tokens and answer:
+    if args.tokens:
         answer["tokens"] = in_ms(ledger.ledger(tables))
     if printed(args, answer):
         return 0
-    if not answer:
+    if "run_ms" not in answer:
         print("no tokens in this recording")
         return 0
     show(side_by_side(answer), "ms per step of each phase, and of all steps together", 40)

@@ -26,6 +26,7 @@ from analyzer.commands.routes import tables_of
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import costs, devices, recorded, simulator, timeline, trace
+from analyzer.records import manifest
 from moescope.arguments import add_json
 from moescope.terminal import console, grid, words
 from tracer.recording.format import Recording
@@ -81,9 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def command_of(path: Path) -> list[str]:
-    """The recorded command line; empty if the manifest has none."""
-    command = None if path.is_file() else Recording(path).manifest.get("command")
-    return [str(word) for word in command] if isinstance(command, list) else []
+    """The recorded command line; empty for a file of routes."""
+    return [] if path.is_file() else manifest.command_of(Recording(path).manifest)
 
 
 def combinations(args: argparse.Namespace, routes: trace.Trace, cost: costs.Costs, base: simulator.Settings) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from analyzer.commands._show import number, printed, short
 from analyzer.questions.cached import summary
 from analyzer.questions.ledger import shares
-from analyzer.records.reading import command_of
+from analyzer.records.manifest import command_of
 from analyzer.records.stamps import outdated
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called

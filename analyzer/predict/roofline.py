@@ -17,6 +17,7 @@ from analyzer.predict import mfu
 from analyzer.predict.curves import Answer
 from analyzer.predict.devices import Device, Unit
 from analyzer.predict.setup import KV_BYTES, Setup
+from analyzer.tables.complexity import expected_distinct
 
 DELTA_CHUNK = 64
 """Tokens per chunk of the delta rule in prefill, as in common kernels."""
@@ -285,15 +286,10 @@ def router(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Pa
     return [product(_at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
 
 
-def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
-    """Experts expected to be chosen at least once by `tokens` tokens under uniform routing."""
-    return float(experts * (1 - (1 - top_k / experts) ** tokens))
-
-
 def experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
     """Routed experts of one device: its share of the group's routed rows; time is at least that of reading the chosen experts."""
     local = mixture.experts / setup.ep
-    used = distinct_experts(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
+    used = expected_distinct(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
     pairs, width, hidden = rows * mixture.top_k, float(mixture.width), float(model.hidden)
     widths = {"up": 2 * width, "down": width}
     reads = f"; reads {used:.1f} of {local:.0f} experts, N(1-((N-k)/N)^B)"
@@ -330,7 +326,7 @@ def _in(on: UnitPeak, dtype: str) -> UnitPeak:
     return UnitPeak(on.device, on.unit, dtype, on.unit.peak[dtype], on.bandwidth) if dtype in on.unit.peak else on
 
 
-def _shape(a: Attention, tp: int, decode: bool = False) -> str:
+def _shape(a: Attention, tp: int, decode: bool) -> str:
     """The name of a shape in the attention tables."""
     heads = a.heads // tp
     if a.mla:

@@ -14,7 +14,7 @@ import pandas as pd
 from analyzer.questions import figures
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.summary import operator_totals, ranked_operators, token_summary
-from analyzer.records.reading import section
+from analyzer.records.manifest import listed, section
 from analyzer.records.slot_columns import by_kind, firsts, headers
 from analyzer.records.spans import NONE
 from analyzer.tables.store import Tables, build
@@ -99,7 +99,7 @@ def begin_alone(steps: pd.DataFrame, ns: int) -> int:
 
 def levels_off(changes: Any) -> tuple[str, ...]:
     """The levels whose last change switched them off."""
-    last = {row.get("level"): bool(row.get("on")) for row in changes or [] if isinstance(row, dict)}
+    last = {row.get("level"): bool(row.get("on")) for row in listed(changes, dict)}
     return tuple(sorted(str(level) for level, on in last.items() if not on))
 
 
@@ -230,7 +230,7 @@ class Live:
             records=sum(section(manifest, "records").values()),
             lost=sum(section(manifest, "lost").values()),
             tokens=token_summary(steps),
-            phases=phase_shares({}, self.now["phases"]) if len(steps) else {},
+            phases=phase_shares(self.now["phases"]) if len(steps) else {},
             operators=ranked_operators(self.now["operators"], TOP),
             hits=int(cache["hits"].sum()),
             misses=int(cache["misses"].sum()),

@@ -95,6 +95,14 @@ def shared_codes(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> tupl
     return code[: len(one[0])], code[len(one[0]) :]
 
 
+def equal_rows(right: Sequence[np.ndarray], left: Sequence[np.ndarray]) -> np.ndarray:
+    """For each left row, the last right row with the same values in all columns."""
+    theirs, ours = shared_codes(right, left)
+    row = np.full(len(theirs) + len(ours), NONE, np.int64)
+    row[theirs] = np.arange(len(theirs))
+    return row[ours]
+
+
 def in_time(ts: np.ndarray) -> bool:
     """Whether times are sorted."""
     return bool(np.all(ts[1:] >= ts[:-1]))
