@@ -100,9 +100,9 @@ class Segment(NamedTuple):
     sloping: bool
 
 
-def running_median(values: np.ndarray, width: int = MEDIAN_WIDTH) -> np.ndarray:
+def running_median(values: np.ndarray) -> np.ndarray:
     """The median around each step; beyond its ends the series is mirrored along its local slope."""
-    half = min(width, len(values) - 1) // 2
+    half = min(MEDIAN_WIDTH, len(values) - 1) // 2
     if half <= 0:
         return values.copy()
     steps, back = np.arange(2 * half + 1), 2 * np.arange(half, 0, -1)

@@ -269,6 +269,12 @@ def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     return answer
 
 
+def enclosing(spans: pd.DataFrame, rows: pd.DataFrame) -> np.ndarray:
+    """The innermost of `spans` (tid, begin_ns, end_ns) in which each of `rows` (tid, begin_ns) began on its thread."""
+    nest = Nest(*(spans[name].to_numpy(np.int64) for name in ("tid", "begin_ns", "end_ns")))
+    return nest.innermost(rows["tid"].to_numpy(np.int64), rows["begin_ns"].to_numpy(np.int64))
+
+
 @dataclass(frozen=True)
 class Segments:
     """Time segments and the span that each belongs to."""
