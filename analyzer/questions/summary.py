@@ -48,7 +48,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "tokens": token_summary(tables["tokens"]),
         "phases": phase_shares(rows),
         "ledger": ledger.summary(tables),
-        "findings": finding_rows(recording, tables, rows),
+        "findings": [vars(finding) for finding in findings(tables, ceilings.load(recording.manifest), rows)],
         "operators": operator_summary(tables),
         "experts": experts.summary(tables),
         "npu": npu_summary(recording.manifest, tables),
@@ -99,11 +99,6 @@ def incomplete(source: Source) -> list[str]:
     if source.damaged:
         lines.append(f"{source.damaged:,} records have impossible times: omitted; the files are damaged")
     return lines
-
-
-def finding_rows(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The findings, using the ceilings of the machine if those were measured."""
-    return [vars(finding) for finding in findings(tables, ceilings.load(recording.manifest), rows)]
 
 
 def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
