@@ -212,15 +212,8 @@ class RecordedCosts:
         runners = {*tokens["tid"].head(1), *tables["experts"]["tid"]}
         behind = timed_loads[~timed_loads["tid"].isin(runners) & (timed_loads["reason"] != "startup")]
         counted = timed_loads[timed_loads["reason"] != "startup"] if limited else timed_loads
-        load_rows = pd.DataFrame(
-            {
-                "backend": counted["backend"],
-                "bytes": counted["bytes"].astype(float),
-                "seconds": counted["duration_ns"] / 1e9,
-                "behind": counted.index.isin(behind.index),
-                "tid": counted["tid"],
-                "again": counted["again"],
-            }
+        load_rows = counted[["backend", "bytes", "tid", "again"]].assign(
+            seconds=counted["duration_ns"] / 1e9, behind=counted.index.isin(behind.index)
         )
         mode = (AHEAD if len(behind) else DEMAND) if limited else RESIDENT
         pieces, after = _pieces(tables, tokens)

@@ -61,7 +61,7 @@ def build(source: Source, rows: Rows, shares: Rows, ops: OpThreads, op_id: np.nd
     """
     names = events(source)
     if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):
-        return arrow_table("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
+        return arrow_table("pmc", {})
     # A reading has exactly the time of the operator record that precedes it.
     first, last = (equal_rows((rows["tid"], rows["ts"]), (ops.rows["tid"], ts)) for ts in (ops.begin, ops.wait))
     first = np.where(recorded_by_shares(shares, ops), readings_before(rows, last), first)
