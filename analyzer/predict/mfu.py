@@ -21,6 +21,10 @@ ATTENTION_DECODE = ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "
 ATTENTION_PREFILL = ("dtype", "seq_len", "latency_us", "mfu")
 CONTRADICTION = 0.25
 """A row is omitted where its MFU and the one of its latency differ by more than this share (and by more than rounding)."""
+DSA_NAMES = {"decode": ("batch", "context"), "prefill": ("queries", "context")}
+"""Names of the key and of x in the tables of sparse attention, by phase."""
+Measured = tuple[tuple[float, ...], float, float, float]
+"""A row's key, x, operations and latency in µs."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,10 @@ def at(curves: Curves | None, key: tuple[float, ...], x: float) -> Answer | None
 def gemm(device: str) -> Curves | None:
     """Matrix products [m, k] x [k, n] relative to the fp8 peak: key (k, n), x = m."""
 
-    def point(row: Row) -> Point:
-        return Point(
-            (row["k"], row["n"]), row["m"], _mfu(2 * row["m"] * row["k"] * row["n"], row["latency_us"], device, "fp8"), row.where
-        )
+    def measured(row: Row) -> Measured:
+        return (row["k"], row["n"]), row["m"], 2 * row["m"] * row["k"] * row["n"], row["latency_us"]
 
-    return _curves(("k", "n", "m"), f"gemm/{device}/data.csv", point)
+    return _curves(("k", "n", "m"), f"gemm/{device}/data.csv", (device, "fp8"), measured)
 
 
 @cache
@@ -70,16 +72,14 @@ def grouped(device: str, phase: str, projection: str) -> Curves | None:
     """
     size = "batch_size_per_gpu" if phase == "decode" else "seq_len_per_gpu"
 
-    def point(row: Row) -> Point:
+    def measured(row: Row) -> Measured:
         pairs = row[size] * row["topk"]
         width = row["intermediate_size"] * (2 if projection == "up" else 1)
         key = (row["num_local_experts"], row["hidden_size"], row["intermediate_size"])
-        return Point(
-            key, pairs / key[0], _mfu(2 * pairs * key[1] * width, row[f"{projection}_proj_us"], device, "fp8"), row.where
-        )
+        return key, pairs / key[0], 2 * pairs * key[1] * width, row[f"{projection}_proj_us"]
 
     names = ("experts on the device", "hidden", "expert width", "rows per expert")
-    return _curves(names, f"grouped_gemm/{phase}/{device}/data.csv", point)
+    return _curves(names, f"grouped_gemm/{phase}/{device}/data.csv", (device, "fp8"), measured)
 
 
 @cache
@@ -89,14 +89,13 @@ def decode_attention(device: str, shape: str, kv_type: str, per_token: float) ->
     shape: the table's name; per_token: operations per cached token.
     """
 
-    def point(row: Row) -> Point | None:
+    def measured(row: Row) -> Measured | None:
         if row.values["kv_dtype"] != kv_type:
             return None
-        operations = per_token * row["batch_size"] * row["kv_len"]
-        return _agreeing(row, (row["batch_size"],), row["kv_len"], operations, device)
+        return (row["batch_size"],), row["kv_len"], per_token * row["batch_size"] * row["kv_len"], row["latency_us"]
 
     kind, name = shape.split("/")
-    return _curves(("batch", "context"), f"{kind}/decode/{device}/{name}.csv", point, ATTENTION_DECODE)
+    return _curves(("batch", "context"), f"{kind}/decode/{device}/{name}.csv", (device, "fp16"), measured, ATTENTION_DECODE)
 
 
 @cache
@@ -106,11 +105,12 @@ def prefill_attention(device: str, shape: str, per_pair: float) -> Curves | None
     shape: the table's name; per_pair: operations for each of the length² / 2 pairs.
     """
 
-    def point(row: Row) -> Point | None:
-        return _agreeing(row, (1.0,), row["seq_len"], per_pair * row["seq_len"] ** 2 / 2, device)
+    def measured(row: Row) -> Measured:
+        return (1.0,), row["seq_len"], per_pair * row["seq_len"] ** 2 / 2, row["latency_us"]
 
     kind, name = shape.split("/")
-    return _curves(("sequences", "prompt length"), f"{kind}/prefill/{device}/{name}.csv", point, ATTENTION_PREFILL)
+    names = ("sequences", "prompt length")
+    return _curves(names, f"{kind}/prefill/{device}/{name}.csv", (device, "fp16"), measured, ATTENTION_PREFILL)
 
 
 @cache
@@ -121,17 +121,16 @@ def index_scores(device: str, phase: str, shape: tuple[int, int], per_pair: floa
     (`next_n`) are omitted: decode here has one.
     """
 
-    def point(row: Row) -> Point | None:
-        if phase == "decode":
-            key, pairs = row["batchsize"], row["batchsize"] * row["s_kv"]
-            if row["next_n"] != 1:
-                return None
-        else:
-            key, pairs = row["s_q"], row["s_q"] * (row["s_kv"] - row["s_q"] / 2)
-        return Point((key,), row["s_kv"], _mfu(per_pair * pairs, row["latency_us"], device, "fp8"), row.where)
+    def decode(row: Row) -> Measured | None:
+        pairs = row["batchsize"] * row["s_kv"]
+        return ((row["batchsize"],), row["s_kv"], per_pair * pairs, row["latency_us"]) if row["next_n"] == 1 else None
+
+    def prefill(row: Row) -> Measured:
+        pairs = row["s_q"] * (row["s_kv"] - row["s_q"] / 2)
+        return (row["s_q"],), row["s_kv"], per_pair * pairs, row["latency_us"]
 
     file = f"dsa/{phase}/{device}/logits-{shape[0]}-{shape[1]}.csv"
-    return _curves(("batch" if phase == "decode" else "queries", "context"), file, point)
+    return _curves(DSA_NAMES[phase], file, (device, "fp8"), decode if phase == "decode" else prefill)
 
 
 @cache
@@ -142,13 +141,11 @@ def chosen_attention(device: str, phase: str, shape: tuple[int, int, int], per_p
     """
     size, context = ("batch_size", "kv_len") if phase == "decode" else ("s_q", "s_kv")
 
-    def point(row: Row) -> Point:
-        return Point(
-            (row[size],), row[context], _mfu(per_pair * row[size] * shape[2], row["latency_us"], device, "fp16"), row.where
-        )
+    def measured(row: Row) -> Measured:
+        return (row[size],), row[context], per_pair * row[size] * shape[2], row["latency_us"]
 
     file = f"dsa/{phase}/{device}/attn-{shape[0]}-{shape[1]}-{shape[2]}.csv"
-    return _curves(("batch" if phase == "decode" else "queries", "context"), file, point)
+    return _curves(DSA_NAMES[phase], file, (device, "fp16"), measured)
 
 
 @cache
@@ -159,12 +156,41 @@ def delta_rule(device: str, phase: str, shape: tuple[int, ...], per_token: float
     """
     size = "batchsize" if phase == "decode" else "seq_len"
 
-    def point(row: Row) -> Point:
+    def measured(row: Row) -> Measured:
         latency_us = sum(float(value) for name, value in row.values.items() if name != size)
-        return Point((1.0,), row[size], _mfu(per_token * row[size], latency_us, device, "fp16"), row.where)
+        return (1.0,), row[size], per_token * row[size], latency_us
 
-    file = f"gdn/{phase}/{device}/{'-'.join(map(str, shape))}.csv"
-    return _curves(("sequences", "batch" if phase == "decode" else "prompt length"), file, point)
+    names = ("sequences", "batch" if phase == "decode" else "prompt length")
+    return _curves(names, f"gdn/{phase}/{device}/{'-'.join(map(str, shape))}.csv", (device, "fp16"), measured)
+
+
+def _curves(
+    names: tuple[str, ...],
+    file: str,
+    peak: tuple[str, str],
+    measured: Callable[[Row], Measured | None],
+    header: tuple[str, ...] | None = None,
+) -> Curves | None:
+    """The curves of a table; None if there is none.
+
+    peak: device and type in PEAK; header: the columns of a file without a header, whose MFU may contradict the latency.
+    """
+    if not (ROOT / file).exists():
+        return None
+    points = []
+    for row in rows(ROOT / file, header):
+        if found := measured(row):
+            key, x, operations, latency_us = found
+            mfu = operations / (latency_us * 1e-6 * PEAK[peak[0]][peak[1]])
+            if header is None or _agrees(row, mfu):
+                points.append(Point(key, x, mfu, row.where))
+    return Curves(names, _mean_of_repeats(points)) if points else None
+
+
+def _agrees(row: Row, mfu: float) -> bool:
+    """Whether the MFU in a row is that of its latency."""
+    rounding = 0.5 * 10 ** -len(row.values["mfu"].partition(".")[2])
+    return abs(mfu - row["mfu"]) <= max(CONTRADICTION * mfu, 1.2 * rounding)
 
 
 def _mean_of_repeats(points: list[Point]) -> list[Point]:
@@ -173,26 +199,3 @@ def _mean_of_repeats(points: list[Point]) -> list[Point]:
     for point in points:
         repeats.setdefault((point.key, point.x), []).append(point)
     return [Point(p[0].key, p[0].x, sum(q.y for q in p) / len(p), p[0].where) for p in repeats.values()]
-
-
-def _curves(
-    names: tuple[str, ...], file: str, point: Callable[[Row], Point | None], header: tuple[str, ...] | None = None
-) -> Curves | None:
-    """The curves of a table; None if there is none. `header`: the columns of a file without a header."""
-    if not (ROOT / file).exists():
-        return None
-    points = [measured for row in rows(ROOT / file, header) if (measured := point(row)) is not None]
-    return Curves(names, _mean_of_repeats(points)) if points else None
-
-
-def _mfu(operations: float, latency_us: float, device: str, dtype: str) -> float:
-    return operations / (latency_us * 1e-6 * PEAK[device][dtype])
-
-
-def _agreeing(row: Row, key: tuple[float, ...], x: float, operations: float, device: str) -> Point | None:
-    """The point of a row; None if its MFU contradicts its latency."""
-    measured = _mfu(operations, row["latency_us"], device, "fp16")
-    rounding = 0.5 * 10 ** -len(row.values["mfu"].partition(".")[2])
-    if abs(measured - row["mfu"]) > max(CONTRADICTION * measured, 1.2 * rounding):
-        return None
-    return Point(key, x, measured, row.where)
