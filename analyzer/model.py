@@ -271,16 +271,12 @@ def _routed(fields: Fields, layers: int) -> tuple[bool, ...]:
     values = fields.values
     if named := values.get("mlp_layer_types"):
         return tuple(kind == "sparse" for kind in named)
-    first, every = fields.number("dense_first", 0), fields.number("moe_layer_freq", 1) if not _list(values) else 1
+    if isinstance(flags := values.get("moe_layer_freq"), list):
+        return tuple(map(bool, flags))
+    first, every = fields.number("dense_first", 0), fields.number("moe_layer_freq", 1)
     step = fields.number("decoder_sparse_step", fields.number("interleave_moe_layer_step", 1)) or 1
-    if _list(values):
-        return tuple(bool(flag) for flag in values["moe_layer_freq"])
     dense = set(values.get("mlp_only_layers") or ())
     return tuple(i >= first and i not in dense and i % max(every, 1) == 0 and (i + 1) % step == 0 for i in range(layers))
-
-
-def _list(values: dict[str, Any]) -> bool:
-    return isinstance(values.get("moe_layer_freq"), list)
 
 
 def _windows(fields: Fields, kinds: list[str]) -> tuple[int | None, ...]:

@@ -7,10 +7,10 @@ Relative error of MFU, median with quartiles, and 90th percentile.
 
 import numpy as np
 
-from analyzer.predict import mfu
-from analyzer.predict.curves import Curves, without
+from analyzer.predict.curves import Curves
 from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import quartiles, single
+from workloads.mfu_curves import all_curves, nearest, without
 
 
 def errors(curves: Curves, groups: list[list[int]]) -> np.ndarray:
@@ -24,7 +24,7 @@ def errors(curves: Curves, groups: list[list[int]]) -> np.ndarray:
             point = curves.points[row]
             own = [p.x for p in rest.points if p.key == point.key]
             inside = bool(own) and min(own) < point.x < max(own)
-            answers = (rest.at(point.key, point.x).value, rest.nearest(point.key, point.x))
+            answers = (rest.at(point.key, point.x).value, nearest(rest, point.key, point.x))
             rows.append((*(abs(answer / point.y - 1) for answer in answers), inside))
     return np.array(rows, float).reshape(-1, 3)
 
@@ -45,7 +45,7 @@ def kind(name: str) -> str:
 def main() -> None:
     args = arguments(__doc__).parse_args()
     report, errors_by = Report("mfu_interpolation", args), dict[tuple[str, str], list[np.ndarray]]()
-    for name, curves in mfu.all_curves().items():
+    for name, curves in all_curves().items():
         single_rows = errors(curves, [[row] for row in range(len(curves.points))])
         inside, whole = single_rows[single_rows[:, 2] > 0], errors(curves, curves_of(curves))
         for label, rows in (("one row", single_rows), ("a row inside its curve", inside), ("a whole curve", whole)):

@@ -23,7 +23,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -47,6 +47,8 @@ APART = 0.1
 """Settings nearer to each other than this have no order: their runs lie further apart."""
 LEVELLING = 6
 """Times that simulated twins are brought nearer to the real ones: what waits for loads does not scale with the work."""
+CHUNKED = ("attention", "router", "dispatch")
+"""Work whose cost arises once per chunk of a prompt."""
 CHUNKS_APART = (0.1, 10.0)
 """Bounds of the factor on what a chunk costs whatever its rows."""
 
@@ -144,6 +146,33 @@ def middle(runs: list[Run], at_pace: bool) -> Run:
     }
 
 
+def times(line: costs.Line, factor: float) -> costs.Line:
+    """The line multiplied by `factor`."""
+    parts = (line.fixed * factor, line.per_row * factor, line.per_pair * factor)
+    return costs.Line(*parts, line.beside, line.per_load * factor)
+
+
+def scaled(
+    cost: costs.Costs, work: dict[tuple[str, str], float], load: float, behind: float, chunk: dict[str, float]
+) -> costs.Costs:
+    """Costs with factors: `work` by (phase, mode), `load` and `behind` for loads, `chunk` by mode for a chunk's fixed cost."""
+
+    def scale(key: tuple[str, ...], line: costs.Line) -> costs.Line:
+        _, _, phase, mode = (*key, "", "")[:4]
+        if key[0] in CHUNKED and phase == "prefill":
+            line = replace(line, fixed=line.fixed * chunk.get(mode, 1.0))
+        return times(line, work.get((phase, mode), 1.0))
+
+    return replace(
+        cost,
+        work={key: scale(key, line) for key, line in cost.work.items()},
+        load=times(cost.load, load),
+        behind=times(cost.behind, behind) if cost.behind else None,
+        loads={key: times(line, load) for key, line in cost.loads.items()},
+        first={key: seconds * work.get(key[1:], 1.0) for key, seconds in cost.first.items()},
+    )
+
+
 def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) -> costs.Costs:
     """The traced costs scaled to the untraced twins: loads by their times, then work until simulated twins take as long."""
     size = cost.expert_bytes["cpu"]
@@ -159,14 +188,14 @@ def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) 
         behind = max((ahead - (1 - share) * demand) / max(share, 1e-9), 1e-6) / cost.behind.seconds(size)
     work, chunk = {(phase, mode): 1.0 for phase in PHASES.values() for mode in by_mode}, dict.fromkeys(by_mode, 1.0)
     for _, (mode, members) in itertools.product(range(LEVELLING), by_mode.items()):
-        now = cost.scaled(work, load, behind, chunk)
+        now = scaled(cost, work, load, behind, chunk)
         simulated = {one: simulator.simulate(routes, now, one.simulated()).summary() for one in members}
         for name, phase in PHASES.items():
             work[phase, mode] *= float(np.exp(np.mean([np.log(twins[one][name] / simulated[one][name]) for one in members])))
         small, large = members
         apart = [max(each[small]["ttft_ms"] - each[large]["ttft_ms"], 1e-3) for each in (twins, simulated)]
         chunk[mode] = float(np.clip(chunk[mode] * apart[0] / apart[1], *CHUNKS_APART))
-    return cost.scaled(work, load, behind, chunk)
+    return scaled(cost, work, load, behind, chunk)
 
 
 def add_errors(report: Report, real: dict[Setting, list[Run]], cost: costs.Costs, routes: trace.Trace, at_pace: bool) -> None:

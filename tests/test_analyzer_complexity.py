@@ -1,10 +1,13 @@
 """FLOPs and bytes against formulas written out by hand, from shapes alone and from recordings."""
 
+import os
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
+from analyzer.questions import ceilings
 from analyzer.questions.ceilings import Ceilings
 from analyzer.questions.roofline import bounds, roofline
 from analyzer.tables.complexity import BLOCKS, GGML_TYPES, Facts, Tensor, expected_distinct, work_of
@@ -116,6 +119,16 @@ def test_loading_an_expert_is_no_part_of_the_operator_that_waited_for_it(tmp_pat
     """Of the 400 ns of each step's experts, 100 are a load, which no faster memory nor kernel would shorten."""
     rows = roofline(load(runtime(3).write(tmp_path)), CEILINGS).set_index("type")
     assert rows["ms"].to_dict() == pytest.approx({"attention": 3 * 200e-6, rows.index.drop("attention")[0]: 3 * 300e-6})
+
+
+def test_ceilings_are_of_the_machine_that_a_recording_describes(monkeypatch, tmp_path):
+    named = {"cpu_model": "", "cpus": os.cpu_count()}  # arm64 without a name in /proc/cpuinfo
+    monkeypatch.setattr(ceilings, "describe", lambda: named)
+    monkeypatch.setattr(ceilings, "rate", lambda *_: 1.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ceilings.write(ceilings.measure_here(), ceilings.cache_file())
+    assert ceilings.load({"machine": named}) is not None
+    assert ceilings.load({"machine": {**named, "cpu_model": "other"}}) is None
 
 
 def test_ceilings_of_another_machine_are_not_used_for_a_recording():

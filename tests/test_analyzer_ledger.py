@@ -369,3 +369,9 @@ def test_an_older_recording_gives_the_tables_that_it_gave_and_a_ledger_besides(
     rows = ledger.ledger(then)
     assert len(rows) and (rows["total"] > 0).all()
     assert (rows[[*ledger.CAUSES, "residual"]].sum(axis=1) == rows["total"]).all()
+
+
+def test_a_recording_without_tokens_says_so_also_for_a_row_per_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Writer().write(tmp_path)
+    assert analyzer_main(["ledger", str(tmp_path), "--tokens"]) == 0
+    assert capsys.readouterr().out == "no tokens in this recording\n"

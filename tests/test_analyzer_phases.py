@@ -90,7 +90,7 @@ def step(folder, tokens: int = 1):
 
 
 def test_a_steps_time_is_its_groups_and_its_gaps_by_cause(tmp_path):
-    shares = phases.phase_shares(step(tmp_path))["decode"]
+    shares = phases.phase_shares(phases.per_token(step(tmp_path)))["decode"]
     ns = {name: round(ms * 1e6, 6) for name, ms in shares.items()}
     assert ns == {
         "attention": 200,

@@ -16,7 +16,7 @@ from analyzer.questions import experts
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.groups import group_of
-from analyzer.questions.phases import phase_shares
+from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.profdag import DagError, build_profdag, decode_tokens, export, to_json
 from analyzer.questions.summary import summarize
 from analyzer.tables import store as tables_module
@@ -118,7 +118,7 @@ def test_a_profdag_survives_graphml_and_json(tmp_path):
     back = nx.read_graphml(tmp_path / "dag.graphml")
     assert set(back.edges) == set(graph.edges)
     assert back.nodes["op 0"]["duration_ns"] == graph.nodes["op 0"]["duration_ns"]
-    assert {n["id"] for n in json.loads(json.dumps(to_json(graph)))["nodes"]} == set(graph.nodes)
+    assert {n["id"] for n in json.loads(to_json(graph))["nodes"]} == set(graph.nodes)
 
 
 def test_a_token_without_operators_says_which_tokens_have_some(tmp_path):
@@ -205,7 +205,7 @@ def test_operators_are_grouped_by_what_they_do(name, group):
 
 
 def test_the_groups_and_the_residual_add_up_to_the_token(tmp_path):
-    shares = phase_shares(load(runtime().write(tmp_path)))
+    shares = phase_shares(per_token(load(runtime().write(tmp_path))))
     assert set(shares) == {"prefill", "decode"}
     expected = {"attention": 2e-4, "expert compute": 3e-4, "expert load": 1e-4, "residual": 4e-4, "total": 1e-3}
     for phase in shares.values():
@@ -218,7 +218,7 @@ def test_while_the_tokens_thread_does_nothing_the_work_of_others_counts_shared_e
     for begin, end, kind, tid in ((10, 20, 0, MAIN), (15, 40, 2, WORKER), (30, 50, 1, 402)):
         w.add("op_begin", ts=begin, tid=tid, tensor=kind + 1, type=kind, layer=0).add("op_end", ts=end, tid=tid, tensor=kind + 1)
     w.add("token_end", ts=100, seq=0)
-    shares = phase_shares(load(w.write(tmp_path)))["decode"]
+    shares = phase_shares(per_token(load(w.write(tmp_path))))["decode"]
     ns = {name: round(value * 1e6, 6) for name, value in shares.items()}
     assert ns == {"attention": 10, "expert compute": 15, "routing": 15, "residual": 60, "total": 100}
 

@@ -98,7 +98,7 @@ def test_the_ledger_closes_and_host_code_is_not_what_the_device_is_given(vulkan:
     waited = rows["accelerator"] + rows["completion"] + rows["run_queue"] + rows["faults_and_reads"]
     submitted = ledger.submissions(vulkan.tables)
     assert (waited.to_numpy() >= 0.9 * (submitted["done_ns"] - submitted["wait_ns"]).to_numpy()).all()
-    shares = phases.phase_shares(vulkan.tables)["decode"]
+    shares = phases.phase_shares(phases.per_token(vulkan.tables))["decode"]
     assert shares["submission"] > 0
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.predict import mfu
-from analyzer.predict.curves import Curves, Point, without
+from analyzer.predict.curves import Curves, Point
+from workloads.mfu_curves import all_curves, nearest, without
 
 LINE = Curves(("n", "m"), [Point((k,), x, k * x**0.5, f"t:{k}:{x}") for k in (1.0, 4.0, 16.0) for x in (1.0, 8.0, 64.0)])
 
@@ -25,9 +26,9 @@ def test_outside_the_curves_the_answer_warns() -> None:
     assert LINE.at((4.0,), 0.25).value == pytest.approx(4 * 0.5)
 
 
-@pytest.mark.parametrize("name", mfu.all_curves())
+@pytest.mark.parametrize("name", all_curves())
 def test_measured_rows_come_back(name: str) -> None:
-    curves = mfu.all_curves()[name]
+    curves = all_curves()[name]
     for point in curves.points[::7]:
         answer = curves.at(point.key, point.x)
         assert answer.value == pytest.approx(point.y)
@@ -37,12 +38,12 @@ def test_measured_rows_come_back(name: str) -> None:
 def test_our_mfu_of_a_row_is_the_published_one() -> None:
     file = mfu.ROOT / "gemm" / "h800" / "data.csv"
     for row in mfu.rows(file):
-        answer = mfu.gemm("h800", row["m"], row["k"], row["n"])
+        answer = mfu.at(mfu.gemm("h800"), (row["k"], row["n"]), row["m"])
         assert answer and answer.value == pytest.approx(row["mfu"], rel=1e-3)
 
 
 def test_a_row_that_contradicts_itself_is_left_out() -> None:
-    curves = mfu.all_curves()["decode attention 32-4-128 h20"]
+    curves = all_curves()["decode attention 32-4-128 h20"]
     assert not any(point.key == (64.0,) and point.x == 8192 for point in curves.points)
 
 
@@ -51,13 +52,13 @@ def leave_one_out(curves: Curves) -> tuple[np.ndarray, np.ndarray]:
     errors = []
     for row, point in enumerate(curves.points):
         rest = without(curves, [row])
-        errors.append((rest.at(point.key, point.x).value / point.y - 1, rest.nearest(point.key, point.x) / point.y - 1))
+        errors.append((rest.at(point.key, point.x).value / point.y - 1, nearest(rest, point.key, point.x) / point.y - 1))
     return tuple(np.abs(np.array(errors)).T)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("name", ["gemm h20", "gemm h800", "grouped gemm decode up h20", "decode attention mla 128-512-64 h20"])
 def test_interpolation_beats_the_nearest_row(name: str) -> None:
-    ours, nearest = leave_one_out(mfu.all_curves()[name])
+    ours, nearest = leave_one_out(all_curves()[name])
     assert np.median(ours) < np.median(nearest)
     if not name.startswith("grouped"):
         assert np.quantile(ours, 0.9) < np.quantile(nearest, 0.9)

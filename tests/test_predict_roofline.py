@@ -18,6 +18,7 @@ from analyzer.predict import devices, links, roofline
 from analyzer.predict.beside import beside, mismatch
 from analyzer.predict.prediction import predict, weight_bytes
 from analyzer.predict.setup import Setup
+from analyzer.tables.complexity import expected_distinct
 from workloads import tables_fixture
 
 CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"
@@ -137,7 +138,7 @@ def test_distinct_experts_are_those_of_uniform_routing(experts: int, tokens: int
     k = data.draw(st.integers(1, experts))
     random = np.random.default_rng(experts * 1000 + tokens)
     seen = [len(np.unique(random.random((tokens, experts)).argsort(1)[:, :k])) for _ in range(200)]
-    assert roofline.distinct_experts(experts, k, tokens) == pytest.approx(np.mean(seen), abs=0.35 + 0.02 * experts)
+    assert expected_distinct(experts, k, tokens) == pytest.approx(np.mean(seen), abs=0.35 + 0.02 * experts)
 
 
 def test_few_rows_wait_for_their_experts_weights() -> None:
@@ -163,12 +164,12 @@ def test_decode_sends_each_row_to_each_of_its_experts() -> None:
     model, device = config("deepseek_v3"), devices.load("h800")
     assert model.mixture
     setup = Setup("decode", 64, 4096, ep=128)
-    there = links.dispatch(device, model.mixture, setup, 64, model.hidden)
-    back = links.combine(device, model.mixture, setup, 64, model.hidden)
+    there = links.exchange("dispatch", device, model.mixture, setup, 64, model.hidden)
+    back = links.exchange("combine", device, model.mixture, setup, 64, model.hidden)
     assert there.bytes == pytest.approx(64 * 8 * 7168 * 127 / 128)
     assert there.seconds == pytest.approx(there.bytes / (50e9 * 0.8))
     assert back.bytes == 2 * there.bytes
-    assert links.dispatch(device, model.mixture, replace(setup, ep=1), 64, model.hidden).bytes == 0
+    assert links.exchange("dispatch", device, model.mixture, replace(setup, ep=1), 64, model.hidden).bytes == 0
 
 
 @given(*(st.floats(1e-6, 1e-3) for _ in range(4)))

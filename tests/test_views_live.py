@@ -8,7 +8,7 @@ import pytest
 
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.live import MOST_HELD, TOP, Live, Snapshot
-from analyzer.questions.phases import phase_shares
+from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.summary import operator_summary, token_summary
 from analyzer.tables.store import build
 from tracer.recording.format import RING_HEADER_BYTES, Recording, write_manifest
@@ -85,7 +85,7 @@ def expected(folder: Path, seconds: float) -> dict[str, object]:
     counted = cache_hits(cut)
     return {
         "tokens": token_summary(cut["tokens"]),
-        "phases": phase_shares(cut),
+        "phases": phase_shares(per_token(cut)),
         "operators": operator_summary(cut, TOP).get("top", []),
         "hits": int(counted["hits"].sum()),
         "misses": int(counted["misses"].sum()),

@@ -133,7 +133,7 @@ def test_losses_are_told_first_where_the_recording_is_described(tmp_path: Path) 
 
 def test_the_findings_stand_before_all_else_with_saving_and_query(usual: Path) -> None:
     manifest, tables = fixture.make(tokens=12)
-    expected = analyzer_findings(tables, ceilings.load(manifest["machine"]))
+    expected = analyzer_findings(tables, ceilings.load(manifest))
     found = next(b for b in blocks(usual, "summary") if b["kind"] == "findings")["items"]
     assert expected and [item["query"] for item in found] == [finding.query for finding in expected]
     assert [item["saving"] for item in found] == [pytest.approx(min(finding.saving_share, 1)) for finding in expected]

@@ -110,7 +110,7 @@ def test_findings_on_the_screen_keep_their_remedy() -> None:
     answer = {"findings": [{"saving_share": 0.01, "text": text}]}
     for width in (60, 80, 200):
         screen = PlainConsole(width=width, file=io.StringIO())
-        screen.print(*top_findings(answer))
+        screen.print(*top_findings(answer["findings"]))
         lines = screen.file.getvalue().splitlines()
         assert max(map(len, lines)) <= width
         assert text.rpartition(":")[0] in " ".join(" ".join(lines).split())

@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from analyzer.commands._show import printed
 from analyzer.compare.document import compare, document
 from analyzer.compare.limits import broken, parse_limit
 from analyzer.compare.results import CompareError, read_all, save
@@ -85,9 +86,7 @@ def run(args: argparse.Namespace) -> int:
     failures = broken(comparison, args.fail_on or [parse_limit("slower")])
     comparison["failures"] = failures
     write_files(args, comparison)
-    if args.json:
-        print(json.dumps(comparison))
-    else:
+    if not printed(args, comparison):
         show(comparison)
     return int(bool(failures))
 

@@ -10,7 +10,6 @@ examples:
 """
 
 import argparse
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -19,6 +18,7 @@ from analyzer.commands._show import number, printed, show
 from analyzer.commands.routes import tables_of
 from analyzer.questions import cache_curves, experts
 from analyzer.questions.figures import cache_hits
+from analyzer.records.schema import Tables
 from moescope.arguments import add_json, add_phase, add_run
 from moescope.terminal import console, grid
 
@@ -45,7 +45,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def layers(tables: Mapping[str, pd.DataFrame], phase: str | None) -> pd.DataFrame:
+def layers(tables: Tables, phase: str | None) -> pd.DataFrame:
     """One row per layer: distinct experts, per step, top experts, hit rate and median reuse distance in steps."""
     rows = experts.distinct(tables, phase).set_index("layer")
     rates = cache_hits(tables, phase).groupby("layer")[["hits", "misses"]].sum()
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def everything(tables: Mapping[str, pd.DataFrame], rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
+def everything(tables: Tables, rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
     """All figures of the experts, by layer and in total."""
     numbers = rows["layer"].tolist()
     matrices = {layer: experts.matrix(tables, layer, phase) for layer in numbers}

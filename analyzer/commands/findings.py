@@ -12,7 +12,7 @@ import sys
 from analyzer.commands._show import printed
 from analyzer.questions import ceilings
 from analyzer.questions.findings import findings
-from analyzer.records.reading import section
+from analyzer.records.manifest import section
 from analyzer.tables.store import load
 from moescope.arguments import add_ceilings, add_json, add_run
 from moescope.terminal import console
@@ -30,7 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the list."""
     manifest = Recording(args.run_dir).manifest
-    roof = ceilings.load(section(manifest, "machine"), args.ceilings)
+    roof = ceilings.load(manifest, args.ceilings)
     tables = load(args.run_dir)
     ranked = findings(tables, roof)
     if printed(args, ranked):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import answers
+from analyzer.commands._show import answers, printed
 from analyzer.compare.history import add, changes, medians, of_results, read, unjudged
 from analyzer.compare.results import of_place, read_all
 from analyzer.tables.recording_folders import Failure, recording_folders
@@ -55,9 +55,7 @@ def run(args: argparse.Namespace) -> int:
     builds, changed, reason = medians(frame), changes(frame), unjudged(frame)
     newest = frame.groupby("device").apply(lambda rows: rows.loc[rows["recorded"].idxmax(), "build"], include_groups=False)
     worse = [row for row in changed.to_dict("records") if worsened(row) and row["build"] == newest[row["device"]]]
-    if args.json:
-        print(json.dumps({"builds": builds.to_dict("records"), "changes": changed.to_dict("records"), "unjudged": reason}))
-    else:
+    if not printed(args, {"builds": builds, "changes": changed, "unjudged": reason}):
         show(builds, changed, reason)
     return int(bool(worse or failures))
 

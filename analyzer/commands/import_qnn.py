@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from analyzer.commands._show import printed
 from analyzer.imports.csv import join, read_csv, text_of
 from analyzer.imports.optrace import critical_path, read_optrace, utilization
 from analyzer.imports.qhas import is_summary, read_qhas
@@ -50,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for answer in answers:
         for complaint in answer["complaints"]:
             print_plain(f"import-qnn: {complaint}", sys.stderr)
-    if args.json:
-        print(json.dumps(answers))
-    else:
+    if not printed(args, answers):
         show(answers, args.mhz)
     return int(any(answer["complaints"] or answer.get("unmatched") for answer in answers))
 

@@ -22,7 +22,6 @@ from rich.progress import Progress
 
 from analyzer.commands._show import printed, show
 from analyzer.errors import PredictError
-from analyzer.jsonable import as_json
 from analyzer.model import read_config
 from moescope.arguments import add_json
 
@@ -124,9 +123,8 @@ def predict(args: argparse.Namespace) -> int:
         parts = [{"kernel": name, "time": value} for name, _, value in predictors.parts(links)]
         predictions.append({"rows": rows, "time": time, "kernels": parts})
         messages += texts
-    if args.json:
-        facts = {"unit": predictors.unit, "measured_on": predictors.environment, "chain": args.chain}
-        print(as_json({**facts, "predictions": predictions, "warnings": messages}))
+    facts = {"unit": predictors.unit, "measured_on": predictors.environment, "chain": args.chain}
+    if printed(args, {**facts, "predictions": predictions, "warnings": messages}):
         return 0
     show_predictions(predictors, args.chain, predictions)
     for text in messages:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         answer["tokens"] = in_ms(ledger.ledger(tables))
     if printed(args, answer):
         return 0
-    if not answer:
+    if "run_ms" not in answer:
         print("no tokens in this recording")
         return 0
     show(side_by_side(answer), "ms per step of each phase, and of all steps together", 40)

@@ -8,11 +8,10 @@ Exit code 1: a relation that QNN's numbers must keep is broken, or events joined
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from analyzer.commands._show import number, short
+from analyzer.commands._show import number, printed, short
 from analyzer.imports.opmap import read_op_map
 from analyzer.questions.npu import statistics
 from analyzer.questions.summary import machine_summary
@@ -43,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
     facts = statistics(load(args.run_dir), read_op_map(args.op_map) if args.op_map else {})
     facts = {"backend": machine_summary(recording.manifest)["npu"], **facts}
     broken = bool(facts["findings"]) or facts["unjoined_events"] > 0
-    if args.json:
-        print(json.dumps(facts))
+    if printed(args, facts):
         return int(broken)
     screen = console()
     for part in (heading, graphs, experts, types_of_nodes, contexts_and_stages, idle, closure):

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Print means per phase and the whole run; tokens with --tokens, gaps with --gaps."""
     tables = load(args.run_dir)
     rows = phases.per_token(tables)
-    shares, run_shares = phases.phase_shares(tables, rows), phases.whole_run(tables, rows)
+    shares, run_shares = phases.phase_shares(rows), phases.whole_run(tables, rows)
     steps, npu = phases.steps_sum(rows), phases.npu_sum(tables)
     answer: dict[str, Any] = {"phases_ms": shares, "run": run_shares, "steps_ms": steps, "npu_ms": npu}
     if args.tokens:

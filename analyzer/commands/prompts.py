@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from analyzer.commands._show import printed
 from analyzer.errors import PredictError
 from analyzer.predict.prompts import matched_subset
 from moescope.arguments import add_json, add_out
@@ -37,12 +38,12 @@ def run(args: argparse.Namespace) -> int:
     chosen = "".join(lines[row] + "\n" for row in rows)
     if args.out:
         args.out.write_text(chosen, encoding="utf-8")
-    if args.json:
-        facts = {"of": len(lines), "kl_nats": divergence, "mean_tokens": [float(lengths.mean()), float(lengths[rows].mean())]}
-        print(json.dumps({"rows": rows.tolist(), **facts}))
-    elif args.out:
-        means = f"mean length {lengths[rows].mean():.1f} of {lengths.mean():.1f}"
-        print(f"{len(rows)} of {len(lines)} prompts, KL divergence {divergence:.4f} nats, {means}")
+    means = [lengths.mean(), lengths[rows].mean()]
+    if printed(args, {"rows": rows, "of": len(lines), "kl_nats": divergence, "mean_tokens": means}):
+        return 0
+    if args.out:
+        text = f"mean length {means[1]:.1f} of {means[0]:.1f}"
+        print(f"{len(rows)} of {len(lines)} prompts, KL divergence {divergence:.4f} nats, {text}")
     else:
         print(chosen, end="")
     return 0

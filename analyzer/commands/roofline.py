@@ -10,10 +10,8 @@ examples:
 import argparse
 import sys
 
-from analyzer.commands._show import show
-from analyzer.jsonable import as_json
+from analyzer.commands._show import printed, show
 from analyzer.questions import ceilings, roofline
-from analyzer.records.reading import section
 from analyzer.tables.store import load
 from moescope.arguments import add_ceilings, add_json, add_phase, add_run
 from moescope.calling import as_called
@@ -34,12 +32,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the groups of operators, time by complexity, and equal subgraphs on several backends."""
     tables = load(args.run_dir)
-    machine = ceilings.load(section(Recording(args.run_dir).manifest, "machine"), args.ceilings)
+    machine = ceilings.load(Recording(args.run_dir).manifest, args.ceilings)
     rows = roofline.roofline(tables, machine, args.by, args.phase)
     fits, backends = roofline.complexity_fits(tables, args.phase or "decode"), roofline.backends(tables)
-    if args.json:
-        limits = vars(machine) if machine else None
-        print(as_json({"ceilings": limits, "operators": rows, "complexity": fits, "backends": backends}))
+    if printed(args, {"ceilings": machine, "operators": rows, "complexity": fits, "backends": backends}):
         return 0
     if machine is None:
         print(as_called("no ceilings of the recorded machine; measure them: python -m analyzer ceilings"), file=sys.stderr)

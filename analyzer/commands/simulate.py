@@ -16,17 +16,17 @@ examples:
 
 import argparse
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analyzer.commands._show import number
+from analyzer.commands._show import number, printed
 from analyzer.commands.routes import tables_of
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import costs, devices, recorded, simulator, timeline, trace
+from analyzer.records import manifest
 from moescope.arguments import add_json
 from moescope.terminal import console, grid, words
 from tracer.recording.format import Recording
@@ -71,10 +71,9 @@ def run(args: argparse.Namespace) -> int:
     if args.timeline:
         timeline.write_run(args.timeline, outcomes[0], cost.source)
     beside = known.against(simulator.simulate(routes, cost, known.settings)) if known else None
-    if args.json:
-        rows = [{**outcome.summary(), "pareto": flag} for outcome, flag in zip(outcomes, best, strict=True)]
-        facts = {"costs": cost.source, "warnings": list(cost.warnings), "steps": len(routes.steps), "recorded": beside}
-        print(json.dumps({**facts, "runs": rows}))
+    rows = [{**outcome.summary(), "pareto": flag} for outcome, flag in zip(outcomes, best, strict=True)]
+    facts = {"costs": cost.source, "warnings": cost.warnings, "steps": len(routes.steps), "recorded": beside}
+    if printed(args, {**facts, "runs": rows}):
         return 0
     if known and beside:
         show_recorded(known, beside)
@@ -83,9 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def command_of(path: Path) -> list[str]:
-    """The recorded command line; empty if the manifest has none."""
-    command = None if path.is_file() else Recording(path).manifest.get("command")
-    return [str(word) for word in command] if isinstance(command, list) else []
+    """The recorded command line; empty for a file of routes."""
+    return [] if path.is_file() else manifest.command_of(Recording(path).manifest)
 
 
 def combinations(args: argparse.Namespace, routes: trace.Trace, cost: costs.Costs, base: simulator.Settings) -> Any:

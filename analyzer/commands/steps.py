@@ -7,7 +7,7 @@ examples:
 
 import argparse
 
-from analyzer.jsonable import as_json
+from analyzer.commands._show import printed
 from analyzer.predict.steps import replay
 from analyzer.tables.store import load
 from moescope.arguments import add_run_and_json
@@ -26,9 +26,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the coefficients and the error."""
     rows, learner = replay(load(args.run_dir))
     error, fit = learner.error(), [float(value) for value in learner.coefficients]
-    if args.json:
-        names = ("seconds", "seconds_per_1000_tokens", "seconds_per_miss")
-        print(as_json({"coefficients": dict(zip(names, fit, strict=True)), "error": error, "steps": rows}))
+    names = ("seconds", "seconds_per_1000_tokens", "seconds_per_miss")
+    if printed(args, {"coefficients": dict(zip(names, fit, strict=True)), "error": error, "steps": rows}):
         return 0
     text = f"{fit[0] * 1e3:.3f} ms {signed(fit[1] * 1e3)} ms per 1000 tokens {signed(fit[2] * 1e3)} ms per miss"
     print(f"a decode step: {text}")

@@ -6,14 +6,14 @@ examples:
 """
 
 import argparse
-import json
 import signal
+from collections.abc import Callable
 from typing import Any
 
-from analyzer.commands._show import number, short
+from analyzer.commands._show import number, printed, short
 from analyzer.questions.cached import summary
 from analyzer.questions.ledger import shares
-from analyzer.records.reading import command_of
+from analyzer.records.manifest import command_of
 from analyzer.records.stamps import outdated
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
@@ -34,26 +34,11 @@ def run(args: argparse.Namespace) -> int:
     """Summarise the recording and print the result."""
     answer = summary(args.run_dir)
     answer["outdated_views"] = outdated(args.run_dir, Recording(args.run_dir).manifest)
-    if args.json:
-        print(json.dumps(answer))
+    if printed(args, answer):
         return 0
     screen = console()
-    parts = (
-        heading,
-        speed,
-        top_findings,
-        phases,
-        ledger_line,
-        operators,
-        experts,
-        npu,
-        npu_queues,
-        scheduling,
-        clocks,
-        io,
-        losses,
-    )
-    command, *lines = (line for part in parts for line in part(answer))
+    shown = (part(answer[name] if name else answer) for name, part in PARTS if not name or answer[name])
+    command, *lines = (line for part in shown for line in part)
     screen.print(command, no_wrap=True, overflow="ellipsis")
     for line in lines:
         screen.print(line)
@@ -145,34 +130,29 @@ def between_ms(answer: Section) -> float | None:
     return between if tpot and between > APART * tpot else None
 
 
-def ledger_line(answer: Section) -> list[Line]:
+def ledger_line(ledger: Section) -> list[Line]:
     """The time of steps by cause."""
-    return [words(("ledger", "bold"), f": {shares(answer['ledger'])}")] if answer["ledger"] else []
+    return [words(("ledger", "bold"), f": {shares(ledger)}")]
 
 
-def top_findings(answer: Section) -> list[Line]:
+def top_findings(findings: list[Section]) -> list[Line]:
     """The findings with the largest estimated savings."""
-    rows = [(f"{f['saving_share']:.0%}", f["text"].rpartition(":")[0]) for f in answer["findings"][:FINDINGS]]
+    rows = [(f"{f['saving_share']:.0%}", f["text"].rpartition(":")[0]) for f in findings[:FINDINGS]]
     what = as_called("main costs (all: python -m analyzer findings)")
-    return [grid("of step time", what, left=(what,), rows=rows)] if rows else []
+    return [grid("of step time", what, left=(what,), rows=rows)]
 
 
-def operators(answer: Section) -> list[Line]:
+def operators(totals: Section) -> list[Line]:
     """The costliest operator types."""
-    if not answer["operators"]:
-        return []
     rows = [
         (o["type"], f"{o['count']:,}", f"{o['ms']:,.1f}", f"{o['mean_us']:,.1f}", f"{o['share']:.0%}", f"{o['wait_share']:.0%}")
-        for o in answer["operators"]["top"][:OPERATORS]
+        for o in totals["top"][:OPERATORS]
     ]
     return [grid("operator", "count", "total ms", "mean µs", "share", "waiting", rows=rows)]
 
 
-def experts(answer: Section) -> list[Line]:
+def experts(e: Section) -> list[Line]:
     """Figures of the experts, in two lines."""
-    e = answer["experts"]
-    if not e:
-        return []
     seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} per step)" for name, v in e["distinct_per_layer"].items() if v]
     rate, reuse = number(e["hit_rate"], ".1%"), number(e["reuse_distance_median_steps"], ".0f")
     loads = [f"{v['loads']} {name} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()]
@@ -192,11 +172,8 @@ def reasons(s: Section) -> list[Line]:
     return [f"within steps {s['first']:,} for the first time{compiled}, {s['again']:,} again{more}"]
 
 
-def npu(answer: Section) -> list[Line]:
+def npu(n: Section) -> list[Line]:
     """Figures of QNN, in a few lines."""
-    n = answer["npu"]
-    if not n:
-        return []
     failed = (f", {n['failed']} failed" if n["failed"] else "", "red")
     counts = f" {n['executes']} executions, {n['ms']:,.1f} ms"
     named = {"host_rpc_us": "RPC host", "htp_rpc_us": "RPC HTP", "accel_us": "accelerator"}
@@ -210,23 +187,14 @@ def npu(answer: Section) -> list[Line]:
     return lines
 
 
-def npu_queues(answer: Section) -> list[Line]:
+def npu_queues(q: Section) -> list[Line]:
     """Work submitted to the NPU without QNN."""
-    q = answer.get("npu_queues")
-    if not q:
-        return []
     took = "" if q["npu_ms"] is None else f"; {number(q['npu_ms'])} ms by the NPU's own profile"
     unanswered = (f", {q['unanswered']:,} unanswered" if q["unanswered"] else "", "red")
     unknown = q["operators"] - q["joined"]
     steps = f" in {q['steps']:,} steps" if q["steps"] else ""
-    lines: list[Line] = [
-        words(
-            ("Hexagon", "bold"),
-            f" {q['batches']:,} batches of {q['operators']:,} operators{steps}",
-            unanswered,
-            took,
-        ),
-    ]
+    counts = f" {q['batches']:,} batches of {q['operators']:,} operators{steps}"
+    lines: list[Line] = [words(("Hexagon", "bold"), counts, unanswered, took)]
     if q["in_flight"] < 0:  # the NPU's own profile, without times of the host
         return lines
     return [
@@ -236,32 +204,23 @@ def npu_queues(answer: Section) -> list[Line]:
     ]
 
 
-def scheduling(answer: Section) -> list[Line]:
+def scheduling(s: Section) -> list[Line]:
     """The threads' time by state."""
-    s = answer["scheduling"]
-    if not s:
-        return []
     states = ("running", "runnable", "sleeping", "waiting", "stopped")
     named = [("all", s), *((f"{row['name']} {row['tid']}", row) for row in s["top"][:THREADS])]
     rows = ((name, *(f"{row[f'{state}_ms']:,.1f}" for state in states)) for name, row in named)
     return [grid(f"ms in state ({s['threads']} threads)", *states, rows=rows)]
 
 
-def clocks(answer: Section) -> list[Line]:
+def clocks(c: Section) -> list[Line]:
     """The limits on the CPUs' frequencies."""
-    c = answer["clocks"]
-    if not c:
-        return []
     cooling = ", ".join(f"{name} {share:.0%}" for name, share in c["cooling"].items())
     lines = [*(cap["text"] for cap in c["caps"]), *([f"cooling active, share of decode: {cooling}"] if cooling else [])]
     return [words(("clocks ", "bold"), (line, "yellow")) for line in lines]
 
 
-def io(answer: Section) -> list[Line]:
+def io(i: Section) -> list[Line]:
     """Bytes read, and time waiting for I/O."""
-    i = answer["io"]
-    if not i:
-        return []
     read = f"{counted(i['major_faults'], 'major fault')}, {i['read_bytes'] / 2**20:,.1f} MiB read"
     device = f" ({i['device_read_bytes'] / 2**20:,.1f} from the device), {i['waited_ms']:,.1f} ms waited"
     shares = ", ".join(f"{share:.0%} within {name}" for name, share in i["shares"].items() if share)
@@ -296,3 +255,21 @@ def losses(answer: Section) -> list[Line]:
         on = f"costly levels were on for {number(s['share_on'], '.0%')} of the time"
         lines.append(f"{on}: {slowdown}limit {s['allowed']:.0%}")
     return [*lines, "incomplete: " + ", ".join(odd)] if odd else lines
+
+
+PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
+    ("", heading),
+    ("", speed),
+    ("findings", top_findings),
+    ("", phases),
+    ("ledger", ledger_line),
+    ("operators", operators),
+    ("experts", experts),
+    ("npu", npu),
+    ("npu_queues", npu_queues),
+    ("scheduling", scheduling),
+    ("clocks", clocks),
+    ("io", io),
+    ("", losses),
+)
+"""(section that a part of the screen shows, omitted if that is empty; "" for several sections), in order."""

@@ -12,9 +12,8 @@ exit code: 0 all have tables, 1 a recording could not be read, 2 wrong use.
 """
 
 import argparse
-import json
 
-from analyzer.commands._show import answers
+from analyzer.commands._show import answers, printed
 from analyzer.compare.results import of_place
 from analyzer.errors import AnalysisError
 from analyzer.questions.derived import DERIVED
@@ -41,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
         raise AnalysisError("--out takes the tables of one recording; for many recordings they are stored beside each")
     some = [place for address in args.runs for place in recording_folders(address)]
     done, failures = answers(of_place, some, args.dask)
-    if args.json:
-        print(json.dumps({"recordings": len(done), "failed": {str(each.place): each.reason for each in failures}}))
-    else:
+    if not printed(args, {"recordings": len(done), "failed": {str(each.place): each.reason for each in failures}}):
         print(f"{len(done):,} recordings have tables, {len(failures):,} could not be read")
     return int(bool(failures))
 
@@ -53,8 +50,7 @@ def one(args: argparse.Namespace) -> int:
     rows = row_counts(args.runs[0])
     if args.out:
         write(load(args.runs[0]), args.out)
-    if args.json:
-        print(json.dumps(rows))
+    if printed(args, rows):
         return 0
     for name, count in rows.items():
         print(f"{count:>12,}  {name}")

@@ -7,8 +7,7 @@ examples:
 
 import argparse
 
-from analyzer.commands._show import show
-from analyzer.jsonable import as_json
+from analyzer.commands._show import printed, show
 from analyzer.questions import displacement, threads
 from analyzer.tables.store import load
 from moescope.arguments import add_run_and_json
@@ -22,9 +21,8 @@ def run(args: argparse.Namespace) -> int:
     states, shares = threads.operator_states(tables), threads.balance(tables)
     lost = displacement.displacements(tables)
     displacers = displacement.displaced_by(tables, lost)
-    if args.json:
-        numbers = {"summary": threads.summary(tables), "operators": states, "threads": shares, "displaced_by": displacers}
-        print(as_json(numbers))
+    summary = threads.summary(tables, lost)
+    if printed(args, {"summary": summary, "operators": states, "threads": shares, "displaced_by": displacers}):
         return 0
     if len(tables["thread_states"]) == 0:
         print("no scheduling in this recording: record at level sched")

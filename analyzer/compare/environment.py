@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from analyzer.records.reading import command_of, section
+from analyzer.records.manifest import command_of, section
 
 MACHINE = ("arch", "cpu_model", "cpus", "memory_bytes", "kernel", "os", "governor")
 MUST_MATCH = {"arch", "cpu_model", "cpus", "kernel", "governor", "memory_bytes", "NPU", "model"}

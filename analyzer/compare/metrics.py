@@ -4,7 +4,7 @@ A metric's `value` is used in tests: robust within the run (a median or trimmed 
 Its `mean` is used in sums: per phase, the means of operators, loads, first executions and residual add up to the step's mean.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from analyzer.compare.attribution import charge
 from analyzer.questions import clocks, figures
 from analyzer.questions.experts import activations
 from analyzer.questions.groups import group_times, pieces
-from analyzer.records.schema import COMPARED
+from analyzer.records.schema import COMPARED, Tables
 
-Tables = Mapping[str, pd.DataFrame]
 Row = dict[str, Any]
 
 METRICS = COMPARED["metrics"]
@@ -78,24 +77,19 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
 
 
 def row(family: str, metric: str, unit: str, value: float | None, n: int, **more: Any) -> Row:
-    """A metric; `more`: its other columns that differ from DEFAULTS."""
+    """A metric, omitted if its value is unknown; `more`: its other columns that differ from DEFAULTS."""
     return {"family": family, "metric": metric, "unit": unit, "value": value, "n": n, **more}
 
 
 def speed_metrics(facts: Facts) -> Iterator[Row]:
     """TTFT, TPOT, prefill and decode speed, as defined in questions/figures.py; medians as the robust values."""
-    itl, waited, decode = facts.itl, facts.ttfts, facts.complete_steps[facts.complete_steps["phase"] == "decode"]
-    if len(waited):
-        yield row("speed", "TTFT", "ms", waited.median(), len(waited))
-    if len(itl):
-        yield row("speed", "TPOT, median", "ms", itl.median(), len(itl))
-    if len(decode):
-        yield row("speed", "decode step", "ms", decode["duration_ns"].median() / MS, len(decode))
-    n_prefill = int((facts.complete_steps["phase"] == "prefill").sum())
-    rates = (figures.decode_tokens_per_s(itl), figures.prefill_tokens_per_s(facts.complete_steps))
-    for phase, value, n in zip(("decode", "prefill"), rates, (len(itl), n_prefill), strict=True):
-        if value is not None:
-            yield row("speed", f"{phase} speed", "tok/s", value, n, better="higher")
+    steps, itl, waited = facts.complete_steps, facts.itl, facts.ttfts
+    decode, n_prefill = steps[steps["phase"] == "decode"], int((steps["phase"] == "prefill").sum())
+    yield row("speed", "TTFT", "ms", waited.median(), len(waited))
+    yield row("speed", "TPOT, median", "ms", itl.median(), len(itl))
+    yield row("speed", "decode step", "ms", decode["duration_ns"].median() / MS, len(decode))
+    yield row("speed", "decode speed", "tok/s", figures.decode_tokens_per_s(itl), len(itl), better="higher")
+    yield row("speed", "prefill speed", "tok/s", figures.prefill_tokens_per_s(steps), n_prefill, better="higher")
 
 
 def tail_metrics(facts: Facts) -> Iterator[Row]:
@@ -215,9 +209,8 @@ def expert_metrics(facts: Facts) -> Iterator[Row]:
     for phase in ("prefill", "decode"):
         counted = figures.cache_hits(facts.tables, phase)
         hits, misses = int(counted["hits"].sum()), int(counted["misses"].sum())
-        if hits + misses:
-            more = {"phase": phase, "better": "higher", "offset": 0.01}
-            yield row("expert", "hit rate", "share", figures.hit_rate(hits, misses), hits + misses, **more)
+        more = {"phase": phase, "better": "higher", "offset": 0.01}
+        yield row("expert", "hit rate", "share", figures.hit_rate(hits, misses), hits + misses, **more)
 
 
 def expert_time_metrics(facts: Facts) -> pd.DataFrame:
@@ -250,10 +243,8 @@ def npu_metrics(facts: Facts) -> Iterator[Row]:
     for (kind, tier), rows in executes[executes["complete"]].groupby(["kind", "tier"]):
         rows = rows[rows.groupby(["pid", "graph"]).cumcount() > 0]
         for name, unit in units.items():
-            values = rows[name].dropna()
-            if len(values):
-                more = {"graph": kind, "shape": f"tier {tier}" if tier > 0 else ""}
-                yield row("npu", name.rsplit("_", 1)[0], unit, values.median(), len(values), **more)
+            more = {"graph": kind, "shape": f"tier {tier}" if tier > 0 else ""}
+            yield row("npu", name.rsplit("_", 1)[0], unit, rows[name].median(), int(rows[name].count()), **more)
 
 
 def memory_metrics(facts: Facts) -> Iterator[Row]:

@@ -34,7 +34,6 @@ RESOURCE_BITS = {name: bit for bit, name in RESOURCES.items()}
 class Imported:
     """A file's events as a table (schema `qnn_imported`), and its defects as text."""
 
-    path: Path
     events: pd.DataFrame
     complaints: list[str] = field(default_factory=list)
 
@@ -145,7 +144,7 @@ def read_csv(path: Path) -> Imported:
     complaints = [f"{path}: {len(bad)} damaged lines are omitted, the first is line {bad[0]}"] if bad else []
     if complete_lines != text:
         complaints.append(f"{path}: the last line is incomplete and omitted: the file is truncated")
-    return Imported(path, conform("qnn_imported", frame.assign(file=path.name, row=np.arange(len(frame)))), complaints)
+    return Imported(conform("qnn_imported", frame.assign(file=path.name, row=np.arange(len(frame)))), complaints)
 
 
 def join(imported: pd.DataFrame, events: pd.DataFrame) -> np.ndarray:

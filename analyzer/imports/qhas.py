@@ -45,7 +45,7 @@ def read_qhas(path: Path, document: dict[str, Any]) -> tuple[Imported, dict[str,
     frame = frame.assign(
         file=path.name, row=range(len(frame)), execute=0, type=UNKNOWN, message="QHAS", depth=0, source="BACKEND", timestamp=0
     )
-    return Imported(path, conform("qnn_imported", frame)), answer
+    return Imported(conform("qnn_imported", frame)), answer
 
 
 def rows(holder: Any, key: str) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from analyzer.records.schema import TABLES, empty, filled
-from analyzer.tables.store import INPUTS, UNRECORDED, fingerprint, write
+from analyzer.records.stamps import INPUTS
+from analyzer.tables.store import UNRECORDED, fingerprint, write
 from tracer.recording.format import write_manifest
 
 

@@ -1,11 +1,10 @@
 """Measured operators compared with the model's roofline, for engines without recorded tensor shapes."""
 
-from collections.abc import Mapping
-
 import pandas as pd
 
 from analyzer.errors import PredictError
 from analyzer.predict.prediction import Prediction
+from analyzer.records.schema import Tables
 
 TYPES = {
     **dict.fromkeys(("attention", "index", "delta"), "attention"),
@@ -13,8 +12,6 @@ TYPES = {
     **{"router": "router", "experts": "expert", "head": "head"},
 }
 """First word of a predicted part → type of the operators that compute it."""
-
-Tables = Mapping[str, pd.DataFrame]
 
 
 def beside(prediction: Prediction, tables: Tables) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Costs of the parts of a step: fitted to a recording of this machine, or from a model's roofline on a device profile."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from analyzer.predict.devices import Device
 from analyzer.predict.setup import Setup
 from analyzer.questions import expert_loads
 from analyzer.questions.roofline import operator_backends
+from analyzer.records.schema import Tables
 
 UNITS = ("cpu", "npu")
 RESIDENT, DEMAND, AHEAD = "resident", "demand", "ahead"
@@ -26,12 +27,8 @@ FEW_RUNS = 8
 UNIT_OF = {"cpu": "cpu", "htp": "npu"}
 """Backend names in recordings → units of this package."""
 LAYER_KINDS = ("attention", "router", "dispatch", "mlp", "combine")
-CHUNKED = ("attention", "router", "dispatch")
-"""Work whose cost arises once per chunk of a prompt."""
 SAME_EVERYWHERE = ("attention", "router", "combine")
 """Decode work that no setting changes; its times normalize recordings to one machine speed."""
-
-Tables = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,6 @@ class Line:
     def seconds(self, rows: float, context: float = 0.0) -> float:
         """Seconds."""
         return self.fixed + self.per_row * rows + self.per_pair * rows * context
-
-    def times(self, factor: float) -> "Line":
-        """The line multiplied by `factor`."""
-        parts = (self.fixed * factor, self.per_row * factor, self.per_pair * factor)
-        return Line(*parts, self.beside, self.per_load * factor)
 
 
 @dataclass(frozen=True)
@@ -99,37 +91,13 @@ class Costs:
             return self.line("dispatch", unit, phase, mode)
         return self.work[max(candidates, key=nearness)] if candidates else None
 
-    def scaled(
-        self, work: dict[tuple[str, str], float], load: float = 1.0, behind: float = 1.0, chunk: dict[str, float] | None = None
-    ) -> "Costs":
-        """Costs scaled from traced to untraced runs: work by a factor for each (phase, mode), loads by `load` and `behind`.
 
-        `chunk`, by mode: an additional factor for the fixed cost of a prompt's chunk.
-        """
-
-        def scale(key: tuple[str, ...], line: Line) -> Line:
-            _, _, phase, mode = (*key, "", "")[:4]
-            if key[0] in CHUNKED and phase == "prefill":
-                line = replace(line, fixed=line.fixed * (chunk or {}).get(mode, 1.0))
-            return line.times(work.get((phase, mode), 1.0))
-
-        return replace(
-            self,
-            work={key: scale(key, line) for key, line in self.work.items()},
-            load=self.load.times(load),
-            behind=self.behind.times(behind) if self.behind else None,
-            loads={key: line.times(load) for key, line in self.loads.items()},
-            first={key: seconds * work.get(key[1:], 1.0) for key, seconds in self.first.items()},
-        )
-
-
-def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray | None = None) -> Line:
+def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray) -> Line:
     """A line with the sum of the measured times, and a shape fitted by non-negative least squares of relative errors.
 
     Relative errors keep prefill from dominating decode's short runs; the sum is kept since predictions are means over many runs.
     """
-    pairs = rows * context if context is not None else np.zeros(len(rows))
-    columns = np.stack([np.ones(len(rows)), rows, pairs], 1)
+    columns = np.stack([np.ones(len(rows)), rows, rows * context], 1)
     weights = 1 / np.maximum(seconds, 1e-9)
     coefficients, _ = nnls(columns * weights[:, None], seconds * weights)
     scale = seconds.sum() / max(float((columns @ coefficients).sum()), 1e-12)
@@ -150,7 +118,8 @@ def from_tables(*recordings: Tables) -> Costs:
     runs = _pooled(observed, lambda run: run.runs)
     if len(runs) == 0:
         raise PredictError("the recordings hold no expert runs: record the runtime at levels operator,expert")
-    work = _lines(_pooled(observed, lambda run: run.work))
+    by_kind = _pooled(observed, lambda run: run.work).groupby(["kind", "unit", "phase", "mode"])
+    work: dict[tuple[str, ...], Line] = {key: _line(part) for key, part in by_kind}
     first: dict[tuple[str, str, str], float] = {}
     for (backend, phase, mode), part in runs.groupby(["backend", "phase", "mode"]):
         line, longer = _expert_runs(part)
@@ -222,11 +191,11 @@ def _line_through(seconds_of_one_row: float, seconds_of_64_rows: float) -> Line:
 class RecordedCosts:
     """Costs in one recording. Times are in seconds; work lasts from the end of the previous work.
 
-    work: kind, unit, phase, mode, rows, context, seconds, bare (without the time before it), beside (the loader was working),
-    asked (loads requested from the loader: ahead before attention, for the layer's choice in a dispatch). runs: backend,
-    phase, mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert was loaded; empty if it
-    had run before; after a wait for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on a
-    loader thread), tid, again (not the first of its form). evicted: bytes of experts in the cache.
+    work: kind, unit, phase, mode, rows, context (0 except for attention), seconds, bare (without the time before it), beside (the
+    loader was working), asked (loads requested from the loader: ahead before attention, for the layer's choice in a dispatch).
+    runs: the same for expert runs, with backend for unit, and layer, token_id, how (its expert was loaded; empty if it had run
+    before); seconds are without the load on its thread, and from the load's end after a wait for the loader. loads: backend,
+    bytes, seconds, behind (on a loader thread), tid, again (not the first of its form). evicted: bytes of experts in the cache.
     """
 
     work: pd.DataFrame
@@ -243,15 +212,8 @@ class RecordedCosts:
         runners = {*tokens["tid"].head(1), *tables["experts"]["tid"]}
         behind = timed_loads[~timed_loads["tid"].isin(runners) & (timed_loads["reason"] != "startup")]
         counted = timed_loads[timed_loads["reason"] != "startup"] if limited else timed_loads
-        load_rows = pd.DataFrame(
-            {
-                "backend": counted["backend"],
-                "bytes": counted["bytes"].astype(float),
-                "seconds": counted["duration_ns"] / 1e9,
-                "behind": counted.index.isin(behind.index),
-                "tid": counted["tid"],
-                "again": counted["again"],
-            }
+        load_rows = counted[["backend", "bytes", "tid", "again"]].assign(
+            seconds=counted["duration_ns"] / 1e9, behind=counted.index.isin(behind.index)
         )
         mode = (AHEAD if len(behind) else DEMAND) if limited else RESIDENT
         pieces, after = _pieces(tables, tokens)
@@ -311,7 +273,7 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
             "unit": np.where(inside & (part["type"] == "attention"), part["unit"], "cpu"),
             "phase": step["phase"].to_numpy(),
             "rows": rows,
-            "context": step["position"].to_numpy(float) + rows,
+            "context": np.where(part["type"] == "attention", step["position"].to_numpy(float) + rows, 0.0),
             "seconds": (part["duration_ns"] + part["lead_ns"]).to_numpy(float) / 1e9,
             "bare": part["duration_ns"].to_numpy(float) / 1e9,
             "beside": _overlap(part, behind),
@@ -365,18 +327,21 @@ def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, b
     inline = _loads_within(part, timed_loads[~timed_loads.index.isin(behind.index)])
     seconds = np.maximum((part["duration_ns"] + part["lead_ns"]).to_numpy(float) - inline, 1.0) / 1e9
     new = part["cache"].isin(("miss", "prefetched")).to_numpy()
-    return pd.DataFrame(
+    runs = pd.DataFrame(
         {
             "backend": part["backend"].to_numpy(),
             "phase": tokens.reindex(part["token_id"])["phase"].to_numpy(),
             "token_id": part["token_id"].to_numpy(),
             "layer": part["layer"].to_numpy(),
             "rows": np.where(part["tier"] > 0, part["tier"], part["n_tokens"]).astype(float),
+            "context": 0.0,
             "seconds": np.where(waited, after_load, seconds),
             "beside": _overlap(part, behind),
+            "asked": 0,
             "how": np.select([waited, inline > 0, new], [AWAITED, LOADED, FOUND], ""),
         }
     )
+    return runs.assign(bare=runs["seconds"])
 
 
 def _sizes(observed: list[RecordedCosts]) -> dict[str, int]:
@@ -397,42 +362,29 @@ def _pooled(observed: list[RecordedCosts], part: Callable[[RecordedCosts], pd.Da
     return pd.concat([part(run) for run in observed], ignore_index=True)
 
 
-def _lines(work: pd.DataFrame) -> dict[tuple[str, ...], Line]:
-    """The line of each kind, unit, phase and mode."""
-    lines: dict[tuple[str, ...], Line] = {}
-    for (kind, unit, phase, mode), part in work.groupby(["kind", "unit", "phase", "mode"]):
-        lines[kind, unit, phase, mode] = _line(part, kind == "attention")
-    return lines
-
-
-def _line(part: pd.DataFrame, by_context: bool = False) -> Line:
+def _line(part: pd.DataFrame) -> Line:
     """The line of work without concurrent loader or requested loads, with the others' extra time; of all work if too little."""
-    asked = part["asked"] if "asked" in part else pd.Series(0, part.index)
+    asked = part["asked"]
     usual = part[~part["beside"] & (asked == 0)]
     if len(usual) < FEW_RUNS:
-        return _fitted(part, by_context)
-    line = _fitted(usual, by_context)
+        return _fitted(part)
+    line = _fitted(usual)
     slow = part[part["beside"] & (asked == 0)]
     if len(slow) >= FEW_RUNS:
-        slower = float(slow[_bare(part)].sum()) / _expected(_fitted(usual, by_context, _bare(part)), slow, by_context).sum()
+        slower = float(slow["bare"].sum()) / _expected(_fitted(usual, "bare"), slow).sum()
         line = replace(line, beside=max(slower, 1.0))
     if asked.sum() >= FEW_RUNS:
-        excess = part["seconds"] - _expected(line, part, by_context) * np.where(part["beside"], line.beside, 1.0)
+        excess = part["seconds"] - _expected(line, part) * np.where(part["beside"], line.beside, 1.0)
         line = replace(line, per_load=max(float(excess.sum() / asked.sum()), 0.0))
     return line
 
 
-def _bare(part: pd.DataFrame) -> str:
-    return "bare" if "bare" in part else "seconds"
+def _fitted(part: pd.DataFrame, column: str = "seconds") -> Line:
+    return fit(*(part[name].to_numpy() for name in (column, "rows", "context")))
 
 
-def _fitted(part: pd.DataFrame, by_context: bool, column: str = "seconds") -> Line:
-    return fit(part[column].to_numpy(), part["rows"].to_numpy(), part["context"].to_numpy() if by_context else None)
-
-
-def _expected(line: Line, part: pd.DataFrame, by_context: bool) -> np.ndarray:
-    rows = part["rows"].to_numpy()
-    context = part["context"].to_numpy() if by_context else np.zeros(len(part))
+def _expected(line: Line, part: pd.DataFrame) -> np.ndarray:
+    rows, context = part["rows"].to_numpy(), part["context"].to_numpy()
     return np.asarray(line.fixed + line.per_row * rows + line.per_pair * rows * context)
 
 
@@ -465,7 +417,7 @@ def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
             compared = compared[compared.groupby(["token_id", "layer"])["how"].transform("max") == FOUND]
         count = int((compared["how"] == how).sum())
         if count >= FEW_RUNS:
-            expected = _expected(line, compared, False) * np.where(compared["beside"], line.beside, 1.0)
+            expected = _expected(line, compared) * np.where(compared["beside"], line.beside, 1.0)
             longer[how] = float((compared["seconds"] - expected).sum()) / count
     return line, longer
 
@@ -485,4 +437,4 @@ def _load_line(loads: pd.DataFrame) -> Line:
     seconds = loads["seconds"].to_numpy()
     if loads["bytes"].nunique() == 1:
         return Line(fixed=float(seconds.mean()))
-    return fit(seconds, loads["bytes"].to_numpy())
+    return fit(seconds, loads["bytes"].to_numpy(), np.zeros(len(loads)))

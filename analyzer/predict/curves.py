@@ -6,7 +6,6 @@ the outermost slope continues, limited to 0 (saturated kernel) to 1 (time indepe
 value; the answer then has a warning.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,11 +64,6 @@ class Curves:
             warnings += self._beyond_x(x, self._by_row[chosen[0]])
         return Answer(value, f"between measured shapes: {source}", warnings)
 
-    def nearest(self, key: Key, x: float) -> float:
-        """y of the nearest row in log space, as a baseline for interpolation."""
-        rows = np.log(np.array([[*p.key, p.x] for p in self.points]))
-        return self.points[int(np.argmin(((rows - np.log([*key, x])) ** 2).sum(1)))].y
-
     def _between(self, key: Key) -> tuple[list[int], np.ndarray]:
         """(curves, their weights) for a key that was not measured."""
         target = np.log(key)
@@ -114,9 +108,3 @@ def _along(curve: list[Point], x: float) -> tuple[float, str, bool]:
     beyond = not curve[0].x * 0.999 <= x <= curve[-1].x * 1.001
     rows = curve[below].where if below == above else f"{curve[below].where} to {curve[above].where.rsplit(':', 1)[-1]}"
     return value, rows, beyond
-
-
-def without(curves: Curves, drop: Iterable[int]) -> Curves:
-    """The curves without some points, for leave-one-out tests."""
-    dropped = set(drop)
-    return Curves(curves.names, [p for i, p in enumerate(curves.points) if i not in dropped])

@@ -19,16 +19,8 @@ class Transfer:
 
 
 NOTHING = Transfer("", 0.0, 0.0, "")
-
-
-def dispatch(device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int) -> Transfer:
-    """Transfer of rows to their experts' devices, 8 bits per number."""
-    return _exchange("dispatch", device, mixture, setup, rows, hidden, 1.0)
-
-
-def combine(device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int) -> Transfer:
-    """Transfer of results back, 16 bits per number."""
-    return _exchange("combine", device, mixture, setup, rows, hidden, 2.0)
+NUMBER_BYTES = {"dispatch": 1.0, "combine": 2.0}
+"""Bytes per number of a row, by transfer."""
 
 
 def all_reduce(device: Device, setup: Setup, rows: float, hidden: int) -> Transfer:
@@ -36,23 +28,19 @@ def all_reduce(device: Device, setup: Setup, rows: float, hidden: int) -> Transf
     if setup.tp == 1:
         return NOTHING
     size = 2 * 2.0 * rows * hidden * 2 * (setup.tp - 1) / setup.tp
-    return _over(
-        "all-reduce",
-        device.link,
-        size,
-        "2 ring all-reduces of rows x hidden x 2 bytes x 2(tp-1)/tp over the node's links",
-        device,
-    )
+    formula = "2 ring all-reduces of rows x hidden x 2 bytes x 2(tp-1)/tp over the node's links"
+    return _over("all-reduce", device.link, size, formula, device)
 
 
-def _exchange(name: str, device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int, width: float) -> Transfer:
-    """All-to-all within a group of `ep` devices.
+def exchange(name: str, device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int) -> Transfer:
+    """All-to-all within a group of `ep` devices: rows to their experts (`dispatch`), or their results back (`combine`).
 
     Decode (low latency): each row is sent to its k experts individually. Prefill: a row crosses the network once per other node
     with one of its experts and is forwarded within that node.
     """
     if setup.ep == 1:
         return NOTHING
+    width = NUMBER_BYTES[name]
     row = hidden * width
     nodes = -(-setup.ep // device.node_size)
     if setup.phase == "decode" or nodes == 1:

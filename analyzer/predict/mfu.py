@@ -21,6 +21,10 @@ ATTENTION_DECODE = ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "
 ATTENTION_PREFILL = ("dtype", "seq_len", "latency_us", "mfu")
 CONTRADICTION = 0.25
 """A row is omitted where its MFU and the one of its latency differ by more than this share (and by more than rounding)."""
+DSA_NAMES = {"decode": ("batch", "context"), "prefill": ("queries", "context")}
+"""Names of the key and of x in the tables of sparse attention, by phase."""
+Measured = tuple[tuple[float, ...], float, float, float]
+"""A row's key, x, operations and latency in µs."""
 
 
 @dataclass(frozen=True)
@@ -45,73 +49,148 @@ def rows(file: Path, names: tuple[str, ...] | None = None) -> Iterator[Row]:
                 yield Row(dict(zip(names, cells, strict=True)), f"{short}:{line}")
 
 
-def gemm(device: str, m: float, k: float, n: float) -> Answer | None:
-    """MFU of a matrix product [m, k] x [k, n] relative to the fp8 peak; None if the device has no table."""
-    return _at(_gemm(device), (float(k), float(n)), m)
-
-
-def grouped(device: str, phase: str, projection: str, key: tuple[float, float, float], rows_each: float) -> Answer | None:
-    """MFU of grouped matrix products relative to the fp8 peak.
-
-    projection: up (gate and up at once) | down; key: (experts on the device, hidden, width); rows_each: rows per expert.
-    """
-    return _at(_grouped(device, phase, projection), key, rows_each)
-
-
-def decode_attention(device: str, shape: str, kv_type: str, batch: float, kv_len: float, per_token: float) -> Answer | None:
-    """MFU of decode attention relative to the fp16 peak. `shape`: the table's name; `per_token`: operations per cached token."""
-    return _at(_decode(device, shape, kv_type, per_token), (float(batch),), kv_len)
-
-
-def prefill_attention(device: str, shape: str, length: float, per_pair: float) -> Answer | None:
-    """MFU of causal prefill attention relative to the fp16 peak; `per_pair`: operations for each of the length² / 2 pairs."""
-    return _at(_prefill(device, shape, per_pair), (1.0,), length)
-
-
-def index_scores(
-    device: str, phase: str, shape: tuple[int, int], sequences: float, context: float, per_pair: float
-) -> Answer | None:
-    """MFU of an indexer's scores relative to the fp8 peak. shape: (heads, dim); `per_pair`: operations per query and prior token.
-
-    Rows with several queries of a sequence per step (`next_n`) are omitted: decode here has one.
-    """
-    return _at(_index_scores(device, phase, shape, per_pair), (sequences if phase == "decode" else context,), context)
-
-
-def chosen_attention(
-    device: str, phase: str, shape: tuple[int, int, int], sequences: float, context: float, per_pair: float
-) -> Answer | None:
-    """MFU of attention to chosen tokens relative to the fp16 peak. shape: (heads, numbers per key, tokens chosen)."""
-    return _at(_chosen_attention(device, phase, shape, per_pair), (sequences if phase == "decode" else context,), context)
-
-
-def delta_rule(device: str, phase: str, shape: tuple[int, ...], x: float, per_token: float) -> Answer | None:
-    """MFU of convolution and gated delta rule relative to the fp16 peak.
-
-    shape: (kernel, key heads, key dim, value heads, value dim); x: sequences in decode, tokens of a prompt in prefill.
-    """
-    return _at(_delta_rule(device, phase, shape, per_token), (1.0,), x)
-
-
-def all_curves() -> dict[str, Curves]:
-    """Every table for leave-one-out tests: name → curves."""
-    by_name: dict[str, Curves | None] = {}
-    for device in PEAK:
-        by_name[f"gemm {device}"] = _gemm(device)
-        for phase in ("prefill", "decode"):
-            by_name |= {f"grouped gemm {phase} {p} {device}": _grouped(device, phase, p) for p in ("up", "down")}
-        for file in sorted((ROOT / "mha" / "decode" / device).glob("*.csv")):
-            heads, _, dim = (int(part) for part in file.stem.split("-"))
-            by_name[f"decode attention {file.stem} {device}"] = _decode(device, f"mha/{file.stem}", "bf16", 4.0 * heads * dim)
-        for file in sorted((ROOT / "mla" / "decode" / device).glob("*.csv")):
-            heads, rank, rope = (int(part) for part in file.stem.split("-"))
-            per_token = 2.0 * heads * (2 * rank + rope)
-            by_name[f"decode attention mla {file.stem} {device}"] = _decode(device, f"mla/{file.stem}", "bf16", per_token)
-    return {name: curves for name, curves in by_name.items() if curves}
-
-
-def _at(curves: Curves | None, key: tuple[float, ...], x: float) -> Answer | None:
+def at(curves: Curves | None, key: tuple[float, ...], x: float) -> Answer | None:
+    """The MFU that a table gives for a shape; None without a table."""
     return curves.at(key, x) if curves else None
+
+
+@cache
+def gemm(device: str) -> Curves | None:
+    """Matrix products [m, k] x [k, n] relative to the fp8 peak: key (k, n), x = m."""
+
+    def measured(row: Row) -> Measured:
+        return (row["k"], row["n"]), row["m"], 2 * row["m"] * row["k"] * row["n"], row["latency_us"]
+
+    return _curves(("k", "n", "m"), f"gemm/{device}/data.csv", (device, "fp8"), measured)
+
+
+@cache
+def grouped(device: str, phase: str, projection: str) -> Curves | None:
+    """Grouped matrix products relative to the fp8 peak: key (experts on the device, hidden, width), x = rows per expert.
+
+    projection: up (gate and up at once) | down.
+    """
+    size = "batch_size_per_gpu" if phase == "decode" else "seq_len_per_gpu"
+
+    def measured(row: Row) -> Measured:
+        pairs = row[size] * row["topk"]
+        width = row["intermediate_size"] * (2 if projection == "up" else 1)
+        key = (row["num_local_experts"], row["hidden_size"], row["intermediate_size"])
+        return key, pairs / key[0], 2 * pairs * key[1] * width, row[f"{projection}_proj_us"]
+
+    names = ("experts on the device", "hidden", "expert width", "rows per expert")
+    return _curves(names, f"grouped_gemm/{phase}/{device}/data.csv", (device, "fp8"), measured)
+
+
+@cache
+def decode_attention(device: str, shape: str, kv_type: str, per_token: float) -> Curves | None:
+    """Decode attention relative to the fp16 peak: key (batch,), x = length of the KV cache.
+
+    shape: the table's name; per_token: operations per cached token.
+    """
+
+    def measured(row: Row) -> Measured | None:
+        if row.values["kv_dtype"] != kv_type:
+            return None
+        return (row["batch_size"],), row["kv_len"], per_token * row["batch_size"] * row["kv_len"], row["latency_us"]
+
+    kind, name = shape.split("/")
+    return _curves(("batch", "context"), f"{kind}/decode/{device}/{name}.csv", (device, "fp16"), measured, ATTENTION_DECODE)
+
+
+@cache
+def prefill_attention(device: str, shape: str, per_pair: float) -> Curves | None:
+    """Causal prefill attention relative to the fp16 peak: key (1,), x = length of the prompt.
+
+    shape: the table's name; per_pair: operations for each of the length² / 2 pairs.
+    """
+
+    def measured(row: Row) -> Measured:
+        return (1.0,), row["seq_len"], per_pair * row["seq_len"] ** 2 / 2, row["latency_us"]
+
+    kind, name = shape.split("/")
+    names = ("sequences", "prompt length")
+    return _curves(names, f"{kind}/prefill/{device}/{name}.csv", (device, "fp16"), measured, ATTENTION_PREFILL)
+
+
+@cache
+def index_scores(device: str, phase: str, shape: tuple[int, int], per_pair: float) -> Curves | None:
+    """An indexer's scores relative to the fp8 peak: key (sequences in decode, queries in prefill), x = context.
+
+    shape: (heads, dim); per_pair: operations per query and prior token. Rows with several queries of a sequence per step
+    (`next_n`) are omitted: decode here has one.
+    """
+
+    def decode(row: Row) -> Measured | None:
+        pairs = row["batchsize"] * row["s_kv"]
+        return ((row["batchsize"],), row["s_kv"], per_pair * pairs, row["latency_us"]) if row["next_n"] == 1 else None
+
+    def prefill(row: Row) -> Measured:
+        pairs = row["s_q"] * (row["s_kv"] - row["s_q"] / 2)
+        return (row["s_q"],), row["s_kv"], per_pair * pairs, row["latency_us"]
+
+    file = f"dsa/{phase}/{device}/logits-{shape[0]}-{shape[1]}.csv"
+    return _curves(DSA_NAMES[phase], file, (device, "fp8"), decode if phase == "decode" else prefill)
+
+
+@cache
+def chosen_attention(device: str, phase: str, shape: tuple[int, int, int], per_pair: float) -> Curves | None:
+    """Attention to chosen tokens relative to the fp16 peak: key (sequences in decode, queries in prefill), x = context.
+
+    shape: (heads, numbers per key, tokens chosen); per_pair: operations per query and chosen token.
+    """
+    size, context = ("batch_size", "kv_len") if phase == "decode" else ("s_q", "s_kv")
+
+    def measured(row: Row) -> Measured:
+        return (row[size],), row[context], per_pair * row[size] * shape[2], row["latency_us"]
+
+    file = f"dsa/{phase}/{device}/attn-{shape[0]}-{shape[1]}-{shape[2]}.csv"
+    return _curves(DSA_NAMES[phase], file, (device, "fp16"), measured)
+
+
+@cache
+def delta_rule(device: str, phase: str, shape: tuple[int, ...], per_token: float) -> Curves | None:
+    """Convolution and gated delta rule relative to the fp16 peak: key (1,), x = sequences in decode, tokens in prefill.
+
+    shape: (kernel, key heads, key dim, value heads, value dim); per_token: operations.
+    """
+    size = "batchsize" if phase == "decode" else "seq_len"
+
+    def measured(row: Row) -> Measured:
+        latency_us = sum(float(value) for name, value in row.values.items() if name != size)
+        return (1.0,), row[size], per_token * row[size], latency_us
+
+    names = ("sequences", "batch" if phase == "decode" else "prompt length")
+    return _curves(names, f"gdn/{phase}/{device}/{'-'.join(map(str, shape))}.csv", (device, "fp16"), measured)
+
+
+def _curves(
+    names: tuple[str, ...],
+    file: str,
+    peak: tuple[str, str],
+    measured: Callable[[Row], Measured | None],
+    header: tuple[str, ...] | None = None,
+) -> Curves | None:
+    """The curves of a table; None if there is none.
+
+    peak: device and type in PEAK; header: the columns of a file without a header, whose MFU may contradict the latency.
+    """
+    if not (ROOT / file).exists():
+        return None
+    points = []
+    for row in rows(ROOT / file, header):
+        if found := measured(row):
+            key, x, operations, latency_us = found
+            mfu = operations / (latency_us * 1e-6 * PEAK[peak[0]][peak[1]])
+            if header is None or _agrees(row, mfu):
+                points.append(Point(key, x, mfu, row.where))
+    return Curves(names, _mean_of_repeats(points)) if points else None
+
+
+def _agrees(row: Row, mfu: float) -> bool:
+    """Whether the MFU in a row is that of its latency."""
+    rounding = 0.5 * 10 ** -len(row.values["mfu"].partition(".")[2])
+    return abs(mfu - row["mfu"]) <= max(CONTRADICTION * mfu, 1.2 * rounding)
 
 
 def _mean_of_repeats(points: list[Point]) -> list[Point]:
@@ -120,106 +199,3 @@ def _mean_of_repeats(points: list[Point]) -> list[Point]:
     for point in points:
         repeats.setdefault((point.key, point.x), []).append(point)
     return [Point(p[0].key, p[0].x, sum(q.y for q in p) / len(p), p[0].where) for p in repeats.values()]
-
-
-def _curves(
-    names: tuple[str, ...], file: Path, header: tuple[str, ...] | None, point: Callable[[Row], Point | None]
-) -> Curves | None:
-    if not file.exists():
-        return None
-    points = [measured for row in rows(file, header) if (measured := point(row)) is not None]
-    return Curves(names, _mean_of_repeats(points)) if points else None
-
-
-@cache
-def _gemm(device: str) -> Curves | None:
-    def point(row: Row) -> Point:
-        operations = 2 * row["m"] * row["k"] * row["n"]
-        return Point((row["k"], row["n"]), row["m"], operations / (row["latency_us"] * 1e-6 * PEAK[device]["fp8"]), row.where)
-
-    return _curves(("k", "n", "m"), ROOT / "gemm" / device / "data.csv", None, point)
-
-
-@cache
-def _grouped(device: str, phase: str, projection: str) -> Curves | None:
-    size = "batch_size_per_gpu" if phase == "decode" else "seq_len_per_gpu"
-
-    def point(row: Row) -> Point:
-        pairs = row[size] * row["topk"]
-        width = row["intermediate_size"] * (2 if projection == "up" else 1)
-        seconds = row[f"{projection}_proj_us"] * 1e-6
-        key = (row["num_local_experts"], row["hidden_size"], row["intermediate_size"])
-        return Point(key, pairs / key[0], 2 * pairs * key[1] * width / (seconds * PEAK[device]["fp8"]), row.where)
-
-    names = ("experts on the device", "hidden", "expert width", "rows per expert")
-    return _curves(names, ROOT / "grouped_gemm" / phase / device / "data.csv", None, point)
-
-
-@cache
-def _decode(device: str, shape: str, kv_type: str, per_token: float) -> Curves | None:
-    def point(row: Row) -> Point | None:
-        if row.values["kv_dtype"] != kv_type:
-            return None
-        operations = per_token * row["batch_size"] * row["kv_len"]
-        return _agreeing(row, (row["batch_size"],), row["kv_len"], operations, device)
-
-    kind, name = shape.split("/")
-    return _curves(("batch", "context"), ROOT / kind / "decode" / device / f"{name}.csv", ATTENTION_DECODE, point)
-
-
-@cache
-def _prefill(device: str, shape: str, per_pair: float) -> Curves | None:
-    def point(row: Row) -> Point | None:
-        return _agreeing(row, (1.0,), row["seq_len"], per_pair * row["seq_len"] ** 2 / 2, device)
-
-    kind, name = shape.split("/")
-    return _curves(("sequences", "prompt length"), ROOT / kind / "prefill" / device / f"{name}.csv", ATTENTION_PREFILL, point)
-
-
-@cache
-def _index_scores(device: str, phase: str, shape: tuple[int, int], per_pair: float) -> Curves | None:
-    def point(row: Row) -> Point | None:
-        if phase == "decode":
-            key, pairs = row["batchsize"], row["batchsize"] * row["s_kv"]
-            if row["next_n"] != 1:
-                return None
-        else:
-            key, pairs = row["s_q"], row["s_q"] * (row["s_kv"] - row["s_q"] / 2)
-        return Point((key,), row["s_kv"], per_pair * pairs / (row["latency_us"] * 1e-6 * PEAK[device]["fp8"]), row.where)
-
-    file = ROOT / "dsa" / phase / device / f"logits-{shape[0]}-{shape[1]}.csv"
-    return _curves(("batch" if phase == "decode" else "queries", "context"), file, None, point)
-
-
-@cache
-def _chosen_attention(device: str, phase: str, shape: tuple[int, int, int], per_pair: float) -> Curves | None:
-    size, context = ("batch_size", "kv_len") if phase == "decode" else ("s_q", "s_kv")
-
-    def point(row: Row) -> Point:
-        operations = per_pair * row[size] * shape[2]
-        seconds = row["latency_us"] * 1e-6
-        return Point((row[size],), row[context], operations / (seconds * PEAK[device]["fp16"]), row.where)
-
-    file = ROOT / "dsa" / phase / device / f"attn-{shape[0]}-{shape[1]}-{shape[2]}.csv"
-    return _curves(("batch" if phase == "decode" else "queries", "context"), file, None, point)
-
-
-@cache
-def _delta_rule(device: str, phase: str, shape: tuple[int, ...], per_token: float) -> Curves | None:
-    size = "batchsize" if phase == "decode" else "seq_len"
-
-    def point(row: Row) -> Point:
-        seconds = sum(float(value) for name, value in row.values.items() if name != size) * 1e-6
-        return Point((1.0,), row[size], per_token * row[size] / (seconds * PEAK[device]["fp16"]), row.where)
-
-    file = ROOT / "gdn" / phase / device / f"{'-'.join(map(str, shape))}.csv"
-    return _curves(("sequences", "batch" if phase == "decode" else "prompt length"), file, None, point)
-
-
-def _agreeing(row: Row, key: tuple[float, ...], x: float, operations: float, device: str) -> Point | None:
-    """The point of a row; None if its MFU contradicts its latency."""
-    measured = operations / (row["latency_us"] * 1e-6 * PEAK[device]["fp16"])
-    rounding = 0.5 * 10 ** -len(row.values["mfu"].partition(".")[2])
-    if abs(measured - row["mfu"]) > max(CONTRADICTION * measured, 1.2 * rounding):
-        return None
-    return Point(key, x, measured, row.where)

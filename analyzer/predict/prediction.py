@@ -34,36 +34,16 @@ class Prediction:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per part and transfer with its source; times in microseconds per layer and milliseconds per step."""
-        turns = self.setup.turns
-        part_rows = [
-            {
-                "part": p.name,
-                "layers": p.times,
-                "gflop": p.flops / 1e9,
-                "weight_bytes": p.weight_bytes,
-                "kv_bytes": p.kv_bytes,
-                "us": p.seconds * 1e6,
-                "step_ms": p.seconds * p.times * turns * 1e3,
-                "bound": p.bound,
-                "source": p.described(),
-            }
-            for p in self.parts
-        ]
-        layers = sum(self.model.routed) or self.model.layers
-        return part_rows + [
-            {
-                "part": t.name,
-                "layers": self.model.layers if t.name == "all-reduce" else layers,
-                "gflop": 0.0,
-                "weight_bytes": 0.0,
-                "kv_bytes": 0.0,
-                "us": t.seconds * 1e6,
-                "step_ms": t.seconds * layers * turns * 1e3,
-                "bound": "link",
-                "source": t.source,
-            }
-            for t in self.transfers
-        ]
+        turns, routed = self.setup.turns, sum(self.model.routed) or self.model.layers
+        columns = ("part", "layers", "gflop", "weight_bytes", "kv_bytes", "us", "step_ms", "bound", "source")
+        rows: list[tuple[Any, ...]] = []
+        for p in self.parts:
+            times = p.seconds * 1e6, p.seconds * p.times * turns * 1e3
+            rows.append((p.name, p.times, p.flops / 1e9, p.weight_bytes, p.kv_bytes, *times, p.bound, p.described()))
+        for t in self.transfers:
+            layers = self.model.layers if t.name == "all-reduce" else routed
+            rows.append((t.name, layers, 0.0, 0.0, 0.0, t.seconds * 1e6, t.seconds * routed * turns * 1e3, "link", t.source))
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def summary(self) -> dict[str, Any]:
         """Figures of the step, JSON-able."""
@@ -93,8 +73,7 @@ def predict(model: Model, device: Device, setup: Setup) -> Prediction:
     reduced = links.all_reduce(device, setup, rows, model.hidden)
     sent = received = links.NOTHING
     if model.mixture:
-        sent = links.dispatch(device, model.mixture, setup, rows, model.hidden)
-        received = links.combine(device, model.mixture, setup, rows, model.hidden)
+        sent, received = (links.exchange(n, device, model.mixture, setup, rows, model.hidden) for n in links.NUMBER_BYTES)
     seconds, formula = _step(model, device, setup, parts, sent, received)
     seconds += reduced.seconds * model.layers * setup.turns + device.step_overhead_s.get(setup.phase, 0.0)
     weights = weight_bytes(model, setup)

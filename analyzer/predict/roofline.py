@@ -17,6 +17,7 @@ from analyzer.predict import mfu
 from analyzer.predict.curves import Answer
 from analyzer.predict.devices import Device, Unit
 from analyzer.predict.setup import KV_BYTES, Setup
+from analyzer.tables.complexity import expected_distinct
 
 DELTA_CHUNK = 64
 """Tokens per chunk of the delta rule in prefill, as in common kernels."""
@@ -115,7 +116,7 @@ def parts(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
 def product(on: UnitPeak, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
     """A matrix product [m, k] x [k, n] with `bits` per weight."""
     moved = (k * n * bits / 8, 0.0, 2.0 * m * (k + n))
-    return on.part(name, stage, times, 2 * m * k * n, moved, mfu.gemm(on.device.tables, m, k, n) if on.device.tables else None)
+    return on.part(name, stage, times, 2 * m * k * n, moved, mfu.at(mfu.gemm(on.device.tables), (k, n), m))
 
 
 def attention_products(model: Model, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
@@ -196,7 +197,8 @@ def index_scores(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> Pa
     """
     sequences, queries, pairs = _queries(setup)
     operations = 2.0 * index.heads * index.dim
-    answer = mfu.index_scores(on.device.tables, setup.phase, (index.heads, index.dim), sequences, setup.context, operations)
+    table = mfu.index_scores(on.device.tables, setup.phase, (index.heads, index.dim), operations)
+    answer = mfu.at(table, (sequences if setup.phase == "decode" else setup.context,), setup.context)
     moved = (0.0, sequences * setup.context * index_key_bytes(index), sequences * (queries * index.dim * index.heads + 8 * pairs))
     unit = _in(on, "fp8")
     return unit.part("index scores", "attention", len(model.windows), operations * pairs * sequences, moved, answer)
@@ -208,8 +210,8 @@ def chosen_core(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> Par
     heads, per_pair = a.heads / setup.tp, 2 * a.heads / setup.tp * (2 * a.kv_rank + a.rope)
     first = index.top_k if setup.phase == "prefill" else 0
     pairs = first**2 / 2 + (queries - first) * index.top_k
-    shape = (int(heads), a.kv_rank + a.rope, index.top_k)
-    answer = mfu.chosen_attention(on.device.tables, setup.phase, shape, sequences, setup.context, per_pair)
+    table = mfu.chosen_attention(on.device.tables, setup.phase, (int(heads), a.kv_rank + a.rope, index.top_k), per_pair)
+    answer = mfu.at(table, (sequences if setup.phase == "decode" else setup.context,), setup.context)
     cached = sequences * (setup.context if setup.phase == "prefill" else index.top_k) * a.cached() * KV_BYTES[setup.kv]
     moved = (0.0, cached, 2 * sequences * queries * heads * (2 * a.kv_rank + a.rope))
     name = f"attention core, {index.top_k} chosen"
@@ -237,7 +239,7 @@ def delta_net(model: Model, delta: DeltaNet, on: UnitPeak, setup: Setup, rows: f
     per_token = 2.0 * delta.kernel * delta.channels + delta_rule_flops(delta, prefill)
     x = setup.context if prefill else setup.batch / setup.turns
     shape = (delta.kernel, delta.key_heads // tp, delta.key_dim, delta.value_heads // tp, delta.value_dim)
-    answer = mfu.delta_rule(on.device.tables, setup.phase, shape, x, per_token / tp)
+    answer = mfu.at(mfu.delta_rule(on.device.tables, setup.phase, shape, per_token / tp), (1.0,), x)
     states = setup.batch / setup.turns * delta.state_bytes() / tp * (1 if prefill else 2)
     moved = (0.0, states, rows * 2.0 * (delta.channels + delta.value_heads * delta.value_dim) / tp)
     core = _at_16_bit(on).part("delta rule", "attention", times, rows * per_token / tp, moved, answer)
@@ -269,11 +271,10 @@ def core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: in
     pairs, queries, kept = (visible, 1, visible) if decode else (visible**2 / 2 + (length - visible) * visible, length, length)
     cached = sequences * kept * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
     shape, kv_type = _shape(a, setup.tp, decode), "fp8" if setup.kv in ("fp8", "int8") else "bf16"
-    answer = None
-    if tables and decode:
-        answer = mfu.decode_attention(tables, shape, kv_type, sequences, visible, per_pair)
-    elif tables:
-        answer = mfu.prefill_attention(tables, shape, visible, per_pair)
+    if decode:
+        answer = mfu.at(mfu.decode_attention(tables, shape, kv_type, per_pair), (sequences,), visible)
+    else:
+        answer = mfu.at(mfu.prefill_attention(tables, shape, per_pair), (1.0,), visible)
     moved = (0.0, cached, 2 * sequences * queries * heads * a.head_dim * 2)
     name = "attention core" if window is None else f"attention core, window {window}"
     return _at_16_bit(on).part(name, "attention", times, per_pair * sequences * pairs, moved, answer)
@@ -285,23 +286,16 @@ def router(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Pa
     return [product(_at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
 
 
-def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
-    """Experts expected to be chosen at least once by `tokens` tokens under uniform routing."""
-    return float(experts * (1 - (1 - top_k / experts) ** tokens))
-
-
 def experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
     """Routed experts of one device: its share of the group's routed rows; time is at least that of reading the chosen experts."""
     local = mixture.experts / setup.ep
-    used = distinct_experts(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
+    used = expected_distinct(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
     pairs, width, hidden = rows * mixture.top_k, float(mixture.width), float(model.hidden)
     widths = {"up": 2 * width, "down": width}
     reads = f"; reads {used:.1f} of {local:.0f} experts, N(1-((N-k)/N)^B)"
     projections = []
     for projection, n in widths.items():
-        answer = None
-        if on.device.tables:
-            answer = mfu.grouped(on.device.tables, setup.phase, projection, (local, hidden, width), pairs / local)
+        answer = mfu.at(mfu.grouped(on.device.tables, setup.phase, projection), (local, hidden, width), pairs / local)
         moved = (used * hidden * n * model.storage.expert / 8, 0.0, 2.0 * pairs * (hidden + n))
         part = on.part(f"experts {projection}", "experts", sum(model.routed), 2 * pairs * hidden * n, moved, answer)
         projections.append(replace(part, source=part.source + reads))
@@ -332,7 +326,7 @@ def _in(on: UnitPeak, dtype: str) -> UnitPeak:
     return UnitPeak(on.device, on.unit, dtype, on.unit.peak[dtype], on.bandwidth) if dtype in on.unit.peak else on
 
 
-def _shape(a: Attention, tp: int, decode: bool = False) -> str:
+def _shape(a: Attention, tp: int, decode: bool) -> str:
     """The name of a shape in the attention tables."""
     heads = a.heads // tp
     if a.mla:

@@ -1,15 +1,14 @@
 """Replays the online predictor over a recording's decode steps, with a prediction before each."""
 
-from collections.abc import Mapping
-
 import pandas as pd
 
 from analyzer.errors import PredictError
 from analyzer.questions.figures import cache_hits
+from analyzer.records.schema import Tables
 from tracer.control.step_latency import StepLatency
 
 
-def replay(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, StepLatency]:
+def replay(tables: Tables) -> tuple[pd.DataFrame, StepLatency]:
     """(one row per complete decode step: context, missed, seconds, predicted; the predictor afterwards)."""
     tokens = tables["tokens"]
     decode = tokens[(tokens["phase"] == "decode") & tokens["complete"]].sort_values("begin_ns")

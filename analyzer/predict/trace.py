@@ -1,12 +1,11 @@
 """A recorded routing trace: the experts chosen by every row of every step, by layer."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 
 from analyzer.errors import PredictError
+from analyzer.records.schema import Tables
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Trace:
         return int(self.steps[0].routes[0].shape[1])
 
 
-def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
+def from_tables(tables: Tables) -> Trace:
     """The trace in a recording's tables `routes` and `tokens`; steps with incomplete routes are omitted."""
     routes, tokens = tables["routes"], tables["tokens"].set_index("token_id")
     routed = routes[routes["token_id"].isin(tokens.index)]
@@ -69,7 +68,7 @@ def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
     return Trace(tuple(steps), int(routed["expert"].max()) + 1)
 
 
-def _asked(tables: Mapping[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
+def _asked(tables: Tables, layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
     """Step → layer in which loads ahead began → (layer, expert) loaded; layers are indexes into `layers`."""
     loads = tables["loads"]
     ahead = loads[(loads["action"] == "load") & (loads["reason"] == "prefetch") & loads["layer"].isin(layers)]

@@ -61,16 +61,16 @@ def curves(
     return pd.DataFrame(rows, columns=["slots", "share", *policies])
 
 
-def slots_for(tables: Tables, rate: float, phase: str | None = None, policy: str = "lru") -> int | None:
-    """The smallest number of slots with which a policy reaches a hit rate; None if even all experts do not."""
+def slots_for(tables: Tables, rate: float, phase: str | None = None) -> int | None:
+    """The smallest number of slots with which LRU reaches a hit rate; None if even all experts do not."""
     events = events_of(tables, phase)
     n_experts = len({pair for event in events for pair in event.keys})
     low, high = 1, n_experts
-    if not events or POLICIES[policy](events, high).hit_rate < rate:
+    if not events or lru(events, high).hit_rate < rate:
         return None
     while low < high:
         middle = (low + high) // 2
-        if POLICIES[policy](events, middle).hit_rate >= rate:
+        if lru(events, middle).hit_rate >= rate:
             high = middle
         else:
             low = middle + 1

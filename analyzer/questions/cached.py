@@ -6,18 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from analyzer.records.stamps import INPUTS, stat_of
 from tracer.recording.format import Recording, is_whole, sealed
 
-INPUTS = ("manifest.json", "events.bin", "details.bin")
 PACKAGE = Path(__file__).resolve().parents[1]
-
-
-def stat_of(path: Path) -> list[int] | None:
-    """Size and time of a file; None if it does not exist."""
-    with contextlib.suppress(OSError):
-        stat = path.stat()
-        return [stat.st_size, stat.st_mtime_ns]
-    return None
 
 
 def stamp(folder: Path, roof: Path) -> dict[str, Any]:

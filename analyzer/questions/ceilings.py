@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from analyzer.errors import AnalysisError
+from analyzer.records.manifest import section
+from tracer.recording.machine import describe
 
 VECTOR_BYTES = 64 << 20
 SIDE = 512
@@ -51,18 +53,10 @@ class Ceilings:
         return (machine.get("cpu_model"), machine.get("cpus")) == (self.cpu_model, self.cpus)
 
 
-def cpu_model() -> str:
-    """The CPU's name from the kernel."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith(("model name", "Hardware", "Processor")):
-            return line.split(":", 1)[1].strip()
-    return os.uname().machine
-
-
 def cache_file() -> Path:
     """The file with the cached ceilings of this machine."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moescope"
-    name = hashlib.sha256(f"{VERSION} {os.uname().machine} {cpu_model()} {os.cpu_count()}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{VERSION} {os.uname().machine} {describe()['cpu_model']} {os.cpu_count()}".encode()).hexdigest()[:16]
     return folder / f"ceilings-{name}.json"
 
 
@@ -96,12 +90,12 @@ def measure() -> Ceilings:
     return Ceilings(**json.loads(done.stdout))
 
 
-def load(machine: dict[str, Any], path: Path | None = None) -> Ceilings | None:
+def load(manifest: dict[str, Any], path: Path | None = None) -> Ceilings | None:
     """The ceilings for a recording's machine: from `path`, else this machine's cached ones if it is of that kind, else None."""
     if path is not None:
         return read(path)
     ceilings = read(cache_file()) if cache_file().exists() else None
-    return ceilings if ceilings is not None and ceilings.fits(machine) else None
+    return ceilings if ceilings is not None and ceilings.fits(section(manifest, "machine")) else None
 
 
 def rate(once: Callable[[], object], threads: int) -> float:
@@ -131,7 +125,7 @@ def measure_here() -> Ceilings:
     counts = sorted({1, cpus})
     bandwidth = {str(n): VECTOR_BYTES * rate(lambda: vector.dot(vector), n) for n in counts}
     flops = {str(n): 2.0 * SIDE**3 * rate(lambda: matrix @ matrix, n) for n in counts}
-    return Ceilings(cpu_model(), cpus, bandwidth, flops, 1e9 / rate(lambda: small @ small, 1))
+    return Ceilings(describe()["cpu_model"], cpus, bandwidth, flops, 1e9 / rate(lambda: small @ small, 1))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ MIN_STEPS = 8
 LEAST_SERIES = 3 * MIN_STEPS
 MEDIAN_WIDTH = 31
 LEAST_BURST = 4
+MOST_POINTS = 400
 GAUSS = 1.4826
 MIN_SPIKES = 4
 SHORT = 4
@@ -99,21 +100,25 @@ class Segment(NamedTuple):
     sloping: bool
 
 
-def running_median(values: np.ndarray, width: int = MEDIAN_WIDTH) -> np.ndarray:
+def running_median(values: np.ndarray) -> np.ndarray:
     """The median around each step; beyond its ends the series is mirrored along its local slope."""
-    half = min(width, len(values) - 1) // 2
+    half = min(MEDIAN_WIDTH, len(values) - 1) // 2
     if half <= 0:
         return values.copy()
-    back = 2 * np.arange(half, 0, -1)
-    head = values[half:0:-1] - back * slope_of(values[: 2 * half + 1])
-    tail = values[-2 : -half - 2 : -1] + back[::-1] * slope_of(values[-2 * half - 1 :])
+    steps, back = np.arange(2 * half + 1), 2 * np.arange(half, 0, -1)
+    head = values[half:0:-1] - back * theil_sen(steps, values[: 2 * half + 1])
+    tail = values[-2 : -half - 2 : -1] + back[::-1] * theil_sen(steps, values[-2 * half - 1 :])
     return np.median(np.lib.stride_tricks.sliding_window_view(np.concatenate((head, values, tail)), 2 * half + 1), axis=1)
 
 
-def slope_of(values: np.ndarray) -> float:
-    """The median of the slopes between all pairs of steps."""
-    i, j = np.triu_indices(len(values), 1)
-    return float(np.median((values[j] - values[i]) / (j - i)))
+def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
+    """The median of the slopes between all pairs of points (at most MOST_POINTS, evenly spread), a robust slope."""
+    if len(x) > MOST_POINTS:
+        keep = np.linspace(0, len(x) - 1, MOST_POINTS).astype(int)
+        x, y = x[keep], y[keep]
+    i, j = np.triu_indices(len(x), 1)
+    real = x[i] != x[j]
+    return float(np.median((y[j] - y[i])[real] / (x[j] - x[i])[real])) if real.any() else 0.0
 
 
 def standing_out(values: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:

@@ -138,10 +138,8 @@ def crowded(tables: Tables, rows: pd.DataFrame) -> Crowd | None:
     shares = shares[shares["op_id"].isin(steps["op_id"])]
     running = states[states["state"] == "running"]
     met = overlaps(Intervals.of_table(shares, end="wait_ns"), Intervals.of_table(running))
-    cpus, most = (
-        len(np.unique(running["cpu"].to_numpy()[met.right])),
-        int(shares.groupby("op_id").size().max() if len(shares) else 0),
-    )
+    cpus = len(np.unique(running["cpu"].to_numpy()[met.right]))
+    most = int(shares.groupby("op_id").size().max() if len(shares) else 0)
     own = rows["by_tid"].isin(tables["threads"].query("target")["tid"])
     if not 0 < cpus < most or not own.any():
         return None

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.schema import Tables
-from analyzer.records.spans import Nest
+from analyzer.records.spans import enclosing
 from runtime.cache_rules.eviction import LRU
 from runtime.cache_rules.forms import BACKENDS, Form
 from runtime.cache_rules.replay import Replay
@@ -99,8 +99,7 @@ def around_ns(tables: Tables, loads: pd.DataFrame, share: np.ndarray) -> np.ndar
 def _compiling(tables: Tables, loads: pd.DataFrame) -> np.ndarray:
     """ns of the calls that compile within each load on its thread."""
     calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(COMPILING)]
-    nest = Nest(*(loads[name].to_numpy(np.int64) for name in ("tid", "begin_ns", "end_ns")))
-    owner = nest.innermost(calls["tid"].to_numpy(np.int64), calls["begin_ns"].to_numpy(np.int64))
+    owner = enclosing(loads, calls)
     return np.bincount(owner[owner >= 0], calls["duration_ns"].to_numpy()[owner >= 0], len(loads))
 
 

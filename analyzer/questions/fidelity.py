@@ -47,9 +47,9 @@ def measured_phases(tables: Tables) -> dict[str, float]:
     return {str(phase): float(ns) / 1e6 for phase, ns in tokens.groupby("phase")["duration_ns"].mean().items()}
 
 
-def measured_kernels(tables: Tables, phase: str = "decode") -> dict[str, float]:
-    """Mean total ms per step of each kind of subgraph and type of operator; subgraphs take precedence for equal names."""
-    tokens = tables["tokens"].query("complete and phase == @phase")
+def measured_kernels(tables: Tables) -> dict[str, float]:
+    """Mean total ms per decode step of each kind of subgraph and type of operator; subgraphs take precedence for equal names."""
+    tokens = tables["tokens"].query("complete and phase == 'decode'")
     answer: dict[str, float] = {}
     for table, column in (("operators", "type"), ("graphs", "kind")):
         rows = tables[table][tables[table]["token_id"].isin(tokens["token_id"])]

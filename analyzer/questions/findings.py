@@ -75,10 +75,13 @@ class Facts:
         """All steps' time."""
         return float(self.rows["total"].sum())
 
-    def finding(self, rule: str, text: str, saving_ns: float, evidence: dict[str, Any], query: str) -> Finding:
-        """A finding whose text ends with the estimated saving."""
+    def finding(
+        self, rule: str, text: str, saving_ns: float, evidence: dict[str, Any], query: str, named: dict[str, Any] | None = None
+    ) -> Finding:
+        """A finding whose text ends with the estimated saving; `query` is a key of QUERIES, filled with the figures `named`."""
         share = saving_ns / self.total_ns if self.total_ns else 0.0
-        return Finding(rule, f"{text}: {share:.0%} of step time", saving_ns / 1e6, share, evidence, query)
+        sql = QUERIES[query].format_map(named or {})
+        return Finding(rule, f"{text}: {share:.0%} of step time", saving_ns / 1e6, share, evidence, sql)
 
 
 def size(count: float) -> str:
@@ -90,18 +93,16 @@ def loads(facts: Facts) -> Iterator[Finding]:
     """Time in which steps wait for expert loads, grouped by remedy."""
     rows = expert_loads.step_loads(facts.tables, facts.rows["expert load"])
     first, again = rows[~rows["again"]], rows[rows["again"]]
-    query = QUERIES["expert_loads"]
     better = expert_loads.larger_cache(facts.tables, rows)
     if better is not None:
         evidence = {"loads": len(rows), "first": len(first), "bytes": int(rows["bytes"].sum()), **asdict(better)}
-        yield facts.finding("expert loads", _reloads(rows, again, better, facts), better.won_ns, evidence, query)
+        yield facts.finding("expert loads", _reloads(rows, again, better, facts), better.won_ns, evidence, "expert_loads")
     waited = float((first["cost_ns"] - first["compile_ns"]).sum())
     text = f"steps load {len(first)} experts for the first time, which no cache avoids; load them before the first step instead"
-    yield facts.finding("first loads", text, waited, {"loads": len(first)}, query)
+    yield facts.finding("first loads", text, waited, {"loads": len(first)}, "expert_loads")
     made = rows[rows["compile_ns"] > 0]
     text = f"steps compile the NPU graphs of {len(made)} experts; compile them ahead of time, so that they are only read"
-    calls = "select call, count(*) calls, sum(duration_ns)/1e6 ms from qnn_calls group by all order by ms desc"
-    yield facts.finding("compiling", text, float(made["compile_ns"].sum()), {"loads": len(made)}, calls)
+    yield facts.finding("compiling", text, float(made["compile_ns"].sum()), {"loads": len(made)}, "compiling")
 
 
 def _reloads(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.Avoidance, facts: Facts) -> str:
@@ -129,8 +130,7 @@ def disk(facts: Facts) -> Iterator[Finding]:
     waited = faults.groupby(["op_id", "tid"])["waited_ns"].sum().groupby("op_id").max().sum()
     moved = size(float(faults["bytes"].sum()))
     text = f"{where} are read from disk by page faults on {steps:.0%} of decode steps ({len(faults)} faults, {moved})"
-    query = QUERIES["disk"]
-    yield facts.finding("disk", text, float(waited), {"faults": len(faults), "decode_steps_share": steps}, query)
+    yield facts.finding("disk", text, float(waited), {"faults": len(faults), "decode_steps_share": steps}, "disk")
 
 
 def waiting_faults(tables: Tables) -> pd.DataFrame:
@@ -149,26 +149,24 @@ def gaps(facts: Facts) -> Iterator[Finding]:
         spent = float(facts.rows[cause].sum())
         if cause == "asleep":  # less the sleep for an accelerator
             spent = min(spent, float(facts.ledger["asleep"].sum()))
-        query = QUERIES["gaps"].format(cause=cause)
-        yield facts.finding(f"gaps: {cause}", text, spent, {"ms": spent / 1e6}, query)
+        yield facts.finding(f"gaps: {cause}", text, spent, {"ms": spent / 1e6}, "gaps", {"cause": cause})
 
 
 def displaced(facts: Facts) -> Iterator[Finding]:
     """Other programs that take CPUs from threads that steps need, and threads that take them from each other."""
-    query = QUERIES["displaced"]
     for row in displacement.displacers(facts.tables, facts.displaced).head(MOST_DISPLACERS).to_dict("records"):
         where = "ran last on a CPU that a ready thread of a step was waiting for"
         text = f"{row['name']} (process {row['pid']}) {where}; an upper bound, as only the last program is recorded"
-        yield facts.finding("displaced", text, row["won_ns"], row, query)
+        yield facts.finding("displaced", text, row["won_ns"], row, "displaced")
     crowd = facts.crowd
     if crowd:
         text = f"{crowd.threads} threads compute on {crowd.cpus} CPU{'s' * (crowd.cpus > 1)} and displace each other; "
         bound = "; an upper bound, as they would wait for each other too" if crowd.cpus > 1 else ""
-        yield facts.finding("crowded", f"{text}{crowd.cpus} would not{bound}", crowd.won_ns, asdict(crowd), query)
+        yield facts.finding("crowded", f"{text}{crowd.cpus} would not{bound}", crowd.won_ns, asdict(crowd), "displaced")
         return
     by, won = displacement.by_own_threads(facts.tables, facts.displaced)
     text = f"the program's own threads ({', '.join(by)}) run on CPUs that a ready thread of a step is waiting for"
-    yield facts.finding("displaced: own", text, won, {"by": by}, query)
+    yield facts.finding("displaced: own", text, won, {"by": by}, "displaced")
 
 
 def imbalance(facts: Facts) -> Iterator[Finding]:
@@ -184,8 +182,7 @@ def imbalance(facts: Facts) -> Iterator[Finding]:
     lost = float((each - displaced_ns).clip(lower=0).sum())  # the last thread's time without a CPU belongs to `displaced`
     share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
     text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly divided work would finish sooner"
-    query = QUERIES["imbalance"]
-    yield facts.finding("imbalance", text, lost, {"wait_share": float(share)}, query)
+    yield facts.finding("imbalance", text, lost, {"wait_share": float(share)}, "imbalance")
 
 
 def below_roof(facts: Facts) -> Iterator[Finding]:
@@ -199,9 +196,8 @@ def below_roof(facts: Facts) -> Iterator[Finding]:
         row = rows.loc[index]
         times = row["ms"] / (row["roof_us"] * row["count"] / 1e3)
         text = f"{row['type']} is {row['bound']}-bound and takes {times:.1f} times the roofline's time"
-        query = QUERIES["below_roof"].format(**row)
         evidence = {name: row[name] for name in ("ms", "intensity", "gflops", "gbytes_per_s", "share_of_roof")}
-        yield facts.finding(f"roofline: {row['type']}", text, float(gain[index]) * 1e6, evidence, query)
+        yield facts.finding(f"roofline: {row['type']}", text, float(gain[index]) * 1e6, evidence, "below_roof", dict(row))
 
 
 def slower_backend(facts: Facts) -> Iterator[Finding]:
@@ -212,8 +208,7 @@ def slower_backend(facts: Facts) -> Iterator[Finding]:
         lost = row["runs"] * row["median_us"] * (1 - 1 / row["times_cpu"]) * 1e3
         slower = f"{row['times_cpu']:.1f} times as long on {row['backend']} as on the CPU"
         text = f"{row['kind']} of {row['n_tokens']} rows takes {slower}"
-        query = QUERIES["slower_backend"].format(**row)
-        yield facts.finding(f"backend: {row['kind']}", text, lost, row, query)
+        yield facts.finding(f"backend: {row['kind']}", text, lost, row, "slower_backend", row)
 
 
 def across_tokens(facts: Facts) -> Iterator[Finding]:
@@ -222,22 +217,20 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
     if len(steps) < trends.LEAST:
         return
     trend = trends.summary(facts.tables, steps)
-    query = QUERIES["change_points"]
     lost = float((steps["ms"] - steps["ms"].median()).clip(lower=0).sum()) * 1e6
     for jump in trend["change_points"]:
         if jump["after_ms"] > jump["before_ms"]:
             later = int((steps["token_id"] >= jump["token_id"]).sum())
             text = f"from token {jump['token_id']} on, steps take {jump['after_ms']:.1f} instead of {jump['before_ms']:.1f} ms"
-            yield facts.finding("change point", text, (jump["after_ms"] - jump["before_ms"]) * later * 1e6, jump, query)
+            yield facts.finding("change point", text, (jump["after_ms"] - jump["before_ms"]) * later * 1e6, jump, "change_points")
     if trend["periodic"]:
         text = f"every {trend['periodic']['period']:.1f} steps, one step is slower than the others"
-        yield facts.finding("periodic", text, lost * trend["periodic"]["share"], trend["periodic"], query)
+        yield facts.finding("periodic", text, lost * trend["periodic"]["share"], trend["periodic"], "change_points")
     grown = trends.certain(trends.growth(facts.tables, steps))
     for row in grown[grown["r2"] > 0.5].head(1).to_dict("records"):
         reach = float((steps["context"] - steps["context"].min()).sum())
         text = f"{row['type']} grows with the context by {row['ns_per_token'] / 1e3:.2f} µs per step and token"
-        query = QUERIES["growth"].format(**row)
-        yield facts.finding("growth", text, row["ns_per_token"] * reach, row, query)
+        yield facts.finding("growth", text, row["ns_per_token"] * reach, row, "growth", row)
 
 
 def capped(facts: Facts) -> Iterator[Finding]:
@@ -246,7 +239,7 @@ def capped(facts: Facts) -> Iterator[Finding]:
     if lost:
         cap = max(clocks.caps(facts.tables), key=lambda cap: cap.share)
         text = f"{cap.text}; steps then take {lost.capped_ms:.1f} instead of {lost.free_ms:.1f} ms"
-        yield facts.finding("capped", text, lost.lost_ns, {**asdict(cap), **asdict(lost)}, QUERIES["capped"])
+        yield facts.finding("capped", text, lost.lost_ns, {**asdict(cap), **asdict(lost)}, "capped")
 
 
 def fallback(facts: Facts) -> Iterator[Finding]:
@@ -269,7 +262,7 @@ def fallback(facts: Facts) -> Iterator[Finding]:
         "cpu_and_hand_over_ms": spent / 1e6,
         "accelerator_ms": float(np.nansum(there)) / 1e6,
     }
-    yield facts.finding("fallback", text, max(spent - float(np.nansum(there)), 0.0), evidence, QUERIES["fallback"])
+    yield facts.finding("fallback", text, max(spent - float(np.nansum(there)), 0.0), evidence, "fallback")
 
 
 def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
@@ -288,7 +281,7 @@ def small_batches(facts: Facts) -> Iterator[Finding]:
     per_step = len(given) / given["token_id"].nunique()
     text = f"submissions to the accelerator, {per_step:,.0f} a step, cost {each / 1e3:,.0f} µs of overhead each"
     evidence = {"submissions": len(given), "us_each": each / 1e3}
-    yield facts.finding("submissions", text, each * len(given), evidence, QUERIES["submissions"])
+    yield facts.finding("submissions", text, each * len(given), evidence, "submissions")
 
 
 def handing_over_ns(facts: Facts) -> float:
@@ -302,7 +295,7 @@ def starved(facts: Facts) -> Iterator[Finding]:
     rows = facts.ledger[facts.ledger["token_id"].isin(ledger.submissions(facts.tables)["token_id"])]
     spent = float(rows["host_code"].sum())
     text = "the accelerator idles while the engine's own code runs in steps that use it"
-    yield facts.finding("starved", text, spent, {"ms": spent / 1e6}, QUERIES["starved"])
+    yield facts.finding("starved", text, spent, {"ms": spent / 1e6}, "starved")
 
 
 def spinning(facts: Facts) -> Iterator[Finding]:
@@ -310,7 +303,7 @@ def spinning(facts: Facts) -> Iterator[Finding]:
     answer = ledger.faster(facts.tables, facts.ledger_pieces)
     text = "the thread that waits for the accelerator keeps a CPU busy (sleeping would save power and a CPU, but no time)"
     if answer:
-        yield facts.finding("spinning", text, answer["spun_ms"] * 1e6, answer, QUERIES["spinning"])
+        yield facts.finding("spinning", text, answer["spun_ms"] * 1e6, answer, "spinning")
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

@@ -13,11 +13,11 @@ import pandas as pd
 
 from analyzer.questions import phases, rpc
 from analyzer.questions.groups import BESIDE, HOST, enqueued, given_away
-from analyzer.records.intervals import EVER, Intervals, by_precedence, common, covered, merged, overlaps
+from analyzer.questions.phases import RESIDUAL
+from analyzer.records.intervals import Intervals, by_precedence, common, covered, merged, overlaps
 from analyzer.records.schema import MADE, Tables, conform, framed
-from analyzer.records.spans import NONE, codes, following, successors
+from analyzer.records.spans import EVER, NONE, following, shared_codes, successors
 
-RESIDUAL = "residual"
 ABOUT = ("token_id", "phase", "position", "complete")
 CAUSES = tuple(name for name in (c.name for c in MADE["ledger"]) if name not in (*ABOUT, RESIDUAL, "total"))
 QUEUED = "hexagon"
@@ -332,17 +332,6 @@ def ledger(tables: Tables, pieces: pd.DataFrame | None = None) -> pd.DataFrame:
     return conform("ledger", {**known, **columns, "total": np.bincount(place, spent, len(tokens))})
 
 
-def means(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Per phase: ms per step of each cause that occurs, of the residual and of `total`. Complete tokens only."""
-    answer: dict[str, dict[str, float]] = {}
-    for phase, steps in rows[rows["complete"]].groupby("phase"):
-        mean = steps[[*CAUSES, RESIDUAL, "total"]].mean() / 1e6
-        answer[str(phase)] = {
-            name: float(mean[name]) for name in (*CAUSES, RESIDUAL, "total") if mean[name] or name not in CAUSES
-        }
-    return answer
-
-
 def submissions(tables: Tables) -> pd.DataFrame:
     """Work submitted to an accelerator within tokens, and the time at which the host knew that it was done."""
     executes, graphs, batches = tables["qnn_executes"], given_away(tables), answered(tables)
@@ -380,8 +369,8 @@ def first_waits(tables: Tables, graphs: pd.DataFrame) -> pd.DataFrame:
     """For each graph, the first wait for its backend after its submission: graph_id, wait_ns, done_ns; -1: none."""
     every = tables["graphs"]
     waits = every[every["kind"] == "wait"].sort_values("begin_ns", kind="stable")
-    key = codes(*(np.concatenate((waits[name], graphs[name])) for name in ("backend", "pid")))
-    row = following(key[: len(waits)], waits["begin_ns"].to_numpy(), key[len(waits) :], graphs["end_ns"].to_numpy() - 1)
+    awaited, given = shared_codes(*([frame[name].to_numpy() for name in ("backend", "pid")] for frame in (waits, graphs)))
+    row = following(awaited, waits["begin_ns"].to_numpy(), given, graphs["end_ns"].to_numpy() - 1)
     names = {"graph_id": "graph_id", "wait_ns": "begin_ns", "done_ns": "end_ns"}
     return pd.DataFrame({name: np.append(waits[column], NONE)[row] for name, column in names.items()}, index=graphs.index)
 
@@ -441,7 +430,10 @@ def summary(tables: Tables, share: float = FASTER) -> dict[str, Any]:
     """Ledger figures: `run_ms` by cause, `phases_ms`, `accelerator` from `faster`; {} without tokens."""
     pieces = ledger_pieces(tables)
     rows = ledger(tables, pieces)
-    return {"run_ms": run_sum(rows), "phases_ms": means(rows), "accelerator": faster(tables, pieces, share)} if len(rows) else {}
+    if not len(rows):
+        return {}
+    by_phase = phases.phase_shares(rows, CAUSES)
+    return {"run_ms": run_sum(rows), "phases_ms": by_phase, "accelerator": faster(tables, pieces, share)}
 
 
 def shares(answer: dict[str, Any], most: int = 3) -> str:

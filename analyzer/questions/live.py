@@ -14,24 +14,26 @@ import pandas as pd
 from analyzer.questions import figures
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.summary import operator_totals, ranked_operators, token_summary
-from analyzer.records.reading import section
+from analyzer.records.manifest import listed, section
+from analyzer.records.slot_columns import by_kind, firsts, headers
+from analyzer.records.spans import NONE
 from analyzer.tables.store import Tables, build
-from tracer.recording.format import BUSY, DISCARD, KIND_OFFSET, RING_HEADER_BYTES, STREAMS, Recording
+from tracer.recording.format import BUSY, DISCARD, STREAMS, Recording
 
 TOP = 10
 LATE_NS = 100_000_000
 """Maximum delay of a record in the file behind younger ones: the buffers of several CPUs are drained one after the other."""
 MOST_HELD = 200_000
 """Maximum slots of a stream; for an open step with more, the figures cover the last ones."""
-DESCRIBING: dict[str, tuple[str, ...]] = {"tensor": ("pid", "tensor", "first"), "node": ("pid", "graph", "node")}
-"""Kinds that describe operators, and the fields that identify a description."""
-LASTING: dict[str, tuple[str, ...]] = {
-    "sched_switch": ("prev_tid", "next_tid"),
-    "sched_waking": ("woken_tid",),
-    "token_begin": ("tid",),
-    "token_end": ("tid",),
+LASTING: dict[str, tuple[tuple[str, ...], ...]] = {
+    "tensor": (("pid", "tensor", "first"),),
+    "node": (("pid", "graph", "node"),),
+    "sched_switch": (("prev_tid",), ("next_tid",)),
+    "sched_waking": (("woken_tid",),),
+    "token_begin": (("tid",),),
+    "token_end": (("tid",),),
 }
-"""Kinds of which each thread's last record remains valid, and the fields with the thread."""
+"""Kinds of which some past records remain valid: the last one with each combination of these fields (an operator, a thread)."""
 Rows = dict[str, pd.DataFrame]
 Slots = dict[str, np.ndarray]
 
@@ -70,40 +72,21 @@ class Held(Recording):
 
     def map_slots(self, stream: str, begin: int, end: int) -> np.ndarray:
         """Slots begin to end, shape [n, slot bytes]."""
-        return self.held[stream][begin:end]
-
-
-def number(slots: np.ndarray, offset: int, dtype: str) -> np.ndarray:
-    """The number at a byte offset of every slot."""
-    return slots[:, offset : offset + np.dtype(dtype).itemsize].view(dtype)[:, 0]
+        return self.held[stream][begin:end, None].view(np.uint8)
 
 
 def times(slots: np.ndarray) -> np.ndarray:
     """The time of each record, in ns."""
-    return number(slots, RING_HEADER_BYTES, "<i8")
-
-
-def of_kind(recording: Recording, slots: np.ndarray, kind: str) -> tuple[np.ndarray, pd.DataFrame]:
-    """(rows, integer fields) of the records of one kind among slots; empty if the recording does not declare the kind."""
-    kind_number, dtype = recording.layouts.get(kind, (0, np.dtype([])))
-    rows = np.flatnonzero(number(slots, KIND_OFFSET, "<u2") == kind_number) if kind_number else np.empty(0, np.int64)
-    if not len(rows):
-        return rows, pd.DataFrame()
-    fields = [(name, offset, field) for name, (field, offset, *_) in (dtype.fields or {}).items() if field.kind in "iu"]
-    columns = {name: number(slots, RING_HEADER_BYTES + offset, field.str)[rows] for name, offset, field in fields}
-    return rows, pd.DataFrame(columns, copy=False)
+    return headers(slots)["ts"].view(np.int64)
 
 
 def lasting(recording: Recording, slots: np.ndarray) -> np.ndarray:
     """Rows of past slots to keep: the latest descriptions, and the last record of each thread."""
-    still_valid = [np.empty(0, np.int64)]
-    for kind, fields in DESCRIBING.items():
-        rows, records = of_kind(recording, slots, kind)
-        still_valid.append(rows[~records.duplicated(list(fields), keep="last").to_numpy()] if len(rows) else rows)
-    for kind, fields in LASTING.items():
-        rows, records = of_kind(recording, slots, kind)
-        by_thread = (pd.Series(rows).groupby(records[field].to_numpy()) for field in fields if len(rows))
-        still_valid += [thread.max().to_numpy(np.int64) for thread in by_thread]
+    still_valid, of_kind = [np.empty(0, np.int64)], by_kind(slots).rows
+    for kind, keys in LASTING.items():
+        number, dtype = recording.layouts.get(kind, (NONE, np.dtype([])))
+        if number in of_kind:
+            still_valid += [firsts(slots, of_kind[number][::-1], dtype, fields) for fields in keys]
     return np.concatenate(still_valid)
 
 
@@ -116,7 +99,7 @@ def begin_alone(steps: pd.DataFrame, ns: int) -> int:
 
 def levels_off(changes: Any) -> tuple[str, ...]:
     """The levels whose last change switched them off."""
-    last = {row.get("level"): bool(row.get("on")) for row in changes or [] if isinstance(row, dict)}
+    last = {row.get("level"): bool(row.get("on")) for row in listed(changes, dict)}
     return tuple(sorted(str(level) for level, on in last.items() if not on))
 
 
@@ -146,7 +129,7 @@ class Live:
     def restart(self) -> None:
         """Forget everything."""
         self.read = dict.fromkeys(STREAMS, 0)
-        self.slots: Slots = {stream: np.empty((0, width), np.uint8) for stream, width in STREAMS.items()}
+        self.slots: Slots = {stream: np.empty(0, f"V{width}") for stream, width in STREAMS.items()}
         self.counted_until, self.counted = -1, 0
         """Time up to which steps that are over are counted, and how many."""
         self.open: list[tuple[int, int]] = []
@@ -171,8 +154,8 @@ class Live:
         before = dict(self.read)
         for stream in STREAMS:
             end = recording.slot_count(stream)
-            fresh = np.asarray(recording.map_slots(stream, self.read[stream], end))
-            written = (number(fresh, 0, "<u4") & (BUSY | DISCARD)) == 0
+            fresh = np.asarray(recording.map_slots(stream, self.read[stream], end)).view(f"V{STREAMS[stream]}")[:, 0]
+            written = (headers(fresh)["length"] & (BUSY | DISCARD)) == 0
             self.slots[stream] = np.concatenate((self.slots[stream], fresh if written.all() else fresh[written]))
             self.read[stream] = end
         if not any(before.values()):
@@ -181,8 +164,9 @@ class Live:
 
     def _skip(self, recording: Recording) -> None:
         """Drop the steps before the window, for a recording that began long before the first turn."""
-        rows = [of_kind(recording, self.slots["events"], kind)[0] for kind in ("token_begin", "token_end")]
-        steps = {**self.slots, "events": self.slots["events"][np.concatenate(rows)], "details": self.slots["details"][:0]}
+        kinds = [recording.layouts[kind][0] for kind in ("token_begin", "token_end") if kind in recording.layouts]
+        rows = np.flatnonzero(np.isin(headers(self.slots["events"])["kind"], kinds))
+        steps = {"events": self.slots["events"][rows], "details": self.slots["details"][:0]}
         steps_begun = build(Held(recording, steps))["tokens"]
         if len(steps_begun):
             begin_ns = steps_begun["begin_ns"][steps_begun["end_ns"] >= self._since(steps_begun)].min()
@@ -246,7 +230,7 @@ class Live:
             records=sum(section(manifest, "records").values()),
             lost=sum(section(manifest, "lost").values()),
             tokens=token_summary(steps),
-            phases=phase_shares({}, self.now["phases"]) if len(steps) else {},
+            phases=phase_shares(self.now["phases"]) if len(steps) else {},
             operators=ranked_operators(self.now["operators"], TOP),
             hits=int(cache["hits"].sum()),
             misses=int(cache["misses"].sum()),

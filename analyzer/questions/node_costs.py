@@ -5,14 +5,13 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.schema import Tables
-from analyzer.records.spans import Nest
+from analyzer.records.spans import enclosing
 
 
 def cycles_of(tables: Tables, operators: pd.DataFrame) -> dict[int, float]:
     """order → NPU cycles of the executions within each operator on its thread."""
-    nest = Nest(*(operators[name].to_numpy(np.int64) for name in ("tid", "begin_ns", "end_ns")))
     runs = tables["qnn_executes"].dropna(subset=["accel_cycles"])
-    row = nest.innermost(runs["tid"].to_numpy(np.int64), runs["begin_ns"].to_numpy(np.int64))
+    row = enclosing(operators, runs)
     spent = pd.Series(runs["accel_cycles"].to_numpy()[row >= 0]).groupby(row[row >= 0]).sum()
     return {int(operators["order"].iloc[int(str(row_number))]): float(value) for row_number, value in spent.items()}
 

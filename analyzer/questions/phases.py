@@ -4,6 +4,7 @@ A gap is time of a token in which no thread works on any of its operators or loa
 the NPU's execution, a load, or the state of the token's own thread.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -129,14 +130,15 @@ def per_token(tables: Tables) -> pd.DataFrame:
     return spent_by
 
 
-def phase_shares(tables: Tables, rows: pd.DataFrame | None = None) -> dict[str, dict[str, float]]:
-    """Per phase: ms per step of each group, cause and of the residual; they add up to `total`. Complete tokens only."""
-    rows = per_token(tables) if rows is None else rows
+def phase_shares(rows: pd.DataFrame, parts: Sequence[str] = (*GROUPS, *CAUSES)) -> dict[str, dict[str, float]]:
+    """Per phase: ms per step of each part that occurs and of the residual; they add up to `total`. Complete tokens only.
+
+    `rows`: the result of `per_token`, or another table of the same form with these `parts`.
+    """
     answer: dict[str, dict[str, float]] = {}
     for phase, steps in rows[rows["complete"]].groupby("phase"):
-        mean = steps[[*GROUPS, *CAUSES, RESIDUAL, "total"]].mean() / 1e6
-        shares = {name: float(mean[name]) for name in (*GROUPS, *CAUSES) if mean[name] > 0}
-        answer[str(phase)] = {**shares, RESIDUAL: float(mean[RESIDUAL]), "total": float(mean["total"])}
+        mean = steps[[*parts, RESIDUAL, "total"]].mean() / 1e6
+        answer[str(phase)] = {name: float(ns) for name, ns in mean.items() if ns > 0 or name in (RESIDUAL, "total")}
     return answer
 
 

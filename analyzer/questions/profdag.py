@@ -218,16 +218,11 @@ def middle_token(tables: Tables) -> int:
     return decode[len(decode) // 2] if decode else int(with_operators.min()) if len(with_operators) else 0
 
 
-def to_json(graph: nx.DiGraph) -> dict[str, Any]:
-    """The graph as {graph, nodes, edges}, JSON-able."""
-    nodes = [{"id": node, **_plain(values)} for node, values in graph.nodes(data=True)]
-    edges = [{"source": a, "target": b, **_plain(values)} for a, b, values in graph.edges(data=True)]
-    return {"graph": _plain(graph.graph), "nodes": nodes, "edges": edges}
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with NumPy scalars converted to Python's types."""
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+def to_json(graph: nx.DiGraph) -> str:
+    """The graph as JSON text: {graph, nodes, edges}."""
+    nodes = [{"id": node, **values} for node, values in graph.nodes(data=True)]
+    edges = [{"source": a, "target": b, **values} for a, b, values in graph.edges(data=True)]
+    return as_json({"graph": graph.graph, "nodes": nodes, "edges": edges})
 
 
 def export(graph: nx.DiGraph, path: Path, form: str) -> None:
@@ -238,7 +233,7 @@ def export(graph: nx.DiGraph, path: Path, form: str) -> None:
 def as_text(graph: nx.DiGraph, form: str) -> str:
     """The graph as `graphml`, `dot` or `json`."""
     if form == "json":
-        return as_json(to_json(graph))
+        return to_json(graph)
     if form == "dot":
         return to_dot(graph)
     plain = nx.DiGraph(**in_xml(graph.graph))
@@ -248,13 +243,15 @@ def as_text(graph: nx.DiGraph, form: str) -> str:
 
 
 def legal(value: Any) -> Any:
-    """A text without characters that XML cannot represent; other values unchanged."""
-    return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
+    """A text without characters that XML cannot represent, or a number as one of Python's."""
+    if isinstance(value, str):
+        return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def in_xml(values: dict[str, Any]) -> dict[str, Any]:
     """Attributes converted to types that GraphML supports."""
-    return {name: legal(value) for name, value in _plain(values).items()}
+    return {name: legal(value) for name, value in values.items()}
 
 
 def to_dot(graph: nx.DiGraph) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.intervals import Intervals, merged, overlaps
 from analyzer.records.schema import Tables
-from analyzer.records.spans import Nest, distinct
+from analyzer.records.spans import distinct, enclosing
 
 DISK_SHARE = 0.5
 GROUPINGS = {"type": ["type"], "shape": ["type", "shape", "weights"], "name": ["type", "name"], "layer": ["type", "layer"]}
@@ -41,9 +41,8 @@ def operator_backends(tables: Tables) -> np.ndarray:
     """The backend of each operator: of the graph that encloses it, else of the graphs that it encloses, else cpu."""
     operators, graphs = tables["operators"], tables["graphs"]
     backend = graphs.set_index("graph_id")["backend"].reindex(operators["graph_id"]).fillna("").to_numpy(dtype=object, copy=True)
-    inner = Nest(*(operators[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
-    enclosing_row = inner.innermost(graphs["tid"].to_numpy(), graphs["begin_ns"].to_numpy())
-    placed = graphs.assign(row=enclosing_row)[(enclosing_row >= 0) & (graphs["backend"] != "").to_numpy()]
+    around = enclosing(operators, graphs)
+    placed = graphs.assign(row=around)[(around >= 0) & (graphs["backend"] != "").to_numpy()]
     enclosed: dict[int, set[str]] = {}
     for row, name in zip(placed["row"].tolist(), placed["backend"].tolist(), strict=True):
         enclosed.setdefault(row, set()).add(name)

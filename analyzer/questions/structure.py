@@ -145,10 +145,9 @@ def difference(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, Any]:
         Counter(graph.nodes[node]["type"] for node in block.nodes) if block else Counter()
         for graph, block in zip((first, second), typical, strict=True)
     ]
-    kinds = sorted(set(counts[0]) | set(counts[1]))
     return {
         "operators": differences,
-        "layer_types": {kind: (counts[0][kind], counts[1][kind]) for kind in kinds if counts[0][kind] != counts[1][kind]},
+        "layer_types": differing(*counts),
         "edges": edge_types(resolved(first), resolved(second)),
         "layers": [sum(len(block.repeats) for block in side if block.layer >= 0) for side in (left, right)],
     }
@@ -184,8 +183,9 @@ def edge_types(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, tuple[int, in
         )
         for graph in (first, second)
     ]
-    return {
-        key: (counts[0][key], counts[1][key])
-        for key in sorted(set(counts[0]) | set(counts[1]))
-        if counts[0][key] != counts[1][key]
-    }
+    return differing(*counts)
+
+
+def differing(first: Counter[str], second: Counter[str]) -> dict[str, tuple[int, int]]:
+    """The numbers of both sides where they differ, by key."""
+    return {key: (first[key], second[key]) for key in sorted(first | second) if first[key] != second[key]}

@@ -9,8 +9,9 @@ from analyzer.questions import ceilings, clocks, experts, figures, ledger, npu_q
 from analyzer.questions.findings import findings
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.threads import STATES
+from analyzer.records.manifest import listed, section
 from analyzer.records.observed import known_changes
-from analyzer.records.reading import Source, section
+from analyzer.records.reading import Source
 from analyzer.records.schema import Tables
 from analyzer.records.spans import numbered
 from analyzer.tables.store import UNRECORDED
@@ -45,9 +46,9 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         ],
         "warnings": warnings(recording.manifest),
         "tokens": token_summary(tables["tokens"]),
-        "phases": phase_shares(tables, rows),
+        "phases": phase_shares(rows),
         "ledger": ledger.summary(tables),
-        "findings": finding_rows(recording, tables, rows),
+        "findings": [vars(finding) for finding in findings(tables, ceilings.load(recording.manifest), rows)],
         "operators": operator_summary(tables),
         "experts": experts.summary(tables),
         "npu": npu_summary(recording.manifest, tables),
@@ -80,8 +81,7 @@ def missing(tables: Tables) -> list[str]:
 
 def warnings(manifest: dict[str, Any]) -> list[str]:
     """The tracer's warnings: what it could not do or had to change."""
-    said = manifest.get("warnings")
-    return [line for line in said if isinstance(line, str)] if isinstance(said, list) else []
+    return listed(manifest.get("warnings"), str)
 
 
 def incomplete(source: Source) -> list[str]:
@@ -99,12 +99,6 @@ def incomplete(source: Source) -> list[str]:
     if source.damaged:
         lines.append(f"{source.damaged:,} records have impossible times: omitted; the files are damaged")
     return lines
-
-
-def finding_rows(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The findings, using the ceilings of the machine if those were measured."""
-    roof = ceilings.load(section(recording.manifest, "machine"))
-    return [vars(finding) for finding in findings(tables, roof, rows)]
 
 
 def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
@@ -302,9 +296,7 @@ def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
 
 def skipped_events(manifest: dict[str, Any]) -> dict[str, int]:
     """Events that the kernel skipped because another program was running on the CPU, by program."""
-    rows = manifest.get("probes")
-    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    counts = {str(row.get("program")): row.get("skipped") for row in rows}
+    counts = {str(row.get("program")): row.get("skipped") for row in listed(manifest.get("probes"), dict)}
     return {program: n for program, n in counts.items() if isinstance(n, int) and n > 0}
 
 
@@ -318,8 +310,8 @@ def advice(share: float) -> str | None:
 def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     """The cost of tracing: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
     cost = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
-    probes = manifest.get("probes") if isinstance(manifest.get("probes"), list) else []
-    hits = {p.get("program"): int(p.get("hits") or 0) for p in probes or [] if isinstance(p, dict)}  # equal within a program
+    probes = listed(manifest.get("probes"), dict)
+    hits = {p.get("program"): int(p.get("hits") or 0) for p in probes}  # equal within a program
     spent = float(np.nansum([cost.get("trap_ns", 0), cost.get("bpf_ns", 0)]))
     cold = float(np.nansum([cost.get("trap_cold_ns", 0), cost.get("bpf_ns", 0)]))
     token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(cost.get("target_cpu_ns", 0))

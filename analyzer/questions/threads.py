@@ -42,11 +42,10 @@ def balance(tables: Tables) -> pd.DataFrame:
     return rows.reset_index()[columns].sort_values("busy_ms", ascending=False, ignore_index=True)
 
 
-def summary(tables: Tables) -> dict[str, Any]:
-    """Thread figures, JSON-able; {} if no scheduling was recorded."""
+def summary(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
+    """Thread figures, JSON-able, from `displacements`; {} if no scheduling was recorded."""
     if len(tables["thread_states"]) == 0 or len(tables["op_threads"]) == 0:
         return {}
-    rows = displacement.displacements(tables)
     total = float(tables["tokens"]["duration_ns"].sum())
     cost = displacement.won_ns(tables, rows, rows["end_ns"] - rows["begin_ns"])
     return {"displaced": len(rows), "displaced_cost_ms": cost / 1e6, "displaced_share": cost / total if total else 0.0}

@@ -41,16 +41,6 @@ def distribution(values: pd.Series) -> dict[str, float]:
     return {"n": len(present), "mean": float(present.mean()), "std": float(present.std(ddof=0)), **spread}
 
 
-def theil_sen(x: np.ndarray, y: np.ndarray, most: int = 400) -> float:
-    """The median of the slopes between all pairs of points, a slope robust to outliers."""
-    if len(x) > most:
-        keep = np.linspace(0, len(x) - 1, most).astype(int)
-        x, y = x[keep], y[keep]
-    i, j = np.triu_indices(len(x), 1)
-    real = x[i] != x[j]
-    return float(np.median((y[j] - y[i])[real] / (x[j] - x[i])[real])) if real.any() else 0.0
-
-
 def periodic(values: np.ndarray) -> dict[str, float] | None:
     """A periodic disturbance: its `period` in steps and `share` of the variance; None if no frequency is significant.
 
@@ -128,7 +118,7 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
         return {}
     fit, judged = steps.iloc[::2], steps.iloc[1::2]
     x, y = fit["context"].to_numpy(np.float64), fit["ms"].to_numpy()
-    slope = theil_sen(x, y)
+    slope = changepoints.theil_sen(x, y)
     base = float(np.median(y - slope * x))
     truth = judged["ms"].to_numpy()
     error = np.abs(base + slope * judged["context"].to_numpy() - truth) / truth

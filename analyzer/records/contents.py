@@ -11,14 +11,13 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.slot_columns import Sorted, by_kind, columns_of, firsts, possible_times, within
-from analyzer.records.spans import numbered
+from analyzer.records.spans import EVER, numbered
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
 
 STREAMED: tuple[str, ...] = (
     *("graph_begin", "graph_end", "op_begin", "op_wait", "op_end", "op_shares", "expert_begin", "expert_end", "route", "pmc"),
     *("sched_switch", "sched_waking", "sched_wakeup"),
 )
-EVER = np.iinfo(np.int64).max
 BLOCK = 1 << 16
 """Slots that are processed at once."""
 THREAD_KINDS = ("graph_begin", "op_begin", "op_shares", "expert_begin", "sched_switch")

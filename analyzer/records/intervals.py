@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-EVER = np.iinfo(np.int64).max
+from analyzer.records.spans import EVER
 
 
 @dataclass(frozen=True)

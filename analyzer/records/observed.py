@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from analyzer.records.manifest import listed
 from analyzer.records.rows import Rows
-from analyzer.records.spans import pair
+from analyzer.records.spans import EVER, pair
 
 LEVELS = {"token": "token", "graph": "graph", "op": "operator", "expert": "expert", "load": "expert"}
 LEVELS |= {"qnn_execute": "qnn", "qnn_call": "qnn", "qnn_stage": "qnn"}
-EVER = np.iinfo(np.int64).max
 Gaps = tuple[np.ndarray, np.ndarray]
 
 
 def known_changes(changes: Any) -> list[dict[str, Any]]:
     """The manifest's `level_changes`; damaged rows omitted."""
-    rows = changes if isinstance(changes, list) else []
-    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("ts_ns"), int)]
+    return [row for row in listed(changes, dict) if isinstance(row.get("ts_ns"), int)]
 
 
 def level_gaps(changes: Any, level: str) -> Gaps:

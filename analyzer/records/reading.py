@@ -1,20 +1,19 @@
 """A recording as columns: every kind of record, including kinds without records, with positions in the file."""
 
 import copy
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow
 
-from analyzer.records.contents import BLOCK, EVER, STREAMED, Contents, Few
+from analyzer.records.contents import BLOCK, STREAMED, Contents, Few
 from analyzer.records.damage import damage
+from analyzer.records.manifest import section
 from analyzer.records.observed import LEVELS, Gaps, clipped, level_gaps, token_gaps
 from analyzer.records.rows import Rows, Spans, combined
 from analyzer.records.schema import Columns, text
-from analyzer.records.spans import Marks, Pairs, in_time, numbered, pair, successors
+from analyzer.records.spans import EVER, Marks, Pairs, in_time, numbered, pair, successors
 from tracer.recording.format import FIRST_DETAIL, STREAMS, Recording
 
 WITHIN_STEPS = ("graph", "op", "expert")
@@ -24,18 +23,6 @@ REASON = np.array(["startup", "demand", "prefetch"], object)
 BACKEND_NAMES = " cpu htp cuda vulkan opencl blas metal sycl cann hexagon rpc webgpu meta"
 BACKEND = np.array(BACKEND_NAMES.split(" "), object)
 """Names by enum backend_id of bpf/records.h."""
-
-
-def command_of(manifest: Mapping[str, Any]) -> list[str]:
-    """The words of the recorded command; empty if the manifest has none."""
-    command = manifest.get("command") or []
-    return [str(word) for word in (command if isinstance(command, list) else [command])]
-
-
-def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object of the manifest; empty if it is missing or not an object."""
-    value = manifest.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 OF_OPERATORS = ("op_begin", "op_wait", "op_shares", "node", "tensor", "route")

@@ -1,7 +1,9 @@
 """Records of one kind as columns, spans made of begin and end records, and text fields."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -129,6 +131,10 @@ def texts(column: np.ndarray) -> np.ndarray:
     """Fixed-size C strings as text: up to the first NUL, undecodable bytes replaced."""
     if column.dtype.kind != "S":
         return np.full(len(column), "", object)
-    values, inverse = np.unique(column, return_inverse=True)
-    names = [bytes(v).split(b"\0", 1)[0].decode(errors="replace") for v in values.tolist()]
-    return np.array([*names, ""], object)[inverse]
+    return named(column, lambda value: value.split(b"\0", 1)[0].decode(errors="replace"))
+
+
+def named(values: np.ndarray, name: Callable[[Any], str]) -> np.ndarray:
+    """The name of each value, computed once per distinct value."""
+    distinct, inverse = np.unique(values, return_inverse=True)
+    return np.array([*map(name, distinct.tolist()), ""], object)[inverse]

@@ -57,22 +57,22 @@ def within(kinds: Sorted, slots: np.ndarray, possible: tuple[int, int]) -> Sorte
     first, last = possible
     if not kinds.rows or (first <= kinds.first_ns and kinds.last_ns <= last):
         return kinds
-    times = _heads(slots, np.concatenate(list(kinds.rows.values())))["ts"]
+    times = headers(slots[np.concatenate(list(kinds.rows.values()))])["ts"]
     fine = times[(times >= first) & (times <= last)]
     ends = (int(fine.min()), int(fine.max())) if len(fine) else (0, 0)
     return Sorted(kinds.rows, *ends, len(times) - len(fine), kinds.discarded)
 
 
 def _sampled_times(slots: np.ndarray) -> np.ndarray:
-    heads = _heads(slots, np.linspace(0, len(slots) - 1, min(SAMPLED, len(slots))).astype(np.int64))
+    heads = headers(slots[np.linspace(0, len(slots) - 1, min(SAMPLED, len(slots))).astype(np.int64)])
     written = (heads["length"] & (BUSY | DISCARD) == 0) & (heads["kind"] > 0)
     return np.asarray(heads["ts"][written & (heads["ts"] < IMPOSSIBLE_NS)])
 
 
-def _heads(slots: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The headers of these slots: length, ts and kind."""
+def headers(slots: np.ndarray) -> np.ndarray:
+    """The header of each slot, a view with the fields length, ts (ns) and kind."""
     fields = {"names": ["length", "ts", "kind"], "formats": ["<u4", "<u8", "<u2"], "offsets": [0, 8, 24]}
-    return slots[rows].view(np.dtype({**fields, "itemsize": slots.dtype.itemsize}))  # type: ignore[call-overload]
+    return slots.view(np.dtype({**fields, "itemsize": slots.dtype.itemsize}))  # type: ignore[call-overload]
 
 
 def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> dict[str, np.ndarray]:

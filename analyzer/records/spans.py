@@ -15,6 +15,8 @@ import pandas as pd
 from analyzer.records.loops import loops
 
 NONE = -1
+EVER = np.iinfo(np.int64).max
+"""The time that stands for never: later than any."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,14 @@ def shared_codes(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> tupl
     return code[: len(one[0])], code[len(one[0]) :]
 
 
+def equal_rows(right: Sequence[np.ndarray], left: Sequence[np.ndarray]) -> np.ndarray:
+    """For each left row, the last right row with the same values in all columns."""
+    theirs, ours = shared_codes(right, left)
+    row = np.full(len(theirs) + len(ours), NONE, np.int64)
+    row[theirs] = np.arange(len(theirs))
+    return row[ours]
+
+
 def in_time(ts: np.ndarray) -> bool:
     """Whether times are sorted."""
     return bool(np.all(ts[1:] >= ts[:-1]))
@@ -144,7 +154,8 @@ def _matched(begin: Marks, end: Marks, group: np.ndarray, b: np.ndarray, e: np.n
     """(begin rows, their end rows): rows `b` matched with rows `e` by a stack per group; `group` lists begins, then ends."""
     begin_group, end_group = group[: len(begin.ts)][b], group[len(begin.ts) :][e]
     opened, closed = (begin_group, begin.ts[b], begin.position[b]), (end_group, end.ts[e], end.position[e])
-    answer, before, unopened = np.empty(len(b), np.int64), np.empty(len(b), np.int64), _none_of(group)
+    answer, before = np.empty(len(b), np.int64), np.empty(len(b), np.int64)
+    unopened = np.full(int(group.max(initial=NONE)) + 1, NONE, np.int64)
     if not loops.pairs(len(b), *map(flat, opened), len(e), *map(flat, closed), unopened, before, answer):
         first, second = (np.lexsort(columns[:0:-1]) for columns in (opened, closed))
         return _matched(begin, end, group, b[first], e[second])
@@ -208,11 +219,6 @@ def _met(loop: Callable[..., int], right: tuple[np.ndarray, ...], left: tuple[np
     return answer
 
 
-def _none_of(group: np.ndarray) -> np.ndarray:
-    """An array of NONE, one for each group; groups are numbered from 0."""
-    return np.full(int(group.max(initial=NONE)) + 1, NONE, np.int64)
-
-
 def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
     """Fill the -1 in `answer`: for left rows (group, time), the result of `latest` if that right row lasts beyond the left time.
 
@@ -237,11 +243,6 @@ def shared(owner: np.ndarray, work: np.ndarray, ts: np.ndarray, lasts: tuple[np.
     return np.where(owner >= 0, owner, np.append(span, NONE)[row])
 
 
-def in_groups(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """Row numbers sorted by group, then time; stable for equal times."""
-    return np.lexsort((ts, group))
-
-
 def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """The next row in time order of each row's group; -1 for the last."""
     order = np.arange(len(ts)) if in_time(ts) else np.argsort(ts, kind="stable")
@@ -252,11 +253,17 @@ def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
 
 def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """0, 1, 2 ... within each group, in time order."""
-    order = in_groups(group, ts)
+    order = np.lexsort((ts, group))
     starts = first_of_runs(group[order])
     answer = np.empty(len(ts), np.int64)
     answer[order] = np.arange(len(ts)) - np.repeat(starts, run_lengths(starts, len(ts)))
     return answer
+
+
+def enclosing(spans: pd.DataFrame, rows: pd.DataFrame) -> np.ndarray:
+    """The innermost of `spans` (tid, begin_ns, end_ns) in which each of `rows` (tid, begin_ns) began on its thread."""
+    nest = Nest(*(spans[name].to_numpy(np.int64) for name in ("tid", "begin_ns", "end_ns")))
+    return nest.innermost(rows["tid"].to_numpy(np.int64), rows["begin_ns"].to_numpy(np.int64))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The stamp of a recording, which traces and pages made from it carry in their first bytes."""
+"""What identifies a version of a recording: sizes and times of its files, and the stamp in traces and pages made from it."""
 
 import contextlib
 import gzip
@@ -12,7 +12,17 @@ from tracer.recording.format import sealed
 HEAD_BYTES = 4096
 MARK = "MoEScope, recording "
 MARKED = re.compile(MARK.encode() + b"[0-9a-f]{16}")
+INPUTS = ("manifest.json", "events.bin", "details.bin")
+"""The files of a recording that its tables are made from."""
 VIEWS = (".pftrace", ".gz", ".html")
+
+
+def stat_of(path: Path) -> list[int] | None:
+    """Size and time (ns) of a file; None if it does not exist."""
+    with contextlib.suppress(OSError):
+        stat = path.stat()
+        return [stat.st_size, stat.st_mtime_ns]
+    return None
 
 
 def stamp(manifest: dict[str, Any]) -> str:

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from analyzer.records.reading import Source
-from analyzer.records.rows import Rows, Spans, texts
+from analyzer.records.rows import Rows, Spans, named, texts
 from analyzer.records.schema import Columns
-from analyzer.records.spans import NONE, Marks, latest, pair, shared_codes, stack_depth
+from analyzer.records.spans import NONE, Marks, equal_rows, latest, pair, shared_codes, stack_depth
 from analyzer.tables.steps import Steps
 
 FORMATS = {f"{sign}{bits}": f"<{kind}{bits // 8}" for sign, kind in (("u", "u"), ("s", "i")) for bits in (8, 16, 32, 64)}
 FORMATS |= {"ptr": "<u8", "f32": "<f4", "f64": "<f8"}
+DECLARED = {"function": "name", "library": "library", "at": "at"}
+"""Column → key of the manifest's functions."""
 
 
 def build(source: Source, tokens: Steps) -> Columns:
@@ -36,11 +38,15 @@ def build(source: Source, tokens: Steps) -> Columns:
     columns["token_id"] = np.concatenate([tokens.of(rows) for rows in records])
     columns["args"] = as_json(args + written.of(points, at_return=True))
     columns["depth"] = depths(columns["tid"], columns["begin_ns"], columns["end_ns"])
-    for column, key in (("function", "name"), ("library", "library"), ("at", "at")):
-        columns[column] = looked_up(columns["probe"], {n: str(row.get(key, "")) for n, row in functions.items()})
+    columns |= {column: declared(functions, columns["probe"], key) for column, key in DECLARED.items()}
     order = np.argsort(columns["begin_ns"], kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
     return {"call_id": np.arange(len(order)), **columns}
+
+
+def declared(functions: dict[int, dict[str, Any]], probe: np.ndarray, key: str) -> np.ndarray:
+    """A text of each probe's function as the manifest declares it; "" for none."""
+    return named(probe, lambda number: str(functions.get(number, {}).get(key, "")))
 
 
 def of_way(functions: dict[int, dict[str, Any]], rows: Rows, way: str) -> np.ndarray:
@@ -122,10 +128,7 @@ class Arguments:
         """(detail records of one part, the row for each call, -1 if lost), matched by function, thread and time."""
         more = self.more
         more = more.where((more["part"] == number) & (more["at_return"] == at_return) & np.isin(more["probe"], rows["probe"]))
-        sent, asked = shared_codes(*([part[field] for field in ("probe", "tid", "ts")] for part in (more, rows)))
-        place = np.full(len(more) + len(rows), NONE, np.int64)
-        place[sent] = np.arange(len(more))
-        return more, place[asked]
+        return more, equal_rows(*([part[field] for field in ("probe", "tid", "ts")] for part in (more, rows)))
 
 
 def numbers(rows: Rows, row_of: np.ndarray, column: int, kind: str) -> list[Any]:
@@ -145,9 +148,3 @@ def numbers(rows: Rows, row_of: np.ndarray, column: int, kind: str) -> list[Any]
 def as_json(rows: list[dict[str, Any]]) -> np.ndarray:
     """Each row as JSON text; "" for functions without arguments."""
     return np.array([*(json.dumps(row) if row else "" for row in rows), ""], object)[:-1]
-
-
-def looked_up(values: np.ndarray, names: dict[int, str]) -> np.ndarray:
-    """The name of each number; "" if it has none."""
-    distinct, inverse = np.unique(values, return_inverse=True)
-    return np.array([*(names.get(int(value), "") for value in distinct), ""], object)[inverse]

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.records.reading import Source, section
+from analyzer.records.manifest import listed, section
+from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import Columns, text
 from analyzer.records.spans import NONE, numbered
@@ -27,8 +28,7 @@ def ranges(numbers: list[int]) -> str:
 
 def rows_of(manifest: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """The manifest's rows of `policies`, `zones` or `cooling`; damaged rows omitted."""
-    rows = section(manifest, "heat").get(name)
-    return [r for r in rows if isinstance(r, dict) and isinstance(r.get("number"), int)] if isinstance(rows, list) else []
+    return [row for row in listed(section(manifest, "heat").get(name), dict) if isinstance(row.get("number"), int)]
 
 
 def real(value: Any, scale: float = 1.0) -> float:
@@ -45,9 +45,7 @@ class Gauges:
         self.policies: dict[int, int] = {}
         """CPU → number of its policy."""
         for row in rows_of(manifest, "policies"):
-            cpus = row.get("cpus")
-            known = [cpu for cpu in cpus if isinstance(cpu, int)] if isinstance(cpus, list) else []
-            self._policy(row["number"], known, real(row.get("most"), 1e-3))
+            self._policy(row["number"], listed(row.get("cpus"), int), real(row.get("most"), 1e-3))
         for row in rows_of(manifest, "zones"):
             self.names[ZONE, row["number"]] = str(row.get("type"))
             self.most[ZONE, row["number"]] = first_trip(row.get("trips"))
@@ -78,7 +76,7 @@ class Gauges:
 
 def first_trip(trips: Any) -> float:
     """The lowest trip temperature of a zone that triggers cooling, in °C; NaN if none is known."""
-    pairs = [trip for trip in trips if isinstance(trip, list) and len(trip) == 2] if isinstance(trips, list) else []
+    pairs = [trip for trip in listed(trips, list) if len(trip) == 2]
     return min((t * 1e-3 for _, t in pairs if isinstance(t, int) and t > 0), default=np.nan)
 
 

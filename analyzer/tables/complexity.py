@@ -13,9 +13,9 @@ from math import nan, prod
 import numpy as np
 import pandas as pd
 
-from analyzer.records.contents import EVER, identities
+from analyzer.records.contents import identities
 from analyzer.records.schema import Columns
-from analyzer.records.spans import NONE, codes, latest_or_following, numbered
+from analyzer.records.spans import EVER, NONE, latest_or_following, numbered, shared_codes
 from moescope.packaged import toml_beside
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
@@ -93,7 +93,7 @@ def mul_mat_id(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
     return Work(2.0 * experts.dim(0) * out.elements, used * expert_bytes + rows.bytes() + ids.bytes(), out.bytes())
 
 
-def expected_distinct(experts: int, k: int, tokens: int) -> float:
+def expected_distinct(experts: int, k: int, tokens: float) -> float:
     """Expected number of distinct experts of B = `tokens` tokens that each choose k uniformly: E (1 - ((E - k) / E)^B)."""
     return experts * (1 - ((experts - k) / experts) ** tokens) if experts else 0.0
 
@@ -298,11 +298,9 @@ def contexts(token: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
 
 def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: Columns) -> np.ndarray:
     """The number of distinct experts that the rows of a step chose in a layer; NaN if not recorded."""
-    n = len(routes["token_id"])
-    if n == 0 or len(token) == 0:
+    if len(routes["token_id"]) == 0 or len(token) == 0:
         return np.full(len(token), nan)
-    steps, layers = routes["token_id"], routes["layer"]
-    place = codes(np.concatenate((steps, token)), np.concatenate((layers, layer)))
-    choices = numbered(place[:n], routes["expert"])[1]
-    counted = np.bincount(place[:n][choices], minlength=int(place.max()) + 1)[place[n:]]
+    routed, asked = shared_codes((routes["token_id"], routes["layer"]), (token, layer))
+    choices = numbered(routed, routes["expert"])[1]
+    counted = np.bincount(routed[choices], minlength=int(asked.max()) + 1)[asked]
     return np.where(counted > 0, counted.astype(np.float64), nan)

@@ -11,9 +11,8 @@ import numpy as np
 
 from analyzer.records.reading import Source
 from analyzer.records.rows import texts
+from analyzer.tables.nodes import LLAMACPP, NEVER_RUN
 
-EMPTY = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
-"""Nodes that compute nothing and are never sent."""
 FUSIONS = (
     ("CONCAT", "CPY", "SSM_CONV", "UNARY"),
     ("MUL_MAT", "MUL_MAT", "MUL_MAT"),
@@ -28,7 +27,6 @@ FUSIONS = (
 """Nodes that versions of the backend make one operator of (`try_fuse` in ggml-hexagon.cpp)."""
 LONGEST = max(map(len, FUSIONS))
 BATCHES_TRIED = 4
-LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def graphs(source: Source) -> dict[int, list[Given]]:
             of_graph = (
                 np.flatnonzero(handles[(first := int(np.searchsorted(at, ts))) : first + 2 * count] == graph)[:count] + first
             )
-            known[pid, graph] = tuple(told[i] for i in of_graph.tolist() if told[i].type not in EMPTY)
+            known[pid, graph] = tuple(told[i] for i in of_graph.tolist() if told[i].type not in NEVER_RUN)
         answer.setdefault(pid, []).append(Given(ts, known.get((pid, graph), ())))
     return answer
 

@@ -5,8 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
-from analyzer.records.reading import Source, chosen, section
-from analyzer.records.rows import Rows, texts
+from analyzer.records.manifest import listed, section
+from analyzer.records.reading import Source, chosen
+from analyzer.records.rows import Rows, named, texts
 from analyzer.records.schema import Columns
 from analyzer.records.spans import NONE, Marks, Nest, codes, pair, shared_codes
 from analyzer.tables.operators import OpThreads
@@ -82,12 +83,11 @@ class Files:
     """Paths by device and inode: from the manifest, else the base names that the kernel side recorded."""
 
     def __init__(self, source: Source):
-        listed = section(source.manifest, "io").get("files")
         rows = source.rows("io_file")
         names = zip(rows["dev"].tolist(), rows["ino"].tolist(), texts(rows["name"]), strict=True)
         self.paths = {(dev, ino): name for dev, ino, name in names}
-        for row in listed if isinstance(listed, list) else []:
-            if isinstance(row, dict) and row.get("path"):
+        for row in listed(section(source.manifest, "io").get("files"), dict):
+            if row.get("path"):
                 self.paths[int(row.get("dev", NONE)), int(row.get("ino", NONE))] = str(row["path"])
         size = section(source.manifest, "io").get("page_bytes")
         self.page_bytes = size if isinstance(size, int) and size > 0 else PAGE_BYTES
@@ -103,9 +103,7 @@ class Files:
 
 def devices(dev: np.ndarray) -> np.ndarray:
     """Kernel device numbers as "major:minor"; "" for 0."""
-    numbers, inverse = np.unique(dev, return_inverse=True)
-    names = [f"{n >> MINOR_BITS}:{n & ((1 << MINOR_BITS) - 1)}" if n else "" for n in numbers.tolist()]
-    return np.array([*names, ""], object)[inverse]
+    return named(dev, lambda number: f"{number >> MINOR_BITS}:{number & ((1 << MINOR_BITS) - 1)}" if number else "")
 
 
 def fault_begins(rows: Rows) -> np.ndarray:

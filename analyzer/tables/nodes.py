@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.records.reading import Source, section
+from analyzer.records.manifest import section
+from analyzer.records.reading import Source
 from analyzer.records.rows import Rows
 from analyzer.records.spans import (
     NONE,

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
-from analyzer.records.contents import EVER, identities
+from analyzer.records.contents import identities
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import Columns, arrow_table, conform, empty, text
 from analyzer.records.spans import (
+    EVER,
     NONE,
     Nest,
     distinct,

@@ -7,10 +7,11 @@ including the wait for other threads in between.
 import numpy as np
 import pyarrow
 
-from analyzer.records.reading import Source, section
+from analyzer.records.manifest import listed, section
+from analyzer.records.reading import Source
 from analyzer.records.rows import Rows
 from analyzer.records.schema import arrow_table, text
-from analyzer.records.spans import NONE, first_rows, shared_codes, successors
+from analyzer.records.spans import NONE, equal_rows, first_rows, shared_codes, successors
 from analyzer.tables.operators import OpThreads
 
 UNREAD = np.uint64(2**64 - 1)
@@ -18,16 +19,7 @@ UNREAD = np.uint64(2**64 - 1)
 
 def events(source: Source) -> list[str]:
     """Names of the counted events, in the order of a reading's values."""
-    listed = section(source.manifest, "pmc").get("events")
-    return [str(row.get("name", "")) for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
-
-
-def readings_at(rows: Rows, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """The reading of thread `tid` at exactly `ts`, the time of the operator record that precedes it; -1: none."""
-    readings, asked = shared_codes((rows["tid"], rows["ts"]), (tid, ts))
-    row = np.full(len(rows) + len(tid), NONE, np.int64)
-    row[readings] = np.arange(len(rows))
-    return row[asked]
+    return [str(row.get("name", "")) for row in listed(section(source.manifest, "pmc").get("events"), dict)]
 
 
 def recorded_by_shares(done: Rows, ops: OpThreads) -> np.ndarray:
@@ -69,8 +61,9 @@ def build(source: Source, rows: Rows, shares: Rows, ops: OpThreads, op_id: np.nd
     """
     names = events(source)
     if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):
-        return arrow_table("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
-    first, last = readings_at(rows, ops.rows["tid"], ops.begin), readings_at(rows, ops.rows["tid"], ops.wait)
+        return arrow_table("pmc", {})
+    # A reading has exactly the time of the operator record that precedes it.
+    first, last = (equal_rows((rows["tid"], rows["ts"]), (ops.rows["tid"], ts)) for ts in (ops.begin, ops.wait))
     first = np.where(recorded_by_shares(shares, ops), readings_before(rows, last), first)
     values = rows.records["values"].astype(np.uint64)[:, : len(names)]
     values = np.concatenate((values, np.full((1, len(names)), UNREAD)))

@@ -18,7 +18,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from analyzer.errors import AnalysisError
-from analyzer.tables.store import INPUTS, fingerprint, load, stamp_of
+from analyzer.records.stamps import INPUTS
+from analyzer.tables.store import fingerprint, load, stamp_of
 from moescope.errors import UserError
 from moescope.scratch import scratch
 from tracer.recording.format import STREAMS, RecordingError, is_whole

@@ -13,10 +13,12 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer.records.contents import BLOCK, EVER
+from analyzer.records.contents import BLOCK
 from analyzer.records.memory import keep_freed_memory
 from analyzer.records.reading import Source
 from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
+from analyzer.records.spans import EVER
+from analyzer.records.stamps import INPUTS, stat_of
 from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
 from moescope.plain import doubts, warn
 from moescope.scratch import scratch
@@ -31,7 +33,6 @@ GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
 ROWS_AT_ONCE = 1 << 17
 UNRECORDED = "none"
 """What the manifest of a folder says of its loader where no tracer recorded it: its tables cannot be made again."""
-INPUTS = ("manifest.json", "events.bin", "details.bin")
 
 
 class Tables(Mapping[str, pd.DataFrame]):
@@ -110,12 +111,7 @@ def compact(table: pyarrow.Table) -> pyarrow.Table:
 
 def fingerprint(folder: Path) -> dict[str, Any]:
     """The inputs of cached tables: the recording's files and the schema."""
-    files: dict[str, list[int] | None] = {}
-    for name in INPUTS:
-        path = folder / name
-        stat = path.stat() if path.exists() else None
-        files[name] = [stat.st_size, stat.st_mtime_ns] if stat else None
-    return stamp_of(files)
+    return stamp_of({name: stat_of(folder / name) for name in INPUTS})
 
 
 def stamp_of(files: dict[str, list[int] | None]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analyzer.errors import PredictError
 from analyzer.model import Attention, DeltaNet, Mixture, Model, model_of
-from analyzer.records.reading import section
+from analyzer.records.manifest import section
 from analyzer.records.schema import Columns, equals_any
 
 ENGINE = "moescope"

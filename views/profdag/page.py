@@ -9,7 +9,7 @@ import pandas as pd
 
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.node_costs import add_costs
-from analyzer.records.reading import command_of
+from analyzer.records.manifest import command_of
 from analyzer.records.stamps import stamp
 from views.profdag.layout import document, drawn, lay_out
 from views.report.page import write_page

@@ -3,7 +3,7 @@
 from typing import Any
 
 from analyzer.questions.longest_span import Spans, longest_span
-from analyzer.records.reading import command_of
+from analyzer.records.manifest import command_of
 from views.report.sections import Block, Run, Section, cards, note, pairs
 
 HIGH_SAVING = 0.1

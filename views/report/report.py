@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.questions import ceilings
-from analyzer.records.reading import command_of
+from analyzer.records.manifest import command_of
 from analyzer.records.stamps import stamp
 from views.report import expert_cache, ledger, moe, npu, npu_queues, operators, overview, recording, threads, timing
 from views.report.page import write_page
@@ -55,6 +55,6 @@ def document(run: Run) -> dict[str, Any]:
 
 def write_report(manifest: dict[str, Any], tables: Tables, summary: dict[str, Any], path: Path) -> int:
     """Write the report; returns its size in bytes."""
-    content = document(Run(manifest, tables, summary, ceilings.load(manifest.get("machine") or {})))
+    content = document(Run(manifest, tables, summary, ceilings.load(manifest)))
     title = f"MoEScope: {content['command'] or 'recording'}"
     return write_page(path, "report", title, content, {"plotly": plotly()}, stamp(manifest))

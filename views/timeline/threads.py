@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.records.reading import command_of
+from analyzer.records.manifest import command_of
 from analyzer.tables.sched import LARGEST_ID, listed_threads
 from views.timeline.slices import distinct, rows_of
 

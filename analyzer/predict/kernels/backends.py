@@ -147,12 +147,18 @@ class Cpu:
         return {node.name for node in onnx.load_from_string(model).graph.node if node.op_type in remaining_types}
 
     def _session(self, model: bytes, keep: str = "") -> ort.InferenceSession:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 4
+        options = _options()
         if keep:
             options.optimized_model_filepath = keep
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _options() -> ort.SessionOptions:
+    """One thread, and only fatal errors in the log."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return options
 
 
 def _references() -> list[bytes]:
@@ -220,9 +226,7 @@ class Htp:
             return _node_cycles(file)[1:], _executions(file)[1:]
 
     def _session(self, model: bytes, profile: Path) -> ort.InferenceSession:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 4
+        options = _options()
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         qnn = {"backend_type": "htp", "profiling_level": "detailed", "profiling_file_path": str(profile)}
         if platform.machine() == "x86_64":

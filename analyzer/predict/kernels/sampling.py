@@ -27,10 +27,9 @@ def widths_of(models: list[Model]) -> list[tuple[int, int]]:
     """(k, n) of the products in these models' layers: the prior."""
     widths: list[tuple[int, int]] = []
     for model in models:
-        inner = [model.dense_width] if not model.mixture else [model.mixture.width]
-        heads = model.attention.heads * model.attention.head_dim
-        widths += [(model.hidden, width) for width in inner] + [(width, model.hidden) for width in inner]
-        widths += [(model.hidden, heads), (heads, model.hidden)]
+        inner = model.mixture.width if model.mixture else model.dense_width
+        for width in (inner, model.attention.heads * model.attention.head_dim):
+            widths += [(model.hidden, width), (width, model.hidden)]
     return widths
 
 

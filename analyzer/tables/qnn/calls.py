@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.reading import Source
+from analyzer.records.rows import named
 from analyzer.records.schema import conform
 from analyzer.records.spans import NONE, latest
 from analyzer.tables.qnn.enums import CALLS, CONTEXT_FREE, CONTEXT_GET_BINARY, FIRST_STAGE, STAGES, Work
@@ -14,8 +15,7 @@ EXECUTE_STAGE, HARVEST_STAGE = "execute", "harvest"
 
 def by_number(numbers: np.ndarray, names: dict[int, str]) -> np.ndarray:
     """Names of numbers; the number as text if it has no name."""
-    values, inverse = np.unique(numbers, return_inverse=True)
-    return np.array([*(names.get(v, str(v)) for v in values.tolist()), ""], object)[inverse]
+    return named(numbers, lambda number: names.get(number, str(number)))
 
 
 def calls_and_stages(source: Source) -> tuple[Calls, Calls]:

@@ -9,12 +9,11 @@ LEAST_SNAPSHOTS = 2
 
 @dataclass(frozen=True)
 class DeviceClock:
-    """host ns = anchor_ns + (ticks - anchor) * ns_per_tick, with an error of at most `error_ns` between the snapshots."""
+    """host ns = anchor_ns + (ticks - anchor) * ns_per_tick."""
 
     ns_per_tick: float
     anchor: int
     anchor_ns: float
-    error_ns: float
 
     def to_host(self, ticks: np.ndarray) -> np.ndarray:
         """Host nanoseconds of the device's time stamps."""
@@ -40,5 +39,4 @@ def align(ticks: np.ndarray, begin: np.ndarray, end: np.ndarray) -> DeviceClock 
         return None
     middle = (begin + end) / 2
     rate = float((middle[last] - middle[first]) / (float(ticks[last]) - float(ticks[first])))
-    error = float(max(end[first] - begin[first], end[last] - begin[last]) / 2)
-    return DeviceClock(rate, int(ticks[first]), float(middle[first]), error) if rate > 0 else None
+    return DeviceClock(rate, int(ticks[first]), float(middle[first])) if rate > 0 else None

@@ -8,7 +8,7 @@ import pandas as pd
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, Spans
 from analyzer.records.schema import conform
-from analyzer.records.spans import NONE, codes
+from analyzer.records.spans import NONE, shared_codes
 from analyzer.tables.qnn import enums
 from analyzer.tables.qnn.objects import Objects
 from analyzer.tables.steps import Graphs, Steps
@@ -55,13 +55,13 @@ def notices(submitted_ns: np.ndarray, done_ns: np.ndarray, rows: tuple[Rows, Row
     """For each submission the notice that ends it: same process and parameter, matched in time order; -1: none."""
     begin, done = rows
     asked = np.flatnonzero(submitted)
-    key = codes(np.concatenate((begin["pid"][asked], done["pid"])), np.concatenate((begin["param"][asked], done["param"])))
+    asking, answering = shared_codes((begin["pid"][asked], begin["param"][asked]), (done["pid"], done["param"]))
     answer = np.full(len(asked), NONE, np.int64)
     waiting: dict[int, list[int]] = {}
     happened = [(int(submitted_ns[row]), 0, i) for i, row in enumerate(asked)]
     happened += [(int(ts), 1, i) for i, ts in enumerate(done_ns)]
     for _, is_done, i in sorted(happened):
-        queue = waiting.setdefault(int(key[len(asked) + i if is_done else i]), [])
+        queue = waiting.setdefault(int((answering if is_done else asking)[i]), [])
         if not is_done:
             queue.append(i)
         elif queue:
