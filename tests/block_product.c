@@ -2,7 +2,7 @@
 /*
  * Products by one instruction set, for processors that are emulated: block_product SET < cases > results
  *
- * A case: six 64-bit numbers (bits, block, m, k, n, whether zero points follow), rows, values, scales, zero points. Exit status 3:
+ * A case: seven 64-bit numbers (bits, block, m, k, n, whether zero points follow, whether rows are gated), rows, values, scales, zero points. Exit status 3:
  * this processor lacks the set.
  */
 #include <stdio.h>
@@ -22,11 +22,11 @@ static void *take(size_t size)
 
 static void compute(const uint64_t *sizes)
 {
-	struct product p = { .bits = sizes[0], .block = sizes[1], .m = sizes[2], .k = sizes[3], .n = sizes[4] };
+	struct product p = { .bits = sizes[0], .block = sizes[1], .m = sizes[2], .k = sizes[3], .n = sizes[4], .gated = sizes[6] };
 
 	if (!product_sizes(&p))
 		exit(2);
-	void *rows = take(p.m * p.k * sizeof(float)), *values = take(p.n * p.row_bytes), *scales = take(p.n * p.blocks * sizeof(float));
+	void *rows = take(p.m * p.k * (1 + p.gated) * sizeof(float)), *values = take(p.n * p.row_bytes), *scales = take(p.n * p.blocks * sizeof(float));
 	void *zeros = sizes[5] ? take(p.n * p.zero_bytes) : NULL, *room = product_room(&p);
 	p.rows = rows;
 	p.values = values;
@@ -50,7 +50,7 @@ static void compute(const uint64_t *sizes)
 
 int main(int count, char **arguments)
 {
-	uint64_t sizes[6];
+	uint64_t sizes[7];
 
 	if (count != 2 || !moescope_choose(arguments[1]))
 		return 3;

@@ -28,11 +28,11 @@ ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 precisions = st.builds(Precision, st.sampled_from([4, 8]), st.sampled_from(BLOCKS), st.booleans())
 
 
-def session(bits: int, inputs: list[str], threads: int = 1) -> ort.InferenceSession:
+def session(bits: int, inputs: list[str], threads: int = 1, gated: bool = False) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.register_custom_ops_library(str(LIBRARY))
-    node = helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=bits)
+    node = helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=bits, gated=int(gated))
     infos = [helper.make_tensor_value_info(name, TYPES[name], None) for name in inputs]
     graph = helper.make_graph([node], "product", infos, [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)])
@@ -60,6 +60,12 @@ def product(packed: Quantized, precision: Precision, rows: np.ndarray) -> np.nda
     weights = unpack(packed.values, precision.bits).astype(np.int64) - zeros
     dots = np.einsum("mbi,nbi->mnb", codes, weights)
     return (dots * scales[:, None].astype(np.float64) * packed.scales[None].astype(np.float64)).sum(axis=2)
+
+
+def activated(halves: np.ndarray) -> np.ndarray:
+    """gate * sigmoid(gate) * up, in double precision, of rows [.., 2 K]."""
+    gate, up = np.split(halves.astype(np.float64), 2, axis=-1)
+    return gate / (1 + np.exp(np.minimum(-gate, 700))) * up
 
 
 @pytest.fixture(autouse=True)
@@ -101,19 +107,47 @@ def test_it_is_the_product_of_what_was_rounded(
     n=st.integers(1, 200),
     k=st.integers(1, 1100),
     threads=st.integers(1, 3),
+    gated=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
 @settings(max_examples=60, deadline=None)
 def test_every_instruction_set_gives_the_same_bits(
-    precision: Precision, rows: int, n: int, k: int, threads: int, seed: int
+    precision: Precision, rows: int, n: int, k: int, threads: int, gated: bool, seed: int
 ) -> None:
-    given = random_feeds(precision, rows, n, k, np.random.default_rng(seed))
-    runs, results = session(precision.bits, list(given), threads), {}
+    given = random_feeds(precision, rows, n, k, np.random.default_rng(seed), gated)
+    runs, results = session(precision.bits, list(given), threads, gated), {}
     for name in instruction_sets():
         choose(name)
         results[name] = runs.run(None, given)[0]
     for name, result in results.items():
         assert np.array_equal(result, results["plain"]), name
+
+
+@given(rows=st.integers(1, 9), k=st.integers(1, 300), seed=st.integers(0, 1 << 30), size=st.sampled_from([0.0, 1e-3, 3.0, 50.0]))
+@settings(max_examples=40, deadline=None)
+def test_gated_rows_are_the_activation_of_their_halves(rows: int, k: int, seed: int, size: float) -> None:
+    rng, precision = np.random.default_rng(seed), Precision(8, 32)
+    halves = (rng.standard_normal((rows, 2 * k)) * size).astype(np.float32)
+    given = feeds(quantize(rng.standard_normal((20, k)).astype(np.float32), precision), halves)
+    runs, plain = session(8, list(given), gated=True), session(8, list(given))
+    expected = plain.run(None, given | {"rows": activated(halves).astype(np.float32)})[0]
+    # Two float32 roundings of the activation can be a step of its 8 bits apart.
+    steps = np.abs(activated(halves)).max() / 127 * np.abs(given["scales"]).max() * 128
+    for name in instruction_sets():
+        choose(name)
+        assert np.abs(runs.run(None, given)[0] - expected).max() <= 3 * steps + 1e-30
+
+
+def test_the_activation_holds_at_the_ends_of_the_range_of_floats() -> None:
+    gates = np.array([-3e38, -1e4, -88.5, -87.0, -1e-30, 0.0, 1e-30, 1.0, 87.0, 88.5, 1e4], np.float32)
+    block, ups = 16, np.float32(2.0)
+    halves = np.zeros((len(gates), 2 * block), np.float32)
+    halves[:, 0], halves[:, block:] = gates, ups
+    values = np.full((1, 1, block), 128, np.uint8)
+    values[..., 0] = 129  # 1 for the first gate, 0 for the others
+    given = {"rows": halves, "values": values, "scales": np.ones((1, 1), np.float32)}
+    results = session(8, list(given), gated=True).run(None, given)[0][:, 0]
+    np.testing.assert_allclose(results, activated(halves)[:, 0], rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -130,10 +164,12 @@ def test_the_largest_codes_overflow_no_sum(bits: int) -> None:
         np.testing.assert_allclose(results, expected, rtol=1e-6)
 
 
-def random_feeds(precision: Precision, rows: int, n: int, k: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def random_feeds(
+    precision: Precision, rows: int, n: int, k: int, rng: np.random.Generator, gated: bool = False
+) -> dict[str, np.ndarray]:
     """Rows, and a matrix of any codes."""
     blocks = -(-k // precision.block)
-    given = {"rows": rng.standard_normal((rows, k)).astype(np.float32)}
+    given = {"rows": rng.standard_normal((rows, k * (1 + gated))).astype(np.float32)}
     given["values"] = rng.integers(0, 256, (n, blocks, precision.block * precision.bits // 8), np.uint8)
     given["scales"] = rng.standard_normal((n, blocks)).astype(np.float32)
     if not precision.symmetric:
@@ -176,12 +212,12 @@ def arm_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_arm_processor_gives_the_same_bits(arm_driver: Path, name: str) -> None:
     rng, cases, expected = np.random.default_rng(7), [], []
     for bits, block in [(bits, block) for bits in (4, 8) for block in BLOCKS]:
-        for rows, n, k in [(1, 9, 300), (3, 5, 1), (7, 17, 700), (6, 70, 130)]:
+        for rows, n, k, gated in [(1, 9, 300, False), (3, 5, 1, True), (7, 17, 700, True), (6, 70, 130, False)]:
             precision = Precision(bits, block, bool(rng.integers(2)))
-            given = random_feeds(precision, rows, n, k, rng)
-            sizes = np.array([bits, block, rows, k, n, "zeros" in given], np.uint64)
+            given = random_feeds(precision, rows, n, k, rng, gated)
+            sizes = np.array([bits, block, rows, k, n, "zeros" in given, gated], np.uint64)
             cases += [sizes.tobytes(), *(array.tobytes() for array in given.values())]
-            expected.append(session(bits, list(given)).run(None, given)[0].ravel())
+            expected.append(session(bits, list(given), gated=gated).run(None, given)[0].ravel())
     done = subprocess.run(
         [ARM_EMULATOR, "-cpu", "max", str(arm_driver), name], input=b"".join(cases), capture_output=True, check=True
     )
@@ -225,6 +261,12 @@ def test_shapes_that_do_not_fit_are_refused(name: str, wrong: np.ndarray, told: 
     given = feeds(packed, np.ones((1, 64), np.float32))
     with pytest.raises(Exception, match=told):
         session(4, list(given)).run(None, given | {name: wrong})
+
+
+def test_gated_rows_without_two_halves_are_refused() -> None:
+    given = feeds(quantize(np.ones((4, 64), np.float32), Precision(4, 32)), np.ones((1, 127), np.float32))
+    with pytest.raises(Exception, match=r"gated rows \[..., 2 K\]"):
+        session(4, list(given), gated=True).run(None, given)
 
 
 def test_other_bits_are_refused() -> None:

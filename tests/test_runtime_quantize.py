@@ -1,6 +1,7 @@
 """Quantized weights: what is packed is what was meant, and ONNX Runtime reads it the same way."""
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,11 @@ from runtime.errors import RequestError
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.quantize import Precision, quantize
 from tests.quantized_weights import dequantize
+
+
+def results(model: onnx.ModelProto, options: ort.SessionOptions, rows: np.ndarray) -> list[np.ndarray]:
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, {"x": rows})
+
 
 precisions = st.builds(Precision, st.sampled_from([4, 8]), st.sampled_from([16, 32, 64]), st.booleans())
 
@@ -49,6 +55,27 @@ def test_onnxruntime_multiplies_with_the_weights_that_were_packed(precision: Pre
     expected = values @ meant.T + bias
     # Activations are rounded to 8 bits too.
     assert np.abs(found - expected).max() < (0.01 if precision.bits == 16 else 0.02) * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_activation_of_a_gated_mlp_becomes_part_of_its_product(shown: bool) -> None:
+    rng, precision = np.random.default_rng(1), Precision(8, 32)
+    g = GraphBuilder("mlp")
+    g.input("x", ("T", 64))
+    gate, up = g.split(g.linear("x", "gate_up", rng.standard_normal((192, 64)).astype(np.float32), precision), 96, 96)
+    activated = g.node("Mul", [g.node("Mul", [gate, g.node("Sigmoid", [gate])]), up], "activated")
+    g.linear(activated, "down", rng.standard_normal((64, 96)).astype(np.float32), precision, output="y")
+    g.output("y", ("T", 64))
+    if shown:
+        g.output("activated", ("T", 96))
+    model, options = g.model(), ort.SessionOptions()
+    rows = rng.standard_normal((3, 64)).astype(np.float32)
+    expected = results(model, ort.SessionOptions(), rows)
+    with_block_products(model, options)
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("BlockMatMul") == 2 and ("Split" in kinds) == shown
+    for result, meant in zip(results(model, options, rows), expected, strict=True):
+        assert np.abs(result - meant).max() < 0.02 * np.abs(meant).max()
 
 
 def test_impossible_precisions_are_refused() -> None:

@@ -3,7 +3,9 @@
  * ONNX Runtime's custom operator moescope.BlockMatMul: rows of floats times a matrix of 4 or 8 bits, in its layout on disk.
  *
  *     rows [..., K] float, values [N, blocks, block * bits / 8] uint8, scales [N, blocks] float, zero points (optional, packed
- *     [N, ceil(blocks * bits / 8)] uint8), attribute bits  ->  [..., N] float
+ *     [N, ceil(blocks * bits / 8)] uint8), attributes bits and gated  ->  [..., N] float
+ *
+ * gated, 0 or 1: rows are [..., 2 K], a gate and an up projection side by side, and gate * sigmoid(gate) * up is multiplied.
  *
  * It is MatMulNBits at accuracy level 4 (8-bit activations, a scale per block of a row) without its prepacking, which takes
  * longer than reading an expert: an expert can run as soon as it is read. product.h defines the computation.
@@ -71,6 +73,11 @@ static status refusal(int code, const char *why)
 	return ((status (*)(int, const char *))ort[CREATE_STATUS])(code, why);
 }
 
+struct attributes {
+	size_t bits;
+	bool gated;
+};
+
 struct tensor {
 	void *data;
 	int64_t dims[MOST_DIMS];
@@ -108,7 +115,9 @@ static const char *describe(struct product *p, const struct tensor *rows, const 
 	if (!rows->rank || values->rank != 3 || scales->rank != 2 || scales->dims[0] != values->dims[0] ||
 	    scales->dims[1] != values->dims[1] || !values->dims[1])
 		return "BlockMatMul wants rows [..., K], values [N, blocks, bytes] and scales [N, blocks]";
-	p->k = (size_t)rows->dims[rows->rank - 1];
+	if (p->gated && rows->dims[rows->rank - 1] % 2)
+		return "BlockMatMul wants gated rows [..., 2 K]";
+	p->k = (size_t)rows->dims[rows->rank - 1] / (p->gated ? 2 : 1);
 	p->m = 1;
 	for (size_t i = 0; i + 1 < rows->rank; i++)
 		p->m *= (size_t)rows->dims[i];
@@ -147,7 +156,8 @@ static status compute(void *kernel, void *context)
 	if ((failed = read_input(context, 0, &rows)) || (failed = read_input(context, VALUES, &values)) ||
 	    (failed = read_input(context, SCALES, &scales)) || (failed = read_input(context, ZEROS, &zeros)))
 		return failed;
-	p.bits = (size_t)(intptr_t)kernel;
+	p.bits = ((struct attributes *)kernel)->bits;
+	p.gated = ((struct attributes *)kernel)->gated;
 	if ((why = describe(&p, &rows, &values, &scales, &zeros)))
 		return refusal(INVALID_ARGUMENT, why);
 	rows.dims[rows.rank - 1] = (int64_t)p.n;
@@ -170,17 +180,24 @@ static status compute(void *kernel, void *context)
 
 static status create(const struct op *op, const function *api, const void *info, void **kernel)
 {
-	int64_t bits;
+	struct attributes *attributes;
+	int64_t bits, gated;
 	status failed = CALL(ATTRIBUTE_INT64, info, "bits", &bits);
 
-	if (!failed && bits != 4 && bits != 8)
-		failed = refusal(INVALID_ARGUMENT, "BlockMatMul knows 4 and 8 bits");
-	*kernel = (void *)(intptr_t)bits;
-	return failed;
+	if (failed || (failed = CALL(ATTRIBUTE_INT64, info, "gated", &gated)))
+		return failed;
+	if (bits != 4 && bits != 8)
+		return refusal(INVALID_ARGUMENT, "BlockMatMul knows 4 and 8 bits");
+	if (!(attributes = malloc(sizeof(*attributes))))
+		return refusal(FAIL, "BlockMatMul: no memory");
+	*attributes = (struct attributes){ (size_t)bits, gated != 0 };
+	*kernel = attributes;
+	return NULL;
 }
 
 static void destroy(void *kernel)
 {
+	free(kernel);
 }
 
 static const char *name(const struct op *op)

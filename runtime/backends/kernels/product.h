@@ -2,7 +2,8 @@
 /*
  * A product of rows of floats with a matrix of 4- or 8-bit codes, and what an instruction set must define to compute it.
  *
- * Rows are rounded to 8 bits, with a scale per block. A result is the sum over blocks of
+ * Rows are given, or computed first: gated rows are gate * sigmoid(gate) * up (SwiGLU) of two halves. They are rounded to 8 bits,
+ * with a scale per block. A result is the sum over blocks of
  *
  *     (sum of code * row's code - zero point * sum of the row's codes) * (row's scale * scale)
  *
@@ -27,12 +28,13 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 struct product {
-	const float *rows;	/* [m, k] */
+	const float *rows;	/* [m, k]; gated: [m, 2 * k], gate before up */
 	const uint8_t *values;	/* [n, row_bytes], codes low bits first */
 	const uint8_t *zeros;	/* [n, zero_bytes], packed likewise; NULL: all are the middle code */
 	const float *scales;	/* [n, blocks] */
 	float *out;		/* [m, n] */
 	size_t m, k, n, bits, block, blocks;
+	bool gated;
 	size_t row_bytes, block_bytes, zero_bytes, groups;
 	/* Of the rows: codes [m, stride] (at 4 bits, a chunk has its even codes first, as a packed byte has an even and an odd
 	 * code), and per block the sum of codes and the scale [m, groups * GROUP], or in the order of a row_layout. Entries beyond
@@ -137,6 +139,41 @@ ALWAYS_INLINE float quantize_block(const float *x, size_t count, int8_t *codes, 
 	return scale;
 }
 
+/*
+ * e^x for |x| <= LARGEST_EXPONENT, with a relative error below 2e-7: 2^n * e^r with |r| <= ln(2) / 2, e^r by its Taylor series.
+ * Only operations that every set rounds alike, since the compiler must not contract them.
+ */
+#define LARGEST_EXPONENT 87.0f
+ALWAYS_INLINE float exponential(float x)
+{
+	const float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f; /* n * ln2_high is exact */
+	const float shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f, r = (x - n * ln2_high) - n * ln2_low;
+	float series = 1 / 5040.0f, power;
+	uint32_t bits;
+
+	series = series * r + 1 / 720.0f;
+	series = series * r + 1 / 120.0f;
+	series = series * r + 1 / 24.0f;
+	series = series * r + 1 / 6.0f;
+	series = series * r + 0.5f;
+	series = series * r + 1;
+	series = series * r + 1;
+	memcpy(&bits, &shifted, sizeof(bits));
+	bits = (bits - 0x4b400000 + 127) << 23;
+	memcpy(&power, &bits, sizeof(power));
+	return series * power;
+}
+
+/* gate * sigmoid(gate) * up; a gate below -LARGEST_EXPONENT counts as that, 0 to 35 digits. */
+ALWAYS_INLINE void gate_block(const float *gate, const float *up, size_t count, float *out)
+{
+	for (size_t i = 0; i < count; i++) {
+		const float low = gate[i] < -LARGEST_EXPONENT ? -LARGEST_EXPONENT : gate[i];
+		const float exponent = low > LARGEST_EXPONENT ? -LARGEST_EXPONENT : -low;
+		out[i] = low / (1 + exponential(exponent)) * up[i];
+	}
+}
+
 /* Codes of a block in the order of a row: at 4 bits the even ones of a chunk before the odd ones. */
 ALWAYS_INLINE void put_in_order(const struct product *p, const int8_t *plain, int8_t *to)
 {
@@ -167,15 +204,18 @@ ALWAYS_INLINE void put_by_turns(const struct product *p, size_t row, size_t offs
 ALWAYS_INLINE void quantize_row(struct product *p, size_t row, struct row_layout layout)
 {
 	const size_t beside = layout.side * layout.copies;
-	const float *x = p->rows + row * p->k;
+	const float *x = p->rows + row * p->k * (p->gated ? 2 : 1);
 	int8_t plain[MAX_BLOCK], ordered[MAX_BLOCK];
+	float gated[MAX_BLOCK];
 	int32_t sum;
 
 	for (size_t b = 0; b < p->blocks; b++) {
 		const size_t first = b * p->block, count = p->k - first < p->block ? p->k - first : p->block;
 		const size_t offset = code_offset(p->bits, b * p->block_bytes);
 		const size_t entry = (row / layout.side * p->groups * GROUP + b) * beside + row % layout.side;
-		const float scale = quantize_block(x + first, count, plain, &sum);
+		if (p->gated)
+			gate_block(x + first, x + p->k + first, count, gated);
+		const float scale = quantize_block(p->gated ? gated : x + first, count, plain, &sum);
 		memset(plain + count, 0, p->block - count);
 		put_in_order(p, plain, layout.side == 1 ? p->codes + row * p->stride + offset : ordered);
 		if (layout.side > 1)

@@ -137,10 +137,18 @@ INLINE void add_group(const struct product *p, size_t bits, size_t block_bytes, 
 	}
 }
 
+/*
+ * Weights are used once. On AMD they are prefetched past the second-level cache; on Intel that would leave only the few line fill
+ * buffers of the first level for all reads, and decoding took 1.3 times as long.
+ */
 INLINE void prefetch_ahead(const uint8_t *values, size_t bytes)
 {
-	for (size_t line = 0; line < bytes; line += 64)
-		_mm_prefetch(values + AHEAD + line, _MM_HINT_NTA);
+	if (__builtin_cpu_is("amd")) /* available() has initialized it */
+		for (size_t line = 0; line < bytes; line += 64)
+			_mm_prefetch(values + AHEAD + line, _MM_HINT_NTA);
+	else
+		for (size_t line = 0; line < bytes; line += 64)
+			_mm_prefetch(values + AHEAD + line, _MM_HINT_T1);
 }
 
 /* Results of a column. */
