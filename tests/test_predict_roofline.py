@@ -160,6 +160,14 @@ def test_shared_experts_come_on_top_of_routed_ones() -> None:
     assert both_made.seconds - one.seconds == pytest.approx(shared)
 
 
+def test_layers_without_experts_are_reduced_too() -> None:
+    model, setup = config("deepseek_v3"), Setup("decode", 8, 1024, tp=4)
+    prediction = predict(model, devices.load("h800"), setup)
+    row = next(row for row in prediction.rows() if row["part"] == "all-reduce")
+    assert sum(model.routed) < model.layers == row["layers"]
+    assert row["step_ms"] == pytest.approx(row["us"] * model.layers / 1e3)
+
+
 def test_decode_sends_each_row_to_each_of_its_experts() -> None:
     model, device = config("deepseek_v3"), devices.load("h800")
     assert model.mixture

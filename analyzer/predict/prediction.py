@@ -42,7 +42,7 @@ class Prediction:
             rows.append((p.name, p.times, p.flops / 1e9, p.weight_bytes, p.kv_bytes, *times, p.bound, p.described()))
         for t in self.transfers:
             layers = self.model.layers if t.name == "all-reduce" else routed
-            rows.append((t.name, layers, 0.0, 0.0, 0.0, t.seconds * 1e6, t.seconds * routed * turns * 1e3, "link", t.source))
+            rows.append((t.name, layers, 0.0, 0.0, 0.0, t.seconds * 1e6, t.seconds * layers * turns * 1e3, "link", t.source))
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def summary(self) -> dict[str, Any]:
