@@ -16,14 +16,14 @@ Part = tuple[bytes, np.ndarray, np.ndarray | None]
 """Messages one after the other, where each begins and the last ends, and which of them each slice has (None: its own number)."""
 
 
+def valid(text: str) -> str:
+    """A text that protobuf accepts: a command line may contain bytes that are not UTF-8."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
 def varint_bytes(value: int) -> bytes:
-    """One unsigned integer as a varint."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    """One integer as a varint."""
+    return bytes(packed_varints(np.array([value])))
 
 
 def tag(field: int, wire: int) -> bytes:

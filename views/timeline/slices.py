@@ -54,14 +54,8 @@ def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
 
 def numbered(column: pd.Series | pd.Categorical) -> tuple[np.ndarray, list[str]]:
     """(codes, labels) of texts with `labels[codes[i]]` in row i; labels are in order of first appearance."""
-    texts = column.array if isinstance(column, pd.Series) else column
-    texts = texts if isinstance(texts, pd.Categorical) else pd.Categorical(texts)
-    n, first = len(texts), np.full(len(texts.categories), len(texts))
-    first[texts.codes[::-1]] = np.arange(n - 1, -1, -1)
-    order = np.argsort(first, kind="stable")[: np.count_nonzero(first < n)]
-    number = np.empty(len(first), np.int64)
-    number[order] = np.arange(len(order))
-    return number[texts.codes], [str(label) for label in texts.categories[order]]
+    codes, labels = pd.factorize(column)
+    return codes, [str(label) for label in labels]
 
 
 def text_column(codes: np.ndarray, labels: list[str]) -> pyarrow.DictionaryArray:
@@ -155,23 +149,24 @@ class Slices:
 
     def take(self, rows: np.ndarray) -> "Slices":
         """The slices in these rows."""
-        flows = (self.flow, self.ends_flow, self.step_flow)
-        flow, ends_flow, step_flow = (None if column is None else column[rows] for column in flows)
-        tid, begin, end, complete = (column[rows] for column in (self.tid, self.begin, self.end, self.complete))
-        some = replace(
-            self, tid=tid, begin=begin, end=end, complete=complete, flow=flow, ends_flow=ends_flow, step_flow=step_flow
-        )
-        some.own = {label: column.take(rows) for label, column in self.own.items()}
-        if self.row is not None:
-            return replace(some, row=self.row[rows])
-        return replace(some, name=self.name.take(rows), args={label: column.take(rows) for label, column in self.args.items()})
+        columns = {name: column[rows] for name in PER_SLICE if (column := getattr(self, name)) is not None}
+        some = replace(self, **columns, own=taken(self.own, rows))
+        return some if self.row is not None else replace(some, name=self.name.take(rows), args=taken(self.args, rows))
 
     def alone(self) -> "Slices":
         """The same slices, each with its own row of `name` and `args`."""
         if self.row is None:
             return self
-        args = {label: column.take(self.row) for label, column in self.args.items()}
-        return replace(self, name=self.name.take(self.row), args=args | self.own, row=None, own={})
+        return replace(self, name=self.name.take(self.row), args=taken(self.args, self.row) | self.own, row=None, own={})
+
+
+PER_SLICE = ("tid", "begin", "end", "complete", "flow", "ends_flow", "step_flow", "row")
+"""The members of Slices with an item for each slice, if any."""
+
+
+def taken(args: dict[str, Column], rows: np.ndarray) -> dict[str, Column]:
+    """The arguments in these rows."""
+    return {label: column.take(rows) for label, column in args.items()}
 
 
 def ints(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
@@ -186,18 +181,13 @@ def texts(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
 
 def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     """Integer columns as arguments if above zero: counts of 0 are omitted to save space."""
-    return above(frame, 0, names)
+    return {name: np.where(column > 0, column, -1) for name, column in ints(frame, *names).items()}
 
 
 def several_tokens(frame: pd.DataFrame) -> dict[str, Column]:
     """`n_tokens` as argument if above one: most slices have one row, and readers store every argument."""
-    return above(frame, 1, ("n_tokens",))
-
-
-def above(frame: pd.DataFrame, least: int, names: tuple[str, ...]) -> dict[str, Column]:
-    """Integer columns as arguments if above `least`."""
-    columns = {name: frame[name].to_numpy(np.int64) for name in names}
-    return {name: np.where(column > least, column, -1) for name, column in columns.items()}
+    tokens = frame["n_tokens"].to_numpy(np.int64)
+    return {"n_tokens": np.where(tokens > 1, tokens, -1)}
 
 
 def of_frame(category: str, name: pyarrow.DictionaryArray, frame: pd.DataFrame, args: dict[str, Column]) -> Slices:
