@@ -17,47 +17,26 @@ enum { MOST_STEPS = 64, MOST_DEPTH = 8, MOST_PARTS = 2, MOST_LEVELS = 64 };
 enum { VARINT_BYTES = 10, WORD = 8, CHUNK = 16, USUAL_BYTES = 24 };
 enum { PACKET = 0x0a, TRACK_EVENT = 0x5a }; /* tags of Trace.packet and TracePacket.track_event */
 
-/* Bytes that grow, and where they start. `aside`: this thread's state while it works without Python's lock, beside others. */
+/* Bytes that grow, also without Python's lock. */
 struct out {
-	PyObject *bytes; /* a bytearray: Python's stable interface lets it grow */
 	uint8_t *start;
 	Py_ssize_t used, room;
-	PyThreadState *aside;
 };
 
-static void leave(struct out *out)
-{
-	out->aside = PyEval_SaveThread();
-}
-
-static void enter(struct out *out)
-{
-	PyEval_RestoreThread(out->aside);
-	out->aside = NULL;
-}
-
-static void grow(struct out *out, Py_ssize_t more)
-{
-	int alone = out->aside == NULL;
-
-	if (!alone)
-		enter(out);
-	out->room = out->used + more + out->used / 2;
-	if (!out->bytes)
-		out->bytes = PyByteArray_FromStringAndSize(NULL, out->room);
-	else if (PyByteArray_Resize(out->bytes, out->room))
-		Py_CLEAR(out->bytes);
-	out->start = out->bytes ? (uint8_t *)PyByteArray_AsString(out->bytes) : NULL;
-	if (!alone)
-		leave(out);
-}
-
-/* Where to write the next `more` bytes, or NULL and an error; `used` tells what was written. */
+/* Where to write the next `more` bytes, or NULL without memory; `used` tells what was written. */
 static uint8_t *reserve(struct out *out, Py_ssize_t more)
 {
-	if (out->room < out->used + more)
-		grow(out, more);
-	return out->start ? out->start + out->used : NULL;
+	Py_ssize_t room = out->used + more + out->used / 2;
+	uint8_t *start;
+
+	if (out->room < out->used + more) {
+		start = realloc(out->start, (size_t)room);
+		if (!start)
+			return NULL;
+		out->start = start;
+		out->room = room;
+	}
+	return out->start + out->used;
 }
 
 static void use(struct out *out, const uint8_t *end)
@@ -68,11 +47,20 @@ static void use(struct out *out, const uint8_t *end)
 /* What was written, or NULL where there was an error; `wrong` says which, if nothing has. */
 static PyObject *finish(struct out *out, const char *wrong)
 {
+	PyObject *bytes = NULL;
+
 	if (wrong && !PyErr_Occurred())
 		PyErr_SetString(PyExc_IndexError, wrong);
-	if (PyErr_Occurred() || !reserve(out, 1) || PyByteArray_Resize(out->bytes, out->used))
-		Py_CLEAR(out->bytes);
-	return out->bytes;
+	if (!PyErr_Occurred())
+		bytes = PyBytes_FromStringAndSize((const char *)out->start, out->used);
+	free(out->start);
+	return bytes;
+}
+
+static void release_all(Py_buffer *columns, int count)
+{
+	for (int i = 0; i < count; i++)
+		PyBuffer_Release(&columns[i]);
 }
 
 /* What is read for every message, in one cache line: `word` holds bytes that are few. */
@@ -308,14 +296,13 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
 		if (offsets.len < WORD)
 			PyErr_SetString(PyExc_ValueError, "no offsets");
 		else if (read_form(form, steps)) {
-			leave(&out);
+			Py_BEGIN_ALLOW_THREADS
 			wrong = put_rows(form, offsets.buf, offsets.len / WORD - 1, &out);
-			enter(&out);
+			Py_END_ALLOW_THREADS
 		}
 		PyBuffer_Release(&offsets);
 	}
-	for (int h = 0; h < form->holds; h++)
-		PyBuffer_Release(&form->held[h]);
+	release_all(form->held, form->holds);
 	free(form);
 	return finish(&out, wrong);
 }
@@ -331,14 +318,14 @@ static PyObject *varints(PyObject *module, PyObject *arguments)
 		return NULL;
 	to = reserve(&out, column.len / WORD * VARINT_BYTES + WORD);
 	if (to) {
-		leave(&out);
+		Py_BEGIN_ALLOW_THREADS
 		for (Py_ssize_t i = 0; i < column.len / WORD; i++)
 			to = put_varint(to, ((const uint64_t *)column.buf)[i]);
 		use(&out, to);
-		enter(&out);
+		Py_END_ALLOW_THREADS
 	}
 	PyBuffer_Release(&column);
-	return finish(&out, NULL);
+	return to ? finish(&out, NULL) : PyErr_NoMemory();
 }
 
 /* Bytes among others: `beyond` more may be read behind them. */
@@ -519,10 +506,11 @@ static PyObject *events(PyObject *module, PyObject *arguments)
 	if (!track)
 		return PyErr_NoMemory();
 	read_track(track, arguments, &last);
-	if (!PyErr_Occurred() && reserve(&out, track->order.len / WORD * USUAL_BYTES)) {
-		leave(&out);
+	if (!PyErr_Occurred()) {
+		Py_BEGIN_ALLOW_THREADS
+		reserve(&out, track->order.len / WORD * USUAL_BYTES);
 		wrong = put_events(track, last, &out);
-		enter(&out);
+		Py_END_ALLOW_THREADS
 	}
 	release(track);
 	return finish(&out, wrong);
@@ -556,30 +544,26 @@ static Py_ssize_t nest(Py_ssize_t n, const int64_t *begin, const int64_t *end, c
 
 static PyObject *nested(PyObject *module, PyObject *arguments)
 {
-	Py_buffer begin, end, instant, events, crossed;
+	Py_buffer columns[5], *begin = columns, *end = columns + 1, *instant = columns + 2, *events = columns + 3, *crossed = columns + 4;
 	Py_ssize_t n, count = 0;
 	int64_t *stack;
 
 	(void)module;
-	if (!PyArg_ParseTuple(arguments, "y*y*y*w*w*", &begin, &end, &instant, &events, &crossed))
+	if (!PyArg_ParseTuple(arguments, "y*y*y*w*w*", begin, end, instant, events, crossed))
 		return NULL;
-	n = instant.len;
+	n = instant->len;
 	stack = malloc((size_t)(n + 1) * sizeof *stack);
 	if (!stack)
 		PyErr_NoMemory();
-	else if (begin.len != WORD * n || end.len != WORD * n || events.len != 2 * WORD * n || crossed.len != n)
+	else if (begin->len != WORD * n || end->len != WORD * n || events->len != 2 * WORD * n || crossed->len != n)
 		PyErr_SetString(PyExc_ValueError, "columns of different lengths");
 	else {
 		Py_BEGIN_ALLOW_THREADS
-		count = nest(n, begin.buf, end.buf, instant.buf, stack, events.buf, crossed.buf);
+		count = nest(n, begin->buf, end->buf, instant->buf, stack, events->buf, crossed->buf);
 		Py_END_ALLOW_THREADS
 	}
 	free(stack);
-	PyBuffer_Release(&begin);
-	PyBuffer_Release(&end);
-	PyBuffer_Release(&instant);
-	PyBuffer_Release(&events);
-	PyBuffer_Release(&crossed);
+	release_all(columns, 5);
 	return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(count);
 }
 
