@@ -5,7 +5,7 @@ import pandas as pd
 
 from analyzer.questions import experts as activation
 from views.report.page import typed
-from views.report.sections import Block, Run, Section, Tables, axis, chart, heads, note, pairs, table
+from views.report.sections import Block, Run, Section, Tables, axis, chart, note, pairs, table
 
 MAX_COLUMNS = 300
 MOST_POINTS = 3000
@@ -78,7 +78,7 @@ def balance(tables: Tables) -> list[Block]:
         for layer, part in ranked.groupby("layer")
     }
     rows = distinct.assign(layer=distinct["layer"].astype(str), most=distinct["layer"].map(most), even=100 * distinct["balance"])
-    columns = heads(
+    columns = (
         "text layer, number experts seen, number distinct per step, number steps, number entropy bits, bar evenness %, "
         "text most often (share of steps)"
     )
@@ -115,7 +115,7 @@ def runs_table(run: Run) -> list[Block]:
     if not len(rows):
         return []
     body = rows[["backend", "cache"]].replace("", "unknown").join(rows[["runs", "ms", "mean_us"]])
-    columns = heads("text backend, text cache, number runs, bar total ms, number mean µs, moment the slowest in the timeline")
+    columns = "text backend, text cache, number runs, bar total ms, number mean µs, moment the slowest in the timeline"
     return [table(columns, body.assign(slowest=run.moments(rows)), "Expert runs", RUNS_QUERY)]
 
 

@@ -13,11 +13,11 @@ from views.report.sections import (
     Block,
     Run,
     Section,
+    answer,
     axis,
     binned,
     chart,
     finished,
-    heads,
     label,
     note,
     pairs,
@@ -29,17 +29,22 @@ SLOWEST = 15
 GREY = 7
 MOST_GROUPS, SMALLER = 8, "smaller ones"
 STEPS_QUERY = "select token_id, phase, position, duration_ns/1e6 ms from tokens where complete order by begin_ns"
-PHASES_QUERY = (
+PHASES = (
+    "Steps by phase",
     "select if(phase = '', 'unknown', phase) as phase, count(*) steps, sum(greatest(n_tokens, 0)) fed, "
     "sum(duration_ns)/1e6 total_ms, avg(duration_ns)/1e6 mean_ms, quantile_cont(duration_ns, 0.5)/1e6 median_ms, "
     "quantile_cont(duration_ns, 0.95)/1e6 p95_ms, quantile_cont(duration_ns, 0.99)/1e6 p99_ms, "
     "max(duration_ns)/1e6 max_ms, sum(greatest(maj_flt, 0)) major_faults "
-    "from tokens where complete group by all order by phase"
+    "from tokens where complete group by all order by phase",
+    "text phase, number steps, number tokens fed, bar total ms, number mean ms, "
+    "number median ms, number p95 ms, number p99 ms, number max ms, number major faults",
 )
-GAPS_QUERY = (
+IDLE = (
+    "Idle time within steps",
     "select cause, after, before, count(*) pieces, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 longest_us, "
     "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
-    "from gaps where duration_ns > 0 group by all order by ms desc, cause, after, before"
+    "from gaps where duration_ns > 0 group by all order by ms desc, cause, after, before",
+    "text cause, text after, text before, number pieces, bar total ms, number longest µs, moment the longest in the timeline",
 )
 WHERE_QUERY = (
     "select phase, avg(columns(* exclude (token_id, phase, position, complete)))/1e6 "
@@ -49,19 +54,12 @@ COMPOSITION_QUERY = (
     "select token_id, type, sum(duration_ns)/1e6 ms from operators where complete and token_id >= 0 "
     "group by all order by token_id, type"
 )
-GROWTH_QUERY = (
+GROWTH = (
+    "Growth with the context",
     "select type, base_us, ns_per_token, error_ns, 100 * share as share, r2 from growth "
-    "where ns_per_token > 2 * error_ns order by ns_per_token desc"
+    "where ns_per_token > 2 * error_ns order by ns_per_token desc",
+    "text type, number µs at no context, bar ns per token, number standard error, number share of growth %, number r²",
 )
-
-
-def by_phase(run: Run) -> Block:
-    """Steps by phase."""
-    columns = heads(
-        "text phase, number steps, number tokens fed, bar total ms, number mean ms, "
-        "number median ms, number p95 ms, number p99 ms, number max ms, number major faults"
-    )
-    return table(columns, run.ask(PHASES_QUERY), "Steps by phase", PHASES_QUERY)
 
 
 def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -110,24 +108,12 @@ def share_bar(name: str, slot: int, shares: dict[str, dict[str, float]]) -> dict
     }
 
 
-def idle(run: Run) -> list[Block]:
-    """The longest idle times of steps, by cause and surrounding operators."""
-    rows = run.ask(GAPS_QUERY)
-    if not len(rows):
-        return []
-    cells = rows.drop(columns=["begin_ns", "duration_ns"]).assign(longest=run.moments(rows))
-    columns = heads(
-        "text cause, text after, text before, number pieces, bar total ms, number longest µs, moment the longest in the timeline"
-    )
-    return [table(columns, cells, "Idle time within steps", GAPS_QUERY)]
-
-
 def phase_section(run: Run) -> Section | None:
     """The section on the composition of a step's time."""
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
         return None
-    blocks = [share_chart(run), by_phase(run), *idle(run)]
+    blocks = [share_chart(run), *answer(run, *PHASES), *answer(run, *IDLE)]
     left_out = len(run.tables["tokens"]) - len(tokens)
     if left_out:
         blocks.append(note(f"{left_out} steps are omitted: their end was not recorded."))
@@ -222,20 +208,9 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
         mostly=[f"{name} {ns / MS:+.2f} ms" for name, ns in zip(most.idxmax(axis=1), most.max(axis=1), strict=True)],
         at=run.moments(top),
     )
-    columns = heads("text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline")
+    columns = "text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline"
     cells["token_id"] = cells["token_id"].astype(str)
     return table(columns, cells, "Slowest steps", command="phases RUN")
-
-
-def growing(run: Run) -> list[Block]:
-    """Operator types whose time grows with the context."""
-    rows = run.ask(GROWTH_QUERY)
-    if not len(rows):
-        return []
-    columns = heads(
-        "text type, number µs at no context, bar ns per token, number standard error, number share of growth %, number r²"
-    )
-    return [table(columns, rows, "Growth with the context", GROWTH_QUERY)]
 
 
 def step_section(run: Run) -> Section | None:
@@ -252,4 +227,4 @@ def step_section(run: Run) -> Section | None:
     steps, step_name = (decode, "decode step") if len(decode) else (tokens, "step")
     stacked = composition(run, steps, step_name)
     blocks += [stacked] if stacked else []
-    return Section("series", "Steps over time", [*blocks, slowest(run, steps), *growing(run)])
+    return Section("series", "Steps over time", [*blocks, slowest(run, steps), *answer(run, *GROWTH)])
