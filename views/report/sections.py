@@ -78,7 +78,7 @@ class Section:
 def write_sections(
     path: Path, title: str, document: dict[str, Any], sections: Iterable[Section | None], stamp: str = "MoEScope"
 ) -> int:
-    """Write a page of sections, without those that are None, under `title` and `lead` of `document`; returns its size in bytes."""
+    """Write a page of sections, without those that are None, below the document's `title` and `lead`; returns its bytes."""
     drawn = [asdict(section) for section in sections if section]
     return write_page(path, "report", f"MoEScope: {title}", document | {"sections": drawn}, {"plotly": plotly()}, stamp)
 

@@ -62,14 +62,14 @@ GROWTH = (
 )
 
 
-def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The groups of one phase, with the sum of those that are small in every phase, since colours are limited."""
-    names = {key for other in shares.values() for key in other}
-    share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in names}
-    own = {"total", parts.RESIDUAL}
-    large = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
-    smaller = sum(float(ms or 0) for key, ms in groups.items() if key not in large)
-    return {key: ms for key, ms in groups.items() if key in large} | ({SMALLER: smaller} if smaller else {})
+def with_small_ones_summed(ms: pd.DataFrame, total: pd.Series) -> pd.DataFrame:
+    """The parts of each phase's `total`, largest first, then the sum of those small in every phase, since colours are limited."""
+    parts_of = ms.drop(columns=parts.RESIDUAL).loc[:, ms.gt(0).any()]
+    share = parts_of.div(total, axis=0).max().sort_index().sort_values(ascending=False, kind="stable")
+    small = share.index[MOST_GROUPS:]
+    ranked = parts_of.drop(columns=small).max().sort_values(ascending=False, kind="stable").index
+    summed = {SMALLER: parts_of[small].sum(axis=1)} if len(small) else {}
+    return parts_of[ranked].assign(**summed, **{parts.RESIDUAL: ms[parts.RESIDUAL]})
 
 
 def share_chart(run: Run) -> Block:
@@ -80,32 +80,17 @@ def share_chart(run: Run) -> Block:
 
 def stacked_shares(run: Run, title: str, remark: str, query: str) -> Block:
     """One bar per phase from the result of `query`: a column for each part in ms, `residual`, and their sum `total`."""
-    rows = run.ask(query).set_index("phase")
-    own = {"total", parts.RESIDUAL}
-    means = {str(phase): {k: v for k, v in row.items() if v > 0 or k in own} for phase, row in rows.to_dict("index").items()}
-    shares = {phase: with_small_ones_summed(groups, means) for phase, groups in means.items()}
-    names = list(dict.fromkeys(key for groups in shares.values() for key in groups if key != "total"))
-    last = (SMALLER, parts.RESIDUAL)
-    ranked = sorted(names, key=lambda key: (key in last, -max(float(g.get(key) or 0) for g in shares.values())))
+    rows = run.ask(query).set_index("phase").fillna(0)
+    total = rows.pop("total").clip(lower=1e-12)
+    bar = {"type": "bar", "orientation": "h", "y": [label(phase or "unknown") for phase in rows.index], "textposition": "none"}
+    bar["hovertemplate"] = "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>"
+    traces = []
+    for slot, (name, ms) in enumerate(with_small_ones_summed(rows, total).items()):
+        colour = GREY if name == parts.RESIDUAL else slot + (slot >= GREY)
+        texts = [f"{each:.3f} ms" for each in ms]
+        traces.append({**bar, "text": texts, "name": label(str(name).replace("_", " ")), "x": 100 * ms / total, "slot": colour})
     axes = {"xaxis": axis("% of a step"), "yaxis": {"automargin": True}}
-    traces = [share_bar(name, slot, shares) for slot, name in enumerate(ranked)]
-    return chart(title, traces, remark, 150 + 50 * len(shares), query, barmode="stack", **axes)
-
-
-def share_bar(name: str, slot: int, shares: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """One part of every phase's bar."""
-    spent = [float(groups.get(name) or 0) for groups in shares.values()]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "y": [label(phase or "unknown") for phase in shares],
-        "textposition": "none",
-        "text": [f"{ms:.3f} ms" for ms in spent],
-        "hovertemplate": "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>",
-        "name": label(name.replace("_", " ")),
-        "x": [100 * ms / max(float(g.get("total") or 0), 1e-12) for ms, g in zip(spent, shares.values(), strict=True)],
-        "slot": GREY if name == parts.RESIDUAL else slot + (slot >= GREY),
-    }
+    return chart(title, traces, remark, 150 + 50 * len(rows), query, barmode="stack", **axes)
 
 
 def phase_section(run: Run) -> Section | None:

@@ -37,7 +37,7 @@ from views.timeline.protobuf import field_bytes, valid
 from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets
 from views.timeline.slices import Slices, close_open, distinct, drawn_frame, on_program
 from views.timeline.threads import WORKING, shown_processes, thread_pids
-from views.timeline.trace_file import TraceFile, usable_cpus
+from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
@@ -179,7 +179,7 @@ class TraceWriter:
         """The kernel's scheduling events."""
         switching = self.out.begin(partial(sched.Scheduling.of, frames(self.arrow, sched.TABLES), boot))
         for cpu in sorted(self.arrow.arrow("sched")["cpu"].unique().to_pylist()):
-            self.out.later(lambda cpu=cpu: switching().packets(cpu))
+            self.out.later(partial(scheduled, switching, cpu))
 
     def write(self, progress: Progress) -> Written:
         """Write everything."""
@@ -193,6 +193,11 @@ class TraceWriter:
         self.out.finish()
         self.written.events = self.out.events
         return self.written
+
+
+def scheduled(switching: Callable[[], sched.Scheduling], cpu: int) -> Packets:
+    """One cpu's scheduling, waiting for the columns if necessary."""
+    return switching().packets(cpu)
 
 
 def counter_unit(name: str) -> CounterDescriptor:

@@ -52,12 +52,6 @@ def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
     return pd.Categorical.from_codes(chunk.indices.to_numpy(), labels, validate=False)
 
 
-def numbered(column: pd.Series | pd.Categorical) -> tuple[np.ndarray, list[str]]:
-    """(codes, labels) of texts with `labels[codes[i]]` in row i; labels are in order of first appearance."""
-    codes, labels = pd.factorize(column)
-    return codes, [str(label) for label in labels]
-
-
 def text_column(codes: np.ndarray, labels: list[str]) -> pyarrow.DictionaryArray:
     """The texts `labels[codes[i]]`; labels may repeat."""
     return pyarrow.DictionaryArray.from_arrays(codes.astype(np.int64, copy=False), pyarrow.array(labels, pyarrow.string()))
@@ -247,8 +241,8 @@ def repeats_kind(tables: Tables, graphs: pd.DataFrame) -> np.ndarray:
     if not len(apart):
         return repeated
     mine, theirs = graphs.iloc[apart], operators[operators["layer"].to_numpy() < 0]
-    given, kinds = numbered(mine["kind"])
-    types, labels = numbered(theirs["type"])
+    given, kinds = pd.factorize(mine["kind"])
+    types, labels = pd.factorize(theirs["type"])
     named = pd.Index(kinds).get_indexer(labels)[types]
     steps, own_steps = (frame["token_id"].to_numpy(np.int64) * len(kinds) for frame in (theirs, mine))
     repeated[apart] = np.isin(own_steps + given, (steps + named)[named >= 0])
