@@ -3,6 +3,7 @@
 Shapes: T rows of one run, H hidden, h heads over KV key heads of D dimensions, P past rows, S = P + T, E experts, k chosen ones.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -396,9 +397,13 @@ class Decoder:
         prefix = f"model.layers.{layer}.{self.MOE}.experts"
         if f"{prefix}.gate_up_proj" not in checkpoint:
             return self.mlp_weights(checkpoint, f"{prefix}.{expert}", self.intermediate)
-        both = checkpoint.tensor(f"{prefix}.gate_up_proj", (self.experts, 2 * self.intermediate, self.hidden), expert)
-        down = checkpoint.tensor(f"{prefix}.down_proj", (self.experts, self.hidden, self.intermediate), expert)
-        return ExpertWeights(both[: self.intermediate], both[self.intermediate :], down)
+        return self.slices(checkpoint, f"{prefix}.gate_up_proj", f"{prefix}.down_proj", expert)
+
+    def slices(self, checkpoint: Checkpoint, gate_up: str, down: str, expert: int) -> ExpertWeights:
+        """Weights of one expert from two tensors of all: gate and up [E, 2 I, H], down [E, H, I]."""
+        width = self.intermediate
+        both = checkpoint.tensor(gate_up, (self.experts, 2 * width, self.hidden), expert)
+        return ExpertWeights(both[:width], both[width:], checkpoint.tensor(down, (self.experts, self.hidden, width), expert))
 
     def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
         """Weights of a gated MLP with one tensor per matrix."""
@@ -446,6 +451,21 @@ def common_sizes(config: dict[str, Any], layer_types: tuple[str, ...] = LAYER_TY
         "tied": bool(config.get("tie_word_embeddings", False)),
         "end_ids": tuple(end) if isinstance(end, list) else () if end is None else (int(end),),
     }
+
+
+def layer_kinds(config: dict[str, Any], slides: Callable[[int], bool]) -> list[str]:
+    """`full_attention` or `sliding_attention` of each layer, as the config lists them, else by the layer's number."""
+    return config.get("layer_types") or [LAYER_TYPES[slides(layer)] for layer in range(int(config["num_hidden_layers"]))]
+
+
+def windows_of(kinds: list[str], window: int | None) -> tuple[int, ...]:
+    """Rows that each layer's attention sees: `window` in sliding layers; 0 for all."""
+    return tuple(int(window or 0) if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def first_layers(count: int | None, sizes: dict[str, Any]) -> frozenset[int]:
+    """The first `count` layers, at most all."""
+    return frozenset(range(min(int(count or 0), sizes["layers"])))
 
 
 def check_layer_types(config: dict[str, Any], known: tuple[str, ...]) -> None:

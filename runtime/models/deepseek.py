@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from runtime.graphs.builder import GraphBuilder, Store
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common_sizes
+from runtime.models.decoder import Decoder, common_sizes, first_layers
 from runtime.models.rope import read_rope, rope_settings, yarn_scale
 from runtime.models.routers import Router
 
@@ -144,7 +144,7 @@ def read(config: dict[str, Any]) -> Deepseek:
         intermediate=width,
         rope=read_rope(config, rope_dim, interleaved=bool(config.get("rope_interleave", True)) if third else True),
         router=_router(config, sizes["experts"], third),
-        dense=_dense_layers(config, sizes["layers"]),
+        dense=_dense_layers(config, sizes),
         dense_width=int(config["intermediate_size"]),
         shared_width=width * int(config.get("n_shared_experts") or 0),
         q_rank=int(config.get("q_lora_rank") or 0),
@@ -154,10 +154,10 @@ def read(config: dict[str, Any]) -> Deepseek:
     )
 
 
-def _dense_layers(config: dict[str, Any], layers: int) -> frozenset[int]:
+def _dense_layers(config: dict[str, Any], sizes: dict[str, Any]) -> frozenset[int]:
     """Layers without experts: the first ones; for GLM those that the config names, or the first."""
     if config["model_type"] != "glm4_moe_lite":
-        return frozenset(range(min(int(config.get("first_k_dense_replace") or 0), layers)))
+        return first_layers(config.get("first_k_dense_replace"), sizes)
     kinds = config.get("mlp_layer_types") or ["dense"]
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
 

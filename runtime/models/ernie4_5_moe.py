@@ -1,12 +1,11 @@
 """ERNIE 4.5: rotary pairs of neighbouring dimensions, softmax router with a correction bias, shared experts, dense layers."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, ExpertWeights, common_sizes
+from runtime.models.decoder import Decoder, common_sizes
 from runtime.models.rope import read_rope
 from runtime.models.routers import Router
 
@@ -19,15 +18,6 @@ class Ernie45Moe(Decoder):
     def correction(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
         """The bias added to the scores [E] for choosing experts."""
         return checkpoint.tensor(f"{prefix}mlp.moe_statics.e_score_correction_bias", (1, self.experts))[0]
-
-    def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
-        """Weights of a gated MLP, with biases if the checkpoint has them."""
-        weights = super().mlp_weights(checkpoint, prefix, width)
-        gate, up = (checkpoint.optional(f"{prefix}.{name}.bias", (width,)) for name in ("gate_proj", "up_proj"))
-        if gate is None or up is None:
-            return weights
-        down = checkpoint.tensor(f"{prefix}.down_proj.bias", (self.hidden,))
-        return replace(weights, gate_up_bias=np.concatenate([gate, up]), down_bias=down)
 
 
 def read(config: dict[str, Any]) -> Ernie45Moe:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from runtime.models.decoder import Decoder, common
+from runtime.models.decoder import Decoder, common, first_layers
 from runtime.models.routers import Router
 
 
@@ -33,7 +33,7 @@ def read(config: dict[str, Any], windows: tuple[int, ...] = ()) -> Glm4Moe:
         windows=windows,
         intermediate=width,
         router=router,
-        dense=frozenset(range(min(int(config.get("first_k_dense_replace", 1)), sizes["layers"]))),
+        dense=first_layers(config.get("first_k_dense_replace", 1), sizes),
         dense_width=int(config["intermediate_size"]),
         shared_width=width * int(config.get("n_shared_experts") or 0),
         head_norms=("q_norm", "k_norm") if config.get("use_qk_norm") else (),

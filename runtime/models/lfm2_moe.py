@@ -8,7 +8,7 @@ import numpy as np
 from runtime.errors import ModelError
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Shapes, common
+from runtime.models.decoder import Shapes, common, first_layers
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution
 from runtime.models.routers import Router
 
@@ -72,7 +72,7 @@ def read(config: dict[str, Any]) -> Lfm2Moe:
         intermediate=int(config["moe_intermediate_size"]),
         router=router,
         head_norms=("q_layernorm", "k_layernorm"),
-        dense=frozenset(range(min(int(config.get("num_dense_layers", 2)), sizes["layers"]))),
+        dense=first_layers(config.get("num_dense_layers", 2), sizes),
         dense_width=int(config["intermediate_size"]),
         recurrent=frozenset(layer for layer, kind in enumerate(config["layer_types"]) if kind == "conv"),
         kernel=kernel,
