@@ -21,6 +21,7 @@ from runtime.models.routers import CORRECTED, KINDS, Router
 ACTIVATIONS = ("silu", "swish")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 Shapes = tuple[tuple[int, ...], ...]
+Maker = Callable[[Checkpoint, int, Store | None], onnx.ModelProto]
 LOGITS = "gate_out"
 HEAD_MULTIPLE = 16
 
@@ -133,6 +134,13 @@ class Decoder:
     def states(self, layer: int) -> Shapes:
         """Shapes of the states that this layer keeps instead of keys and values; none for attention."""
         return ()
+
+    def subgraphs(self, layer: int) -> dict[str, Maker]:
+        """Kind → builder of the layer's subgraphs after attention, without experts, in the order in which they run."""
+        graphs: dict[str, Maker] = {"mlp": self.mlp} if layer in self.dense else {"router": self.route}
+        if self.shared_width and layer not in self.dense:
+            graphs["shared"] = self.shared
+        return graphs | ({"norm": self.finish} if self.FINISHED else {})
 
     def head(self, checkpoint: Checkpoint, store: Store | None) -> onnx.ModelProto:
         """Inputs hidden [T, H]; outputs logits [T, V]."""

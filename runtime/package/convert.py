@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import onnx
@@ -102,19 +101,16 @@ class WeightFile:
     def __init__(self, path: Path):
         self.path, self.size, self._digest = path, 0, hashlib.sha256()
         self._places: dict[str, ExternalData] = {}
-        self._file: BinaryIO | None = None
+        self._file = path.open("wb")
 
     def __enter__(self) -> "WeightFile":
-        self._file = self.path.open("wb")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._file
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def write(self, content: bytes | bytearray | memoryview) -> None:
         """Append bytes."""
-        assert self._file
         self._file.write(content)
         self._digest.update(content)
         self.size += len(content)
@@ -235,14 +231,8 @@ class Conversion:
             self._graph(part, attention_name(layer), family.attention(checkpoint, layer, attention), file)
             if self.target.portable and family.PORTABLE:
                 self._graph(part, attention_name(layer, True), family.portable_attention(checkpoint, layer, attention), file)
-            if layer in family.dense:
-                self._graph(part, layer_name("mlp", layer), family.mlp(checkpoint, layer, file.store("mlp")), file)
-            else:
-                self._graph(part, layer_name("router", layer), family.route(checkpoint, layer, file.store("router")), file)
-            if family.shared_width and layer not in family.dense:
-                self._graph(part, layer_name("shared", layer), family.shared(checkpoint, layer, file.store("shared")), file)
-            if family.FINISHED:
-                self._graph(part, layer_name("norm", layer), family.finish(checkpoint, layer, file.store("norm")), file)
+            for kind, make in family.subgraphs(layer).items():
+                self._graph(part, layer_name(kind, layer), make(checkpoint, layer, file.store(kind)), file)
         part.files[file.path.name] = file.entry()
         self._step()
         if layer not in family.dense:
