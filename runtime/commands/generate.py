@@ -140,13 +140,11 @@ def run(args: argparse.Namespace) -> int:
     """Generate text, printed on standard output as it is produced, and statistics on standard error."""
     prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
     model, load_ns = load_model(args)
-    try:
+    with model:
         further = {"ignore_end": args.ignore_end, "logprobs": args.logprobs if args.json else None}
         tokens, interrupted = speak(model, prompt, args, lambda token: "" if args.json else token.text, **further)
         if not args.json:
             print(flush=True)
-    finally:
-        model.close()
     _report(model, args, tokens, load_ns)
     return INTERRUPTED if interrupted else 0
 

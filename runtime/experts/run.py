@@ -92,11 +92,11 @@ class Experts:
         backends: dict[int, Backend],
         budget: int | None,
         log: RunLog,
-        policy: str = "lru",
-        background: bool = False,
-        flush: Flush | None = None,
+        policy: str,
+        background: bool,
+        flush: Flush,
     ):
-        self.family, self.backends, self.log, self.flush = package.family, backends, log, flush or Flush(())
+        self.family, self.backends, self.log, self.flush = package.family, backends, log, flush
         self._check(budget)
         self.loader = Loader(LOADERS) if background else None
         cpu, watcher = backends.get(CPU), LoadLog(log, package, backends)

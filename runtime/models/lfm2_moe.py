@@ -40,7 +40,7 @@ class Lfm2Moe(RecurrentDecoder):
         b, c, x = g.split(g.linear(normed, "in_proj", weight, precision, bias), width, width, width)
         kernel = checkpoint.tensor(name + "conv.weight", (width, 1, self.kernel))[:, 0]
         bias = checkpoint.optional(name + "conv.bias", (width,))
-        gated = g.node("Mul", [c, causal_convolution(g, g.node("Mul", [b, x]), "conv", kernel, bias)])
+        gated = g.node("Mul", [c, causal_convolution(g, g.node("Mul", [b, x]), kernel, bias)])
         bias = checkpoint.optional(name + "out_proj.bias", (width,))
         return g.linear(gated, "out_proj", checkpoint.tensor(name + "out_proj.weight", (width, width)), precision, bias)
 

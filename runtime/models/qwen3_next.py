@@ -70,7 +70,7 @@ class Qwen3Next(RecurrentDecoder):
         both, gates = self._inputs(checkpoint, name)
         rows, z = g.split(g.linear(normed, "in_proj", both, self.precisions.attention), self.convolved, width)
         kernel = checkpoint.tensor(name + "conv1d.weight", (self.convolved, 1, self.kernel))[:, 0]
-        rows = _silu(g, causal_convolution(g, rows, "conv", kernel))
+        rows = _silu(g, causal_convolution(g, rows, kernel))
         heads = self._remember(g, checkpoint, name, rows, g.linear(normed, "gates", gates, FLOAT32))
         weight = checkpoint.tensor(name + "norm.weight", (self.linear_value_dim,))
         heads = self.rms(g, heads, name + "norm", weight)

@@ -142,19 +142,11 @@ def logistic(margin: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return curve
 
 
-@dataclass
 class Judgement:
     """The quality of one view on unseen segments, as sums over layers."""
 
-    layers: int
-    widths: tuple[int, ...]
-    recalled: np.ndarray = field(init=False)
-    chosen: np.ndarray = field(init=False)
-    bins: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.recalled = np.zeros((self.layers, len(self.widths)))
-        self.chosen = np.zeros(self.layers)
+    def __init__(self, layers: int, widths: tuple[int, ...]):
+        self.widths, self.recalled, self.chosen = widths, np.zeros((layers, len(widths))), np.zeros(layers)
         self.bins = np.zeros((BINS, 3))
 
     def add(self, layer: int, predicted: np.ndarray, hot: np.ndarray) -> None:
