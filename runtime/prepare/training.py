@@ -1,6 +1,6 @@
 """Fits the predictor to a model's own routing: runs text through the engine, one segment at a time, and keeps only sums."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from runtime.experts.predictor import VIEWS, View, chance, log_odds, margins, normalised, routers_of
 from runtime.experts.routing import History, RouterScores, multi_hot
+from runtime.package.convert import Progress
 from runtime.step.engine import Engine
 from runtime.step.sampling import Sampler, Sampling
 
 RIDGE = 1e-3
 BINS = 10
 NEVER = -30.0  # log odds
-Progress = Callable[[int, int], None]
 
 
 @dataclass
