@@ -33,6 +33,7 @@ from runtime.package.layout import (
     Package,
     attention_name,
     default_target,
+    file_entry,
     is_package,
     layer_name,
     sha256,
@@ -259,7 +260,7 @@ class Conversion:
     def _graph(self, part: Part, name: str, model: onnx.ModelProto, weights: WeightFile) -> None:
         content = model.SerializeToString()
         (self.folder / f"{name}.onnx").write_bytes(content)
-        part.files[f"{name}.onnx"] = {"bytes": len(content), "sha256": sha256(content)}
+        part.files[f"{name}.onnx"] = file_entry(content)
         # Experts' weights have separate digests.
         used = "" if name == "expert" else weights.entry()["sha256"]
         part.subgraphs[name] = sha256(f"{part.files[f'{name}.onnx']['sha256']} {used}".encode())
@@ -270,7 +271,7 @@ class Conversion:
             if (self.model / name).exists():
                 content = (self.model / name).read_bytes()
                 (self.folder / name).write_bytes(content)
-                files[name] = {"bytes": len(content), "sha256": sha256(content)}
+                files[name] = file_entry(content)
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "fingerprint": fingerprint(self.model),
@@ -357,16 +358,16 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def up_to_date(model: Path, target: Path, what: PackageFormat) -> Package | None:
-    """The package at `target` if it is complete and was made from this model in this format; otherwise None."""
+def up_to_date(model: Path, target: Path, what: PackageFormat | None = None) -> Package | None:
+    """The package at `target` if it is complete and was made from this model, in this format if given; otherwise None."""
     if not is_package(target):
         return None
     try:
         package = Package(target)
     except MoEError:
         return None
-    same = package.manifest["fingerprint"] == fingerprint(model) and package.manifest.get("target") == asdict(what)
-    return package if same else None
+    same = package.manifest["fingerprint"] == fingerprint(model)
+    return package if same and (what is None or package.manifest.get("target") == asdict(what)) else None
 
 
 def open_or_convert(path: Path, target: Path | None = None, progress: Progress | None = None) -> Package:
@@ -375,11 +376,4 @@ def open_or_convert(path: Path, target: Path | None = None, progress: Progress |
         return Package(path)
     read_config(path)
     target = target or default_target(path)
-    if is_package(target):
-        try:
-            package = Package(target)
-            if package.manifest["fingerprint"] == fingerprint(path):
-                return package
-        except PackageError:
-            pass
-    return convert(path, target, progress)
+    return up_to_date(path, target) or convert(path, target, progress)

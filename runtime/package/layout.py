@@ -266,6 +266,11 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def file_entry(content: bytes) -> dict[str, Any]:
+    """Size and hash of a file for the manifest."""
+    return {"bytes": len(content), "sha256": sha256(content)}
+
+
 def file_sha256(path: Path) -> str:
     """Hex digest of a file."""
     with path.open("rb") as file:
