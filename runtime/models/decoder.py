@@ -432,6 +432,12 @@ def common(config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[st
     return sizes | {"rope": read_rope(config, sizes["head_dim"], theta)}
 
 
+def partly_rotated(sizes: dict[str, Any]) -> dict[str, Any]:
+    """The sizes with rotary positions over whole heads, whose last dimensions do not rotate, and the order of dimensions."""
+    rope, order = sizes["rope"].filling(sizes["head_dim"])
+    return sizes | {"rope": rope, "rotary_order": order}
+
+
 def common_sizes(config: dict[str, Any], layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:
     """The sizes that every family's config.json names the same way; unsupported activations and layers are refused."""
     if config.get("hidden_act", "silu") not in ACTIVATIONS:

@@ -15,7 +15,7 @@ from runtime.graphs.builder import GraphBuilder, Store
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder, common_sizes, first_layers
 from runtime.models.rope import read_rope, rope_settings, yarn_scale
-from runtime.models.routers import Router
+from runtime.models.routers import Router, sigmoid_router
 
 LATENT_EPSILON = 1e-6
 
@@ -143,7 +143,7 @@ def read(config: dict[str, Any]) -> Deepseek:
         **sizes,
         intermediate=width,
         rope=read_rope(config, rope_dim, interleaved=bool(config.get("rope_interleave", True)) if third else True),
-        router=_router(config, sizes["experts"], third),
+        router=sigmoid_router(config, sizes) if third else _router(config, sizes),
         dense=_dense_layers(config, sizes),
         dense_width=int(config["intermediate_size"]),
         shared_width=width * int(config.get("n_shared_experts") or 0),
@@ -162,13 +162,13 @@ def _dense_layers(config: dict[str, Any], sizes: dict[str, Any]) -> frozenset[in
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
-def _router(config: dict[str, Any], experts: int, third: bool) -> Router:
-    grouped = third or config.get("topk_method") == "group_limited_greedy"
+def _router(config: dict[str, Any], sizes: dict[str, Any]) -> Router:
+    """DeepSeek-V2's router."""
+    grouped = config.get("topk_method") == "group_limited_greedy"
     return Router(
-        "sigmoid_groups" if third else "group_limited",
-        int(config["num_experts_per_tok"]),
-        experts,
-        renormalize=third and bool(config.get("norm_topk_prob", True)),
+        "group_limited",
+        sizes["top_k"],
+        sizes["experts"],
         scale=float(config.get("routed_scaling_factor", 1.0)),
         groups=int(config.get("n_group") or 1) if grouped else 1,
         top_groups=int(config.get("topk_group") or 1) if grouped else 1,

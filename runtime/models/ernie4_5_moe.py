@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common_sizes
+from runtime.models.decoder import Decoder, common_sizes, partly_rotated
 from runtime.models.rope import read_rope
 from runtime.models.routers import Router
 
@@ -25,12 +25,10 @@ def read(config: dict[str, Any]) -> Ernie45Moe:
     config = {"num_experts": config.get("moe_num_experts"), "num_experts_per_tok": config.get("moe_k")} | config
     config = {"tie_word_embeddings": True, "rms_norm_eps": 1e-5} | config
     sizes = common_sizes(config)
-    rope, order = read_rope(config, sizes["head_dim"], 500000.0, interleaved=True).filling(sizes["head_dim"])
+    sizes = partly_rotated(sizes | {"rope": read_rope(config, sizes["head_dim"], 500000.0, interleaved=True)})
     width = int(config["moe_intermediate_size"])
     return Ernie45Moe(
         **sizes,
-        rope=rope,
-        rotary_order=order,
         intermediate=width,
         router=Router("softmax_corrected", sizes["top_k"], sizes["experts"], floor=float(config.get("moe_norm_min") or 1e-12)),
         dense=_dense_layers(config, sizes["layers"]),

@@ -10,7 +10,7 @@ from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Shapes, common, first_layers
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution
-from runtime.models.routers import Router
+from runtime.models.routers import sigmoid_router
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,18 +59,10 @@ def read(config: dict[str, Any]) -> Lfm2Moe:
     kernel = int(config.get("conv_L_cache", 3))
     if kernel < 2:
         raise ModelError(f"conv_L_cache {kernel} is not supported: this runtime builds convolutions over 2 tokens or more")
-    router = Router(
-        "sigmoid_groups",
-        sizes["top_k"],
-        sizes["experts"],
-        renormalize=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor", 1.0)),
-        floor=1e-6,
-    )
     return Lfm2Moe(
         **sizes,
         intermediate=int(config["moe_intermediate_size"]),
-        router=router,
+        router=sigmoid_router(config, sizes, floor=1e-6),
         head_norms=("q_layernorm", "k_layernorm"),
         dense=first_layers(config.get("num_dense_layers", 2), sizes),
         dense_width=int(config["intermediate_size"]),
