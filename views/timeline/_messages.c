@@ -245,20 +245,15 @@ static int read_step(struct form *form, PyObject *told, int *depth)
 
 static int read_form(struct form *form, PyObject *steps)
 {
-	Py_ssize_t count = PySequence_Size(steps);
+	Py_ssize_t count = PyList_Size(steps);
 	int depth = 0;
 
 	form->rows = PY_SSIZE_T_MAX;
 	form->bound = WORD;
 	if (count > MOST_STEPS)
 		PyErr_SetString(PyExc_ValueError, "a message of too many steps");
-	for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
-		PyObject *told = PySequence_GetItem(steps, i);
-
-		if (told)
-			read_step(form, told, &depth);
-		Py_XDECREF(told); /* the list keeps it, and with it the bytes */
-	}
+	for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++)
+		read_step(form, PyList_GetItem(steps, i), &depth);
 	if (!PyErr_Occurred() && depth)
 		PyErr_SetString(PyExc_ValueError, "steps that make no message");
 	return !PyErr_Occurred();
@@ -354,17 +349,15 @@ struct track {
 
 static void read_level(struct level *level, PyObject *parts)
 {
-	Py_ssize_t count = PySequence_Size(parts);
+	Py_ssize_t count = PyList_Size(parts);
 
 	if (count > MOST_PARTS)
 		PyErr_SetString(PyExc_ValueError, "a level of too many parts");
 	for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
-		PyObject *told = PySequence_GetItem(parts, i);
 		struct part *part = &level->parts[i];
 
-		if (told && PyArg_ParseTuple(told, "y*y*z*", &part->bytes, &part->offsets, &part->row))
+		if (PyArg_ParseTuple(PyList_GetItem(parts, i), "y*y*z*", &part->bytes, &part->offsets, &part->row))
 			level->count++;
-		Py_XDECREF(told);
 	}
 }
 

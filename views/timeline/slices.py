@@ -451,12 +451,7 @@ def close_open(slices: Slices, end: int) -> Slices:
 
 
 def on_program(tables: Tables) -> Iterator[Slices]:
-    """Everything drawn on threads, outermost level first."""
-    return (level for level in levels(tables) if len(level))
-
-
-def levels(tables: Tables) -> Iterator[Slices]:
-    """The levels of slices on threads, outermost first; some are empty."""
+    """Everything drawn on threads, outermost level first, without empty levels."""
     used = prefetched_runs(tables)
     operator, wait = operator_slices(tables)
     drawn: tuple[tuple[str, Callable[[], Iterable[Slices]]], ...] = (
@@ -473,7 +468,7 @@ def levels(tables: Tables) -> Iterator[Slices]:
         ("reads", lambda: [read_slices(tables)]),
         ("faults", lambda: major_fault_slices(tables)),
     )
-    return (slices for table, make in drawn if len(tables[table]) for slices in make())
+    return (slices for table, make in drawn if len(tables[table]) for slices in make() if len(slices))
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
