@@ -129,8 +129,7 @@ class Predictor:
 
 def routers_of(package: Package) -> dict[int, RouterScores]:
     """The scores of every layer that has experts."""
-    family = package.family
-    return {layer: RouterScores(package, layer) for layer in range(family.layers) if layer not in family.dense}
+    return {layer: RouterScores(package, layer) for layer in package.family.routed}
 
 
 def predictor_path(package: Package) -> Path | None:

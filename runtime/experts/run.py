@@ -117,7 +117,7 @@ class Experts:
 
     def preload(self, backend: Backend) -> None:
         """Load every expert in the backend's smallest shape."""
-        for layer in sorted(set(range(self.family.layers)) - self.family.dense):
+        for layer in self.family.routed:
             for expert in range(self.family.experts):
                 form = Form(layer, expert, backend.id, min(backend.tiers, default=0))
                 self.cache.acquire(form, Reason.STARTUP)

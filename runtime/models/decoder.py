@@ -99,6 +99,11 @@ class Decoder:
     FINISHED = False
 
     @property
+    def routed(self) -> list[int]:
+        """Layers with experts."""
+        return [layer for layer in range(self.layers) if layer not in self.dense]
+
+    @property
     def expert_parameters(self) -> int:
         """Number of weights in an expert's three matrices."""
         return 3 * self.hidden * self.intermediate

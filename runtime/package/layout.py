@@ -95,7 +95,7 @@ class Package:
     @property
     def all_experts_bytes(self) -> int:
         """Bytes of all experts of all layers as stored."""
-        return self.expert_bytes * self.family.experts * (self.family.layers - len(self.family.dense))
+        return self.expert_bytes * self.family.experts * len(self.family.routed)
 
     @property
     def portable(self) -> bool:

@@ -46,8 +46,8 @@ class Shapes:
     def groups(self, package: Package) -> list[str]:
         """Experts whose tiers share one binary."""
         family = package.family
-        routed = set(range(family.layers)) - family.dense if self.layout == SHARED else ()
-        return [expert_name(layer, expert) for layer in sorted(routed) for expert in range(family.experts)]
+        routed = family.routed if self.layout == SHARED else []
+        return [expert_name(layer, expert) for layer in routed for expert in range(family.experts)]
 
     def pasts(self, package: Package) -> list[int]:
         """Numbers of past rows, as sequences have them, none longer than the model's context."""

@@ -39,7 +39,7 @@ class Tuning:
         self.family: Family = package.family
         self.log = RunLog()
         self.cpu = CpuBackend(package, options.threads)
-        self.routed = sorted(set(range(self.family.layers)) - self.family.dense)[0]
+        self.routed = self.family.routed[0]
         self._random = np.random.default_rng(0)
 
     def measure(self, runs: int, progress: Progress | None = None) -> CostTable:
