@@ -23,7 +23,7 @@ def valid(text: str) -> str:
 
 def varint_bytes(value: int) -> bytes:
     """One integer as a varint."""
-    return packed_varints(np.array([value]))
+    return bytes(packed_varints(np.array([value])))
 
 
 def tag(field: int, wire: int) -> bytes:
