@@ -15,6 +15,7 @@ import pandas as pd
 
 from analyzer.records.reading import command_of
 from analyzer.tables.sched import LARGEST_ID, listed_threads
+from views.timeline.slices import distinct, rows_of
 
 INT32 = 1 << 31
 HELPERS, OTHERS = LARGEST_ID + 1, LARGEST_ID + 2
@@ -63,7 +64,7 @@ def target_group(manifest: dict[str, Any]) -> str:
 
 def thread_roles(tables: Frames, pids: dict[int, int], names: dict[int, str]) -> dict[int, str]:
     """tid → role and name of every thread with recorded work, and of each process's first thread."""
-    worked = {table: set(tables[table]["tid"].unique().tolist()) for table in (*DOING, "op_threads")}
+    worked = {table: set(distinct(tables[table]["tid"].to_numpy())[1].tolist()) for table in (*DOING, "op_threads")}
     roles: dict[int, str] = {}
     for tid in sorted({tid for tids in worked.values() for tid in tids} & pids.keys() | pids.keys() & set(pids.values())):
         name = names.get(tid, "")
@@ -98,9 +99,12 @@ def thread_pids(manifest: dict[str, Any], tables: Mapping[str, pd.DataFrame]) ->
     for table in WORKING:
         pids |= owners(tables[table])
     operators, threads = tables["operators"], tables["op_threads"]
-    last = threads[["tid", "op_id"]].drop_duplicates("tid", keep="last")
-    last = last.merge(operators[["op_id", "pid"]], on="op_id")
-    pids |= dict(zip(last["tid"].tolist(), last["pid"].tolist(), strict=True))
+    code, tids = distinct(threads["tid"].to_numpy(np.int64))
+    some = np.empty(len(tids), np.int64)
+    some[code] = np.arange(len(code))
+    rows = rows_of(operators["op_id"], threads["op_id"].iloc[some])
+    owner = operators["pid"].to_numpy()[rows[rows >= 0]]
+    pids |= dict(zip(np.asarray(tids)[rows >= 0].tolist(), owner.tolist(), strict=True))
     target = tables["threads"][tables["threads"]["target"]]
     pids |= dict(zip(target["tid"].tolist(), target["pid"].tolist(), strict=True))
     pids |= {tid: pid for tid, pid, _ in listed_threads(manifest)}
