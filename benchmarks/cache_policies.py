@@ -88,7 +88,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     popularity = Counter((form.layer, form.expert) for segment in warm for event in events(segment) for form in event.keys)
     trace = [event for segment in judged for event in events(segment)]
     foreseen = [Foreseen(predictor, segment) for segment in judged] if predictor.trained else []
-    routed_layers = family.layers - len(family.dense)
+    routed_layers = len(family.routed)
     rows = []
     for share in SHARES:
         capacity = max(round(share * routed_layers * family.experts), family.top_k)

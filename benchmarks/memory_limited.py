@@ -124,7 +124,7 @@ def child(args: argparse.Namespace) -> None:
 def disk_speed(package: Any) -> float:
     """Bytes per second of random direct reads of whole experts, the best of several depths."""
     family, reader, pool = package.family, Reader(), BlockPool(max(DEPTHS))
-    experts = [(layer, e) for layer in range(family.layers) if layer not in family.dense for e in range(family.experts)]
+    experts = [(layer, e) for layer in family.routed for e in range(family.experts)]
 
     def read(place: tuple[int, int]) -> int:
         block = pool.take(package.expert_stride)
@@ -213,7 +213,7 @@ def measure(setting: Setting, report: Report) -> None:
     """Measure all shares."""
     args, package = setting.args, setting.package
     family, one = package.family, CpuBackend(package, 1).expert_bytes
-    total = one * (family.layers - len(family.dense)) * family.experts
+    total = one * len(family.routed) * family.experts
     setting.budget = one * max(2 * family.top_k, family.experts)
     # Pages mapped temporarily around the requested ones make a run look larger than necessary.
     base = min(setting.run("demand")["beside_experts_bytes"] for _ in range(BASE_RUNS))

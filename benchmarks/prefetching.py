@@ -44,7 +44,7 @@ class Side:
 def compare(package: Package, args: argparse.Namespace, report: Report) -> None:
     """Measure one package: times of windows, and ratios by window."""
     family = package.family
-    experts = (family.layers - len(family.dense)) * family.experts
+    experts = len(family.routed) * family.experts
     budget = int(args.share * experts * CpuBackend(package, args.threads).expert_bytes)
     sides = {prefetch: Side(package, budget, prefetch, args) for prefetch in PREFETCH}
     rounds = args.tokens // args.window

@@ -253,7 +253,7 @@ def test_while_all_loading_threads_are_busy_only_likelier_experts_are_loaded() -
         def ahead(self, layer: int, hidden: np.ndarray) -> list[np.ndarray]:
             return [told[0]]
 
-    family = SimpleNamespace(layers=1, experts=3, top_k=1, dense=frozenset())
+    family = SimpleNamespace(layers=1, experts=3, top_k=1, routed=[0])
     listener, row = Prefetcher(Fixed(), cache, family, 1), np.zeros((1, 4), np.float32)
     listener.step_begins(row)
     middle = (log_odds_of(SPARE) + log_odds_of(SCARCE)) / 2

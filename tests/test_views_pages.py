@@ -285,9 +285,9 @@ def test_nodes_carry_their_loads_and_the_npu_s_cycles(tmp_path: Path) -> None:
 
 
 def test_a_steps_parts_have_a_colour_each_however_much_the_phases_differ() -> None:
-    decode, prefill = ({f"{kind} {i}": 9.0 - i for i in range(7)} | {"total": 42.0, "residual": 0.0} for kind in "dp")
-    names = {name for groups in (decode, prefill) for name in with_small_ones_summed(groups, {"d": decode, "p": prefill})}
-    assert len(names - {"total"}) == MOST_GROUPS + len({SMALLER, "residual"})
+    decode, prefill = ({f"{kind} {i}": 9.0 - i for i in range(7)} | {"residual": 0.0} for kind in "dp")
+    parts = with_small_ones_summed(pd.DataFrame([decode, prefill]).fillna(0), pd.Series([42.0, 42.0]))
+    assert len(parts.columns) == MOST_GROUPS + len({SMALLER, "residual"}) and (parts.sum(axis=1) == 42).all()
 
 
 def test_twenty_thousand_operators_are_laid_out_in_seconds() -> None:

@@ -1,12 +1,9 @@
 """`pareto.html`: time by memory, one self-contained file. The document is the output of `python -m analyzer simulate --json`."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from views.report.page import write_page
-from views.report.report import plotly
-from views.report.sections import Block, Section, axis, bytes_text, cards, chart, heads, note, pairs, table
+from views.report.sections import Block, Section, axis, bytes_text, cards, chart, note, pairs, table, write_sections
 
 Document = dict[str, Any]
 MIB = 1 << 20
@@ -79,7 +76,7 @@ def charts(document: Document) -> Section | None:
 
 def settings(document: Document) -> Section:
     """Every simulated run."""
-    columns = heads(
+    columns = (
         "text Pareto, text cache, text prefetch, number chunk, number cache MiB, number TTFT ms, number TPOT ms, "
         "number TPOT p90 ms, number hits %, number stall ms, number loaded MiB"
     )
@@ -94,6 +91,5 @@ def settings(document: Document) -> Section:
 
 def write_pareto(document: Document, path: Path) -> int:
     """Write the page; returns its size in bytes."""
-    sections = [section for make in (choice, charts, settings) if (section := make(document)) is not None]
-    content = {"title": f"{len(document['runs'])} simulated settings", "sections": [asdict(section) for section in sections]}
-    return write_page(path, "report", f"MoEScope: {content['title']}", content, {"plotly": plotly()})
+    title = f"{len(document['runs'])} simulated settings"
+    return write_sections(path, title, {"title": title}, [make(document) for make in (choice, charts, settings)])

@@ -1,16 +1,13 @@
 """`regression.html`: two groups of runs compared, one self-contained file. Its document: analyzer/compare/document.py."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from views.profdag.change_graph import change_graph
-from views.report.page import write_page
-from views.report.report import plotly
-from views.report.sections import Block, Section, axis, cards, chart, heads, labels, note, pairs, table
+from views.report.sections import Block, Section, axis, cards, chart, labels, note, pairs, table, write_sections
 
 Document = dict[str, Any]
 FOREST, MOST_RUNS = 24, 12
@@ -186,7 +183,7 @@ def steps(document: Document) -> Section | None:
 
 def metrics(document: Document) -> Section:
     """Every metric with its verdict."""
-    columns = heads(
+    columns = (
         "text family, text metric, text names, text verdict, number base, number candidate, text unit, number change %, "
         "number candidate at the base's pace, number change at the base's pace %, number low %, number high %, "
         "number p adjusted, number threshold %, number share of step %, number base runs, number candidate runs, number more runs"
@@ -210,7 +207,7 @@ def structure(document: Document) -> Section | None:
     if not document["structure"]:
         return None
     rows = [[c["phase"], c["aspect"], c["what"], "appeared" if c["appeared"] else "vanished"] for c in document["structure"]]
-    return Section("structure", "Structure", [table(heads("text phase, text aspect, text what, text change"), rows)])
+    return Section("structure", "Structure", [table("text phase, text aspect, text what, text change", rows)])
 
 
 def routing(document: Document) -> Section | None:
@@ -241,7 +238,7 @@ def environment(document: Document) -> Section:
         text = "The sides were measured under different conditions, which may explain differences of speed."
         blocks.append({"kind": "findings", "items": [{"level": "warn", "text": text}]})
     if rows:
-        blocks.append(table(heads("text what, text base, text candidate, text remark"), rows, "What differs"))
+        blocks.append(table("text what, text base, text candidate, text remark", rows, "What differs"))
     emulated = "HTP emulator" in str(document["conditions"].get("NPU", ""))
     if emulated:
         blocks.append(note("The NPU is Qualcomm's HTP emulator: results are exact, its times and cycles are those of the host."))
@@ -265,7 +262,6 @@ SECTIONS: tuple[Callable[[Document], Section | None], ...] = (
 
 def write_regression(document: Document, path: Path) -> int:
     """Write the page; returns its size in bytes."""
-    sections = [section for make in SECTIONS if (section := make(document)) is not None]
     title = f"{len(document['runs']['base'])} + {len(document['runs']['cand'])} runs compared"
-    content = {"title": title, "lead": document["sentence"], "sections": [asdict(s) for s in sections]}
-    return write_page(path, "report", f"MoEScope: {title}", content, {"plotly": plotly()})
+    content = {"title": title, "lead": document["sentence"]}
+    return write_sections(path, title, content, [make(document) for make in SECTIONS])

@@ -20,7 +20,7 @@ from views.errors import ViewError
 
 HOST, UI, UI_PORT = "127.0.0.1", "https://ui.perfetto.dev", 9001
 TRACE_PATHS = {"/trace.pftrace", "/localtrace"}
-EMPTY_ANSWERS = {"/vizviewer_info", "/file_info"}
+EMPTY_ANSWERS, EMPTY = {"/vizviewer_info", "/file_info"}, b"{}"
 
 
 def offline_ui() -> Path:
@@ -53,7 +53,8 @@ class Handler(SimpleHTTPRequestHandler):
         elif self.ui is None:
             self.send_error(404)
         elif path in EMPTY_ANSWERS:
-            self.answer(json.dumps({}).encode(), "application/json")
+            self.head("application/json", len(EMPTY))
+            self.wfile.write(EMPTY)
         else:
             super().do_GET()
 
@@ -66,11 +67,6 @@ class Handler(SimpleHTTPRequestHandler):
         with self.trace.open("rb") as file:
             self.head("application/octet-stream", os.fstat(file.fileno()).st_size)
             shutil.copyfileobj(file, self.wfile)
-
-    def answer(self, body: bytes, kind: str) -> None:
-        """Send a response with a body."""
-        self.head(kind, len(body))
-        self.wfile.write(body)
 
     def head(self, kind: str, size: int) -> None:
         """Begin a response."""

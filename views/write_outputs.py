@@ -102,6 +102,16 @@ def make_dag(
     return {"path": str(path), "bytes": written, "token": chosen, "nodes": graph.number_of_nodes()}
 
 
+def write_from_json(args: argparse.Namespace, source: Path, kind: str, verb: str, write: Callable[[Any, Path], int]) -> int:
+    """Write a page from the JSON that an analyzer verb printed, and announce it. Raises ViewError if it is not a `kind`."""
+    try:
+        written = write(json.loads(source.read_text()), args.out)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ViewError(f"{source} is not a {kind} ({error!r}); write one with `python -m analyzer {verb} --json`") from None
+    announce({"path": str(args.out), "bytes": written}, args.json)
+    return 0
+
+
 def announce(written: dict[str, Any], as_json: bool) -> None:
     """Print the written files: one line, or JSON."""
     if as_json:

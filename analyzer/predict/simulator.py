@@ -18,7 +18,7 @@ from analyzer.errors import PredictError
 from analyzer.predict.costs import AHEAD, AWAITED, DEMAND, FOUND, LOADED, RESIDENT, Costs, Line
 from analyzer.predict.trace import Followers, Step, Trace
 from runtime.cache_rules.batches import Batch, TokenBuffers, chunks, smallest_tier
-from runtime.cache_rules.eviction import LFRU, LRU
+from runtime.cache_rules.eviction import POLICIES
 from runtime.cache_rules.forms import CPU, HTP, Cache, Form, Reason
 from runtime.cache_rules.rule import URGENT, CacheRule, Entry
 
@@ -31,7 +31,6 @@ LAYER_AHEAD = 100.0
 BACKEND_OF = {"cpu": CPU, "npu": HTP}
 """Units of this package → backends of the cache rule."""
 UNIT = {backend: unit for unit, backend in BACKEND_OF.items()}
-POLICIES = {"lru": LRU, "lfru": LFRU}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ everything that it depends on, and is first written into a temporary folder so t
 """
 
 import ctypes
-import hashlib
 import os
 import platform
 import shutil
@@ -26,7 +25,7 @@ from runtime.backends.cpu import forget_model_bytes, session_options
 from runtime.backends.qnn_profiling import OFF, Profiling, SwitchingSession
 from runtime.cache_rules.forms import HTP
 from runtime.errors import BackendError, RequestError
-from runtime.package.layout import Package, user_cache
+from runtime.package.layout import Package, sha256, user_cache
 from runtime.package.npu_graphs import for_npu
 from runtime.telemetry.profile import Timers
 
@@ -149,8 +148,7 @@ class HtpBackend:
     def _session(self, name: str, dims: dict[str, int], level: str) -> tuple[ort.InferenceSession, str]:
         """(session at one profiling level, its CSV file's name); loads its context binary, or compiles and keeps one."""
         label = "_".join([name, *(f"{key}{value}" for key, value in sorted(dims.items()))])
-        parts = (self.package.digest(name), label, self.soc, *versions().values(), level)
-        folder = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
+        folder = self._folder(name, label, level)
         self._sessions += 1
         csv = f"{label}_{self._sessions:04d}.csv" if level != OFF else ""
         if self.layout == SHARED and level == OFF and set(dims) == {"T"}:
@@ -212,9 +210,12 @@ class HtpBackend:
         return self._open(str(path), path.parent.name, options)
 
     def _group_folder(self, name: str, tiers: tuple[int, ...]) -> Path:
-        label = f"{name}_T{'-'.join(map(str, tiers))}"
-        parts = (self.package.digest(name), label, self.soc, *versions().values(), SHARED)
-        return self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
+        return self._folder(name, f"{name}_T{'-'.join(map(str, tiers))}", SHARED)
+
+    def _folder(self, name: str, label: str, variant: str) -> Path:
+        """The folder of a subgraph's binary: its name has a digest of everything that the binary depends on."""
+        parts = (self.package.digest(name), label, self.soc, *versions().values(), variant)
+        return self.cache / f"{label}_{sha256('|'.join(parts).encode())[:16]}"
 
     @contextmanager
     def _written_whole(self, folder: Path) -> Iterator[Path]:

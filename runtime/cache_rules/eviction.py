@@ -1,7 +1,7 @@
 """Which expert a full cache evicts: the least recently used, least recently and frequently used, or least popular one."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import log2
 from typing import Protocol
 
@@ -42,18 +42,19 @@ class LRU:
 
 
 class LFRU:
-    """Smallest count first; counts halve every `half_life` uses of any form (LRFU, Lee et al., 2001) and outlive eviction."""
+    """Smallest count first; counts halve every HALF_LIFE uses of any form (LRFU, Lee et al., 2001) and outlive eviction."""
 
-    def __init__(self, half_life: float = 512):
-        self.half_life = half_life
+    HALF_LIFE = 512
+
+    def __init__(self) -> None:
         self._clock = 0
-        self._weight: dict[Form, float] = {}  # log2 of the sum of 2^(time / half_life): comparable at any time without decay
+        self._weight: dict[Form, float] = {}  # log2 of the sum of 2^(time / HALF_LIFE): comparable at any time without decay
         self._held: set[Form] = set()
 
     def used(self, form: Form) -> None:
         """Count one use."""
         self._clock += 1
-        now = self._clock / self.half_life
+        now = self._clock / self.HALF_LIFE
         before = self._weight.get(form)
         self._weight[form] = now if before is None else now + log2(1 + 2 ** max(before - now, -60.0))
         self._held.add(form)
@@ -87,4 +88,4 @@ class Static:
         return sorted(self._held, key=lambda form: self.popularity.get((form.layer, form.expert), 0.0))
 
 
-POLICIES = {"lru": LRU, "lfru": LFRU}
+POLICIES: dict[str, Callable[[], Policy]] = {"lru": LRU, "lfru": LFRU}

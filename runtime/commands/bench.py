@@ -66,12 +66,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.repetitions < 1 or args.n_prompt < 0 or args.n_gen < 0 or not args.n_prompt + args.n_gen:
         raise RequestError("give at least one repetition of at least one test with tokens")
-    model, _ = load_model(args)
-    try:
+    with load_model(args)[0] as model:
         tests = [(f"pp{args.n_prompt}", args.n_prompt, 0), (f"tg{args.n_gen}", 0, args.n_gen)]
         rows = [measure(model, name, p, n, args.repetitions) for name, p, n in tests if p + n]
-    finally:
-        model.close()
     show(rows, args.output)
     return 0
 

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from moescope.arguments import add_model
@@ -81,19 +82,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer line by line until the input ends; Ctrl-C ends an answer, or the conversation if pressed at the prompt."""
-    model, _ = load_model(args)
-    try:
+    with load_model(args)[0] as model, suppress(KeyboardInterrupt):
         talk = Talk(model, args)
         while (line := _ask()) is not None:
             if line.strip() == CLEAR:
                 talk.clear()
             elif line.strip():
                 talk.answer(line)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    finally:
-        model.close()
-    return 0
+        return 0
+    return INTERRUPTED
 
 
 def say(line: str) -> None:

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from runtime.moe import MoE, Token
 
 INTERRUPTED = 130
+SAMPLING: tuple[tuple[str, type, float, str, str], ...] = (
+    ("--temperature", float, 0.0, "T", "0: greedy (default)"),
+    ("--top-k", int, 0, "K", "sample from the K most likely tokens; 0: all (default)"),
+    ("--top-p", float, 1.0, "P", "sample from the smallest set of tokens with at least this total probability"),
+    ("--min-p", float, 0.0, "P", "sample from tokens with at least this fraction of the most likely token's probability"),
+    ("--repetition-penalty", float, 1.0, "X", "above 1: makes repeated tokens less likely"),
+)
+"""Options of sampling: name, type, default, metavar, help."""
 EXAMPLES = """examples:
   python -m runtime generate /tmp/demo --prompt 'The router looks at' --max-new-tokens 32
   python -m runtime generate /tmp/demo --prompt-file prompt.txt --prefill-backend htp --expert-cache 1.5MiB --log run.json
@@ -64,27 +72,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Declare how tokens are chosen."""
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)")
-    sampling.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens; 0: all (default)"
-    )
-    sampling.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample from the smallest set of tokens with at least this total probability",
-    )
-    sampling.add_argument(
-        "--min-p",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="sample from tokens with at least this fraction of the most likely token's probability",
-    )
-    sampling.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: makes repeated tokens less likely"
-    )
+    for name, kind, default, metavar, text in SAMPLING:
+        sampling.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     add_count(sampling, "--seed", default=0, help="random seed", metavar=None)
 
@@ -140,13 +129,11 @@ def run(args: argparse.Namespace) -> int:
     """Generate text, printed on standard output as it is produced, and statistics on standard error."""
     prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
     model, load_ns = load_model(args)
-    try:
+    with model:
         further = {"ignore_end": args.ignore_end, "logprobs": args.logprobs if args.json else None}
         tokens, interrupted = speak(model, prompt, args, lambda token: "" if args.json else token.text, **further)
         if not args.json:
             print(flush=True)
-    finally:
-        model.close()
     _report(model, args, tokens, load_ns)
     return INTERRUPTED if interrupted else 0
 

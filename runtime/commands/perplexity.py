@@ -37,15 +37,12 @@ def run(args: argparse.Namespace) -> int:
     stride = args.window // 2 if args.stride is None else args.stride
     if args.window < 2 or not 0 < stride < args.window or (args.tokens is not None and args.tokens < 2):
         raise RequestError("--window and --tokens must be 2 or more, --stride at least 1 and less than --window")
-    model, _ = load_model(args)
-    try:
+    with load_model(args)[0] as model:
         ids = model.encode(text)[: args.tokens]
         if len(ids) < 2:
             raise RequestError(f"{args.text} holds fewer than 2 tokens: give more text")
         with show_progress("reading") as progress:
             result = Perplexity.of(losses(model.engine, ids, args.window, stride, progress))
-    finally:
-        model.close()
     engine = model.describe()
     if args.json:
         print(json.dumps(vars(result) | {"window": args.window, "stride": stride, "engine": engine}))

@@ -42,11 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
     require_package(args.package)
     Package(args.package, verify=False).require_writable()
-    model = MoE.load(args.package, args.expert_cache, prefetch="off", threads=args.threads)
-    try:
+    with MoE.load(args.package, args.expert_cache, prefetch="off", threads=args.threads) as model:
         report = train(model, args)
-    finally:
-        model.close()
     if args.json:
         print(json.dumps(report))
     else:

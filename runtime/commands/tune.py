@@ -3,8 +3,10 @@
 import argparse
 import json
 from dataclasses import asdict
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moescope.arguments import add_json
 from moescope.plain import print_plain
@@ -107,13 +109,8 @@ def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
 
 def _spans(places: list[str]) -> list[tuple[str, str]]:
     """Ranges of equal places, counted from 1: (`1-5`, place)."""
-    spans: list[list[Any]] = []
-    for rows, place in enumerate(places, 1):
-        if spans and spans[-1][2] == place:
-            spans[-1][1] = rows
-        else:
-            spans.append([rows, rows, place])
-    return [(str(first) if first == last else f"{first}-{last}", place) for first, last, place in spans]
+    spans = [(place, [rows for rows, _ in group]) for place, group in groupby(enumerate(places, 1), itemgetter(1))]
+    return [(str(rows[0]) if len(rows) == 1 else f"{rows[0]}-{rows[-1]}", place) for place, rows in spans]
 
 
 def _median(cells: "list[Cost]", what: str, rows: int) -> int | None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from runtime.errors import PackageError
 from runtime.experts.routing import History, RouterScores
-from runtime.package.layout import Package, sha256
+from runtime.package.layout import Package, file_entry, sha256
 
 VIEWS = ("token", "next", "near")
 UNTRAINED_CURVE = np.array([1.5, 0.0], np.float32)
@@ -129,8 +129,7 @@ class Predictor:
 
 def routers_of(package: Package) -> dict[int, RouterScores]:
     """The scores of every layer that has experts."""
-    family = package.family
-    return {layer: RouterScores(package, layer) for layer in range(family.layers) if layer not in family.dense}
+    return {layer: RouterScores(package, layer) for layer in package.family.routed}
 
 
 def predictor_path(package: Package) -> Path | None:
@@ -146,11 +145,10 @@ def save(views: dict[str, View], package: Package) -> int:
     arrays |= {f"{name}_curves": view.curves.astype(np.float32) for name, view in views.items()}
     np.savez(buffer, **arrays)
     content, old = buffer.getvalue(), predictor_path(package)
-    digest = sha256(content)
-    name = f"{FILE_PREFIX}{digest[:12]}.npz"
+    name = f"{FILE_PREFIX}{sha256(content)[:12]}.npz"
     files = {n: entry for n, entry in package.manifest["files"].items() if not n.startswith(FILE_PREFIX)}
     package.write(name, content)
-    package.change_manifest({"files": files | {name: {"bytes": len(content), "sha256": digest}}})
+    package.change_manifest({"files": files | {name: file_entry(content)}})
     if old is not None and old.name != name:
         with suppress(OSError):
             old.unlink()

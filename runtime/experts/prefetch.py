@@ -60,12 +60,11 @@ class Prefetcher:
         scarce: float = SCARCE,
     ):
         self.predictor, self.cache, self.absent = predictor, cache, cache.absent(family.layers, family.experts)
-        routed = [layer for layer in range(family.layers) if layer not in family.dense]
-        self._forms = {layer: [Form(layer, expert, backend, 0) for expert in range(family.experts)] for layer in routed}
+        self._forms = {layer: [Form(layer, expert, backend, 0) for expert in range(family.experts)] for layer in family.routed}
         self._spare, self._scarce, self._needless = map(log_odds_of, (spare, scarce, NEEDLESS))
         self.frugal, self._look_ns, self.spent_ns = frugal, 0.0, 0
         self.history = History(family.layers, family.experts)
-        self._layers, self._chosen = np.array(routed), np.zeros((family.layers, family.top_k), np.int64)
+        self._layers, self._chosen = np.array(family.routed), np.zeros((family.layers, family.top_k), np.int64)
         self._worth = [True] * family.layers + [False]
         self._decoding = self._unlearnt = False
 

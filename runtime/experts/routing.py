@@ -33,7 +33,7 @@ class RouterScores:
     def __init__(self, package: Package, layer: int):
         model = onnx.load_from_string(package.whole_graph(layer_name("router", layer)))
         maker = next((node for node in model.graph.node if SCORES in node.output), None)
-        self._to_logit = _log if maker is not None and maker.op_type == "Softmax" else _as_is
+        self._probabilities = maker is not None and maker.op_type == "Softmax"
         del model.graph.output[:]
         name = SCORES if maker is not None else LOGITS
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
@@ -41,17 +41,11 @@ class RouterScores:
 
     def __call__(self, hidden: np.ndarray) -> np.ndarray:
         """Centred scores of `hidden` [n, H]; the untrained predictor passes a state from before the layer's attention."""
-        scores = self._to_logit(self._session.run(None, {"hidden": np.ascontiguousarray(hidden)})[0])
+        scores = self._session.run(None, {"hidden": np.ascontiguousarray(hidden)})[0]
+        if self._probabilities:
+            scores = np.log(np.maximum(scores, TINY))
         centred: np.ndarray = scores - scores.mean(-1, keepdims=True)
         return centred
-
-
-def _log(scores: np.ndarray) -> np.ndarray:
-    return np.log(np.maximum(scores, TINY))
-
-
-def _as_is(scores: np.ndarray) -> np.ndarray:
-    return scores
 
 
 def multi_hot(chosen: np.ndarray, experts: int) -> np.ndarray:

@@ -92,11 +92,11 @@ class Experts:
         backends: dict[int, Backend],
         budget: int | None,
         log: RunLog,
-        policy: str = "lru",
-        background: bool = False,
-        flush: Flush | None = None,
+        policy: str,
+        background: bool,
+        flush: Flush,
     ):
-        self.family, self.backends, self.log, self.flush = package.family, backends, log, flush or Flush(())
+        self.family, self.backends, self.log, self.flush = package.family, backends, log, flush
         self._check(budget)
         self.loader = Loader(LOADERS) if background else None
         cpu, watcher = backends.get(CPU), LoadLog(log, package, backends)
@@ -117,7 +117,7 @@ class Experts:
 
     def preload(self, backend: Backend) -> None:
         """Load every expert in the backend's smallest shape."""
-        for layer in sorted(set(range(self.family.layers)) - self.family.dense):
+        for layer in self.family.routed:
             for expert in range(self.family.experts):
                 form = Form(layer, expert, backend.id, min(backend.tiers, default=0))
                 self.cache.acquire(form, Reason.STARTUP)

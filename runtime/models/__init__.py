@@ -56,7 +56,7 @@ def read_family(config: dict[str, Any], folder: Path) -> Family:
         raise ModelError(f"{file} lacks {error}: use the config that came with the weights") from None
     if not 0 < family.top_k <= family.experts:
         refuse(file, "num_experts_per_tok", family.top_k, f"from 1 to the {family.experts} experts of a layer")
-    if len(family.dense) == family.layers:
+    if not family.routed:
         raise ModelError(f"no layer of {folder} has experts: this runtime runs Mixture-of-Experts models")
     family.check_heads()
     return family

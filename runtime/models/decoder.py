@@ -3,6 +3,7 @@
 Shapes: T rows of one run, H hidden, h heads over KV key heads of D dimensions, P past rows, S = P + T, E experts, k chosen ones.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from runtime.models.routers import CORRECTED, KINDS, Router
 ACTIVATIONS = ("silu", "swish")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 Shapes = tuple[tuple[int, ...], ...]
+Maker = Callable[[Checkpoint, int, Store | None], onnx.ModelProto]
 LOGITS = "gate_out"
 HEAD_MULTIPLE = 16
 
@@ -97,6 +99,11 @@ class Decoder:
     FINISHED = False
 
     @property
+    def routed(self) -> list[int]:
+        """Layers with experts."""
+        return [layer for layer in range(self.layers) if layer not in self.dense]
+
+    @property
     def expert_parameters(self) -> int:
         """Number of weights in an expert's three matrices."""
         return 3 * self.hidden * self.intermediate
@@ -132,6 +139,13 @@ class Decoder:
     def states(self, layer: int) -> Shapes:
         """Shapes of the states that this layer keeps instead of keys and values; none for attention."""
         return ()
+
+    def subgraphs(self, layer: int) -> dict[str, Maker]:
+        """Kind → builder of the layer's subgraphs after attention, without experts, in the order in which they run."""
+        graphs: dict[str, Maker] = {"mlp": self.mlp} if layer in self.dense else {"router": self.route}
+        if self.shared_width and layer not in self.dense:
+            graphs["shared"] = self.shared
+        return graphs | ({"norm": self.finish} if self.FINISHED else {})
 
     def head(self, checkpoint: Checkpoint, store: Store | None) -> onnx.ModelProto:
         """Inputs hidden [T, H]; outputs logits [T, V]."""
@@ -396,9 +410,13 @@ class Decoder:
         prefix = f"model.layers.{layer}.{self.MOE}.experts"
         if f"{prefix}.gate_up_proj" not in checkpoint:
             return self.mlp_weights(checkpoint, f"{prefix}.{expert}", self.intermediate)
-        both = checkpoint.tensor(f"{prefix}.gate_up_proj", (self.experts, 2 * self.intermediate, self.hidden), expert)
-        down = checkpoint.tensor(f"{prefix}.down_proj", (self.experts, self.hidden, self.intermediate), expert)
-        return ExpertWeights(both[: self.intermediate], both[self.intermediate :], down)
+        return self.slices(checkpoint, f"{prefix}.gate_up_proj", f"{prefix}.down_proj", expert)
+
+    def slices(self, checkpoint: Checkpoint, gate_up: str, down: str, expert: int) -> ExpertWeights:
+        """Weights of one expert from two tensors of all: gate and up [E, 2 I, H], down [E, H, I]."""
+        width = self.intermediate
+        both = checkpoint.tensor(gate_up, (self.experts, 2 * width, self.hidden), expert)
+        return ExpertWeights(both[:width], both[width:], checkpoint.tensor(down, (self.experts, self.hidden, width), expert))
 
     def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
         """Weights of a gated MLP with one tensor per matrix."""
@@ -417,6 +435,12 @@ def common(config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[st
     """Settings that most families' config.json names the same way. `theta`: default base of the rotary positions."""
     sizes = common_sizes(config, layer_types)
     return sizes | {"rope": read_rope(config, sizes["head_dim"], theta)}
+
+
+def partly_rotated(sizes: dict[str, Any]) -> dict[str, Any]:
+    """The sizes with rotary positions over whole heads, whose last dimensions do not rotate, and the order of dimensions."""
+    rope, order = sizes["rope"].filling(sizes["head_dim"])
+    return sizes | {"rope": rope, "rotary_order": order}
 
 
 def common_sizes(config: dict[str, Any], layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:
@@ -446,6 +470,21 @@ def common_sizes(config: dict[str, Any], layer_types: tuple[str, ...] = LAYER_TY
         "tied": bool(config.get("tie_word_embeddings", False)),
         "end_ids": tuple(end) if isinstance(end, list) else () if end is None else (int(end),),
     }
+
+
+def layer_kinds(config: dict[str, Any], slides: Callable[[int], bool]) -> list[str]:
+    """`full_attention` or `sliding_attention` of each layer, as the config lists them, else by the layer's number."""
+    return config.get("layer_types") or [LAYER_TYPES[slides(layer)] for layer in range(int(config["num_hidden_layers"]))]
+
+
+def windows_of(kinds: list[str], window: int | None) -> tuple[int, ...]:
+    """Rows that each layer's attention sees: `window` in sliding layers; 0 for all."""
+    return tuple(int(window or 0) if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def first_layers(count: int | None, sizes: dict[str, Any]) -> frozenset[int]:
+    """The first `count` layers, at most all."""
+    return frozenset(range(min(int(count or 0), sizes["layers"])))
 
 
 def check_layer_types(config: dict[str, Any], known: tuple[str, ...]) -> None:

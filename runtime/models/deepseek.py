@@ -13,9 +13,9 @@ from onnx import TensorProto
 
 from runtime.graphs.builder import GraphBuilder, Store
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common_sizes
+from runtime.models.decoder import Decoder, common_sizes, first_layers
 from runtime.models.rope import read_rope, rope_settings, yarn_scale
-from runtime.models.routers import Router
+from runtime.models.routers import Router, sigmoid_router
 
 LATENT_EPSILON = 1e-6
 
@@ -143,8 +143,8 @@ def read(config: dict[str, Any]) -> Deepseek:
         **sizes,
         intermediate=width,
         rope=read_rope(config, rope_dim, interleaved=bool(config.get("rope_interleave", True)) if third else True),
-        router=_router(config, sizes["experts"], third),
-        dense=_dense_layers(config, sizes["layers"]),
+        router=sigmoid_router(config, sizes) if third else _router(config, sizes),
+        dense=_dense_layers(config, sizes),
         dense_width=int(config["intermediate_size"]),
         shared_width=width * int(config.get("n_shared_experts") or 0),
         q_rank=int(config.get("q_lora_rank") or 0),
@@ -154,21 +154,21 @@ def read(config: dict[str, Any]) -> Deepseek:
     )
 
 
-def _dense_layers(config: dict[str, Any], layers: int) -> frozenset[int]:
+def _dense_layers(config: dict[str, Any], sizes: dict[str, Any]) -> frozenset[int]:
     """Layers without experts: the first ones; for GLM those that the config names, or the first."""
     if config["model_type"] != "glm4_moe_lite":
-        return frozenset(range(min(int(config.get("first_k_dense_replace") or 0), layers)))
+        return first_layers(config.get("first_k_dense_replace"), sizes)
     kinds = config.get("mlp_layer_types") or ["dense"]
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
-def _router(config: dict[str, Any], experts: int, third: bool) -> Router:
-    grouped = third or config.get("topk_method") == "group_limited_greedy"
+def _router(config: dict[str, Any], sizes: dict[str, Any]) -> Router:
+    """DeepSeek-V2's router."""
+    grouped = config.get("topk_method") == "group_limited_greedy"
     return Router(
-        "sigmoid_groups" if third else "group_limited",
-        int(config["num_experts_per_tok"]),
-        experts,
-        renormalize=third and bool(config.get("norm_topk_prob", True)),
+        "group_limited",
+        sizes["top_k"],
+        sizes["experts"],
         scale=float(config.get("routed_scaling_factor", 1.0)),
         groups=int(config.get("n_group") or 1) if grouped else 1,
         top_groups=int(config.get("topk_group") or 1) if grouped else 1,

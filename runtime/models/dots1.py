@@ -3,13 +3,12 @@
 from typing import Any
 
 from runtime.models import glm4_moe
+from runtime.models.decoder import layer_kinds, windows_of
 
 
 def read(config: dict[str, Any]) -> glm4_moe.Glm4Moe:
     """Sizes from config.json."""
-    layers, first = int(config["num_hidden_layers"]), int(config.get("max_window_layers", 62))
-    kinds = config.get("layer_types") or ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    window = int(config.get("sliding_window") or 0)
+    first = int(config.get("max_window_layers", 62))
+    windows = windows_of(layer_kinds(config, lambda layer: layer >= first), config.get("sliding_window"))
     defaults = {"partial_rotary_factor": 1.0, "first_k_dense_replace": 0, "norm_topk_prob": False}
-    windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     return glm4_moe.read(defaults | config | {"use_qk_norm": True}, windows)

@@ -1,12 +1,11 @@
 """ERNIE 4.5: rotary pairs of neighbouring dimensions, softmax router with a correction bias, shared experts, dense layers."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, ExpertWeights, common_sizes
+from runtime.models.decoder import Decoder, common_sizes, partly_rotated
 from runtime.models.rope import read_rope
 from runtime.models.routers import Router
 
@@ -20,27 +19,16 @@ class Ernie45Moe(Decoder):
         """The bias added to the scores [E] for choosing experts."""
         return checkpoint.tensor(f"{prefix}mlp.moe_statics.e_score_correction_bias", (1, self.experts))[0]
 
-    def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
-        """Weights of a gated MLP, with biases if the checkpoint has them."""
-        weights = super().mlp_weights(checkpoint, prefix, width)
-        gate, up = (checkpoint.optional(f"{prefix}.{name}.bias", (width,)) for name in ("gate_proj", "up_proj"))
-        if gate is None or up is None:
-            return weights
-        down = checkpoint.tensor(f"{prefix}.down_proj.bias", (self.hidden,))
-        return replace(weights, gate_up_bias=np.concatenate([gate, up]), down_bias=down)
-
 
 def read(config: dict[str, Any]) -> Ernie45Moe:
     """Sizes from config.json."""
     config = {"num_experts": config.get("moe_num_experts"), "num_experts_per_tok": config.get("moe_k")} | config
     config = {"tie_word_embeddings": True, "rms_norm_eps": 1e-5} | config
     sizes = common_sizes(config)
-    rope, order = read_rope(config, sizes["head_dim"], 500000.0, interleaved=True).filling(sizes["head_dim"])
+    sizes = partly_rotated(sizes | {"rope": read_rope(config, sizes["head_dim"], 500000.0, interleaved=True)})
     width = int(config["moe_intermediate_size"])
     return Ernie45Moe(
         **sizes,
-        rope=rope,
-        rotary_order=order,
         intermediate=width,
         router=Router("softmax_corrected", sizes["top_k"], sizes["experts"], floor=float(config.get("moe_norm_min") or 1e-12)),
         dense=_dense_layers(config, sizes["layers"]),

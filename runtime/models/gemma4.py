@@ -11,7 +11,7 @@ from runtime.errors import ModelError
 from runtime.graphs.builder import GraphBuilder, Store
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.graphs.quantize import FLOAT32
-from runtime.models.decoder import LAYER_TYPES, LOGITS, Decoder, ExpertWeights, common_sizes
+from runtime.models.decoder import LAYER_TYPES, LOGITS, Decoder, ExpertWeights, common_sizes, layer_kinds, windows_of
 from runtime.models.rope import Rope, read_rope
 from runtime.models.routers import KINDS, Router
 
@@ -136,10 +136,8 @@ class Gemma4(Decoder):
 
     def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
         """Slices of two tensors of the layer."""
-        prefix, width = f"model.layers.{layer}.experts.", self.intermediate
-        both = checkpoint.tensor(prefix + "gate_up_proj", (self.experts, 2 * width, self.hidden), expert)
-        down = checkpoint.tensor(prefix + "down_proj", (self.experts, self.hidden, width), expert)
-        return ExpertWeights(both[:width], both[width:], down)
+        prefix = f"model.layers.{layer}.experts."
+        return self.slices(checkpoint, prefix + "gate_up_proj", prefix + "down_proj", expert)
 
 
 def read(config: dict[str, Any]) -> Gemma4:
@@ -150,20 +148,18 @@ def read(config: dict[str, Any]) -> Gemma4:
         {"eos_token_id": config.get("eos_token_id")} | text | {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
     )
     _refuse(config)
-    layers = range(int(config["num_hidden_layers"]))
-    kinds = config.get("layer_types") or [SLIDING if (layer + 1) % EVERY else FULL for layer in layers]
+    kinds = layer_kinds(config, lambda layer: bool((layer + 1) % EVERY))
     # As in transformers: the last layer sees all tokens.
     kinds = [*kinds[:-1], FULL] if kinds[-1] == SLIDING else kinds
     used = {"hidden_act": "silu", "num_experts_per_tok": config["top_k_experts"], "layer_types": kinds}
     sizes = common_sizes({"head_dim": 256, "num_key_value_heads": 4} | config | used) | {"scale": 1.0}
-    window = int(config.get("sliding_window", 512))
     return Gemma4(
         **sizes,
         rope=_rope(config, SLIDING, sizes["head_dim"]),
         intermediate=int(config["moe_intermediate_size"]),
         router=Router("softmax_scaled", sizes["top_k"], sizes["experts"]),
         shared_width=int(config["intermediate_size"]),
-        windows=tuple(window if kind == SLIDING else 0 for kind in kinds),
+        windows=windows_of(kinds, config.get("sliding_window", 512)),
         embedding_multiplier=sizes["hidden"] ** 0.5,
         logits_cap=float(config.get("final_logit_softcapping") or 0),
         full=_full(config, kinds, sizes),

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from runtime.models.decoder import Decoder, common
-from runtime.models.routers import Router
+from runtime.models.decoder import Decoder, common, first_layers, partly_rotated
+from runtime.models.routers import sigmoid_router
 
 
 class Glm4Moe(Decoder):
@@ -14,26 +14,14 @@ class Glm4Moe(Decoder):
 
 def read(config: dict[str, Any], windows: tuple[int, ...] = ()) -> Glm4Moe:
     """Sizes from config.json."""
-    sizes = common({"partial_rotary_factor": 0.5} | config)
-    rope, order = sizes.pop("rope").filling(sizes["head_dim"])
+    sizes = partly_rotated(common({"partial_rotary_factor": 0.5} | config))
     width = int(config["moe_intermediate_size"])
-    router = Router(
-        "sigmoid_groups",
-        sizes["top_k"],
-        sizes["experts"],
-        renormalize=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor", 1.0)),
-        groups=int(config.get("n_group") or 1),
-        top_groups=int(config.get("topk_group") or 1),
-    )
     return Glm4Moe(
         **sizes,
-        rope=rope,
-        rotary_order=order,
         windows=windows,
         intermediate=width,
-        router=router,
-        dense=frozenset(range(min(int(config.get("first_k_dense_replace", 1)), sizes["layers"]))),
+        router=sigmoid_router(config, sizes),
+        dense=first_layers(config.get("first_k_dense_replace", 1), sizes),
         dense_width=int(config["intermediate_size"]),
         shared_width=width * int(config.get("n_shared_experts") or 0),
         head_norms=("q_norm", "k_norm") if config.get("use_qk_norm") else (),

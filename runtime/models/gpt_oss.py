@@ -7,7 +7,7 @@ import numpy as np
 
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, ExpertWeights, common
+from runtime.models.decoder import Decoder, ExpertWeights, common, layer_kinds, windows_of
 from runtime.models.routers import Router
 
 MXFP4_BLOCK = 32
@@ -67,13 +67,12 @@ class GptOss(Decoder):
 def read(config: dict[str, Any]) -> GptOss:
     """Sizes from config.json."""
     sizes = common(config, 150000.0)
-    window = int(config.get("sliding_window") or 0)
-    kinds = config.get("layer_types") or [("sliding_attention", "full_attention")[layer % 2] for layer in range(sizes["layers"])]
+    kinds = layer_kinds(config, lambda layer: layer % 2 == 0)
     return GptOss(
         **sizes,
         intermediate=int(config["intermediate_size"]),
         router=Router("topk_softmax", sizes["top_k"], sizes["experts"]),
-        windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds),
+        windows=windows_of(kinds, config.get("sliding_window")),
         alpha=float(config.get("swiglu_alpha") or 1.702),
         limit=float(config.get("swiglu_limit") or 7.0),
     )

@@ -16,10 +16,8 @@ class GraniteMoe(Decoder):
 
     def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
         """One slice of input_linear and output_linear."""
-        prefix, width = f"model.layers.{layer}.{self.MOE}.", self.intermediate
-        both = checkpoint.tensor(prefix + "input_linear.weight", (self.experts, 2 * width, self.hidden), expert)
-        down = checkpoint.tensor(prefix + "output_linear.weight", (self.experts, self.hidden, width), expert)
-        return ExpertWeights(both[:width], both[width:], down)
+        prefix = f"model.layers.{layer}.{self.MOE}."
+        return self.slices(checkpoint, prefix + "input_linear.weight", prefix + "output_linear.weight", expert)
 
     def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
         """Weights of the shared MLP, which is next to the block of experts."""

@@ -8,9 +8,9 @@ import numpy as np
 from runtime.errors import ModelError
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Shapes, common
+from runtime.models.decoder import Shapes, common, first_layers
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution
-from runtime.models.routers import Router
+from runtime.models.routers import sigmoid_router
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Lfm2Moe(RecurrentDecoder):
         b, c, x = g.split(g.linear(normed, "in_proj", weight, precision, bias), width, width, width)
         kernel = checkpoint.tensor(name + "conv.weight", (width, 1, self.kernel))[:, 0]
         bias = checkpoint.optional(name + "conv.bias", (width,))
-        gated = g.node("Mul", [c, causal_convolution(g, g.node("Mul", [b, x]), "conv", kernel, bias)])
+        gated = g.node("Mul", [c, causal_convolution(g, g.node("Mul", [b, x]), kernel, bias)])
         bias = checkpoint.optional(name + "out_proj.bias", (width,))
         return g.linear(gated, "out_proj", checkpoint.tensor(name + "out_proj.weight", (width, width)), precision, bias)
 
@@ -59,20 +59,12 @@ def read(config: dict[str, Any]) -> Lfm2Moe:
     kernel = int(config.get("conv_L_cache", 3))
     if kernel < 2:
         raise ModelError(f"conv_L_cache {kernel} is not supported: this runtime builds convolutions over 2 tokens or more")
-    router = Router(
-        "sigmoid_groups",
-        sizes["top_k"],
-        sizes["experts"],
-        renormalize=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor", 1.0)),
-        floor=1e-6,
-    )
     return Lfm2Moe(
         **sizes,
         intermediate=int(config["moe_intermediate_size"]),
-        router=router,
+        router=sigmoid_router(config, sizes, floor=1e-6),
         head_norms=("q_layernorm", "k_layernorm"),
-        dense=frozenset(range(min(int(config.get("num_dense_layers", 2)), sizes["layers"]))),
+        dense=first_layers(config.get("num_dense_layers", 2), sizes),
         dense_width=int(config["intermediate_size"]),
         recurrent=frozenset(layer for layer, kind in enumerate(config["layer_types"]) if kind == "conv"),
         kernel=kernel,

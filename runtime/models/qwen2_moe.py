@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from runtime.models.decoder import Decoder, common, dense_layers
+from runtime.models.decoder import Decoder, common, dense_layers, layer_kinds, windows_of
 from runtime.models.routers import Router
 
 
@@ -17,19 +17,16 @@ def read(config: dict[str, Any]) -> Qwen2Moe:
         **sizes,
         intermediate=int(config["moe_intermediate_size"]),
         router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", False))),
-        windows=_windows(config, sizes["layers"]),
+        windows=_windows(config),
         dense=dense_layers(config),
         dense_width=int(config.get("intermediate_size") or 0),
         shared_width=int(config["shared_expert_intermediate_size"]),
     )
 
 
-def _windows(config: dict[str, Any], layers: int) -> tuple[int, ...]:
+def _windows(config: dict[str, Any]) -> tuple[int, ...]:
     """Sliding windows per layer, by the config."""
     if not config.get("use_sliding_window"):
         return ()
-    window, limit = int(config["sliding_window"]), int(config.get("max_window_layers", 28))
-    kinds = config.get("layer_types") or [
-        "sliding_attention" if (layer + 1) % 2 and layer < limit else "full_attention" for layer in range(layers)
-    ]
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    limit = int(config.get("max_window_layers", 28))
+    return windows_of(layer_kinds(config, lambda layer: layer % 2 == 0 and layer < limit), config["sliding_window"])

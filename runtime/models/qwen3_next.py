@@ -13,7 +13,7 @@ import onnx
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.graphs.quantize import FLOAT32
-from runtime.models.decoder import Shapes, common, dense_layers
+from runtime.models.decoder import Shapes, common, dense_layers, partly_rotated
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution
 from runtime.models.routers import Router
 
@@ -70,7 +70,7 @@ class Qwen3Next(RecurrentDecoder):
         both, gates = self._inputs(checkpoint, name)
         rows, z = g.split(g.linear(normed, "in_proj", both, self.precisions.attention), self.convolved, width)
         kernel = checkpoint.tensor(name + "conv1d.weight", (self.convolved, 1, self.kernel))[:, 0]
-        rows = _silu(g, causal_convolution(g, rows, "conv", kernel))
+        rows = _silu(g, causal_convolution(g, rows, kernel))
         heads = self._remember(g, checkpoint, name, rows, g.linear(normed, "gates", gates, FLOAT32))
         weight = checkpoint.tensor(name + "norm.weight", (self.linear_value_dim,))
         heads = self.rms(g, heads, name + "norm", weight)
@@ -143,14 +143,11 @@ def _silu(g: GraphBuilder, value: str) -> str:
 def read(config: dict[str, Any]) -> Qwen3Next:
     """Sizes from config.json, or from its text part for Qwen3.5-MoE."""
     config = {"partial_rotary_factor": 0.25, "head_dim": 256} | config.get("text_config", config)
-    sizes = common(config, layer_types=LAYER_TYPES)
-    rope, order = sizes.pop("rope").filling(sizes["head_dim"])
+    sizes = partly_rotated(common(config, layer_types=LAYER_TYPES))
     every = int(config.get("full_attention_interval") or 4)
     kinds = config.get("layer_types") or [LAYER_TYPES[bool((layer + 1) % every)] for layer in range(sizes["layers"])]
     return Qwen3Next(
         **sizes,
-        rope=rope,
-        rotary_order=order,
         head_norms=("q_norm", "k_norm"),
         intermediate=int(config["moe_intermediate_size"]),
         router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", True))),

@@ -42,7 +42,7 @@ class RecurrentDecoder(Decoder, ABC):
         """The value that the layer adds to its input [T, H]; also creates the values next_0, .."""
 
 
-def causal_convolution(g: GraphBuilder, rows: str, name: str, kernel: np.ndarray, bias: np.ndarray | None = None) -> str:
+def causal_convolution(g: GraphBuilder, rows: str, kernel: np.ndarray, bias: np.ndarray | None = None) -> str:
     """Convolve each channel of `rows` [T, C] with its past by `kernel` [C, L]; state_0 and next_0 [L - 1, C] are the last rows.
 
     It is a sum of shifted products, so that a row's result does not depend on how many rows run at once.
@@ -54,6 +54,6 @@ def causal_convolution(g: GraphBuilder, rows: str, name: str, kernel: np.ndarray
     for i in range(length):
         end = i + 1 - length or END
         shifted = g.node("Slice", [window, g.ints(i), g.ints(end), g.ints(0)])
-        product = g.node("Mul", [shifted, g.weight(f"{name}_{i}", kernel[:, i])])
+        product = g.node("Mul", [shifted, g.weight(f"conv_{i}", kernel[:, i])])
         total = g.node("Add", [total, product]) if total else product
-    return total if bias is None else g.node("Add", [total, g.weight(f"{name}_bias", bias)])
+    return total if bias is None else g.node("Add", [total, g.weight("conv_bias", bias)])

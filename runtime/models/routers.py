@@ -1,6 +1,7 @@
 """The seven kinds of router: from logits [T, E] to the chosen experts [T, k] (int64) and their weights [T, k]."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -28,6 +29,20 @@ class Router:
     top_groups: int = 1
     tolerance: float = 0.0
     floor: float = 1e-20
+
+
+def sigmoid_router(config: dict[str, Any], sizes: dict[str, Any], floor: float = 1e-20) -> Router:
+    """DeepSeek-V3's router, by the keys of its config, which other families use too."""
+    return Router(
+        "sigmoid_groups",
+        sizes["top_k"],
+        sizes["experts"],
+        renormalize=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        groups=int(config.get("n_group") or 1),
+        top_groups=int(config.get("topk_group") or 1),
+        floor=floor,
+    )
 
 
 def softmax_topk(g: GraphBuilder, logits: str, router: Router) -> None:

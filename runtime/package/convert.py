@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,6 +33,7 @@ from runtime.package.layout import (
     Package,
     attention_name,
     default_target,
+    file_entry,
     is_package,
     layer_name,
     sha256,
@@ -102,19 +102,16 @@ class WeightFile:
     def __init__(self, path: Path):
         self.path, self.size, self._digest = path, 0, hashlib.sha256()
         self._places: dict[str, ExternalData] = {}
-        self._file: BinaryIO | None = None
+        self._file = path.open("wb")
 
     def __enter__(self) -> "WeightFile":
-        self._file = self.path.open("wb")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._file
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def write(self, content: bytes | bytearray | memoryview) -> None:
         """Append bytes."""
-        assert self._file
         self._file.write(content)
         self._digest.update(content)
         self.size += len(content)
@@ -235,14 +232,8 @@ class Conversion:
             self._graph(part, attention_name(layer), family.attention(checkpoint, layer, attention), file)
             if self.target.portable and family.PORTABLE:
                 self._graph(part, attention_name(layer, True), family.portable_attention(checkpoint, layer, attention), file)
-            if layer in family.dense:
-                self._graph(part, layer_name("mlp", layer), family.mlp(checkpoint, layer, file.store("mlp")), file)
-            else:
-                self._graph(part, layer_name("router", layer), family.route(checkpoint, layer, file.store("router")), file)
-            if family.shared_width and layer not in family.dense:
-                self._graph(part, layer_name("shared", layer), family.shared(checkpoint, layer, file.store("shared")), file)
-            if family.FINISHED:
-                self._graph(part, layer_name("norm", layer), family.finish(checkpoint, layer, file.store("norm")), file)
+            for kind, make in family.subgraphs(layer).items():
+                self._graph(part, layer_name(kind, layer), make(checkpoint, layer, file.store(kind)), file)
         part.files[file.path.name] = file.entry()
         self._step()
         if layer not in family.dense:
@@ -269,7 +260,7 @@ class Conversion:
     def _graph(self, part: Part, name: str, model: onnx.ModelProto, weights: WeightFile) -> None:
         content = model.SerializeToString()
         (self.folder / f"{name}.onnx").write_bytes(content)
-        part.files[f"{name}.onnx"] = {"bytes": len(content), "sha256": sha256(content)}
+        part.files[f"{name}.onnx"] = file_entry(content)
         # Experts' weights have separate digests.
         used = "" if name == "expert" else weights.entry()["sha256"]
         part.subgraphs[name] = sha256(f"{part.files[f'{name}.onnx']['sha256']} {used}".encode())
@@ -280,7 +271,7 @@ class Conversion:
             if (self.model / name).exists():
                 content = (self.model / name).read_bytes()
                 (self.folder / name).write_bytes(content)
-                files[name] = {"bytes": len(content), "sha256": sha256(content)}
+                files[name] = file_entry(content)
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "fingerprint": fingerprint(self.model),
@@ -367,16 +358,16 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def up_to_date(model: Path, target: Path, what: PackageFormat) -> Package | None:
-    """The package at `target` if it is complete and was made from this model in this format; otherwise None."""
+def up_to_date(model: Path, target: Path, what: PackageFormat | None = None) -> Package | None:
+    """The package at `target` if it is complete and was made from this model, in this format if given; otherwise None."""
     if not is_package(target):
         return None
     try:
         package = Package(target)
     except MoEError:
         return None
-    same = package.manifest["fingerprint"] == fingerprint(model) and package.manifest.get("target") == asdict(what)
-    return package if same else None
+    same = package.manifest["fingerprint"] == fingerprint(model)
+    return package if same and (what is None or package.manifest.get("target") == asdict(what)) else None
 
 
 def open_or_convert(path: Path, target: Path | None = None, progress: Progress | None = None) -> Package:
@@ -385,11 +376,4 @@ def open_or_convert(path: Path, target: Path | None = None, progress: Progress |
         return Package(path)
     read_config(path)
     target = target or default_target(path)
-    if is_package(target):
-        try:
-            package = Package(target)
-            if package.manifest["fingerprint"] == fingerprint(path):
-                return package
-        except PackageError:
-            pass
-    return convert(path, target, progress)
+    return up_to_date(path, target) or convert(path, target, progress)

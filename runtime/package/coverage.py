@@ -44,14 +44,10 @@ def _read_all(outline: Outline, family: Family) -> None:
     family.head(outline, _discard)
     for layer in range(family.layers):
         family.attention(outline, layer, _discard)
+        for make in family.subgraphs(layer).values():
+            make(outline, layer, _discard)
         if layer in family.dense:
-            family.mlp(outline, layer, _discard)
             continue
-        family.route(outline, layer, _discard)
-        if family.shared_width:
-            family.shared(outline, layer, _discard)
-        if family.FINISHED:
-            family.finish(outline, layer, _discard)
         before = set(outline.used)
         family.expert_weights(outline, layer, 0)
         _repeat_for_experts(outline, family.experts, outline.used - before)

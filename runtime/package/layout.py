@@ -95,7 +95,7 @@ class Package:
     @property
     def all_experts_bytes(self) -> int:
         """Bytes of all experts of all layers as stored."""
-        return self.expert_bytes * self.family.experts * (self.family.layers - len(self.family.dense))
+        return self.expert_bytes * self.family.experts * len(self.family.routed)
 
     @property
     def portable(self) -> bool:
@@ -264,6 +264,11 @@ def parse_expert_name(name: str) -> tuple[int, int] | None:
 def sha256(content: bytes) -> str:
     """Hex digest."""
     return hashlib.sha256(content).hexdigest()
+
+
+def file_entry(content: bytes) -> dict[str, Any]:
+    """Size and hash of a file for the manifest."""
+    return {"bytes": len(content), "sha256": sha256(content)}
 
 
 def file_sha256(path: Path) -> str:

@@ -6,6 +6,7 @@ read through the page cache and its pages are dropped at once, so that memory ho
 
 import mmap
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -89,15 +90,22 @@ def release_memory(block: np.ndarray) -> None:
     whole.base.obj.madvise(mmap.MADV_DONTNEED, block.ctypes.data - whole.ctypes.data, len(block))
 
 
+class OpenFile:
+    """An open file of a Reader, closed with its last user. `direct`: its reads bypass the page cache."""
+
+    def __init__(self, path: Path, direct: bool):
+        self.path, self.direct = path, direct
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
+        weakref.finalize(self, os.close, self.descriptor)
+
+
 class Reader:
     """Reads file ranges into blocks, from any thread; calls `between` after each piece."""
 
     def __init__(self, direct: bool = True, between: Callable[[], None] = lambda: None):
         self.between = between
         self.direct = direct and hasattr(os, "O_DIRECT")
-        self._open: OrderedDict[Path, tuple[int, bool]] = OrderedDict()
-        self._busy: dict[int, int] = {}
-        self._stale: set[int] = set()
+        self._open: OrderedDict[Path, OpenFile] = OrderedDict()
         self._lock = Lock()
 
     def read(self, span: FileRange, block: np.ndarray) -> np.ndarray:
@@ -108,11 +116,7 @@ class Reader:
         if aligned(count) > len(block):
             raise ValueError(f"a block of {len(block)} bytes cannot take {count}")
         try:
-            descriptor, direct = self._take(span.path)
-            try:
-                done = self._fill(descriptor, direct, block.data[: aligned(count)], first, count, span.path)
-            finally:
-                self._put(descriptor)
+            done = self._fill(self._take(span.path), block.data[: aligned(count)], first, count)
         except OSError as error:
             raise PackageError(f"{span.path} cannot be read ({error.strerror}): {REMEDY}") from None
         if done < count:
@@ -120,73 +124,50 @@ class Reader:
         return block[skip:count]
 
     def close(self) -> None:
-        """Close every file."""
+        """Forget every file; the ones that are being read are closed afterwards."""
         with self._lock:
-            for descriptor, _ in self._open.values():
-                os.close(descriptor)
             self._open.clear()
 
-    def _fill(self, descriptor: int, direct: bool, view: memoryview, first: int, count: int, path: Path) -> int:
+    def _fill(self, file: OpenFile, view: memoryview, first: int, count: int) -> int:
         done = 0
         while done < count:
             try:
-                read = os.preadv(descriptor, [view[done : done + PIECE]], first + done)
+                read = os.preadv(file.descriptor, [view[done : done + PIECE]], first + done)
             except OSError:
-                if not direct:
+                if not file.direct:
                     raise
-                direct, descriptor = False, self._reopen(path, descriptor)
+                file = self._reopened(file.path)
                 continue
             done += read
-            if read == 0 or (direct and read % ALIGNMENT):
+            if read == 0 or (file.direct and read % ALIGNMENT):
                 break
             self.between()
-        if not direct:
-            os.posix_fadvise(descriptor, first, aligned(count), os.POSIX_FADV_DONTNEED)
+        if not file.direct:
+            os.posix_fadvise(file.descriptor, first, aligned(count), os.POSIX_FADV_DONTNEED)
         return done
 
-    def _take(self, path: Path) -> tuple[int, bool]:
+    def _take(self, path: Path) -> OpenFile:
         with self._lock:
             if path not in self._open:
-                self._open[path] = self._open_file(path)
+                self._open[path] = self._opened(path)
                 if len(self._open) > OPEN_FILES:
-                    self._retire(self._open.popitem(last=False)[1][0])
+                    self._open.popitem(last=False)
             self._open.move_to_end(path)
-            descriptor, direct = self._open[path]
-            self._busy[descriptor] = self._busy.get(descriptor, 0) + 1
-            return descriptor, direct
+            return self._open[path]
 
-    def _put(self, descriptor: int) -> None:
-        with self._lock:
-            self._busy[descriptor] -= 1
-            if not self._busy[descriptor]:
-                del self._busy[descriptor]
-                if descriptor in self._stale:
-                    self._stale.discard(descriptor)
-                    os.close(descriptor)
-
-    def _retire(self, descriptor: int) -> None:
-        if descriptor in self._busy:
-            self._stale.add(descriptor)
-        else:
-            os.close(descriptor)
-
-    def _open_file(self, path: Path) -> tuple[int, bool]:
+    def _opened(self, path: Path) -> OpenFile:
         if self.direct:
             try:
-                return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT), True
+                return OpenFile(path, True)
             except FileNotFoundError:
                 raise
             except OSError:
                 self.direct = False
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+        return OpenFile(path, False)
 
-    def _reopen(self, path: Path, old: int) -> int:
+    def _reopened(self, path: Path) -> OpenFile:
         """Read this and all later files through the page cache: the file system accepted O_DIRECT but refused the read."""
         self.direct = False
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        os.dup2(descriptor, old, inheritable=False)
-        os.close(descriptor)
         with self._lock:
-            if path in self._open:
-                self._open[path] = (old, False)
-        return old
+            self._open[path] = OpenFile(path, False)
+            return self._open[path]

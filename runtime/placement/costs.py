@@ -42,10 +42,10 @@ class Cost:
     what: str
     tier: int
     rows: int
-    median_ns: int
-    least_ns: int
-    most_ns: int
-    count: int
+    median_ns: int = 0
+    least_ns: int = 0
+    most_ns: int = 0
+    count: int = 0
 
 
 @dataclass(frozen=True)

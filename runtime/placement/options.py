@@ -57,12 +57,10 @@ class Options:
         check_soc(self.soc)
         if self.kv_bits not in KV_BITS:
             raise RequestError(f"keys and values of {self.kv_bits} bits are unknown: choose one of {KV_BITS}")
-        if self.prefetch not in PREFETCH:
-            raise RequestError(f"prefetch {self.prefetch!r} is unknown: choose one of {', '.join(PREFETCH)}")
-        if self.performance not in PERFORMANCE:
-            raise RequestError(f"HTP performance {self.performance!r} is unknown: choose one of {', '.join(PERFORMANCE)}")
-        if self.cache_policy not in POLICIES:
-            raise RequestError(f"cache policy {self.cache_policy!r} is unknown: choose one of {', '.join(POLICIES)}")
+        named = (("prefetch", self.prefetch, PREFETCH), ("HTP performance", self.performance, PERFORMANCE))
+        for what, value, known in (*named, ("cache policy", self.cache_policy, tuple(POLICIES))):
+            if value not in known:
+                raise RequestError(f"{what} {value!r} is unknown: choose one of {', '.join(known)}")
         if self.chunk < 1 or self.threads < 1 or not self.tiers or min(self.tiers) < 1:
             raise RequestError("chunk, threads and tiers must be 1 or more")
 

@@ -1,11 +1,12 @@
 """Perplexity: how well a model predicts a text, in sliding windows as transformers' documentation defines it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from runtime.errors import RequestError
+from runtime.package.convert import Progress
 from runtime.step.engine import Engine
 from runtime.step.sampling import log_probabilities
 from runtime.telemetry.log import Step
@@ -13,7 +14,6 @@ from runtime.telemetry.probes import Phase
 
 ROWS = 64
 """Rows of logits computed at once: a vocabulary of 200,000 takes 100 MB of float64."""
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,15 @@ class Shapes:
     def groups(self, package: Package) -> list[str]:
         """Experts whose tiers share one binary."""
         family = package.family
-        routed = set(range(family.layers)) - family.dense if self.layout == SHARED else ()
-        return [expert_name(layer, expert) for layer in sorted(routed) for expert in range(family.experts)]
+        routed = family.routed if self.layout == SHARED else []
+        return [expert_name(layer, expert) for layer in routed for expert in range(family.experts)]
 
     def pasts(self, package: Package) -> list[int]:
         """Numbers of past rows, as sequences have them, none longer than the model's context."""
         return sorted({past_tier(min(context, package.family.context)) for context in self.contexts})
 
 
-def precompile(package: Package, shapes: Shapes, progress: Progress | None = None) -> int:
+def precompile(package: Package, shapes: Shapes, progress: Progress) -> int:
     """Compile missing binaries and note them in the manifest; returns the number of context binaries."""
     backend = HtpBackend(package, shapes.tiers, soc=shapes.soc)
     # Binaries compiled here are not loaded from those of an earlier compilation.
@@ -63,8 +63,7 @@ def precompile(package: Package, shapes: Shapes, progress: Progress | None = Non
     jobs += [partial(backend.share, name, shapes.tiers) for name in shapes.groups(package)]
     for done, make in enumerate(jobs, 1):
         make()
-        if progress:
-            progress(done, len(jobs))
+        progress(done, len(jobs))
     made_for = {"contexts": shapes.pasts(package), "tiers": list(shapes.tiers), "soc": backend.soc, "versions": versions()}
     package.change_manifest({"compiled": asdict(shapes) | made_for}, "free space and convert again")
     return len(jobs)

@@ -1,6 +1,6 @@
 """Fits the predictor to a model's own routing: runs text through the engine, one segment at a time, and keeps only sums."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from runtime.experts.predictor import VIEWS, View, chance, log_odds, margins, normalised, routers_of
 from runtime.experts.routing import History, RouterScores, multi_hot
+from runtime.package.convert import Progress
 from runtime.step.engine import Engine
 from runtime.step.sampling import Sampler, Sampling
 
 RIDGE = 1e-3
 BINS = 10
 NEVER = -30.0  # log odds
-Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -142,19 +142,11 @@ def logistic(margin: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return curve
 
 
-@dataclass
 class Judgement:
     """The quality of one view on unseen segments, as sums over layers."""
 
-    layers: int
-    widths: tuple[int, ...]
-    recalled: np.ndarray = field(init=False)
-    chosen: np.ndarray = field(init=False)
-    bins: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.recalled = np.zeros((self.layers, len(self.widths)))
-        self.chosen = np.zeros(self.layers)
+    def __init__(self, layers: int, widths: tuple[int, ...]):
+        self.widths, self.recalled, self.chosen = widths, np.zeros((layers, len(widths))), np.zeros(layers)
         self.bins = np.zeros((BINS, 3))
 
     def add(self, layer: int, predicted: np.ndarray, hot: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """Measures every subgraph kind on every backend of the package, by number of rows and by how experts are loaded."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from statistics import median_low
 from time import monotonic_ns
@@ -24,19 +24,11 @@ from runtime.telemetry.log import RunLog
 LONGEST_CELL_NS = 2_000_000_000
 FEWEST = 3
 MAPPED, READ, CONTEXT = "mapped", "read", "context"
+CPU_NAME, HTP_NAME = BACKENDS[CPU], BACKENDS[HTP]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell to measure: `prepare` creates the timed call, so that only one of them is in memory."""
-
-    kind: str
-    backend: int
-    form: str
-    what: str
-    tier: int
-    rows: int
-    prepare: Callable[[], Callable[[], Any]]
+Cell = tuple[Cost, Callable[[], Callable[[], Any]]]
+"""A cell to measure, still without times, and a function that creates the timed call, so that only one is in memory."""
 
 
 class Tuning:
@@ -47,7 +39,7 @@ class Tuning:
         self.family: Family = package.family
         self.log = RunLog()
         self.cpu = CpuBackend(package, options.threads)
-        self.routed = sorted(set(range(self.family.layers)) - self.family.dense)[0]
+        self.routed = self.family.routed[0]
         self._random = np.random.default_rng(0)
 
     def measure(self, runs: int, progress: Progress | None = None) -> CostTable:
@@ -55,7 +47,7 @@ class Tuning:
         cells = list(self.cells())
         costs = []
         for done, cell in enumerate(cells, 1):
-            costs.append(timed(cell, runs))
+            costs.append(timed(*cell, runs))
             if progress:
                 progress(done, len(cells))
         this_machine = machine(self.options.threads, self.npu)
@@ -67,7 +59,7 @@ class Tuning:
         for rows in sorted({1, chunk}):
             yield self._attention(self.cpu, rows, 0)
             for kind, name, feed in self._others():
-                yield Cell(kind, CPU, RESIDENT, RUN, 0, rows, partial(self._graph_run, self.cpu, name, {}, feed, rows))
+                yield Cost(kind, CPU_NAME, RESIDENT, RUN, 0, rows), partial(self._graph_run, self.cpu, name, {}, feed, rows)
         for mapped in (True, False):
             yield from self._cpu_experts(mapped)
         if self.npu:
@@ -82,8 +74,8 @@ class Tuning:
         name = expert_name(self.routed, 0)
         for tier in self.options.tiers:
             dims = {"T": tier}
-            yield Cell("expert", HTP, CONTEXT, LOAD, tier, 0, partial(self._npu_load, npu, name, dims))
-            yield Cell("expert", HTP, CONTEXT, RUN, tier, tier, partial(self._graph_run, npu, name, dims, "rows", tier))
+            yield Cost("expert", HTP_NAME, CONTEXT, LOAD, tier, 0), partial(self._npu_load, npu, name, dims)
+            yield Cost("expert", HTP_NAME, CONTEXT, RUN, tier, tier), partial(self._graph_run, npu, name, dims, "rows", tier)
 
     def _others(self) -> list[tuple[str, str, str]]:
         """(kind, subgraph, its input) of the kinds that stay on the CPU."""
@@ -100,7 +92,7 @@ class Tuning:
         return lambda: session.run(None, feeds)
 
     def _attention(self, backend: Backend, rows: int, tier: int) -> Cell:
-        return Cell("attention", backend.id, RESIDENT, RUN, tier, rows, partial(self._attend, backend, rows))
+        return Cost("attention", BACKENDS[backend.id], RESIDENT, RUN, tier, rows), partial(self._attend, backend, rows)
 
     def _attend(self, backend: Backend, rows: int) -> Callable[[], Any]:
         """A run of attention over a half-filled past."""
@@ -115,9 +107,9 @@ class Tuning:
         form = MAPPED if mapped else READ
         top = max(self.options.tiers)
         counts = {1 << i for i in range(top.bit_length())} | set(self.options.tiers)
-        yield Cell("expert", CPU, form, LOAD, 0, 0, partial(self._cpu_load, mapped))
+        yield Cost("expert", CPU_NAME, form, LOAD, 0, 0), partial(self._cpu_load, mapped)
         for rows in sorted(count for count in counts if count <= top):
-            yield Cell("expert", CPU, form, RUN, 0, rows, partial(self._cpu_run, mapped, rows))
+            yield Cost("expert", CPU_NAME, form, RUN, 0, rows), partial(self._cpu_run, mapped, rows)
 
     def _cpu_load(self, mapped: bool) -> Callable[[], Any]:
         experts, turn = CpuExperts(self.cpu, self.log, mapped), iter(range(1 << 30))
@@ -141,14 +133,13 @@ class Tuning:
         return self._random.standard_normal((rows, self.family.hidden)).astype(np.float32)
 
 
-def timed(cell: Cell, runs: int) -> Cost:
-    """Time a cell: one warm-up run, then `runs` runs; slow cells get fewer, but at least FEWEST."""
-    run = cell.prepare()
+def timed(cost: Cost, prepare: Callable[[], Callable[[], Any]], runs: int) -> Cost:
+    """The cell with its times: one warm-up run, then `runs` runs; slow cells get fewer, but at least FEWEST."""
+    run = prepare()
     run()
     times: list[int] = []
     while len(times) < runs and (len(times) < FEWEST or sum(times) < LONGEST_CELL_NS):
         began = monotonic_ns()
         run()
         times.append(monotonic_ns() - began)
-    spread = median_low(times), min(times), max(times), len(times)
-    return Cost(cell.kind, BACKENDS[cell.backend], cell.form, cell.what, cell.tier, cell.rows, *spread)
+    return replace(cost, median_ns=median_low(times), least_ns=min(times), most_ns=max(times), count=len(times))

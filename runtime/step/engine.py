@@ -260,14 +260,13 @@ class Engine:
 
     def _make_mixers(self) -> tuple[list[Graph], list[Graph | None], list[Graph | None]]:
         """Per layer: the graph of the router or dense MLP, of the shared expert, and of the layer's end, if any."""
-        family, mixers, shared, norms = self.family, [], [], []
-        for layer in range(family.layers):
-            dense = layer in family.dense
-            kind = Kind.MLP if dense else Kind.ROUTER
-            mixers.append(self._graph(layer_name("mlp" if dense else "router", layer), kind, layer))
-            has_shared = family.shared_width and not dense
-            shared.append(self._graph(layer_name("shared", layer), Kind.MLP, layer) if has_shared else None)
-            norms.append(self._graph(layer_name("norm", layer), Kind.NORM, layer) if family.FINISHED else None)
+        kinds = {"mlp": Kind.MLP, "router": Kind.ROUTER, "shared": Kind.MLP, "norm": Kind.NORM}
+        mixers, shared, norms = [], [], []
+        for layer in range(self.family.layers):
+            graphs = {name: self._graph(layer_name(name, layer), kinds[name], layer) for name in self.family.subgraphs(layer)}
+            mixers.append(graphs.get("mlp") or graphs["router"])
+            shared.append(graphs.get("shared"))
+            norms.append(graphs.get("norm"))
         return mixers, shared, norms
 
     def _token_path(self) -> TokenPath | None:

@@ -167,18 +167,8 @@ class RunLog:
 
     def write(self, path: Path, engine: dict[str, Any]) -> None:
         """Write the whole log as a JSON file."""
-        steps = [
-            {
-                "seq": s.seq,
-                "phase": s.phase.name.lower(),
-                "n_tokens": s.n_tokens,
-                "position": s.position,
-                "begin_ns": s.begin_ns,
-                "duration_ns": s.duration_ns,
-                "sampled": s.sampled,
-            }
-            for s in self.steps
-        ]
+        names = ("seq", "phase", "n_tokens", "position", "begin_ns", "duration_ns", "sampled")
+        steps = [{name: getattr(s, name) for name in names} | {"phase": s.phase.name.lower()} for s in self.steps]
         routing = [{"seq": q, "layer": layer, "experts": e.tolist(), "weights": w.tolist()} for q, layer, e, w in self.routing]
         runs = [{"layer": layer, "expert": expert, "runs": n} for (layer, expert), n in sorted(self.expert_runs.items())]
         document = {

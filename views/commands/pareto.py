@@ -6,12 +6,10 @@ examples:
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from moescope.arguments import add_json, add_out
-from views.errors import ViewError
-from views.write_outputs import announce
+from views.write_outputs import write_from_json
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +23,4 @@ def run(args: argparse.Namespace) -> int:
     """Write the page."""
     from views.pareto import write_pareto
 
-    try:
-        written = write_pareto(json.loads(args.sweep.read_text()), args.out)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ViewError(f"{args.sweep} is not a sweep ({error!r}); write one with `python -m analyzer simulate --json`") from None
-    announce({"path": str(args.out), "bytes": written}, args.json)
-    return 0
+    return write_from_json(args, args.sweep, "sweep", "simulate", write_pareto)

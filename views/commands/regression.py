@@ -7,12 +7,10 @@ examples:
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from moescope.arguments import add_json, add_out
-from views.errors import ViewError
-from views.write_outputs import announce
+from views.write_outputs import write_from_json
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +24,4 @@ def run(args: argparse.Namespace) -> int:
     """Write the report."""
     from views.regression import write_regression
 
-    try:
-        written = write_regression(json.loads(args.comparison.read_text()), args.out)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ViewError(
-            f"{args.comparison} is not a comparison ({error!r}); write one with `python -m analyzer compare --json`"
-        ) from None
-    announce({"path": str(args.out), "bytes": written}, args.json)
-    return 0
+    return write_from_json(args, args.comparison, "comparison", "compare", write_regression)

@@ -10,26 +10,28 @@ from views.report.sections import (
     Block,
     Run,
     Section,
+    answer,
     axis,
     binned,
     bytes_text,
     chart,
-    heads,
     label,
     pairs,
     per_bin,
-    table,
 )
 
 POLICIES = {"lru": "LRU", "lfu": "LFU", "belady": "Belady's optimum"}
 STEP_HITS_QUERY = "select token_id, sum(hits) hits, sum(misses) misses from cache_hits group by token_id order by token_id"
 LAYER_HITS_QUERY = "select layer, 100.0 * sum(hits)/sum(hits + misses) rate from cache_hits group by layer order by layer"
 CURVES_QUERY = "select slots, share, lru, lfu, belady from cache_curves order by slots"
-LOADS_QUERY = (
+LOADS = (
+    "Loads",
     "select reason, backend, count(*) loads, sum(greatest(bytes, 0))/1048576 mib, sum(duration_ns)/1e6 ms, "
     "avg(duration_ns)/1e6 mean_ms, max(duration_ns)/1e6 max_ms, sum(greatest(bytes, 0))/nullif(sum(duration_ns), 0) gb_per_s, "
     "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
-    "from loads where action = 'load' and complete group by all order by reason, backend"
+    "from loads where action = 'load' and complete group by all order by reason, backend",
+    "text reason, text backend, number loads, number MiB, bar total ms, number mean ms, number max ms, number GB/s, "
+    "moment the slowest in the timeline",
 )
 
 
@@ -85,15 +87,7 @@ def curves(run: Run) -> list[Block]:
 
 def loads(run: Run) -> list[Block]:
     """Loads by reason, evictions, and the outcome of prefetches."""
-    frame, blocks = run.tables["loads"], list[Block]()
-    loaded = run.ask(LOADS_QUERY)
-    if len(loaded):
-        columns = heads(
-            "text reason, text backend, number loads, number MiB, bar total ms, number mean ms, number max ms, number GB/s, "
-            "moment the slowest in the timeline"
-        )
-        rows = loaded.drop(columns=["begin_ns", "duration_ns"]).assign(slowest=run.moments(loaded))
-        blocks.append(table(columns, rows, "Loads", LOADS_QUERY))
+    frame, blocks = run.tables["loads"], answer(run, *LOADS)
     evicted, late = frame[frame["action"] == "evict"], activation.lateness(run.tables)
     items: list[tuple[str, Any]] = []
     if len(evicted):

@@ -1,11 +1,10 @@
 """The report's section on experts: activity over steps, balance, and reuse distance."""
 
 import numpy as np
-import pandas as pd
 
 from analyzer.questions import experts as activation
 from views.report.page import typed
-from views.report.sections import Block, Run, Section, Tables, axis, chart, heads, note, pairs, table
+from views.report.sections import Block, Run, Section, Tables, axis, chart, note, pairs, table
 
 MAX_COLUMNS = 300
 MOST_POINTS = 3000
@@ -26,16 +25,6 @@ REUSE_QUERY = (
 )
 
 
-def cells(frame: pd.DataFrame, layer: int, column: dict[int, int], shape: tuple[int, int], values: str) -> np.ndarray:
-    """Sums by expert and column of one layer."""
-    layer_rows = frame[frame["layer"] == layer]
-    flat = layer_rows["expert"].to_numpy() * shape[1] + np.array(
-        [column[token] for token in layer_rows["token_id"].tolist()], np.int64
-    )
-    weights = layer_rows[values].to_numpy(np.float64)
-    return np.bincount(flat, weights, shape[0] * shape[1]).reshape(shape)
-
-
 def heat(run: Run) -> Block | None:
     """Rows routed and cache misses, iteration by expert, one matrix per layer, with each expert's share of the steps."""
     rows = run.ask(HEAT_QUERY)
@@ -43,17 +32,16 @@ def heat(run: Run) -> Block | None:
         return None
     ids = np.sort(rows["token_id"].unique())
     width = -(-len(ids) // MAX_COLUMNS)
-    column = {int(token): i // width for i, token in enumerate(ids)}
     shape = (int(rows["expert"].max()) + 1, (len(ids) - 1) // width + 1)
+    rows["cell"] = rows["expert"] * shape[1] + np.searchsorted(ids, rows["token_id"]) // width
     columns = {"rows routed": "n_tokens"} | ({"cache misses": "misses"} if rows["misses"].any() else {})
-    layers = sorted(rows["layer"].unique().tolist())
-    matrices, density = [], []
-    for layer in layers:
-        views = {name: cells(rows, layer, column, shape, values) for name, values in columns.items()}
-        matrices.append({name: typed(np.minimum(z, 65535).astype(np.uint16)) for name, z in views.items()})
-        layer_rows = rows[rows["layer"] == layer]
-        active = np.bincount(layer_rows["expert"], minlength=shape[0])
-        density.append((100 * active / layer_rows["token_id"].nunique()).round(2))
+    layers, matrices, density = [], [], []
+    for layer, part in rows.groupby("layer"):
+        layers.append(layer)
+        sums = {name: np.bincount(part["cell"], part[values], shape[0] * shape[1]) for name, values in columns.items()}
+        matrices.append({name: typed(np.minimum(z, 65535).astype(np.uint16).reshape(shape)) for name, z in sums.items()})
+        active = np.bincount(part["expert"], minlength=shape[0])
+        density.append((100 * active / part["token_id"].nunique()).round(2))
     return {
         "kind": "heat",
         "title": "Experts over time",
@@ -78,7 +66,7 @@ def balance(tables: Tables) -> list[Block]:
         for layer, part in ranked.groupby("layer")
     }
     rows = distinct.assign(layer=distinct["layer"].astype(str), most=distinct["layer"].map(most), even=100 * distinct["balance"])
-    columns = heads(
+    columns = (
         "text layer, number experts seen, number distinct per step, number steps, number entropy bits, bar evenness %, "
         "text most often (share of steps)"
     )
@@ -115,7 +103,7 @@ def runs_table(run: Run) -> list[Block]:
     if not len(rows):
         return []
     body = rows[["backend", "cache"]].replace("", "unknown").join(rows[["runs", "ms", "mean_us"]])
-    columns = heads("text backend, text cache, number runs, bar total ms, number mean µs, moment the slowest in the timeline")
+    columns = "text backend, text cache, number runs, bar total ms, number mean µs, moment the slowest in the timeline"
     return [table(columns, body.assign(slowest=run.moments(rows)), "Expert runs", RUNS_QUERY)]
 
 

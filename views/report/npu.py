@@ -4,7 +4,7 @@ import pandas as pd
 
 from analyzer.tables.qnn.enums import LEVELS
 from views.report import npu_blocks
-from views.report.sections import Block, Run, Section, axis, chart, heads, labels, note, table
+from views.report.sections import Block, Run, Section, answer, axis, chart, labels, note, table
 
 EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are those of the host, not of a device."
 LABEL = "if(kind = '', replace(graph_name, 'QNNExecutionProvider_', ''), kind || if(tier > 0, ' T' || tier, ''))"
@@ -28,9 +28,11 @@ NODES_QUERY = (
     "left join (select session_id, name from sessions) s on s.session_id = o.session_id "
     "where e.type = 404 and e.unit = 'cycles' group by all order by cycles desc, object, node"
 )
-CALLS_QUERY = (
+CALLS = (
+    "Other calls",
     "select call, name, count(*) calls, if(max(bytes) > 0, max(bytes)/1048576, null) mib, sum(duration_ns)/1e6 ms "
-    "from qnn_calls where complete group by all order by ms desc, call, name"
+    "from qnn_calls where complete group by all order by ms desc, call, name",
+    "text call, text graph, number calls, number MiB, bar total ms",
 )
 
 
@@ -42,7 +44,7 @@ def with_levels(rows: pd.DataFrame) -> pd.DataFrame:
 def by_graph(run: Run) -> list[Block]:
     """Executions by graph: the parts of the call's time that QNN reports."""
     rows = with_levels(run.ask(GRAPHS_QUERY))
-    columns = heads(
+    columns = (
         "text graph, text profile, number executions, bar total ms, number mean µs, number host RPC µs, number HTP RPC µs, "
         "number accelerator µs, number accelerator cycles"
     )
@@ -70,8 +72,8 @@ def execution_chart(rows: pd.DataFrame) -> Block:
 
 def npu_section(run: Run) -> Section | None:
     """QNN on the NPU, or on its emulator."""
-    executes, calls = run.tables["qnn_executes"], run.tables["qnn_calls"]
-    if not len(executes) and not len(calls):
+    executes = run.tables["qnn_executes"]
+    if not len(executes) and not len(run.tables["qnn_calls"]):
         return None
     backend = (run.summary.get("machine") or {}).get("npu") or "NPU"
     blocks: list[Block] = []
@@ -80,14 +82,11 @@ def npu_section(run: Run) -> Section | None:
     if len(executes):
         blocks += by_graph(run)
         blocks += npu_blocks.blocks(run.tables)
-    nodes, calls = with_levels(run.ask(NODES_QUERY)), run.ask(CALLS_QUERY)
+    nodes = with_levels(run.ask(NODES_QUERY))
     if len(nodes):
-        columns = heads(
+        columns = (
             "text graph, text model, number object, text profile, number layer, number expert, text node, number runs, "
             "bar total cycles, number mean cycles, number share %"
         )
         blocks.append(table(columns, nodes, "Cycles by node", NODES_QUERY))
-    if len(calls):
-        columns = heads("text call, text graph, number calls, number MiB, bar total ms")
-        blocks.append(table(columns, calls, "Other calls", CALLS_QUERY))
-    return Section("npu", f"NPU: {backend}", blocks)
+    return Section("npu", f"NPU: {backend}", [*blocks, *answer(run, *CALLS)])

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analyzer.questions.npu import statistics
-from views.report.sections import Block, bytes_text, heads, note, pairs, table
+from views.report.sections import Block, bytes_text, note, pairs, table
 
 Facts = dict[str, Any]
 FIGURES = "number executions, bar host ms, number accelerator ms, number median µs, number first µs, number cycles"
@@ -20,7 +20,7 @@ def findings(facts: Facts) -> list[Block]:
     if facts["unjoined_events"]:
         broken.append({"level": "warn", "text": f"{facts['unjoined_events']:,} profile events are not attributed to a call"})
     rows = [[r["check"], r["looked_at"], r["broken"], r["residual"], UNITS.get(r["unit"], r["unit"])] for r in facts["closure"]]
-    columns = heads("text must hold, number looked at, number broken, number residual, text unit")
+    columns = "text must hold, number looked at, number broken, number residual, text unit"
     blocks: list[Block] = [{"kind": "findings", "items": broken}] if broken else []
     return [*blocks, table(columns, rows, "Consistency checks")] if rows else blocks
 
@@ -30,7 +30,7 @@ def by_expert(facts: Facts) -> list[Block]:
     figures = ("executes", "host_ms", "accel_ms", "median_us", "first_us", "cycles")
     timed = [r | {"host_ms": r["host_us"] / 1e3, "accel_ms": (r["accel_us"] or 0) / 1e3} for r in facts["experts"]]
     rows = [[r["layer"], r["expert"], *(r[name] for name in figures)] for r in timed]
-    return [table(heads(f"number layer, number expert, {FIGURES}"), rows, "By expert")] if rows else []
+    return [table(f"number layer, number expert, {FIGURES}", rows, "By expert")] if rows else []
 
 
 def beside(facts: Facts) -> list[Block]:
@@ -51,7 +51,7 @@ def beside(facts: Facts) -> list[Block]:
 def stages(facts: Facts) -> list[Block]:
     """Host stages."""
     rows = [[name, row["count"], row["ms"], 1e3 * row["ms"] / row["count"]] for name, row in facts["stages"].items()]
-    columns = heads("text stage, number times, bar total ms, number mean µs")
+    columns = "text stage, number times, bar total ms, number mean µs"
     return [table(columns, rows, "Host's stages in ONNX Runtime's QNN provider")] if rows else []
 
 

@@ -1,19 +1,23 @@
 """The report's section on the NPU without QNN: batches in its queues, their operators, and the driver's calls."""
 
 from analyzer.questions import npu_queues, rpc
-from views.report.sections import Block, Run, Section, axis, chart, heads, note, pairs, table
+from views.report.sections import Block, Run, Section, answer, axis, chart, note, pairs
 
 UNCONFIRMED = "No device has confirmed these figures: they were checked with a stand-in for the processor (docs/hexagon.md)."
-BATCHES_QUERY = (
+BATCHES = (
+    "Batches by size (medians)",
     "select n_ops, count(*) batches, sum(bytes) filter (bytes >= 0)/1024 kib, "
     "median(submit_ns) filter (submit_ns >= 0)/1e3 send_us, "
     "median(wait_ns) filter (wait_ns >= 0)/1e3 wait_us, median(npu_us) filter (not isnan(npu_us)) npu_us, "
-    "max(in_flight) filter (in_flight >= 0) deepest from npu_batches group by n_ops order by batches desc, n_ops"
+    "max(in_flight) filter (in_flight >= 0) deepest from npu_batches group by n_ops order by batches desc, n_ops",
+    "number operators, number batches, bar KiB, number sending µs, number waiting µs, number NPU µs, number deepest queue",
 )
-TYPES_QUERY = (
+OPERATORS = (
+    "Their operators",
     "select type, count(*) runs, sum(us) filter (us >= 0)/1e3 ms, median(us) filter (us >= 0) median_us, "
     "median(cycles) filter (cycles >= 0) median_cycles from npu_operators group by type "
-    "order by ms desc nulls last, runs desc, type"
+    "order by ms desc nulls last, runs desc, type",
+    "text type, number runs, bar NPU ms, number median µs, number median cycles",
 )
 DEPTH_QUERY = "select batch_id, in_flight from npu_batches order by begin_ns"
 
@@ -30,16 +34,8 @@ def queue_blocks(run: Run) -> list[Block]:
         items += [("sending", f"{facts['submit_ms']:,.2f} ms"), ("waiting for answers", f"{facts['wait_ms']:,.2f} ms")]
     if facts["npu_ms"] is not None:
         items.append(("time by the NPU's own profile", f"{facts['npu_ms']:,.2f} ms"))
-    columns = heads(
-        "number operators, number batches, bar KiB, number sending µs, number waiting µs, number NPU µs, number deepest queue"
-    )
-    types = heads("text type, number runs, bar NPU ms, number median µs, number median cycles")
-    return [
-        pairs(items),
-        *([depth_chart(run)] if from_host else []),
-        table(columns, run.ask(BATCHES_QUERY), "Batches by size (medians)", BATCHES_QUERY),
-        table(types, run.ask(TYPES_QUERY), "Their operators", TYPES_QUERY),
-    ]
+    charts = [depth_chart(run)] if from_host else []
+    return [pairs(items), *charts, *answer(run, *BATCHES), *answer(run, *OPERATORS)]
 
 
 def depth_chart(run: Run) -> Block:

@@ -7,21 +7,30 @@ import pandas as pd
 
 from analyzer.questions import roofline
 from analyzer.questions.ceilings import Ceilings
-from views.report.sections import Block, Run, Section, analyzer_command, axis, chart, heads, label, labels, note, table
+from views.report.sections import Block, Run, Section, analyzer_command, answer, axis, chart, label, labels, note, table
 
 MOST_POINTS = 120
 BY_TYPE_QUERY = (
     "select type, count(*) runs, sum(duration_ns)/1e6 ms, sum(wait_ns)/greatest(sum(busy_ns + wait_ns), 1) waiting "
     "from operators where complete group by type order by ms desc, type limit 16"
 )
-BY_NAME_QUERY = (
+BY_NAME = (
+    "Operators by name",
     "select o.type, o.name, o.shape, coalesce(g.backend, '') as backend, count(*) runs, sum(o.duration_ns)/1e6 ms, "
     "100 * sum(o.duration_ns)/greatest(sum(sum(o.duration_ns)) over (), 1) as share, avg(o.duration_ns)/1e3 mean_us, "
     "max(o.duration_ns)/1e3 max_us, "
     "if(sum(o.busy_ns) >= 0, 100 * sum(o.wait_ns)/nullif(sum(o.busy_ns + o.wait_ns), 0), null) waiting, "
     "greatest(sum(o.maj_flt), 0) major_faults, arg_max(o.begin_ns, o.duration_ns) begin_ns, "
     "max(o.duration_ns) duration_ns from operators o left join graphs g using (graph_id) where o.complete "
-    "group by all order by ms desc, o.type, o.name, o.shape, backend"
+    "group by all order by ms desc, o.type, o.name, o.shape, backend",
+    "text type, text name, text shape, text backend, number runs, bar total ms, number share %, number mean µs, "
+    "number max µs, number waiting %, number major faults, moment the slowest in the timeline",
+)
+BACKENDS = (
+    "The CPU against accelerators: equal operators",
+    "select * from backends",
+    "text type, text name, text shape, text backend, number runs, number median µs, number runs on the CPU, "
+    "number its median µs, number times the CPU",
 )
 NO_CEILINGS = "Measure this machine's ceilings once, and the report shows what bounds each operator: python -m analyzer ceilings"
 NO_WORK = "The engine does not describe these operators' tensors: their work is unknown, so no roofline can be drawn."
@@ -42,7 +51,7 @@ def achieved(rows: pd.DataFrame) -> Block:
     fields = ["type", "backend", "bound", "count", "ms", "mean_us", "roof_us", "share_of_roof", "above_ms"]
     fields += ["gflops", "gbytes_per_s", "intensity", "wait_share", "disk_share"]
     cells = rows[fields].assign(**{name: 100 * rows[name] for name in shares})
-    columns = heads(
+    columns = (
         "text type, text backend, text bound by, number runs, bar total ms, number mean µs, number attainable µs, "
         "number achieved %, number above it ms, number GFLOP/s, number GB/s, number flop/byte, number waiting %, number disk %"
     )
@@ -85,30 +94,6 @@ def roofline_chart(run: Run) -> Block | None:
     return drawn | {"command": analyzer_command("roofline RUN --by shape")}
 
 
-def by_name(run: Run) -> Block:
-    """Every operator of the model, costliest first, with its slowest run."""
-    rows = run.ask(BY_NAME_QUERY)
-    columns = heads(
-        "text type, text name, text shape, text backend, number runs, bar total ms, number share %, number mean µs, "
-        "number max µs, number waiting %, number major faults, moment the slowest in the timeline"
-    )
-    cells = rows.drop(columns=["begin_ns", "duration_ns"]).assign(slowest=run.moments(rows))
-    return table(columns, cells, "Operators by name", BY_NAME_QUERY)
-
-
-BACKENDS_QUERY = "select * from backends"
-
-
-def by_backend(run: Run) -> list[Block]:
-    """Equal operators on the CPU and elsewhere; empty if there are none."""
-    rows = run.ask(BACKENDS_QUERY)
-    columns = heads(
-        "text type, text name, text shape, text backend, number runs, number median µs, number runs on the CPU, "
-        "number its median µs, number times the CPU"
-    )
-    return [table(columns, rows, "The CPU against accelerators: equal operators", BACKENDS_QUERY)] if len(rows) else []
-
-
 def operator_section(run: Run) -> Section | None:
     """Operators by type, under the roofline, and by name."""
     if not run.tables["operators"]["complete"].any():
@@ -118,4 +103,4 @@ def operator_section(run: Run) -> Section | None:
     blocks.append(plot or note(NO_WORK))
     if plot and run.ceilings is None:
         blocks.append(note(NO_CEILINGS))
-    return Section("operators", "Operators", [*blocks, *by_backend(run), by_name(run)])
+    return Section("operators", "Operators", [*blocks, *answer(run, *BACKENDS), *answer(run, *BY_NAME)])

@@ -4,10 +4,10 @@ from typing import Any
 
 from analyzer.records.observed import known_changes
 from views.report.overview import number
-from views.report.sections import Block, Run, Section, bytes_text, heads, note, pairs, table
+from views.report.sections import Block, Run, Section, bytes_text, note, pairs, table
 
 PROBE_KEYS = ("program", "library", "symbol", "level", "at", "instruction", "why", "ns_per_hit", "hits")
-PROBE_COLUMNS = heads(
+PROBE_COLUMNS = (
     "text program, text library, text symbol, text level, text at, text instruction, text why, number ns per hit, bar hits"
 )
 HIGH_COST = 0.05
@@ -78,7 +78,7 @@ def changes(run: Run) -> list[Block]:
         seconds = (row["ts_ns"] - start) / 1e9
         cells = [str(row.get("level")), "on" if row.get("on") else "off", row.get("tps")]
         rows.append([seconds, *cells, str(row.get("why") or ""), [row["ts_ns"] + run.boot_ns, 0]])
-    columns = heads("number s, text level, text switched, number tok/s, text why, moment in the timeline")
+    columns = "number s, text level, text switched, number tok/s, text why, moment in the timeline"
     return [table(columns, rows, "Levels switched")] if rows else []
 
 
@@ -95,7 +95,7 @@ def recording_section(run: Run) -> Section:
     kept, lost = manifest.get("records") or {}, manifest.get("lost") or {}
     rows = [[kind, kept.get(kind, 0), lost.get(kind, 0)] for kind in sorted({*kept, *lost})]
     if rows:
-        blocks.append(table(heads("text record, number kept, number lost"), rows, "Records"))
+        blocks.append(table("text record, number kept, number lost", rows, "Records"))
     blocks.append(note("The kernel counts every loss."))
     return Section("recording", "Losses, sampling, cost", blocks)
 

@@ -15,9 +15,10 @@ suffice, it has the `command` that prints its figures.
 """
 
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,11 @@ import pandas as pd
 from analyzer.questions.ceilings import Ceilings
 from analyzer.questions.sql import Database
 from analyzer.tables.store import Tables as AllTables
+from views.report.page import write_page
 
 Tables = Mapping[str, pd.DataFrame]
 Block = dict[str, Any]
-MS, US = 1e6, 1e3
+MS = 1e6
 MAX_POINTS = 1500
 MAX_ROWS = 400
 
@@ -73,6 +75,22 @@ class Section:
     blocks: list[Block]
 
 
+def write_sections(
+    path: Path, title: str, document: dict[str, Any], sections: Iterable[Section | None], stamp: str = "MoEScope"
+) -> int:
+    """Write a page of sections, without those that are None, below the document's `title` and `lead`; returns its bytes."""
+    drawn = [asdict(section) for section in sections if section]
+    return write_page(path, "report", f"MoEScope: {title}", document | {"sections": drawn}, {"plotly": plotly()}, stamp)
+
+
+@cache
+def plotly() -> bytes:
+    """Plotly's script from its Python package."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs()).encode()
+
+
 def note(text: str) -> Block:
     """A block with a text."""
     return {"kind": "note", "text": text}
@@ -89,33 +107,36 @@ def pairs(items: Sequence[tuple[Any, ...]]) -> Block:
     return {"kind": "pairs", "items": rows}
 
 
-def heads(spec: str) -> list[tuple[str, str]]:
-    """Columns from `kind name, kind name`."""
-    pairs_of = (column.split(None, 1) for column in spec.split(", "))
-    return [(name, kind) for kind, name in pairs_of]
-
-
 def is_known(value: Any, kind: str) -> bool:
     """Whether a cell has a value."""
     return bool(value) if kind == "text" else value is not None and value is not pd.NA and value == value
 
 
-def table(
-    columns: list[tuple[str, str]], rows: pd.DataFrame | list[list[Any]], title: str = "", query: str = "", command: str = ""
-) -> Block:
-    """A sortable table; limited to the first MAX_ROWS rows and to columns with a known value."""
+def table(columns: str, rows: pd.DataFrame | list[list[Any]], title: str = "", query: str = "", command: str = "") -> Block:
+    """A sortable table with `columns` as "kind name, kind name".
+
+    Limited to the first MAX_ROWS rows and to columns with a known value.
+    """
     body = rows.to_numpy(object).tolist() if isinstance(rows, pd.DataFrame) else rows
-    filled = [i for i, (_, kind) in enumerate(columns) if not body or any(is_known(row[i], kind) for row in body)]
-    heads = [{"name": columns[i][0], "kind": columns[i][1]} for i in filled]
+    heads = [column.split(None, 1) for column in columns.split(", ")]
+    filled = [i for i, (kind, _) in enumerate(heads) if not body or any(is_known(row[i], kind) for row in body)]
     return {
         "kind": "table",
         "title": title,
         "query": query,
         "command": analyzer_command(command),
-        "columns": heads,
+        "columns": [{"name": heads[i][1], "kind": heads[i][0]} for i in filled],
         "rows": [[row[i] for i in filled] for row in body[:MAX_ROWS]],
         "total": len(body),
     }
+
+
+def answer(run: Run, title: str, query: str, columns: str) -> list[Block]:
+    """The table of a query's rows, if there are any; its columns begin_ns and duration_ns become a moment, the last column."""
+    rows = run.ask(query)
+    if "begin_ns" in rows:
+        rows = rows.drop(columns=["begin_ns", "duration_ns"]).assign(moment=run.moments(rows))
+    return [table(columns, rows, title, query)] if len(rows) else []
 
 
 def chart(title: str, traces: list[dict[str, Any]], remark: str = "", height: int = 300, query: str = "", **layout: Any) -> Block:
@@ -174,6 +195,3 @@ def per_bin(n: int) -> str:
 def finished(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows with a recorded end; others have no duration."""
     return frame[frame["complete"]]
-
-
-SectionMaker = Callable[[Run], Section | None]

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from views.report.sections import Block, Run, Section, axis, chart, heads, label, note, table
+from views.report.sections import Block, Run, Section, answer, axis, chart, label, note, table
 
 STATES = (("running", 0), ("runnable", 2), ("waiting", 3), ("sleeping", 7), ("stopped", 4))
 MOST, LEAST = 24, 0.01
@@ -13,13 +13,17 @@ STATES_QUERY = (
     + ", count(*) filter (s.state = 'running') as times from thread_states s left join threads t using (tid) "
     "group by s.tid order by running_ms desc, s.tid"
 )
-DISPLACED_QUERY = (
+DISPLACED = (
+    "Threads that took a CPU from threads of steps",
     "select name, by_tid::varchar as tid, if(own, 'the program''s own', 'another program''s') as whose, times, ms, cost_ms "
-    "from displaced_by order by cost_ms desc, by_tid"
+    "from displaced_by order by cost_ms desc, by_tid",
+    "text displaced by, text tid, text whose, number times, number ms without a cpu, bar cost to steps ms",
 )
-BALANCE_QUERY = (
+BALANCE = (
+    "Work in operators",
     "select tid::varchar as tid, name, operators, busy_ms, wait_ms, 100 * last_share as last_percent "
-    "from thread_balance order by busy_ms desc, tid"
+    "from thread_balance order by busy_ms desc, tid",
+    "text tid, text thread, number operators, bar busy ms, number waiting for others ms, number done last %",
 )
 LEGEND = (
     "Waiting: uninterruptible sleep (disk, page faults). Runnable: ready, without a CPU. "
@@ -39,7 +43,7 @@ def states(run: Run) -> list[Block]:
     y = [f"{label(name, 20)} {tid}" for name, tid in rows.loc[longest.index, ["name", "tid"]].itertuples(index=False)]
     bar = {"type": "bar", "orientation": "h", "y": y}
     traces = [{**bar, "name": state, "x": share[state].round(3), "slot": slot} for state, slot in STATES]
-    columns = heads(
+    columns = (
         "text thread, text tid, bar running ms, number runnable ms, number waiting ms, number sleeping ms, "
         "number stopped ms, number times on cpu"
     )
@@ -49,29 +53,12 @@ def states(run: Run) -> list[Block]:
     return [states_chart, table(columns, body, "Threads and their states", STATES_QUERY)]
 
 
-def balance(run: Run) -> list[Block]:
-    """Balance of shared operators between threads."""
-    rows = run.ask(BALANCE_QUERY)
-    if not len(rows):
-        return []
-    columns = heads("text tid, text thread, number operators, bar busy ms, number waiting for others ms, number done last %")
-    return [table(columns, rows, "Work in operators", BALANCE_QUERY)]
-
-
-def displaced(run: Run) -> list[Block]:
-    """Threads that took a CPU from threads of steps."""
-    if not len(run.tables["thread_states"]) or not len(run.tables["op_threads"]):
-        return []
-    rows = run.ask(DISPLACED_QUERY)
-    if not len(rows):
-        return []
-    columns = heads("text displaced by, text tid, text whose, number times, number ms without a cpu, bar cost to steps ms")
-    return [table(columns, rows, "Threads that took a CPU from threads of steps", DISPLACED_QUERY)]
-
-
 def thread_section(run: Run) -> Section | None:
     """The section on threads."""
-    blocks = [*states(run), *balance(run), *displaced(run)]
-    if blocks and not len(run.tables["thread_states"]):
+    scheduled = len(run.tables["thread_states"]) > 0
+    blocks = [*states(run), *answer(run, *BALANCE)]
+    if scheduled and len(run.tables["op_threads"]):
+        blocks += answer(run, *DISPLACED)
+    if blocks and not scheduled:
         blocks.append(note("Scheduling was not recorded (level sched): states are unknown."))
     return Section("threads", "Threads", blocks) if blocks else None

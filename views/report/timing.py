@@ -13,11 +13,11 @@ from views.report.sections import (
     Block,
     Run,
     Section,
+    answer,
     axis,
     binned,
     chart,
     finished,
-    heads,
     label,
     note,
     pairs,
@@ -29,17 +29,22 @@ SLOWEST = 15
 GREY = 7
 MOST_GROUPS, SMALLER = 8, "smaller ones"
 STEPS_QUERY = "select token_id, phase, position, duration_ns/1e6 ms from tokens where complete order by begin_ns"
-PHASES_QUERY = (
+PHASES = (
+    "Steps by phase",
     "select if(phase = '', 'unknown', phase) as phase, count(*) steps, sum(greatest(n_tokens, 0)) fed, "
     "sum(duration_ns)/1e6 total_ms, avg(duration_ns)/1e6 mean_ms, quantile_cont(duration_ns, 0.5)/1e6 median_ms, "
     "quantile_cont(duration_ns, 0.95)/1e6 p95_ms, quantile_cont(duration_ns, 0.99)/1e6 p99_ms, "
     "max(duration_ns)/1e6 max_ms, sum(greatest(maj_flt, 0)) major_faults "
-    "from tokens where complete group by all order by phase"
+    "from tokens where complete group by all order by phase",
+    "text phase, number steps, number tokens fed, bar total ms, number mean ms, "
+    "number median ms, number p95 ms, number p99 ms, number max ms, number major faults",
 )
-GAPS_QUERY = (
+IDLE = (
+    "Idle time within steps",
     "select cause, after, before, count(*) pieces, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 longest_us, "
     "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
-    "from gaps where duration_ns > 0 group by all order by ms desc, cause, after, before"
+    "from gaps where duration_ns > 0 group by all order by ms desc, cause, after, before",
+    "text cause, text after, text before, number pieces, bar total ms, number longest µs, moment the longest in the timeline",
 )
 WHERE_QUERY = (
     "select phase, avg(columns(* exclude (token_id, phase, position, complete)))/1e6 "
@@ -49,29 +54,22 @@ COMPOSITION_QUERY = (
     "select token_id, type, sum(duration_ns)/1e6 ms from operators where complete and token_id >= 0 "
     "group by all order by token_id, type"
 )
-GROWTH_QUERY = (
+GROWTH = (
+    "Growth with the context",
     "select type, base_us, ns_per_token, error_ns, 100 * share as share, r2 from growth "
-    "where ns_per_token > 2 * error_ns order by ns_per_token desc"
+    "where ns_per_token > 2 * error_ns order by ns_per_token desc",
+    "text type, number µs at no context, bar ns per token, number standard error, number share of growth %, number r²",
 )
 
 
-def by_phase(run: Run) -> Block:
-    """Steps by phase."""
-    columns = heads(
-        "text phase, number steps, number tokens fed, bar total ms, number mean ms, "
-        "number median ms, number p95 ms, number p99 ms, number max ms, number major faults"
-    )
-    return table(columns, run.ask(PHASES_QUERY), "Steps by phase", PHASES_QUERY)
-
-
-def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The groups of one phase, with the sum of those that are small in every phase, since colours are limited."""
-    names = {key for other in shares.values() for key in other}
-    share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in names}
-    own = {"total", parts.RESIDUAL}
-    large = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
-    smaller = sum(float(ms or 0) for key, ms in groups.items() if key not in large)
-    return {key: ms for key, ms in groups.items() if key in large} | ({SMALLER: smaller} if smaller else {})
+def with_small_ones_summed(ms: pd.DataFrame, total: pd.Series) -> pd.DataFrame:
+    """The parts of each phase's `total`, largest first, then the sum of those small in every phase, since colours are limited."""
+    parts_of = ms.drop(columns=parts.RESIDUAL).loc[:, ms.gt(0).any()]
+    share = parts_of.div(total, axis=0).max().sort_index().sort_values(ascending=False, kind="stable")
+    small = share.index[MOST_GROUPS:]
+    ranked = parts_of.drop(columns=small).max().sort_values(ascending=False, kind="stable").index
+    summed = {SMALLER: parts_of[small].sum(axis=1)} if len(small) else {}
+    return parts_of[ranked].assign(**summed, **{parts.RESIDUAL: ms[parts.RESIDUAL]})
 
 
 def share_chart(run: Run) -> Block:
@@ -82,44 +80,17 @@ def share_chart(run: Run) -> Block:
 
 def stacked_shares(run: Run, title: str, remark: str, query: str) -> Block:
     """One bar per phase from the result of `query`: a column for each part in ms, `residual`, and their sum `total`."""
-    rows = run.ask(query).set_index("phase")
-    own = {"total", parts.RESIDUAL}
-    means = {str(phase): {k: v for k, v in row.items() if v > 0 or k in own} for phase, row in rows.to_dict("index").items()}
-    shares = {phase: with_small_ones_summed(groups, means) for phase, groups in means.items()}
-    names = list(dict.fromkeys(key for groups in shares.values() for key in groups if key != "total"))
-    last = (SMALLER, parts.RESIDUAL)
-    ranked = sorted(names, key=lambda key: (key in last, -max(float(g.get(key) or 0) for g in shares.values())))
+    rows = run.ask(query).set_index("phase").fillna(0)
+    total = rows.pop("total").clip(lower=1e-12)
+    bar = {"type": "bar", "orientation": "h", "y": [label(phase or "unknown") for phase in rows.index], "textposition": "none"}
+    bar["hovertemplate"] = "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>"
+    traces = []
+    for slot, (name, ms) in enumerate(with_small_ones_summed(rows, total).items()):
+        colour = GREY if name == parts.RESIDUAL else slot + (slot >= GREY)
+        texts = [f"{each:.3f} ms" for each in ms]
+        traces.append({**bar, "text": texts, "name": label(str(name).replace("_", " ")), "x": 100 * ms / total, "slot": colour})
     axes = {"xaxis": axis("% of a step"), "yaxis": {"automargin": True}}
-    traces = [share_bar(name, slot, shares) for slot, name in enumerate(ranked)]
-    return chart(title, traces, remark, 150 + 50 * len(shares), query, barmode="stack", **axes)
-
-
-def share_bar(name: str, slot: int, shares: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """One part of every phase's bar."""
-    spent = [float(groups.get(name) or 0) for groups in shares.values()]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "y": [label(phase or "unknown") for phase in shares],
-        "textposition": "none",
-        "text": [f"{ms:.3f} ms" for ms in spent],
-        "hovertemplate": "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>",
-        "name": label(name.replace("_", " ")),
-        "x": [100 * ms / max(float(g.get("total") or 0), 1e-12) for ms, g in zip(spent, shares.values(), strict=True)],
-        "slot": GREY if name == parts.RESIDUAL else slot + (slot >= GREY),
-    }
-
-
-def idle(run: Run) -> list[Block]:
-    """The longest idle times of steps, by cause and surrounding operators."""
-    rows = run.ask(GAPS_QUERY)
-    if not len(rows):
-        return []
-    cells = rows.drop(columns=["begin_ns", "duration_ns"]).assign(longest=run.moments(rows))
-    columns = heads(
-        "text cause, text after, text before, number pieces, bar total ms, number longest µs, moment the longest in the timeline"
-    )
-    return [table(columns, cells, "Idle time within steps", GAPS_QUERY)]
+    return chart(title, traces, remark, 150 + 50 * len(rows), query, barmode="stack", **axes)
 
 
 def phase_section(run: Run) -> Section | None:
@@ -127,7 +98,7 @@ def phase_section(run: Run) -> Section | None:
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
         return None
-    blocks = [share_chart(run), by_phase(run), *idle(run)]
+    blocks = [share_chart(run), *answer(run, *PHASES), *answer(run, *IDLE)]
     left_out = len(run.tables["tokens"]) - len(tokens)
     if left_out:
         blocks.append(note(f"{left_out} steps are omitted: their end was not recorded."))
@@ -222,20 +193,9 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
         mostly=[f"{name} {ns / MS:+.2f} ms" for name, ns in zip(most.idxmax(axis=1), most.max(axis=1), strict=True)],
         at=run.moments(top),
     )
-    columns = heads("text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline")
+    columns = "text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline"
     cells["token_id"] = cells["token_id"].astype(str)
     return table(columns, cells, "Slowest steps", command="phases RUN")
-
-
-def growing(run: Run) -> list[Block]:
-    """Operator types whose time grows with the context."""
-    rows = run.ask(GROWTH_QUERY)
-    if not len(rows):
-        return []
-    columns = heads(
-        "text type, number µs at no context, bar ns per token, number standard error, number share of growth %, number r²"
-    )
-    return [table(columns, rows, "Growth with the context", GROWTH_QUERY)]
 
 
 def step_section(run: Run) -> Section | None:
@@ -252,4 +212,4 @@ def step_section(run: Run) -> Section | None:
     steps, step_name = (decode, "decode step") if len(decode) else (tokens, "step")
     stacked = composition(run, steps, step_name)
     blocks += [stacked] if stacked else []
-    return Section("series", "Steps over time", [*blocks, slowest(run, steps), *growing(run)])
+    return Section("series", "Steps over time", [*blocks, slowest(run, steps), *answer(run, *GROWTH)])

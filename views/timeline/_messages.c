@@ -17,46 +17,28 @@ enum { MOST_STEPS = 64, MOST_DEPTH = 8, MOST_PARTS = 2, MOST_LEVELS = 64 };
 enum { VARINT_BYTES = 10, WORD = 8, CHUNK = 16, USUAL_BYTES = 24 };
 enum { PACKET = 0x0a, TRACK_EVENT = 0x5a }; /* tags of Trace.packet and TracePacket.track_event */
 
-/* Bytes that grow, and where they start. `aside`: this thread's state while it works without Python's lock, beside others. */
+/* Bytes that grow, and where they start. */
 struct out {
-	PyObject *bytes; /* a bytearray: Python's stable interface lets it grow */
+	PyObject *bytes; /* a bytearray, which can grow: copying all bytes at the end would cost 2 to 3 % */
 	uint8_t *start;
 	Py_ssize_t used, room;
-	PyThreadState *aside;
 };
 
-static void leave(struct out *out)
-{
-	out->aside = PyEval_SaveThread();
-}
-
-static void enter(struct out *out)
-{
-	PyEval_RestoreThread(out->aside);
-	out->aside = NULL;
-}
-
-static void grow(struct out *out, Py_ssize_t more)
-{
-	int alone = out->aside == NULL;
-
-	if (!alone)
-		enter(out);
-	out->room = out->used + more + out->used / 2;
-	if (!out->bytes)
-		out->bytes = PyByteArray_FromStringAndSize(NULL, out->room);
-	else if (PyByteArray_Resize(out->bytes, out->room))
-		Py_CLEAR(out->bytes);
-	out->start = out->bytes ? (uint8_t *)PyByteArray_AsString(out->bytes) : NULL;
-	if (!alone)
-		leave(out);
-}
-
-/* Where to write the next `more` bytes, or NULL and an error; `used` tells what was written. */
+/* Where to write the next `more` bytes, or NULL and an error; `used` tells what was written. Python's lock need not be held. */
 static uint8_t *reserve(struct out *out, Py_ssize_t more)
 {
-	if (out->room < out->used + more)
-		grow(out, more);
+	PyGILState_STATE lock;
+
+	if (out->room < out->used + more) {
+		lock = PyGILState_Ensure();
+		out->room = out->used + more + out->used / 2;
+		if (!out->bytes)
+			out->bytes = PyByteArray_FromStringAndSize(NULL, out->room);
+		else if (PyByteArray_Resize(out->bytes, out->room))
+			Py_CLEAR(out->bytes);
+		out->start = out->bytes ? (uint8_t *)PyByteArray_AsString(out->bytes) : NULL;
+		PyGILState_Release(lock);
+	}
 	return out->start ? out->start + out->used : NULL;
 }
 
@@ -73,6 +55,12 @@ static PyObject *finish(struct out *out, const char *wrong)
 	if (PyErr_Occurred() || !reserve(out, 1) || PyByteArray_Resize(out->bytes, out->used))
 		Py_CLEAR(out->bytes);
 	return out->bytes;
+}
+
+static void release_all(Py_buffer *columns, int count)
+{
+	for (int i = 0; i < count; i++)
+		PyBuffer_Release(&columns[i]);
 }
 
 /* What is read for every message, in one cache line: `word` holds bytes that are few. */
@@ -257,20 +245,15 @@ static int read_step(struct form *form, PyObject *told, int *depth)
 
 static int read_form(struct form *form, PyObject *steps)
 {
-	Py_ssize_t count = PySequence_Size(steps);
+	Py_ssize_t count = PyList_Size(steps);
 	int depth = 0;
 
 	form->rows = PY_SSIZE_T_MAX;
 	form->bound = WORD;
 	if (count > MOST_STEPS)
 		PyErr_SetString(PyExc_ValueError, "a message of too many steps");
-	for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
-		PyObject *told = PySequence_GetItem(steps, i);
-
-		if (told)
-			read_step(form, told, &depth);
-		Py_XDECREF(told); /* the list keeps it, and with it the bytes */
-	}
+	for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++)
+		read_step(form, PyList_GetItem(steps, i), &depth);
 	if (!PyErr_Occurred() && depth)
 		PyErr_SetString(PyExc_ValueError, "steps that make no message");
 	return !PyErr_Occurred();
@@ -308,14 +291,13 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
 		if (offsets.len < WORD)
 			PyErr_SetString(PyExc_ValueError, "no offsets");
 		else if (read_form(form, steps)) {
-			leave(&out);
+			Py_BEGIN_ALLOW_THREADS
 			wrong = put_rows(form, offsets.buf, offsets.len / WORD - 1, &out);
-			enter(&out);
+			Py_END_ALLOW_THREADS
 		}
 		PyBuffer_Release(&offsets);
 	}
-	for (int h = 0; h < form->holds; h++)
-		PyBuffer_Release(&form->held[h]);
+	release_all(form->held, form->holds);
 	free(form);
 	return finish(&out, wrong);
 }
@@ -331,11 +313,11 @@ static PyObject *varints(PyObject *module, PyObject *arguments)
 		return NULL;
 	to = reserve(&out, column.len / WORD * VARINT_BYTES + WORD);
 	if (to) {
-		leave(&out);
+		Py_BEGIN_ALLOW_THREADS
 		for (Py_ssize_t i = 0; i < column.len / WORD; i++)
 			to = put_varint(to, ((const uint64_t *)column.buf)[i]);
 		use(&out, to);
-		enter(&out);
+		Py_END_ALLOW_THREADS
 	}
 	PyBuffer_Release(&column);
 	return finish(&out, NULL);
@@ -367,17 +349,15 @@ struct track {
 
 static void read_level(struct level *level, PyObject *parts)
 {
-	Py_ssize_t count = PySequence_Size(parts);
+	Py_ssize_t count = PyList_Size(parts);
 
 	if (count > MOST_PARTS)
 		PyErr_SetString(PyExc_ValueError, "a level of too many parts");
 	for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
-		PyObject *told = PySequence_GetItem(parts, i);
 		struct part *part = &level->parts[i];
 
-		if (told && PyArg_ParseTuple(told, "y*y*z*", &part->bytes, &part->offsets, &part->row))
+		if (PyArg_ParseTuple(PyList_GetItem(parts, i), "y*y*z*", &part->bytes, &part->offsets, &part->row))
 			level->count++;
-		Py_XDECREF(told);
 	}
 }
 
@@ -519,10 +499,11 @@ static PyObject *events(PyObject *module, PyObject *arguments)
 	if (!track)
 		return PyErr_NoMemory();
 	read_track(track, arguments, &last);
-	if (!PyErr_Occurred() && reserve(&out, track->order.len / WORD * USUAL_BYTES)) {
-		leave(&out);
+	if (!PyErr_Occurred()) {
+		Py_BEGIN_ALLOW_THREADS
+		reserve(&out, track->order.len / WORD * USUAL_BYTES);
 		wrong = put_events(track, last, &out);
-		enter(&out);
+		Py_END_ALLOW_THREADS
 	}
 	release(track);
 	return finish(&out, wrong);
@@ -556,30 +537,26 @@ static Py_ssize_t nest(Py_ssize_t n, const int64_t *begin, const int64_t *end, c
 
 static PyObject *nested(PyObject *module, PyObject *arguments)
 {
-	Py_buffer begin, end, instant, events, crossed;
+	Py_buffer columns[5], *begin = columns, *end = columns + 1, *instant = columns + 2, *events = columns + 3, *crossed = columns + 4;
 	Py_ssize_t n, count = 0;
 	int64_t *stack;
 
 	(void)module;
-	if (!PyArg_ParseTuple(arguments, "y*y*y*w*w*", &begin, &end, &instant, &events, &crossed))
+	if (!PyArg_ParseTuple(arguments, "y*y*y*w*w*", begin, end, instant, events, crossed))
 		return NULL;
-	n = instant.len;
+	n = instant->len;
 	stack = malloc((size_t)(n + 1) * sizeof *stack);
 	if (!stack)
 		PyErr_NoMemory();
-	else if (begin.len != WORD * n || end.len != WORD * n || events.len != 2 * WORD * n || crossed.len != n)
+	else if (begin->len != WORD * n || end->len != WORD * n || events->len != 2 * WORD * n || crossed->len != n)
 		PyErr_SetString(PyExc_ValueError, "columns of different lengths");
 	else {
 		Py_BEGIN_ALLOW_THREADS
-		count = nest(n, begin.buf, end.buf, instant.buf, stack, events.buf, crossed.buf);
+		count = nest(n, begin->buf, end->buf, instant->buf, stack, events->buf, crossed->buf);
 		Py_END_ALLOW_THREADS
 	}
 	free(stack);
-	PyBuffer_Release(&begin);
-	PyBuffer_Release(&end);
-	PyBuffer_Release(&instant);
-	PyBuffer_Release(&events);
-	PyBuffer_Release(&crossed);
+	release_all(columns, 5);
 	return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(count);
 }
 

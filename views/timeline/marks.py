@@ -1,5 +1,6 @@
 """Derived tracks of the timeline: decode speed, work in flight, ledger, slow tokens, gaps in the recording."""
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 
 from analyzer.questions import ledger, over_time
 from analyzer.records.observed import known_changes
-from views.timeline.slices import Slices, Tables, equals, numbered, text_column, text_of
+from views.timeline.slices import Slices, Tables, equals, joined, text_of
 
 GROUP, LEDGER_TABLES = "Steps", ledger.TABLES
 """The group of these tracks, and the tables that the ledger is made from."""
@@ -17,14 +18,9 @@ Named = tuple[str, np.ndarray, np.ndarray]
 
 def counters(tables: Tables) -> list[Named]:
     """Every counter, recorded or derived."""
-    recorded = []
-    frame = tables["counters"]
-    codes, names = numbered(frame["name"])
-    ts, values = frame["ts_ns"].to_numpy(np.int64), frame["value"].to_numpy(np.float64)
-    for name, code in sorted((name, code) for code, name in enumerate(names)):
-        rows = np.flatnonzero(codes == code)
-        rows = rows[np.argsort(ts[rows], kind="stable")]
-        recorded.append((name, ts[rows], values[rows]))
+    by_name = tables["counters"].sort_values("ts_ns", kind="stable").groupby("name", observed=True)
+    recorded = [(str(name), rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)) for name, rows in by_name]
+    recorded.sort(key=itemgetter(0))
     recorded += clocks(tables["clocks"])
     loads, executes = tables["loads"], tables["qnn_executes"]
     loads = loads[["begin_ns", "end_ns"]][equals(loads["action"], "load") & loads["complete"].to_numpy()]
@@ -59,8 +55,7 @@ def ledger_slices(tables: Tables) -> Slices | None:
     if not len(pieces):
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))
-    codes, causes = numbered(pieces["cause"])
-    name = text_column(codes, [cause.replace("_", " ") for cause in causes])
+    name = joined(lambda cause: cause.replace("_", " "), pieces["cause"])
     token = pieces["token_id"].to_numpy(np.int64)
     return Slices("ledger", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": token})
 

@@ -96,21 +96,14 @@ def windows(frame: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray, np.ndarra
 def device_slices(tables: Tables) -> Slices | None:
     """Host RPC ⊃ HTP RPC ⊃ accelerator, inside each execution."""
     frame = tables["qnn_executes"]
-    rows, begins, ends, labels, measured = [], [], [], [], []
-    for level, ((begin, end, known), (_, column)) in enumerate(zip(windows(frame), DEVICE_LEVELS, strict=True)):
-        rows_drawn = np.flatnonzero(known & frame["complete"].to_numpy(bool))
-        rows.append(rows_drawn)
-        begins.append(begin[rows_drawn])
-        ends.append(end[rows_drawn])
-        labels.append(np.full(len(rows_drawn), level))
-        measured.append((frame[column].to_numpy(float)[rows_drawn] * 1e3).astype(np.int64))
-    row = np.concatenate(rows)
-    if not len(row):
-        return None
-    args: dict[str, Column] = {"estimated": np.ones(len(row), np.int64), "measured_ns": np.concatenate(measured)}
-    name = text_column(np.concatenate(labels), [label for label, _ in DEVICE_LEVELS])
-    tid = frame["tid"].to_numpy(np.int64)[row]
-    return Slices("qnn", name, tid, np.concatenate(begins), np.concatenate(ends), np.ones(len(row), bool), args)
+    levels = [
+        frame[["tid", "complete"]].assign(begin_ns=begin, end_ns=end, level=level, measured_ns=1e3 * frame[column])[known]
+        for level, ((begin, end, known), (_, column)) in enumerate(zip(windows(frame), DEVICE_LEVELS, strict=True))
+    ]
+    drawn = pd.concat(levels).query("complete")
+    name = text_column(drawn["level"].to_numpy(), [label for label, _ in DEVICE_LEVELS])
+    args = {"estimated": np.ones(len(drawn), np.int64)} | ints(drawn, "measured_ns")
+    return of_frame("qnn", name, drawn, args) if len(drawn) else None
 
 
 def node_slices(tables: Tables) -> Slices | None:
@@ -154,7 +147,7 @@ def side_by_side(
     window, owner, total = (begin, end), row, np.zeros(len(begin))
     while len(unplaced):
         owner_row, spent = owner[unplaced], cycles[unplaced]
-        ends = running(spent, owner_row)
+        ends = pd.Series(spent).groupby(owner_row).cumsum().to_numpy()
         share = np.maximum(np.maximum(np.bincount(owner_row, spent, len(total)), total)[owner_row], 1.0)
         length = (window[1] - window[0])[owner_row]
         first[unplaced] = window[0][owner_row] + ((ends - spent) / share * length).astype(np.int64)
@@ -163,16 +156,6 @@ def side_by_side(
         window, owner, total = (first, last), parent, cycles
         unplaced = np.flatnonzero(~placed & (parent >= 0) & placed[parent])
     return first, last
-
-
-def running(values: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """The cumulative sum of values within each owner."""
-    order = np.argsort(of, kind="stable")
-    sums, fresh = np.cumsum(values[order]), np.append(True, np.diff(of[order]) != 0)[: len(of)]
-    first = np.flatnonzero(fresh)
-    out = np.empty(len(values))
-    out[order] = sums - (sums - values[order])[first][np.cumsum(fresh) - 1]
-    return out
 
 
 def detail_args(n: int, node: np.ndarray, details: pd.DataFrame) -> dict[str, Column]:

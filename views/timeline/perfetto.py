@@ -11,7 +11,7 @@
 Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, as Perfetto requires, with the offset read when recording began.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,15 +20,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow.compute as compute
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, TracePacket, TrackDescriptor
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
+    CounterDescriptor,
+    ProcessDescriptor,
+    ThreadDescriptor,
+    TracePacket,
+    TrackDescriptor,
+)
 
 from analyzer.records.memory import keep_freed_memory
 from analyzer.records.schema import TABLES
 from analyzer.records.stamps import stamp
 from analyzer.tables.store import Tables
 from views.timeline import marks, npu, sched
-from views.timeline.protobuf import field_bytes
-from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets, valid
+from views.timeline.protobuf import field_bytes, valid
+from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets
 from views.timeline.slices import Slices, close_open, distinct, drawn_frame, on_program
 from views.timeline.threads import WORKING, shown_processes, thread_pids
 from views.timeline.trace_file import Packets, TraceFile, usable_cpus
@@ -92,37 +98,30 @@ class TraceWriter:
         packet.system_info.utsname.machine = str(machine.get("arch", ""))
         self.packet(packet)
 
-    def track(self, uuid: int, parent: int = 0, **fields: Any) -> int:
+    def track(self, uuid: int, parent: int | None = None, **fields: Any) -> None:
         """Describe a track."""
-        packet = TracePacket(track_descriptor=TrackDescriptor(uuid=uuid, **fields))
-        if parent:
-            packet.track_descriptor.parent_uuid = parent
-        self.packet(packet)
-        return uuid
+        self.packet(TracePacket(track_descriptor=TrackDescriptor(uuid=uuid, parent_uuid=parent, **fields)))
 
-    def new_track(self, name: str, parent: int = 0, **fields: Any) -> int:
-        """A track that is neither a process nor a thread."""
+    def new_track(self, name: str, parent: int | None = None, **fields: Any) -> int:
+        """A track that is neither a process nor a thread; returns its uuid."""
         self.extra += 1
-        return self.track(self.extra, parent, name=valid(name), **fields)
+        self.track(self.extra, parent, name=valid(name), **fields)
+        return self.extra
 
     def processes(self) -> None:
         """Describe processes and threads; threads known only from scheduling are in a separate, collapsed process."""
         for process in shown_processes(self.manifest, self.tables, self.pids, self.pid):
-            packet = TracePacket(track_descriptor=TrackDescriptor(uuid=PROCESS | process.pid))
-            packet.track_descriptor.process.pid = process.pid
-            packet.track_descriptor.process.process_name = valid(process.name)
-            packet.track_descriptor.process.cmdline.extend(map(valid, process.command))
-            self.packet(packet)
+            name, command = valid(process.name), map(valid, process.command)
+            described = ProcessDescriptor(pid=process.pid, process_name=name, cmdline=command)
+            self.track(PROCESS | process.pid, process=described)
             for tid, name in process.threads:
-                packet = TracePacket(track_descriptor=TrackDescriptor(uuid=THREAD | tid, parent_uuid=PROCESS | process.pid))
-                packet.track_descriptor.thread.pid, packet.track_descriptor.thread.tid = process.pid, tid
-                packet.track_descriptor.thread.thread_name = valid(name)
-                self.packet(packet)
+                thread = ThreadDescriptor(pid=process.pid, tid=tid, thread_name=valid(name))
+                self.track(THREAD | tid, PROCESS | process.pid, thread=thread)
 
-    def draw(self, levels: list[Level], rows: list[np.ndarray], track: int, overflow: Callable[[int], int]) -> None:
-        """Draw rows of some levels on one track; slices that do not nest go to the tracks that `overflow(lane)` makes."""
+    def draw(self, levels: list[Level], rows: list[np.ndarray], track: int, overflow: Callable[[], int]) -> None:
+        """Draw rows of some levels on one track; slices that do not nest go to the tracks that `overflow` makes."""
         for k, events in enumerate(Events.of(levels, rows).lanes()):
-            self.sequence_of(events, overflow(k) if k else track)
+            self.sequence_of(events, overflow() if k else track)
 
     def sequence_of(self, events: Events, track: int) -> None:
         """Write one sequence: its head, then its events."""
@@ -144,22 +143,20 @@ class TraceWriter:
         by_tid = [groups_by(level.slices.tid) for level in levels]
         for tid in sorted({tid for groups in by_tid for tid in groups}):
             rows = [groups.get(tid, np.empty(0, np.int64)) for groups in by_tid]
-            self.draw(levels, rows, THREAD | tid, partial(self.overlapping, THREAD | tid))
+            self.draw(levels, rows, THREAD | tid, partial(self.new_track, "overlapping", THREAD | tid))
 
-    def overlapping(self, parent: int, lane: int) -> int:
-        """Another track for slices of a thread that do not nest; all lanes have the same name."""
-        return self.new_track("overlapping", parent)
+    def group(self, title: str, tracks: Sequence[tuple[str, Slices | None]]) -> None:
+        """Write a group of tracks in this order."""
+        group = self.new_track(title, child_ordering=TrackDescriptor.EXPLICIT)
+        for rank, (name, slices) in enumerate(tracks):
+            if slices is not None:
+                make = partial(self.new_track, name, group, sibling_order_rank=rank)
+                self.draw([self.level(slices)], [np.arange(len(slices))], make(), make)
 
     def npu(self) -> None:
         """Write the NPU's group of tracks."""
-        tracks = self.npu_tracks()
-        if not tracks:
-            return
-        group = self.new_track(npu.group_name(self.manifest), child_ordering=TrackDescriptor.EXPLICIT)
-        for rank, (name, slices) in enumerate(tracks):
-            fields = {"sibling_order_rank": rank}
-            make = lambda lane, name=name, fields=fields: self.new_track(name, group, **fields)  # noqa: E731
-            self.draw([self.level(slices)], [np.arange(len(slices))], make(0), make)
+        if tracks := self.npu_tracks():
+            self.group(npu.group_name(self.manifest), tracks)
 
     def counters(self) -> None:
         """Write the counters as tracks of the process."""
@@ -176,21 +173,13 @@ class TraceWriter:
             ("slow tokens", marks.slow_tokens(self.tables)),
             ("missing from this recording", marks.lacking(self.manifest, self.end)),
         )
-        group = self.new_track(marks.GROUP, child_ordering=TrackDescriptor.EXPLICIT)
-        for rank, (name, slices) in enumerate(tracks):
-            if slices is not None:
-                make = lambda lane, name=name, rank=rank: self.new_track(name, group, sibling_order_rank=rank)  # noqa: E731
-                self.draw([self.level(slices)], [np.arange(len(slices))], make(0), make)
+        self.group(marks.GROUP, tracks)
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""
         switching = self.out.begin(partial(sched.Scheduling.of, frames(self.arrow, sched.TABLES), boot))
-
-        def packets(cpu: int) -> Packets:
-            return switching().packets(cpu)
-
         for cpu in sorted(self.arrow.arrow("sched")["cpu"].unique().to_pylist()):
-            self.out.later(partial(packets, cpu))
+            self.out.later(partial(scheduled, switching, cpu))
 
     def write(self, progress: Progress) -> Written:
         """Write everything."""
@@ -204,6 +193,11 @@ class TraceWriter:
         self.out.finish()
         self.written.events = self.out.events
         return self.written
+
+
+def scheduled(switching: Callable[[], sched.Scheduling], cpu: int) -> Packets:
+    """One cpu's scheduling, waiting for the columns if necessary."""
+    return switching().packets(cpu)
 
 
 def counter_unit(name: str) -> CounterDescriptor:

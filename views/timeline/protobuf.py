@@ -16,14 +16,14 @@ Part = tuple[bytes, np.ndarray, np.ndarray | None]
 """Messages one after the other, where each begins and the last ends, and which of them each slice has (None: its own number)."""
 
 
+def valid(text: str) -> str:
+    """A text that protobuf accepts: a command line may contain bytes that are not UTF-8."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
 def varint_bytes(value: int) -> bytes:
-    """One unsigned integer as a varint."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    """One integer as a varint."""
+    return bytes(packed_varints(np.array([value])))
 
 
 def tag(field: int, wire: int) -> bytes:
@@ -50,11 +50,19 @@ class Form:
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
-    def step(self, kind: int, data: bytes, column: np.ndarray | None = None, absent: int | None = None) -> "Form":
+    def step(
+        self,
+        kind: int,
+        data: bytes,
+        column: np.ndarray | None = None,
+        labels: np.ndarray | None = None,
+        absent: int | None = None,
+    ) -> "Form":
         """Add a step; combined with the preceding constant bytes if it is never omitted."""
         if self.steps and self.steps[-1][0] == CONSTANT_STEP and kind != MEMBER_STEP and absent is None:
             data = self.steps.pop()[1] + data
-        self.steps.append((kind, data, None if column is None else numbers(column), None, absent))
+        column, labels = (None if values is None else numbers(values) for values in (column, labels))
+        self.steps.append((kind, data, column, labels, absent))
         return self
 
     def constant(self, data: bytes) -> "Form":
@@ -63,30 +71,21 @@ class Form:
 
     def varint(self, field: int, column: np.ndarray, labels: np.ndarray | None = None) -> "Form":
         """Add an integer, enum or bool field; with `labels`, its value is labels[column]."""
-        self.step(VARINT_STEP, tag(field, VARINT), column)
-        if labels is not None:
-            self.steps[-1] = (*self.steps[-1][:3], numbers(labels), None)
-        return self
+        return self.step(VARINT_STEP, tag(field, VARINT), column, labels)
 
     def fixed64(self, field: int, column: np.ndarray, absent: int | None = None) -> "Form":
         """Add a fixed64 or double field, by the dtype of `column`."""
-        return self.step(FIXED64_STEP, tag(field, FIXED64), column, absent)
+        return self.step(FIXED64_STEP, tag(field, FIXED64), column, absent=absent)
 
     def member(self, field: int, head: bytes, number: int, column: np.ndarray, labels: np.ndarray | None, absent: int) -> "Form":
         """Add a short sub-message: `head`, then one integer field. `field` is below 16, the sub-message below 128 bytes."""
         inner = head + tag(number, VARINT)
         data = tag(field, LENGTH) + bytes([(len(inner) + 1) & 0x7F]) + inner
-        self.steps.append((MEMBER_STEP, data, numbers(column), None if labels is None else numbers(labels), absent))
-        return self
+        return self.step(MEMBER_STEP, data, column, labels, absent)
 
     def open(self, field: int) -> "Form":
         """Begin a sub-message."""
         return self.step(OPEN_STEP, tag(field, LENGTH))
-
-    def then(self, other: "Form") -> "Form":
-        """Append all steps of another form."""
-        self.steps += other.steps
-        return self
 
     def close(self) -> "Form":
         """End the sub-message that was opened last."""

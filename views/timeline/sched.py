@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import FtraceEvent
 
-from views.timeline.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
+from views.timeline.protobuf import Form, encode, field_bytes, packed_varints, tag, valid, varint_bytes
 from views.timeline.slices import Tables, distinct, equals
 from views.timeline.trace_file import Packets
 
 TRACE_PACKET, FTRACE_EVENTS = 1, 1
 CPU, EVENT, COMPACT = 1, 2, 4
 SWITCH_TIMESTAMP, SWITCH_STATE, SWITCH_PID, SWITCH_PRIO, INTERN_TABLE, SWITCH_COMM = 1, 2, 3, 4, 5, 6
-SCHED_SWITCH, SCHED_WAKING = 4, 20
+SCHED_WAKING = 20
 UNKNOWN_PRIO, SLEEPING, ENDED, IDLE = 120, 1, 0x30, 0x80
 """ENDED: bits of dead and zombie, which the UI draws to the end of the trace; IDLE, which it does not draw, takes their place."""
 BATCH = 1 << 16
@@ -89,28 +90,17 @@ def chained(switches: Switches, running: Running) -> Switches:
         state=np.where(exited, IDLE, SLEEPING)[real],
         prio=np.full(len(real), UNKNOWN_PRIO),
     )
-    new = odd[real] + 1 + np.arange(len(real))
-    old = np.delete(np.arange(len(switches.ts) + len(real)), new)
-    return Switches(*(merged(new, old, getattr(filled, name), getattr(switches, name)) for name in COLUMNS))
-
-
-def merged(new: np.ndarray, old: np.ndarray, filled: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    """One column of both kinds of switches, merged by their positions."""
-    out = np.empty(len(new) + len(old), np.int64)
-    out[new], out[old] = filled, recorded
-    return out
+    behind = odd[real] + 1
+    return Switches(*(np.insert(getattr(switches, name), behind, getattr(filled, name)) for name in COLUMNS))
 
 
 def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
     """The first switch of a cpu in the full form, which the compact ones continue."""
-    values = ((2, row.prev_tid), (3, max(row.prev_prio, 0)), (4, max(row.prev_state, 0)))
-    switch = b"".join(tag(field, 0) + varint_bytes(int(value)) for field, value in values)
-    switch += field_bytes(5, name.encode(errors="replace"))
-    switch += b"".join(
-        tag(field, 0) + varint_bytes(int(value)) for field, value in ((6, row.next_tid), (7, max(row.next_prio, 0)))
-    )
-    event = tag(1, 0) + varint_bytes(int(row.ts_ns) + boot) + tag(2, 0) + varint_bytes(int(row.prev_tid))
-    return field_bytes(EVENT, event + field_bytes(SCHED_SWITCH, switch))
+    event = FtraceEvent(timestamp=row.ts_ns + boot, pid=row.prev_tid)
+    switch, event.sched_switch.next_comm = event.sched_switch, valid(name)
+    switch.prev_pid, switch.prev_prio, switch.prev_state = row.prev_tid, max(row.prev_prio, 0), max(row.prev_state, 0)
+    switch.next_pid, switch.next_prio = row.next_tid, max(row.next_prio, 0)
+    return field_bytes(EVENT, event.SerializeToString())
 
 
 def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:

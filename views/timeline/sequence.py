@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
-from views.timeline.protobuf import VARINT, VARINT_STEP, Form, Part, _messages, encode, field_bytes, tag, varint_bytes
+from views.timeline.protobuf import VARINT, VARINT_STEP, Form, Part, _messages, encode, field_bytes, tag, valid, varint_bytes
 from views.timeline.slices import Column, Slices, lanes, nested, preorder
 from views.timeline.trace_file import Packets
 
@@ -23,11 +23,6 @@ CATEGORIES, NAMES, ARG_NAMES, ARG_TEXTS = (
 BOOLEANS = {"estimated", "incomplete"}
 MONOTONIC, INCREMENTAL = 3, 64
 BATCH = 1 << 16
-
-
-def valid(text: str) -> str:
-    """A text that protobuf accepts: a command line may contain bytes that are not UTF-8."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 @dataclass

@@ -52,18 +52,6 @@ def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
     return pd.Categorical.from_codes(chunk.indices.to_numpy(), labels, validate=False)
 
 
-def numbered(column: pd.Series | pd.Categorical) -> tuple[np.ndarray, list[str]]:
-    """(codes, labels) of texts with `labels[codes[i]]` in row i; labels are in order of first appearance."""
-    texts = column.array if isinstance(column, pd.Series) else column
-    texts = texts if isinstance(texts, pd.Categorical) else pd.Categorical(texts)
-    n, first = len(texts), np.full(len(texts.categories), len(texts))
-    first[texts.codes[::-1]] = np.arange(n - 1, -1, -1)
-    order = np.argsort(first, kind="stable")[: np.count_nonzero(first < n)]
-    number = np.empty(len(first), np.int64)
-    number[order] = np.arange(len(order))
-    return number[texts.codes], [str(label) for label in texts.categories[order]]
-
-
 def text_column(codes: np.ndarray, labels: list[str]) -> pyarrow.DictionaryArray:
     """The texts `labels[codes[i]]`; labels may repeat."""
     return pyarrow.DictionaryArray.from_arrays(codes.astype(np.int64, copy=False), pyarrow.array(labels, pyarrow.string()))
@@ -155,23 +143,24 @@ class Slices:
 
     def take(self, rows: np.ndarray) -> "Slices":
         """The slices in these rows."""
-        flows = (self.flow, self.ends_flow, self.step_flow)
-        flow, ends_flow, step_flow = (None if column is None else column[rows] for column in flows)
-        tid, begin, end, complete = (column[rows] for column in (self.tid, self.begin, self.end, self.complete))
-        some = replace(
-            self, tid=tid, begin=begin, end=end, complete=complete, flow=flow, ends_flow=ends_flow, step_flow=step_flow
-        )
-        some.own = {label: column.take(rows) for label, column in self.own.items()}
-        if self.row is not None:
-            return replace(some, row=self.row[rows])
-        return replace(some, name=self.name.take(rows), args={label: column.take(rows) for label, column in self.args.items()})
+        columns = {name: column[rows] for name in PER_SLICE if (column := getattr(self, name)) is not None}
+        some = replace(self, **columns, own=taken(self.own, rows))
+        return some if self.row is not None else replace(some, name=self.name.take(rows), args=taken(self.args, rows))
 
     def alone(self) -> "Slices":
         """The same slices, each with its own row of `name` and `args`."""
         if self.row is None:
             return self
-        args = {label: column.take(self.row) for label, column in self.args.items()}
-        return replace(self, name=self.name.take(self.row), args=args | self.own, row=None, own={})
+        return replace(self, name=self.name.take(self.row), args=taken(self.args, self.row) | self.own, row=None, own={})
+
+
+PER_SLICE = ("tid", "begin", "end", "complete", "flow", "ends_flow", "step_flow", "row")
+"""The members of Slices with an item for each slice, if any."""
+
+
+def taken(args: dict[str, Column], rows: np.ndarray) -> dict[str, Column]:
+    """The arguments in these rows."""
+    return {label: column.take(rows) for label, column in args.items()}
 
 
 def ints(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
@@ -186,18 +175,13 @@ def texts(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
 
 def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     """Integer columns as arguments if above zero: counts of 0 are omitted to save space."""
-    return above(frame, 0, names)
+    return {name: np.where(column > 0, column, -1) for name, column in ints(frame, *names).items()}
 
 
 def several_tokens(frame: pd.DataFrame) -> dict[str, Column]:
     """`n_tokens` as argument if above one: most slices have one row, and readers store every argument."""
-    return above(frame, 1, ("n_tokens",))
-
-
-def above(frame: pd.DataFrame, least: int, names: tuple[str, ...]) -> dict[str, Column]:
-    """Integer columns as arguments if above `least`."""
-    columns = {name: frame[name].to_numpy(np.int64) for name in names}
-    return {name: np.where(column > least, column, -1) for name, column in columns.items()}
+    tokens = frame["n_tokens"].to_numpy(np.int64)
+    return {"n_tokens": np.where(tokens > 1, tokens, -1)}
 
 
 def of_frame(category: str, name: pyarrow.DictionaryArray, frame: pd.DataFrame, args: dict[str, Column]) -> Slices:
@@ -257,8 +241,8 @@ def repeats_kind(tables: Tables, graphs: pd.DataFrame) -> np.ndarray:
     if not len(apart):
         return repeated
     mine, theirs = graphs.iloc[apart], operators[operators["layer"].to_numpy() < 0]
-    given, kinds = numbered(mine["kind"])
-    types, labels = numbered(theirs["type"])
+    given, kinds = pd.factorize(mine["kind"])
+    types, labels = pd.factorize(theirs["type"])
     named = pd.Index(kinds).get_indexer(labels)[types]
     steps, own_steps = (frame["token_id"].to_numpy(np.int64) * len(kinds) for frame in (theirs, mine))
     repeated[apart] = np.isin(own_steps + given, (steps + named)[named >= 0])
@@ -467,12 +451,7 @@ def close_open(slices: Slices, end: int) -> Slices:
 
 
 def on_program(tables: Tables) -> Iterator[Slices]:
-    """Everything drawn on threads, outermost level first."""
-    return (level for level in levels(tables) if len(level))
-
-
-def levels(tables: Tables) -> Iterator[Slices]:
-    """The levels of slices on threads, outermost first; some are empty."""
+    """Everything drawn on threads, outermost level first, without empty levels."""
     used = prefetched_runs(tables)
     operator, wait = operator_slices(tables)
     drawn: tuple[tuple[str, Callable[[], Iterable[Slices]]], ...] = (
@@ -489,7 +468,7 @@ def levels(tables: Tables) -> Iterator[Slices]:
         ("reads", lambda: [read_slices(tables)]),
         ("faults", lambda: major_fault_slices(tables)),
     )
-    return (slices for table, make in drawn if len(tables[table]) for slices in make())
+    return (slices for table, make in drawn if len(tables[table]) for slices in make() if len(slices))
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
