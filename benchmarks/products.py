@@ -32,6 +32,8 @@ from runtime.backends.instruction_sets import LIBRARY, choose, instruction_sets
 
 THEIRS = "MatMulNBits"
 READ_BYTES = 256 << 20
+BEYOND_CACHE = 4  # the area read to measure memory, as a multiple of the largest cache
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 PEAK = Path(__file__).parent / "programs" / "product_peak.c"
 Weights = dict[str, np.ndarray]
 
@@ -139,16 +141,23 @@ def forced(name: str, run: Callable[[], None]) -> Callable[[], None]:
 
 
 def measure(sides: dict[str, Callable[[], None]], args: argparse.Namespace) -> dict[str, np.ndarray]:
-    """Milliseconds per product [rounds] of each side, and milliseconds of reading READ_BYTES."""
+    """Milliseconds per product [rounds] of each side, and milliseconds of reading READ_BYTES of memory."""
     times: dict[str, list[float]] = {name: [] for name in [*sides, "reading"]}
-    area = np.ones(READ_BYTES, np.uint8)
+    area = memory_area()
     with ThreadPoolExecutor(args.threads) as threads:
+        reading = (lambda: read(area, threads, args.threads), len(area) / READ_BYTES)
         for _, name in by_turns(list(times), args.rounds + 1):
-            run, copies = (sides[name], args.copies) if name in sides else (lambda: read(area, threads, args.threads), 1)
+            run, copies = (sides[name], args.copies) if name in sides else reading
             begin = time.perf_counter()
             run()
             times[name].append((time.perf_counter() - begin) * 1e3 / copies)
     return {name: np.array(values[1:]) for name, values in times.items()}  # the first round warms up
+
+
+def memory_area() -> np.ndarray:
+    """Bytes of which the caches hold at most a quarter."""
+    caches = [int(path.read_text().strip().removesuffix("K")) << 10 for path in CACHES.glob("index*/size")]
+    return np.ones(max(READ_BYTES, BEYOND_CACHE * max(caches, default=0)), np.uint8)
 
 
 def read(area: np.ndarray, threads: ThreadPoolExecutor, count: int) -> None:
