@@ -459,5 +459,16 @@ def test_a_sweep_is_drawn_with_its_front(browser: Any, tmp_path: Path) -> None:
     )
     assert marked == sum(front)
     assert complaints(browser) == []
-    (tmp_path / "other.json").write_text("[1, 2]")
-    assert views(["pareto", str(tmp_path / "other.json")]) == 2
+
+
+@pytest.mark.parametrize(("verb", "maker"), [("pareto", "simulate"), ("regression", "compare")])
+@pytest.mark.parametrize("content", [None, b"[1, 2]", b"\xff\xfe"])
+def test_a_document_that_cannot_be_drawn_is_named_with_what_writes_one(
+    verb: str, maker: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tmp_path / "given.json"
+    if content is not None:
+        given.write_bytes(content)
+    assert views([verb, str(given)]) == 2
+    message = capsys.readouterr().err
+    assert str(given) in message and f"python -m analyzer {maker} --json" in message

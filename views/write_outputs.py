@@ -104,10 +104,15 @@ def make_dag(
 
 def write_from_json(args: argparse.Namespace, source: Path, kind: str, verb: str, write: Callable[[Any, Path], int]) -> int:
     """Write a page from the JSON that an analyzer verb printed, and announce it. Raises ViewError if it is not a `kind`."""
+    remedy = f"write one with `python -m analyzer {verb} --json`"
     try:
-        written = write(json.loads(source.read_text()), args.out)
+        printed = source.read_bytes()
+    except OSError as error:
+        raise ViewError(f"{source} cannot be read ({error.strerror}); {remedy}") from None
+    try:
+        written = write(json.loads(printed), args.out)
     except (ValueError, KeyError, TypeError) as error:
-        raise ViewError(f"{source} is not a {kind} ({error!r}); write one with `python -m analyzer {verb} --json`") from None
+        raise ViewError(f"{source} is not a {kind} ({error!r}); {remedy}") from None
     announce({"path": str(args.out), "bytes": written}, args.json)
     return 0
 
