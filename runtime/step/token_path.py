@@ -57,7 +57,7 @@ class TokenPath:
         self._whole: TokenItems | None = None  # all layers' items, if nothing waits for a choice
         self._last = [self._mixer_item(layer) for layer in range(layers)]
         self._prepare_shared()
-        self._routed_layers = [layer for layer in range(layers) if layer not in family.dense]
+        self._routed_layers = family.routed
         self._dispatches = [Operator(log, Kind.DISPATCH, layer, 1, made_from(Kind.DISPATCH, layer)) for layer in range(layers)]
         self._ends = [self._end_items(layer) for layer in range(layers)]
         stay = range(layers) if experts.cache.budget is None else ()
