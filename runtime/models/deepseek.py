@@ -13,9 +13,10 @@ from onnx import TensorProto
 
 from runtime.graphs.builder import GraphBuilder, Store
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common_sizes, first_layers
+from runtime.models.decoder import Decoder
 from runtime.models.rope import read_rope, rope_settings, yarn_scale
 from runtime.models.routers import Router, sigmoid_router
+from runtime.models.sizes import common_sizes, first_layers
 
 LATENT_EPSILON = 1e-6
 

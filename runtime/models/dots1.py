@@ -3,7 +3,7 @@
 from typing import Any
 
 from runtime.models import glm4_moe
-from runtime.models.decoder import layer_kinds, windows_of
+from runtime.models.sizes import layer_kinds, windows_of
 
 
 def read(config: dict[str, Any]) -> glm4_moe.Glm4Moe:

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common_sizes, partly_rotated
+from runtime.models.decoder import Decoder
 from runtime.models.rope import read_rope
 from runtime.models.routers import Router
+from runtime.models.sizes import common_sizes, partly_rotated
 
 
 class Ernie45Moe(Decoder):

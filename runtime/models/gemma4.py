@@ -11,9 +11,10 @@ from runtime.errors import ModelError
 from runtime.graphs.builder import GraphBuilder, Store
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.graphs.quantize import FLOAT32
-from runtime.models.decoder import LAYER_TYPES, LOGITS, Decoder, ExpertWeights, common_sizes, layer_kinds, windows_of
+from runtime.models.decoder import LOGITS, Decoder, ExpertWeights
 from runtime.models.rope import Rope, read_rope
 from runtime.models.routers import KINDS, Router
+from runtime.models.sizes import LAYER_TYPES, common_sizes, layer_kinds, windows_of
 
 FULL, SLIDING = LAYER_TYPES
 ACTIVATION = "gelu_pytorch_tanh"

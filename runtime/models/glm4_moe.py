@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from runtime.models.decoder import Decoder, common, first_layers, partly_rotated
+from runtime.models.decoder import Decoder
 from runtime.models.routers import sigmoid_router
+from runtime.models.sizes import common, first_layers, partly_rotated
 
 
 class Glm4Moe(Decoder):

@@ -7,8 +7,9 @@ import numpy as np
 
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, ExpertWeights, common, layer_kinds, windows_of
+from runtime.models.decoder import Decoder, ExpertWeights
 from runtime.models.routers import Router
+from runtime.models.sizes import common, layer_kinds, windows_of
 
 MXFP4_BLOCK = 32
 _STEPS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

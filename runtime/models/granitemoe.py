@@ -3,8 +3,9 @@
 from typing import Any
 
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, ExpertWeights, common
+from runtime.models.decoder import Decoder, ExpertWeights
 from runtime.models.routers import Router
+from runtime.models.sizes import common
 
 
 class GraniteMoe(Decoder):

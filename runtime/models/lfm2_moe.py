@@ -8,9 +8,10 @@ import numpy as np
 from runtime.errors import ModelError
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Shapes, common, first_layers
+from runtime.models.decoder import Shapes
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution
 from runtime.models.routers import sigmoid_router
+from runtime.models.sizes import common, first_layers
 
 
 @dataclass(frozen=True, kw_only=True)

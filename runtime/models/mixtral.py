@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from runtime.models.decoder import Decoder, common
+from runtime.models.decoder import Decoder
 from runtime.models.routers import Router
+from runtime.models.sizes import common
 
 
 class Mixtral(Decoder):

@@ -5,8 +5,9 @@ from typing import Any
 
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common
+from runtime.models.decoder import Decoder
 from runtime.models.routers import Router
+from runtime.models.sizes import common
 
 
 @dataclass(frozen=True, kw_only=True)

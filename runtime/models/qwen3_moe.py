@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from runtime.models.decoder import Decoder, common, dense_layers
+from runtime.models.decoder import Decoder
 from runtime.models.routers import Router
+from runtime.models.sizes import common, dense_layers
 
 
 class Qwen3Moe(Decoder):

@@ -13,9 +13,10 @@ import onnx
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.graphs.quantize import FLOAT32
-from runtime.models.decoder import Shapes, common, dense_layers, partly_rotated
+from runtime.models.decoder import Shapes
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution
 from runtime.models.routers import Router
+from runtime.models.sizes import common, dense_layers, partly_rotated
 
 LAYER_TYPES = ("full_attention", "linear_attention")
 L2_EPSILON = 1e-6
