@@ -20,6 +20,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from moescope.calling import VARIABLE as CALLED_AS
 from workloads.host_time import HostTime
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +49,12 @@ LONG_FILES = (
     "test_tracer_builds",
 )
 """The longest tests, run first, so that no worker is still busy with one at the end while the others are idle."""
+
+
+@pytest.fixture(autouse=True)
+def called_as_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hints name `python -m ROOM`, also after a test that called `moescope` within its worker's process."""
+    monkeypatch.setenv(CALLED_AS, "")
 
 
 @cache

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from moescope.command_line import Program
 from tests.conftest import ROOT
 
 HEAVY = {"numpy", "pandas", "rich", "onnxruntime", "onnx", "duckdb", "pyarrow", "plotly", "networkx"}
-
-
-@pytest.fixture(autouse=True)
-def as_called_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(VARIABLE, "")
-    yield
 
 
 def moescope(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
