@@ -95,7 +95,7 @@ def session(args: argparse.Namespace, node: onnx.NodeProto, inputs: list[str], c
 def own_session(args: argparse.Namespace) -> ort.InferenceSession:
     """One session for all matrices, which are inputs."""
     inputs = ["rows", "values", "scales"]
-    return session(args, helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=args.bits, gated=0), inputs, {})
+    return session(args, helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=args.bits, gated=0, unsqueezed=0), inputs, {})
 
 
 def their_sessions(report: Report, args: argparse.Namespace, matrices: list[Weights], k: int) -> list[ort.InferenceSession]:

@@ -32,7 +32,7 @@ def session(bits: int, inputs: list[str], threads: int = 1, gated: bool = False)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.register_custom_ops_library(str(LIBRARY))
-    node = helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=bits, gated=int(gated))
+    node = helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=bits, gated=int(gated), unsqueezed=0)
     infos = [helper.make_tensor_value_info(name, TYPES[name], None) for name in inputs]
     graph = helper.make_graph([node], "product", infos, [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)])

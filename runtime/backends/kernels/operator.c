@@ -2,10 +2,12 @@
 /*
  * ONNX Runtime's custom operator moescope.BlockMatMul: rows of floats times a matrix of 4 or 8 bits, in its layout on disk.
  *
- *     rows [..., K] float, values [N, blocks, block * bits / 8] uint8, scales [N, blocks] float, zero points (optional, packed
- *     [N, ceil(blocks * bits / 8)] uint8), attributes bits and gated  ->  [..., N] float
+ *     rows [..., K] float, values [N, blocks, block * bits / 8] uint8, scales [N, blocks] float; optional: zero points, packed
+ *     [N, ceil(blocks * bits / 8)] uint8, bias [N] float, residual [..., N] float; attributes bits, gated and unsqueezed
+ *     ->  [..., N] float
  *
  * gated, 0 or 1: rows are [..., 2 K], a gate and an up projection side by side, and gate * sigmoid(gate) * up is multiplied.
+ * The result has the residual's shape, if there is one. unsqueezed, 0 or 1: it has a leading dimension of one.
  *
  * It is MatMulNBits at accuracy level 4 (8-bit activations, a scale per block of a row) without its prepacking, which takes
  * longer than reading an expert: an expert can run as soon as it is read. product.h defines the computation.
@@ -17,6 +19,9 @@
 #define VALUES 1
 #define SCALES 2
 #define ZEROS 3
+#define BIAS 4
+#define RESIDUAL 5
+#define INPUTS 6
 
 /* --- ONNX Runtime's C API --- */
 
@@ -74,8 +79,7 @@ static status refusal(int code, const char *why)
 }
 
 struct attributes {
-	size_t bits;
-	bool gated;
+	int64_t bits, gated, unsqueezed;
 };
 
 struct tensor {
@@ -108,10 +112,21 @@ static status read_input(void *context, size_t index, struct tensor *tensor)
 	return failed;
 }
 
-/* Sizes, from the shapes and `bits`. */
-static const char *describe(struct product *p, const struct tensor *rows, const struct tensor *values, const struct tensor *scales,
-			    const struct tensor *zeros)
+static size_t elements(const struct tensor *tensor)
 {
+	size_t count = 1;
+
+	for (size_t i = 0; i < tensor->rank; i++)
+		count *= (size_t)tensor->dims[i];
+	return count;
+}
+
+/* Sizes, from the shapes and `bits`. */
+static const char *describe(struct product *p, const struct tensor *inputs)
+{
+	const struct tensor *rows = &inputs[0], *values = &inputs[VALUES], *scales = &inputs[SCALES], *zeros = &inputs[ZEROS];
+	const struct tensor *bias = &inputs[BIAS], *residual = &inputs[RESIDUAL];
+
 	if (!rows->rank || values->rank != 3 || scales->rank != 2 || scales->dims[0] != values->dims[0] ||
 	    scales->dims[1] != values->dims[1] || !values->dims[1])
 		return "BlockMatMul wants rows [..., K], values [N, blocks, bytes] and scales [N, blocks]";
@@ -128,69 +143,111 @@ static const char *describe(struct product *p, const struct tensor *rows, const 
 	if (zeros->data && (zeros->rank != 2 || zeros->dims[0] != values->dims[0] ||
 			    (size_t)zeros->dims[1] != p->zero_bytes))
 		return "BlockMatMul wants zero points [N, ceil(blocks * bits / 8)]";
+	if (bias->data && (bias->rank != 1 || elements(bias) != p->n))
+		return "BlockMatMul wants a bias [N]";
+	if (residual->data && (!residual->rank || residual->dims[residual->rank - 1] != values->dims[0] ||
+			       elements(residual) != p->m * p->n))
+		return "BlockMatMul wants a residual [..., N] with as many rows as are multiplied";
 	p->rows = rows->data;
 	p->values = values->data;
 	p->scales = scales->data;
 	p->zeros = zeros->data;
+	p->bias = bias->data;
+	p->residual = residual->data;
 	return NULL;
 }
 
-static void piece(void *product, size_t index)
+/* Allocates the result. */
+static status make_result(void *context, struct product *p, const struct tensor *inputs, bool unsqueezed)
 {
-	product_piece(product, index);
-}
-
-static void round_rows(void *product, size_t group)
-{
-	product_quantize(product, group);
-}
-
-static status compute(void *kernel, void *context)
-{
-	struct tensor rows, values, scales, zeros;
-	struct product p;
-	void *out = NULL, *room;
-	const char *why;
+	const struct tensor *like = p->residual ? &inputs[RESIDUAL] : &inputs[0];
+	int64_t dims[MOST_DIMS + 1] = { 1 }, *shape = unsqueezed ? dims + 1 : dims;
+	void *out = NULL;
 	status failed;
 
-	if ((failed = read_input(context, 0, &rows)) || (failed = read_input(context, VALUES, &values)) ||
-	    (failed = read_input(context, SCALES, &scales)) || (failed = read_input(context, ZEROS, &zeros)))
+	memcpy(shape, like->dims, like->rank * sizeof(*dims));
+	shape[like->rank - 1] = (int64_t)p->n;
+	if ((failed = CALL(OUTPUT, context, (size_t)0, dims, like->rank + unsqueezed, &out)))
 		return failed;
-	p.bits = ((struct attributes *)kernel)->bits;
-	p.gated = ((struct attributes *)kernel)->gated;
-	if ((why = describe(&p, &rows, &values, &scales, &zeros)))
-		return refusal(INVALID_ARGUMENT, why);
-	rows.dims[rows.rank - 1] = (int64_t)p.n;
-	if ((failed = CALL(OUTPUT, context, (size_t)0, rows.dims, rows.rank, &out)) || (failed = CALL(TENSOR_DATA, out, (void **)&p.out)))
-		return failed;
-	if (!p.m || !p.n)
-		return NULL;
-	if (!(room = product_room(&p)))
+	return CALL(TENSOR_DATA, out, (void **)&p->out);
+}
+
+/* A product on several threads. One group of rows is rounded by whichever thread begins; the others then wait for it. */
+struct work {
+	struct product p;
+	atomic_bool begun, rounded;
+};
+
+static void piece(void *given, size_t index)
+{
+	struct work *work = given;
+
+	if (!atomic_load_explicit(&work->rounded, memory_order_acquire)) {
+		if (atomic_exchange(&work->begun, true)) {
+			product_await(&work->p, index, &work->rounded);
+		} else {
+			product_quantize(&work->p, 0);
+			atomic_store_explicit(&work->rounded, true, memory_order_release);
+		}
+	}
+	product_piece(&work->p, index);
+}
+
+static void round_rows(void *work, size_t group)
+{
+	product_quantize(&((struct work *)work)->p, group);
+}
+
+static status multiply(void *context, struct work *work)
+{
+	const size_t groups = product_row_groups(&work->p), pieces = product_pieces(&work->p);
+	void *room = product_room(&work->p);
+	status failed = NULL;
+
+	if (!room)
 		return refusal(FAIL, "BlockMatMul: no memory");
-	if (product_row_groups(&p) > 1)
-		failed = CALL(PARALLEL_FOR, context, round_rows, product_row_groups(&p), (size_t)0, (void *)&p);
-	else
-		product_quantize(&p, 0);
+	if (groups > 1) {
+		failed = CALL(PARALLEL_FOR, context, round_rows, groups, (size_t)0, (void *)work);
+		work->begun = work->rounded = true;
+	}
 	if (!failed)
 		/* Pieces go to whichever thread is free: a preempted thread delays the others by one piece only. */
-		failed = CALL(PARALLEL_FOR, context, piece, product_pieces(&p), product_pieces(&p), (void *)&p);
+		failed = CALL(PARALLEL_FOR, context, piece, pieces, pieces, (void *)work);
 	free(room);
 	return failed;
 }
 
+static status compute(void *kernel, void *context)
+{
+	const struct attributes *attributes = kernel;
+	struct work work = { .p = { .bits = (size_t)attributes->bits, .gated = attributes->gated } };
+	struct tensor inputs[INPUTS];
+	const char *why;
+	status failed;
+
+	for (size_t i = 0; i < INPUTS; i++)
+		if ((failed = read_input(context, i, &inputs[i])))
+			return failed;
+	if ((why = describe(&work.p, inputs)))
+		return refusal(INVALID_ARGUMENT, why);
+	if ((failed = make_result(context, &work.p, inputs, attributes->unsqueezed)))
+		return failed;
+	return work.p.m && work.p.n ? multiply(context, &work) : NULL;
+}
+
 static status create(const struct op *op, const function *api, const void *info, void **kernel)
 {
-	struct attributes *attributes;
-	int64_t bits, gated;
-	status failed = CALL(ATTRIBUTE_INT64, info, "bits", &bits);
+	struct attributes read, *attributes;
+	status failed;
 
-	if (failed || (failed = CALL(ATTRIBUTE_INT64, info, "gated", &gated)))
+	if ((failed = CALL(ATTRIBUTE_INT64, info, "bits", &read.bits)) || (failed = CALL(ATTRIBUTE_INT64, info, "gated", &read.gated)) ||
+	    (failed = CALL(ATTRIBUTE_INT64, info, "unsqueezed", &read.unsqueezed)))
 		return failed;
-	if (bits != 4 && bits != 8)
+	if (read.bits != 4 && read.bits != 8)
 		return refusal(INVALID_ARGUMENT, "BlockMatMul knows 4 and 8 bits");
 	if (!(attributes = malloc(sizeof(*attributes))))
 		return refusal(FAIL, "BlockMatMul: no memory");
-	*attributes = (struct attributes){ (size_t)bits, gated != 0 };
+	*attributes = read;
 	*kernel = attributes;
 	return NULL;
 }
@@ -217,7 +274,7 @@ static int input_type(const struct op *op, size_t index)
 
 static size_t input_count(const struct op *op)
 {
-	return ZEROS + 1;
+	return INPUTS;
 }
 
 static int output_type(const struct op *op, size_t index)
@@ -232,7 +289,7 @@ static size_t output_count(const struct op *op)
 
 static int input_characteristic(const struct op *op, size_t index)
 {
-	return index == ZEROS ? OPTIONAL : REQUIRED;
+	return index >= ZEROS ? OPTIONAL : REQUIRED;
 }
 
 static int first_or_required(const struct op *op, size_t index)

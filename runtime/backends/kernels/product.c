@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes of a product, its division into pieces for threads, and the choice of the instruction set. */
+#include <sched.h>
+
 #include "product.h"
 
 #define PIECE 64	/* columns of one task */
+#define LINE 64		/* bytes of a cache line */
 #define VISIBLE __attribute__((visibility("default")))
 
 /* The fastest first. */
@@ -67,11 +70,40 @@ size_t product_pieces(const struct product *p)
 	return (p->n + PIECE - 1) / PIECE;
 }
 
+static size_t end_of_piece(const struct product *p, size_t index)
+{
+	return (index + 1) * PIECE < p->n ? (index + 1) * PIECE : p->n;
+}
+
+/* Adds bias and residual to columns first .. end. */
+static void add_terms(const struct product *p, size_t first, size_t end)
+{
+	for (size_t row = 0; row < p->m; row++) {
+		float *out = p->out + row * p->n;
+		for (size_t i = first; p->bias && i < end; i++)
+			out[i] += p->bias[i];
+		for (size_t i = first; p->residual && i < end; i++)
+			out[i] += p->residual[row * p->n + i];
+	}
+}
+
 void product_piece(const struct product *p, size_t index)
 {
-	size_t first = index * PIECE;
+	const size_t first = index * PIECE, end = end_of_piece(p, index);
 
-	set_in_use()->columns(p, first, first + PIECE < p->n ? first + PIECE : p->n);
+	set_in_use()->columns(p, first, end);
+	if (p->bias || p->residual)
+		add_terms(p, first, end);
+}
+
+void product_await(const struct product *p, size_t index, const atomic_bool *rounded)
+{
+	const uint8_t *line = p->values + index * PIECE * p->row_bytes, *end = p->values + end_of_piece(p, index) * p->row_bytes;
+
+	for (; line < end && !atomic_load_explicit(rounded, memory_order_acquire); line += LINE)
+		__builtin_prefetch(line, 0, 2);
+	while (!atomic_load_explicit(rounded, memory_order_acquire))
+		sched_yield();
 }
 
 size_t product_row_groups(const struct product *p)

@@ -9,12 +9,13 @@
  *
  * where the bracket is an exact integer below 2^24. Block b is added to the accumulator b % 8 by one fused multiply-add; the
  * accumulators are summed as ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). Every kernel uses this order, so that a result
- * depends neither on the instruction set nor on the number of rows or threads.
+ * depends neither on the instruction set nor on the number of rows or threads. A bias, then a residual are added at the end.
  */
 #ifndef MOESCOPE_PRODUCT_H
 #define MOESCOPE_PRODUCT_H
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,6 +33,8 @@ struct product {
 	const uint8_t *values;	/* [n, row_bytes], codes low bits first */
 	const uint8_t *zeros;	/* [n, zero_bytes], packed likewise; NULL: all are the middle code */
 	const float *scales;	/* [n, blocks] */
+	const float *bias;	/* [n] or NULL */
+	const float *residual;	/* [m, n] or NULL */
 	float *out;		/* [m, n] */
 	size_t m, k, n, bits, block, blocks;
 	bool gated;
@@ -70,6 +73,8 @@ bool product_sizes(struct product *p);
 void *product_room(struct product *p);
 size_t product_pieces(const struct product *p);
 void product_piece(const struct product *p, size_t index);
+/* Waits until `rounded` is set and meanwhile brings the piece's weights into the cache. */
+void product_await(const struct product *p, size_t index, const atomic_bool *rounded);
 /* Rounds ROW_MULTIPLE rows, of which there are product_row_groups(). */
 void product_quantize(struct product *p, size_t group);
 size_t product_row_groups(const struct product *p);
