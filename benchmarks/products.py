@@ -75,7 +75,7 @@ def weights(args: argparse.Namespace, k: int, n: int, rng: np.random.Generator) 
     """A matrix of random codes."""
     blocks = -(-k // args.block)
     values = rng.integers(0, 256, (n, blocks, args.block * args.bits // 8), np.uint8)
-    return {"values": values, "scales": rng.standard_normal((n, blocks)).astype(np.float32)}
+    return {"values": values, "scales": rng.standard_normal((n, blocks)).astype(np.float16)}
 
 
 def session(args: argparse.Namespace, node: onnx.NodeProto, inputs: list[str], constants: Weights) -> ort.InferenceSession:
@@ -95,7 +95,9 @@ def session(args: argparse.Namespace, node: onnx.NodeProto, inputs: list[str], c
 def own_session(args: argparse.Namespace) -> ort.InferenceSession:
     """One session for all matrices, which are inputs."""
     inputs = ["rows", "values", "scales"]
-    return session(args, helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=args.bits, gated=0, unsqueezed=0), inputs, {})
+    return session(
+        args, helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=args.bits, gated=0, unsqueezed=0), inputs, {}
+    )
 
 
 def their_sessions(report: Report, args: argparse.Namespace, matrices: list[Weights], k: int) -> list[ort.InferenceSession]:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.runtime [--rounds 16] [--against llama.cpp] [--sets avx2,avx512vnni] [--json FILE]
 
-Shapes are those of workloads/gguf_model.py (`qwen-moe`: 8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp
-(blocks of 32, float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits per weight in both. Each engine is a
+Shapes are those of workloads/gguf_model.py (`qwen-moe`: 8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp,
+4 bits in ours, both in blocks of 32 with a float16 scale: 4.5 bits per weight. --block 64: 4.25 bits in ours. Each engine is a
 separate process and works in short windows, alternately (ABBA), while the other is stopped. A round gives one ratio of speeds
 for decode and one for prefill; the figures are their medians and 95 % bootstrap intervals. transformers runs in float32 with
 fewer layers, compared with ours with as many.
@@ -43,7 +43,7 @@ from workloads.gguf_model import SHAPES, Shape, tensors
 PROMPT = 8  # tokens before a window of decoding
 WARM_UP = 2  # tokens of a window that are not counted
 FEWER = 8  # times less work for plain C
-BITS = 4.5  # per weight, including its share of a scale
+BITS, SCALE_BITS, PEER_BLOCK = 4, 16, 32
 FEW_LAYERS = 2  # for transformers: all layers in float32 take 20 GB
 
 
@@ -237,6 +237,7 @@ def measure_sets(args: argparse.Namespace, report: Report) -> None:
     """Measure every instruction set against its peer."""
     shape = SHAPES[args.shape]
     package, gguf = str(seeded_package(args.block, args.shape).folder), str(seeded_gguf(args.shape))
+    weights = bytes_of_token(shape, args.block), bytes_of_token(shape, PEER_BLOCK)
     numbers = ["--shape", args.shape, "--threads", str(args.threads), "--layers", str(shape.layers)]
     for name in args.sets.split(","):
         fewer = FEWER if name == "plain" else 1
@@ -247,7 +248,8 @@ def measure_sets(args: argparse.Namespace, report: Report) -> None:
         ):
             for what, count in {"decode": args.tokens, "prefill": args.prompt}.items():
                 sides = SetSides(ours, peer, what, max(count // fewer, 4), args.threads)
-                sides.compare(name, max(args.rounds // fewer, 2), bytes_of_token(shape), report)
+                label = name if args.block == PEER_BLOCK else f"{name} in blocks of {args.block}"
+                sides.compare(label, max(args.rounds // fewer, 2), weights, report)
 
 
 @dataclass
@@ -260,16 +262,16 @@ class SetSides:
     count: int
     threads: int
 
-    def compare(self, name: str, rounds: int, weights: int, report: Report) -> None:
-        """Add the figures of `rounds` rounds. weights: bytes of weights per decoded token."""
+    def compare(self, name: str, rounds: int, weights: tuple[int, int], report: Report) -> None:
+        """Add the figures of `rounds` rounds. weights: bytes of weights per decoded token, ours and theirs."""
         for process in (self.ours, self.peer):
             process.ask(self.what, self.count)
         mine, theirs, reading = np.array([self._round() for _ in range(rounds)]).T
         tokens, label = 1 if self.what == "decode" else self.count, f"{name}, {self.what}"
-        for who, times in (("ours", mine), ("llama.cpp", theirs)):
+        for who, times, size in (("ours", mine, weights[0]), ("llama.cpp", theirs, weights[1])):
             report.add(f"{label}: {who}", "ms/token", bootstrap(times / tokens / 1e6))
             if self.what == "decode":
-                report.add(f"{label}: {who}, share of read bandwidth", "", bootstrap(weights / times / reading))
+                report.add(f"{label}: {who}, share of read bandwidth", "", bootstrap(size / times / reading))
         report.add(f"{label}: speed", "ratio", bootstrap(theirs / mine), against="llama.cpp of the same set")
 
     def _round(self) -> tuple[float, float, float]:
@@ -289,13 +291,13 @@ def read_rate(threads: int) -> float:
     return len(area) / min(times)
 
 
-def bytes_of_token(shape: Shape) -> int:
-    """Bytes of weights that a decoded token reads at 4.5 bits: all matrices except the embedding, and only the experts used."""
+def bytes_of_token(shape: Shape, block: int) -> int:
+    """Bytes of weights that a decoded token reads: all matrices except the embedding, and only the experts used."""
     weights = 0.0
     for name, dims in tensors(shape):
         if len(dims) > 1 and not name.startswith("token_embd"):
             weights += float(np.prod(dims)) * (shape.used / shape.experts if "_exps" in name else 1)
-    return int(weights * BITS / 8)
+    return int(weights * (BITS + SCALE_BITS / block) / 8)
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
@@ -320,7 +322,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="of a window of decoding")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a window of prefill")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--block", type=int, default=64, help="weights that share a scale, in ours")
+    parser.add_argument("--block", type=int, default=32, help="weights that share a scale, in ours")
     parser.add_argument("--against", default="llama.cpp,transformers")
     parser.add_argument("--sets", metavar="SET,SET", help="instruction sets, each against llama.cpp of the same one")
     parser.add_argument("--isa", help=argparse.SUPPRESS)

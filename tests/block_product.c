@@ -26,7 +26,7 @@ static void compute(const uint64_t *sizes)
 
 	if (!product_sizes(&p))
 		exit(2);
-	void *rows = take(p.m * p.k * (1 + p.gated) * sizeof(float)), *values = take(p.n * p.row_bytes), *scales = take(p.n * p.blocks * sizeof(float));
+	void *rows = take(p.m * p.k * (1 + p.gated) * sizeof(float)), *values = take(p.n * p.row_bytes), *scales = take(p.n * p.blocks * sizeof(*p.scales));
 	void *zeros = sizes[5] ? take(p.n * p.zero_bytes) : NULL, *room = product_room(&p);
 	p.rows = rows;
 	p.values = values;

@@ -145,8 +145,8 @@ CONFIG = {
     **{"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
 }
 PRECISIONS = {"attention": {"bits": 8, "block": 32}, "experts": {"bits": 4, "block": 16}, "head": {"bits": 32}}
-STORED = {"attention": (8 + 32 / 32) / 8, "experts": (4 + 32 / 16) / 8, "router": 4.0, "head": 4.0}
-"""Bytes of a weight: its bits and its part of a block's 32-bit scale."""
+STORED = {"attention": (8 + 16 / 32) / 8, "experts": (4 + 16 / 16) / 8, "router": 4.0, "head": 4.0}
+"""Bytes of a weight: its bits and its part of a block's 16-bit scale."""
 FLOAT, INDEX = 4, 8
 
 

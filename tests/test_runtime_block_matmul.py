@@ -21,19 +21,23 @@ from runtime.errors import BackendError
 from runtime.graphs.quantize import BLOCKS, Precision, Quantized, quantize
 from tests.quantized_weights import unpack
 
-TYPES = {"rows": TensorProto.FLOAT, "values": TensorProto.UINT8, "scales": TensorProto.FLOAT, "zeros": TensorProto.UINT8}
+TYPES = {"values": TensorProto.UINT8, "scales": TensorProto.FLOAT16, "zeros": TensorProto.UINT8}
 KERNELS = LIBRARY.with_name("kernels")
 DRIVER = Path(__file__).with_name("block_product.c")
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 precisions = st.builds(Precision, st.sampled_from([4, 8]), st.sampled_from(BLOCKS), st.booleans())
 
 
-def session(bits: int, inputs: list[str], threads: int = 1, gated: bool = False) -> ort.InferenceSession:
+def session(
+    bits: int, inputs: list[str], threads: int = 1, gated: bool = False, unsqueezed: bool = False
+) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.register_custom_ops_library(str(LIBRARY))
-    node = helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=bits, gated=int(gated), unsqueezed=0)
-    infos = [helper.make_tensor_value_info(name, TYPES[name], None) for name in inputs]
+    node = helper.make_node(
+        "BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=bits, gated=int(gated), unsqueezed=int(unsqueezed)
+    )
+    infos = [helper.make_tensor_value_info(name, TYPES.get(name, TensorProto.FLOAT), None) for name in inputs if name]
     graph = helper.make_graph([node], "product", infos, [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)])
     model.ir_version = onnx.IR_VERSION_2023_5_5
@@ -132,7 +136,7 @@ def test_gated_rows_are_the_activation_of_their_halves(rows: int, k: int, seed: 
     runs, plain = session(8, list(given), gated=True), session(8, list(given))
     expected = plain.run(None, given | {"rows": activated(halves).astype(np.float32)})[0]
     # Two float32 roundings of the activation can be a step of its 8 bits apart.
-    steps = np.abs(activated(halves)).max() / 127 * np.abs(given["scales"]).max() * 128
+    steps = np.abs(activated(halves)).max() / 127 * np.float32(np.abs(given["scales"]).max()) * 128
     for name in instruction_sets():
         choose(name)
         assert np.abs(runs.run(None, given)[0] - expected).max() <= 3 * steps + 1e-30
@@ -145,7 +149,7 @@ def test_the_activation_holds_at_the_ends_of_the_range_of_floats() -> None:
     halves[:, 0], halves[:, block:] = gates, ups
     values = np.full((1, 1, block), 128, np.uint8)
     values[..., 0] = 129  # 1 for the first gate, 0 for the others
-    given = {"rows": halves, "values": values, "scales": np.ones((1, 1), np.float32)}
+    given = {"rows": halves, "values": values, "scales": np.ones((1, 1), np.float16)}
     results = session(8, list(given), gated=True).run(None, given)[0][:, 0]
     np.testing.assert_allclose(results, activated(halves)[:, 0], rtol=1e-6, atol=1e-30)
 
@@ -155,7 +159,7 @@ def test_the_largest_codes_overflow_no_sum(bits: int) -> None:
     rows = np.full((9, 512), 2.0, np.float32)
     rows[0, ::2] = -2.0
     full, none = np.full((17, 2, 32 * bits), 255, np.uint8), np.zeros((17, bits // 4), np.uint8)
-    given = {"rows": rows, "values": full, "scales": np.ones((17, 2), np.float32), "zeros": none}
+    given = {"rows": rows, "values": full, "scales": np.ones((17, 2), np.float16), "zeros": none}
     runs = session(bits, list(given))
     for name in instruction_sets():
         choose(name)
@@ -171,7 +175,7 @@ def random_feeds(
     blocks = -(-k // precision.block)
     given = {"rows": rng.standard_normal((rows, k * (1 + gated))).astype(np.float32)}
     given["values"] = rng.integers(0, 256, (n, blocks, precision.block * precision.bits // 8), np.uint8)
-    given["scales"] = rng.standard_normal((n, blocks)).astype(np.float32)
+    given["scales"] = rng.standard_normal((n, blocks)).astype(np.float16)
     if not precision.symmetric:
         given["zeros"] = rng.integers(0, 256, (n, -(-blocks * precision.bits // 8)), np.uint8)
     return given
@@ -241,6 +245,23 @@ def test_threads_change_no_bit_and_leading_dimensions_stay() -> None:
     assert one.shape == (2, 3, 300) and np.array_equal(one, two)
 
 
+@pytest.mark.parametrize("unsqueezed", [False, True])
+def test_bias_and_residual_are_added_after_the_product_in_this_order(unsqueezed: bool) -> None:
+    rng, precision = np.random.default_rng(4), Precision(4, 32)
+    given = feeds(
+        quantize(rng.standard_normal((150, 64)).astype(np.float32), precision), rng.standard_normal((6, 64), np.float32)
+    )
+    terms = {"bias": rng.standard_normal(150, np.float32), "residual": rng.standard_normal((2, 3, 150), np.float32)}
+    (plain,) = session(4, list(given)).run(None, given)
+    runs = session(4, [*given, "", *terms], 2, unsqueezed=unsqueezed)
+    (result,) = runs.run(None, given | terms)
+    expected = (plain + terms["bias"]).reshape(2, 3, 150) + terms["residual"]
+    assert result.shape == (1,) * unsqueezed + (2, 3, 150) and np.array_equal(result.reshape(expected.shape), expected)
+    for name, wrong in (("bias", np.zeros(149, np.float32)), ("residual", np.zeros((2, 2, 150), np.float32))):
+        with pytest.raises(Exception, match=f"BlockMatMul wants a {name}"):
+            runs.run(None, given | terms | {name: wrong})
+
+
 def test_no_rows_are_no_results() -> None:
     given = feeds(quantize(np.ones((4, 32), np.float32), Precision(8, 32)), np.zeros((0, 32), np.float32))
     assert session(8, list(given)).run(None, given)[0].shape == (0, 4)
@@ -251,7 +272,7 @@ def test_no_rows_are_no_results() -> None:
     [
         ("values", np.zeros((4, 2, 24), np.uint8), "blocks of 16, 32"),
         ("values", np.zeros((4, 3, 16), np.uint8), r"scales \[N, blocks\]"),
-        ("scales", np.zeros((3, 2), np.float32), r"scales \[N, blocks\]"),
+        ("scales", np.zeros((3, 2), np.float16), r"scales \[N, blocks\]"),
         ("rows", np.zeros((1, 65), np.float32), "cover K"),
         ("zeros", np.zeros((4, 2), np.uint8), "zero points"),
     ],

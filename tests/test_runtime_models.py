@@ -242,12 +242,13 @@ def test_a_second_turn_over_kept_keys_and_states_says_what_transformers_says(tin
 
 def test_eight_bits_stay_close_to_transformers_whatever_the_cache(tiny: Tiny, tmp_path: Path) -> None:
     package = convert(tiny.folder, tmp_path / "package", None, PackageFormat(backend="cpu", bits=8))
-    logits = tiny.generated(package.folder, new=4)[1]
-    assert np.linalg.norm(logits[0] - tiny.logits[0]) < 0.2 * np.linalg.norm(tiny.logits[0])
+    logits = tiny.generated(package.folder, follow=True)[1]
+    errors = np.linalg.norm(logits - tiny.logits, axis=1) / np.linalg.norm(tiny.logits, axis=1)
+    assert np.median(errors) < 0.1  # where two experts score nearly the same, rounding may choose the other one
     cached = CpuBackend(package, 1).expert_bytes * 3
     for prefetch in ("off", "on"):
-        bits = tiny.generated(package.folder, new=4, chunk=5, expert_cache=cached, prefetch=prefetch)[1].tobytes()
-        assert bits == logits.tobytes(), prefetch
+        bits = tiny.generated(package.folder, new=4, follow=True, chunk=5, expert_cache=cached, prefetch=prefetch)[1].tobytes()
+        assert bits == logits[:4].tobytes(), prefetch
 
 
 FLOATS = ("embed", "mlp.gate.", "in_proj_ba", "in_proj_a", "in_proj_b", "conv1d", "shared_expert_gate")

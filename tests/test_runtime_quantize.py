@@ -29,7 +29,13 @@ def test_no_weight_is_off_by_more_than_its_blocks_step(precision: Precision, n: 
     steps = np.repeat(np.abs(packed.scales), precision.block, axis=1)[:, :k]
     # A symmetric block has no code for the mirror image of its extreme weight, and 4 bits may give up the extreme for the others.
     slack = 2.1 if precision.bits == 4 else 1.01
-    assert (np.abs(dequantize(packed, precision, k) - weight) <= slack * steps + 1e-12).all()
+    smallest = 2.0**-25 * 2**precision.bits  # what rounding a scale near zero to float16 is worth at the largest code
+    assert (np.abs(dequantize(packed, precision, k) - weight) <= slack * steps + smallest).all()
+
+
+def test_weights_beyond_the_range_of_scales_are_refused() -> None:
+    with pytest.raises(RequestError, match="too large for float16: choose --bits 32"):
+        quantize(np.full((2, 32), 1e6, np.float32), Precision(4))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,32 @@ def test_onnxruntime_multiplies_with_the_weights_that_were_packed(precision: Pre
     expected = values @ meant.T + bias
     # Activations are rounded to 8 bits too.
     assert np.abs(found - expected).max() < (0.01 if precision.bits == 16 else 0.02) * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize("around", ["Add", "Squeeze, Add", "Unsqueeze"])
+def test_a_product_does_the_work_of_the_small_nodes_around_it(bias: bool, shown: bool, around: str) -> None:
+    rng, precision = np.random.default_rng(2), Precision(4, 32)
+    g = GraphBuilder("around")
+    g.input("x", ("T", 64))
+    rows = "x" if around != "Squeeze, Add" else g.node("Squeeze", [g.node("Unsqueeze", ["x", g.ints(0)]), g.ints(0)])
+    terms = rng.standard_normal(64).astype(np.float32) if bias else None
+    product = g.linear(rows, "w", rng.standard_normal((64, 64)).astype(np.float32), precision, terms, "product")
+    if around == "Unsqueeze":
+        g.node("Unsqueeze", [product, g.ints(0)], "y")
+    else:
+        g.node("Add", ["x", product], "y")
+    g.output("y", (1, "T", 64) if around == "Unsqueeze" else ("T", 64))
+    if shown:
+        g.output("product", ("T", 64))
+    values, model, options = rng.standard_normal((3, 64)).astype(np.float32), g.model(), ort.SessionOptions()
+    expected = results(model, ort.SessionOptions(), values)
+    with_block_products(model, options)
+    kinds = [node.op_type for node in model.graph.node]
+    assert ("Add" in kinds or kinds.count("Unsqueeze") > ("Squeeze" in around)) == shown
+    for result, meant in zip(results(model, options, values), expected, strict=True):
+        assert result.shape == meant.shape and np.abs(result - meant).max() < 0.02 * np.abs(meant).max()
 
 
 @pytest.mark.parametrize("shown", [False, True])

@@ -19,7 +19,7 @@ from analyzer.records.manifest import section
 from analyzer.records.schema import Columns, equals_any
 
 ENGINE = "moescope"
-ACTIVATION_BYTES, INDEX_BYTES, SCALE_BITS, PLAIN_BITS = 4, 8, 32, 16
+ACTIVATION_BYTES, INDEX_BYTES, SCALE_BITS, PLAIN_BITS = 4, 8, 16, 16
 Work = tuple[np.ndarray, np.ndarray, np.ndarray]
 """flops, bytes read and bytes written of each operator."""
 

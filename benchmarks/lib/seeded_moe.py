@@ -61,6 +61,7 @@ class SeededWeights:
         self.pool = self.rng.standard_normal(POOL, np.float32)
         # Codes 1 to 15 mean -7 to 7.
         self.codes = self.rng.integers(1, 16, CODES, np.uint8) | self.rng.integers(1, 16, CODES, np.uint8) << 4
+        self.drawn = 0  # matrices
 
     def __contains__(self, name: str) -> bool:
         return not name.endswith("gate_up_proj") and (not name.endswith(".bias") or name.endswith(BIASES))
@@ -80,6 +81,7 @@ class SeededWeights:
     def draw(self, weight: np.ndarray, precision: Precision) -> Quantized:
         """Random codes for a matrix [N, K], scaled to keep a row's norm."""
         rows, columns = weight.shape
+        self.drawn += 1
         values = np.empty((rows, columns // precision.block, precision.block // 2), np.uint8)
         flat, done = values.reshape(-1), 0
         while done < len(flat):
@@ -87,7 +89,7 @@ class SeededWeights:
             piece = self.codes[first : first + len(flat) - done]
             flat[done : done + len(piece)] = piece
             done += len(piece)
-        return Quantized(values, np.full(values.shape[:2], columns**-0.5 / SPREAD, np.float32), None)
+        return Quantized(values, np.full(values.shape[:2], columns**-0.5 / SPREAD, np.float16), None)
 
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """The tensor, or None if the family has none of this name."""
@@ -109,8 +111,8 @@ def drawn_format(weights: SeededWeights, block: int) -> PackageFormat:
     return DrawnFormat("cpu", 4, block)
 
 
-def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
-    """The 4-bit package under build/, made on first use. Blocks of 64 take as many bits per weight as Q4_0: 4.5."""
+def seeded_package(block: int = 32, name: str = "qwen-moe") -> Package:
+    """The 4-bit package under build/, made on first use. Blocks of 32 take as many bits per weight as Q4_0: 4.5."""
     folder = ROOT / "build" / f"{name}-4bit-{block}"
     if is_package(folder):
         return Package(folder, verify=False)
@@ -126,6 +128,8 @@ def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
     conversion.checkpoint = weights  # type: ignore[assignment]
     conversion.run()
     print()
+    if weights.drawn < family.layers * family.experts:
+        raise SystemExit(f"{working} has zeros instead of drawn weights: the conversion does not call Precision.pack any more")
     working.rename(folder)
     return Package(folder, verify=False)
 
@@ -165,7 +169,7 @@ def router_views(family: Family) -> dict[str, predictor.View]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--block", type=int, default=64, help="weights that share a scale")
+    parser.add_argument("--block", type=int, default=32, help="weights that share a scale")
     parser.add_argument("--train", type=int, default=0, metavar="TOKENS", help="calibrate a predictor too")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()

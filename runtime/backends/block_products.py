@@ -40,13 +40,14 @@ def _block_product(node: onnx.NodeProto, made_by: dict[str, onnx.NodeProto]) -> 
     bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
     halves = _gate_and_up(node.input[0], made_by)
     bias = node.input[BIAS] if len(node.input) > BIAS else ""
-    inputs = [halves or node.input[0], *node.input[1:3], node.input[3] if len(node.input) > 3 else "", bias, ""]
+    scales, zeros = made_by[node.input[2]].input[0], node.input[3] if len(node.input) > 3 else ""
+    inputs = [halves or node.input[0], node.input[1], scales, zeros, bias, ""]
     settings = {"domain": DOMAIN, "bits": bits, "gated": int(bool(halves)), "unsqueezed": 0}
     return onnx.helper.make_node(PRODUCT, inputs, [node.output[0]], name=node.output[0], **settings)
 
 
 def _absorbed(nodes: list[onnx.NodeProto], graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes without those whose work a product does: it moves to the place of the node after it, where all inputs are known."""
+    """The nodes without those whose work a product does: it takes the place of the node after it, where all inputs are known."""
     read = [name for node in nodes for name in [*node.input, *(_read_by(node) - {*node.input})]]
     uses = Counter([*read, *(output.name for output in graph.output)])
     constants = {tensor.name: tensor for tensor in graph.initializer}

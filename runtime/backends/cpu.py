@@ -57,9 +57,9 @@ class CpuBackend:
 
     @cached_property
     def expert_bytes(self) -> int:
-        """Bytes of one expert in memory: as stored, but with floats in 32 bits."""
-        tensors = self.package.manifest["experts"]["tensors"]
-        return sum(int(tensor["bytes"]) * (2 if tensor["dtype"] == "<f2" else 1) for tensor in tensors)
+        """Bytes of one expert in memory: as stored, but with matrices of floats in 32 bits."""
+        tensors, half = self.package.manifest["experts"]["tensors"], self.package.half_experts
+        return sum(int(tensor["bytes"]) * (2 if half and tensor["dtype"] == "<f2" else 1) for tensor in tensors)
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """A session of a subgraph other than an expert; reads its weights from the package."""

@@ -77,8 +77,8 @@ class CpuExperts:
     def _widened(
         self, weights: dict[str, np.ndarray], block: np.ndarray | None
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Widen half-precision weights to float32 in a separate block: a graph that casts at every run is ten times slower."""
-        if not any(value.dtype == np.float16 for value in weights.values()):
+        """Widen half-precision matrices to float32 in a separate block: a graph that casts at every run is ten times slower."""
+        if not self.package.half_experts:
             return weights, block
         wide, end, wider = self.pool.take(self.backend.expert_bytes), 0, {}
         for name, value in weights.items():
@@ -91,11 +91,14 @@ class CpuExperts:
 
 
 def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with weights as inputs, half-precision ones as float32 inputs without their casts; integer constants stay."""
+    """The model with weights as inputs, half-precision matrices as float32 inputs without their casts; integer constants stay."""
     constants = [tensor for tensor in model.graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
     weights = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
     names = {tensor.name for tensor in weights}
-    casts = [node for node in model.graph.node if node.op_type == "Cast" and node.input[0] in names]
+    multiplied = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"}
+    casts = [
+        node for node in model.graph.node if node.op_type == "Cast" and {*node.input} <= names and node.output[0] in multiplied
+    ]
     renamed = {node.output[0]: node.input[0] for node in casts}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -104,8 +107,9 @@ def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
             nodes.append(node)
     del model.graph.node[:], model.graph.initializer[:]
     model.graph.node.extend(nodes)
-    types = [onnx.TensorProto.UINT8 if t.data_type == onnx.TensorProto.UINT8 else onnx.TensorProto.FLOAT for t in weights]
-    for tensor, dtype in zip(weights, types, strict=True):
+    widened = set(renamed.values())
+    for tensor in weights:
+        dtype = onnx.TensorProto.FLOAT if tensor.name in widened else tensor.data_type
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, dtype, tensor.dims))
     model.graph.initializer.extend(constants)
     return model

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from runtime.graphs.quantize import Precision, quantize
+from runtime.graphs.quantize import Precision
 
 OPSET = 23
 IR_VERSION = 11
@@ -121,8 +121,9 @@ class GraphBuilder:
     def _quantized(
         self, value: str, name: str, weight: np.ndarray, precision: Precision, bias: np.ndarray | None, output: str
     ) -> str:
-        packed = quantize(weight, precision)
-        inputs = [value, self.weight(name + "_q", packed.values), self.weight(name + "_scales", packed.scales)]
+        packed = precision.pack(weight)
+        scales = self.node("Cast", [self.weight(name + "_scales", packed.scales)], name + "_scales_wide", to=TensorProto.FLOAT)
+        inputs = [value, self.weight(name + "_q", packed.values), scales]
         if packed.zero_points is not None:
             inputs.append(self.weight(name + "_zeros", packed.zero_points))
         if bias is not None:

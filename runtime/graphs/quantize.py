@@ -1,7 +1,8 @@
 """Block-wise quantization of weight matrices, in the layout of ONNX Runtime's MatMulNBits.
 
-A row of K weights is split into blocks of `block`; each has a float32 scale and, if asymmetric, a zero point:
-weight = (q - zero point) * scale. Packed values are uint8 [N, ceil(K / block), block * bits / 8], low bits first.
+A row of K weights is split into blocks of `block`; each has a float16 scale and, if asymmetric, a zero point:
+weight = (q - zero point) * scale. Codes are chosen for the rounded scale; a scale below 3e-8 is zero, as are its weights.
+Packed values are uint8 [N, ceil(K / block), block * bits / 8], low bits first.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ BITS = (4, 8, 16, 32)
 BLOCKS = (16, 32, 64, 128, 256)
 # Candidate scales of a block, relative to the one that covers its largest weight: clipping that weight is often better.
 SHRINK = np.linspace(1.0, 0.8, 6, dtype=np.float32)
+HALF_MAX = float(np.finfo(np.float16).max)
 # Number of weights quantized at once: few enough to stay in the processor's caches.
 AT_ONCE = 1 << 16
 
@@ -37,13 +39,17 @@ class Precision:
         """Whether weights are integers with scales."""
         return self.bits < 16
 
+    def pack(self, weight: np.ndarray) -> "Quantized":
+        """Quantize a matrix [N, K] along K."""
+        return quantize(weight, self)
+
 
 FLOAT32 = Precision()
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """Packed values [N, blocks, block * bits / 8] uint8, scales [N, blocks] float32, packed zero points or None (the middle)."""
+    """Packed values [N, blocks, block * bits / 8] uint8, scales [N, blocks] float16, packed zero points or None (the middle)."""
 
     values: np.ndarray
     scales: np.ndarray
@@ -51,7 +57,7 @@ class Quantized:
 
 
 def quantize(weight: np.ndarray, precision: Precision) -> Quantized:
-    """Quantize a matrix [N, K] along K."""
+    """Quantize a matrix [N, K] along K. Raises RequestError if a scale is too large for float16."""
     rows = max(AT_ONCE // weight.shape[1], 1)
     parts = [_quantize(weight[first : first + rows], precision) for first in range(0, len(weight), rows)]
     values, scales = np.concatenate([p.values for p in parts]), np.concatenate([p.scales for p in parts])
@@ -78,7 +84,7 @@ def _symmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     extreme = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     best_scale, best_error, best_codes = np.zeros_like(extreme), np.full(extreme.shape, np.inf, np.float32), None
     for shrink in SHRINK if bits == 4 else SHRINK[:1]:
-        scale = extreme / -middle * shrink
+        scale = _half(extreme / -middle * shrink)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
         codes = np.clip(np.rint(parts * inverse[..., None]) + middle, 0, top)
         error = np.square((codes - middle) * scale[..., None] - parts).sum(axis=-1)
@@ -87,18 +93,28 @@ def _symmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
         best_scale = np.where(better, scale, best_scale)
         best_codes = codes if best_codes is None else np.where(better[..., None], codes, best_codes)
     assert best_codes is not None
-    return best_codes.astype(np.uint8), best_scale
+    return best_codes.astype(np.uint8), best_scale.astype(np.float16)
 
 
 def _asymmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes from the smallest to the largest weight of a block, zero included."""
     top = (1 << bits) - 1
     low, high = np.minimum(parts.min(axis=-1), 0), np.maximum(parts.max(axis=-1), 0)
-    scale = (high - low) / top
+    scale = _half((high - low) / top)
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     zeros = np.clip(np.rint(-low * inverse), 0, top)
     codes = np.clip(np.rint(parts * inverse[..., None]) + zeros[..., None], 0, top)
-    return codes.astype(np.uint8), scale, zeros.astype(np.uint8)
+    return codes.astype(np.uint8), scale.astype(np.float16), zeros.astype(np.uint8)
+
+
+def _half(scale: np.ndarray) -> np.ndarray:
+    """The scale as it is stored."""
+    if scale.size and np.abs(scale).max() > HALF_MAX:
+        raise RequestError(
+            f"the scale {np.abs(scale).max():.3g} of a block of weights is too large for float16: choose --bits 32"
+        )
+    stored: np.ndarray = scale.astype(np.float16).astype(np.float32)
+    return stored
 
 
 def _pack(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -21,7 +21,7 @@ import onnx
 from runtime.errors import MoEError, PackageError, RequestError
 from runtime.graphs.builder import ExternalData, Store
 from runtime.graphs.checkpoint import Checkpoint, read_config
-from runtime.graphs.quantize import BITS, Precision
+from runtime.graphs.quantize import BITS, HALF_MAX, Precision
 from runtime.models import Family, read_family
 from runtime.models.decoder import Precisions
 from runtime.package.coverage import check_coverage
@@ -54,7 +54,6 @@ ALIGNED = 64
 ROWS_AT_ONCE = 8192
 NPU_BLOCKS = (16, 32, 64, 128)
 """Number of weights that share a scale, as QNN supports it."""
-HALF_MAX = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from runtime.graphs.checkpoint import read_config
 from runtime.models import Family, read_family
 from runtime.package.reader import ALIGNMENT, FileRange
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 VERIFIED = ".verified"
 PAGE = ALIGNMENT
@@ -108,6 +108,11 @@ class Package:
         compiled = self.manifest.get("compiled", {})
         options = {name: compiled[name] for name in ("chunk", "soc") if compiled.get(name)}
         return options | ({"tiers": tuple(compiled["tiers"])} if compiled.get("tiers") else {})
+
+    @cached_property
+    def half_experts(self) -> bool:
+        """Whether experts are stored in float16."""
+        return bool(self.manifest["precisions"]["experts"]["bits"] == 16)
 
     @cached_property
     def expert_stride(self) -> int:

@@ -1,4 +1,6 @@
-"""Subgraphs adapted to the NPU: with 4- and 8-bit weights QNN multiplies only inputs [1, T, K], and without a bias."""
+"""Subgraphs adapted to the NPU: with 4- and 8-bit weights QNN multiplies only inputs [1, T, K], without a bias, and wants
+constant float32 scales.
+"""
 
 import numpy as np
 import onnx
@@ -10,13 +12,22 @@ AXIS = "npu_axis"
 
 
 def for_npu(graph: bytes) -> bytes:
-    """The same graph with a leading axis for products with quantized weights, and separate nodes for their biases."""
+    """The graph, which has its weights inside, with a leading axis for products with quantized weights, separate nodes for their
+    biases, and widened scales.
+    """
     model = onnx.load_model_from_string(graph)
     if not any(node.op_type == OPERATOR for node in model.graph.node):
         return graph
+    scales = {node.input[2] for node in model.graph.node if node.op_type == OPERATOR}
+    stored = {node.input[0]: node.output[0] for node in model.graph.node if scales.intersection(node.output)}
+    for tensor in model.graph.initializer:
+        if tensor.name in stored:
+            wide = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(wide, stored[tensor.name]))
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        nodes += _widened(node) if node.op_type == OPERATOR else [node]
+        if not scales.intersection(node.output):
+            nodes += _widened(node) if node.op_type == OPERATOR else [node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), AXIS))

@@ -4,7 +4,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET __attribute__((target("avx2,fma,f16c")))
 #define BYTE_SHIFT 128
 #define LANES 8
 #define INLINE TARGET static inline __attribute__((always_inline))
@@ -57,7 +57,7 @@ INLINE ints end_run(size_t bits, ints dots, ints sums)
 static bool available(void)
 {
 	__builtin_cpu_init();
-	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
 const struct instruction_set set_avx2 = { "avx2", available, quantize, columns, 1 };

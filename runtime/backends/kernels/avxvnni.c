@@ -5,7 +5,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 
-#define TARGET __attribute__((target("avx2,fma,avxvnni")))
+#define TARGET __attribute__((target("avx2,fma,f16c,avxvnni")))
 #define BYTE_SHIFT 0
 #define LANES 8
 #define INLINE TARGET static inline __attribute__((always_inline))
@@ -30,8 +30,8 @@ static bool available(void)
 	unsigned int eax, ebx, ecx, edx;
 
 	__builtin_cpu_init();
-	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
-	       eax & 1 << 4;
+	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+	       __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax & 1 << 4;
 }
 
 const struct instruction_set set_avxvnni = { "avxvnni", available, quantize, columns, 1 };

@@ -70,6 +70,11 @@ INLINE uint8x16_t byte_codes(uint8x16_t codes)
 	return BYTE_SHIFT ? veorq_u8(codes, vdupq_n_u8(BYTE_SHIFT)) : codes;
 }
 
+INLINE float32x4_t four_scales(const uint16_t *scales)
+{
+	return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(scales)));
+}
+
 /* --- few rows --- */
 
 #define MOST 2	/* results at once: of two columns, or of two rows */
@@ -79,7 +84,7 @@ struct few {
 	struct kind kind;
 	size_t rows, columns; /* one of them is one */
 	const uint8_t *values[MOST], *zeros[MOST];
-	const float *scales[MOST];
+	const uint16_t *scales[MOST];
 	const int8_t *codes[MOST];
 	const int32_t *sums[MOST]; /* by result */
 	const float *row_scales[MOST];
@@ -167,17 +172,18 @@ INLINE void add_group(const struct few *few, float32x4_t (*lanes)[2])
 
 	UNROLLED
 	for (size_t i = 0; i < few->rows * few->columns; i++) {
-		const float *scales = few->scales[i / few->rows], *row_scales = few->row_scales[i / few->columns];
+		const uint16_t *scales = few->scales[i / few->rows];
+		const float *row_scales = few->row_scales[i / few->columns];
 		int32x4x2_t zeros;
 		if (kind.zeros)
 			zeros = group_zeros(kind.bits, few->zeros[i / few->rows]);
 		UNROLLED
-		for (size_t half = 0; half < 2; half++) {
-			int32x4_t exact = dots[half].of[i];
+		for (size_t part = 0; part < 2; part++) {
+			int32x4_t exact = dots[part].of[i];
 			if (kind.zeros)
-				exact = vmlaq_s32(exact, zeros.val[half], vld1q_s32(few->sums[i] + 4 * half));
-			const float32x4_t product = vmulq_f32(vld1q_f32(row_scales + 4 * half), vld1q_f32(scales + 4 * half));
-			lanes[i][half] = vfmaq_f32(lanes[i][half], as_floats(kind, exact), product);
+				exact = vmlaq_s32(exact, zeros.val[part], vld1q_s32(few->sums[i] + 4 * part));
+			const float32x4_t product = vmulq_f32(vld1q_f32(row_scales + 4 * part), four_scales(scales + 4 * part));
+			lanes[i][part] = vfmaq_f32(lanes[i][part], as_floats(kind, exact), product);
 		}
 	}
 }
@@ -217,14 +223,14 @@ INLINE struct few few_at(const struct product *p, struct kind kind, size_t rows,
 /* What is there of a column's last group, and zeros. */
 struct rest {
 	uint8_t values[GROUP * MAX_BLOCK], zeros[GROUP];
-	float scales[GROUP];
+	uint16_t scales[GROUP];
 };
 
 INLINE void use_rest(struct few *few, size_t c, size_t blocks, struct rest *rest)
 {
 	memset(rest, 0, sizeof(*rest));
 	few->values[c] = memcpy(rest->values, few->values[c], blocks * few->kind.block_bytes);
-	few->scales[c] = memcpy(rest->scales, few->scales[c], blocks * sizeof(float));
+	few->scales[c] = memcpy(rest->scales, few->scales[c], blocks * sizeof(*rest->scales));
 	if (few->kind.zeros)
 		few->zeros[c] = memcpy(rest->zeros, few->zeros[c], (blocks * few->kind.bits + 7) / 8);
 }
@@ -291,7 +297,7 @@ struct tile {
 	size_t sides;
 	const uint8_t *values[COLUMNS];
 	const uint8_t *zeros[COLUMNS];
-	const float *scales[COLUMNS];
+	const uint16_t *scales[COLUMNS];
 	const int8_t *codes[TILE_ROWS / SIDE];
 	const int32_t *sums[TILE_ROWS / SIDE];
 	const float *row_scales[TILE_ROWS / SIDE];

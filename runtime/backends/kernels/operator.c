@@ -2,7 +2,7 @@
 /*
  * ONNX Runtime's custom operator moescope.BlockMatMul: rows of floats times a matrix of 4 or 8 bits, in its layout on disk.
  *
- *     rows [..., K] float, values [N, blocks, block * bits / 8] uint8, scales [N, blocks] float; optional: zero points, packed
+ *     rows [..., K] float, values [N, blocks, block * bits / 8] uint8, scales [N, blocks] float16; optional: zero points, packed
  *     [N, ceil(blocks * bits / 8)] uint8, bias [N] float, residual [..., N] float; attributes bits, gated and unsqueezed
  *     ->  [..., N] float
  *
@@ -25,7 +25,7 @@
 
 /* --- ONNX Runtime's C API --- */
 
-enum { API_VERSION = 17, FLOAT = 1, UINT8 = 2, REQUIRED = 0, OPTIONAL = 1, MOST_DIMS = 8 };
+enum { API_VERSION = 17, FLOAT = 1, UINT8 = 2, FLOAT16 = 10, REQUIRED = 0, OPTIONAL = 1, MOST_DIMS = 8 };
 enum { FAIL = 1, INVALID_ARGUMENT = 2 };
 enum slot {
 	CREATE_STATUS = 0,
@@ -269,6 +269,8 @@ static const char *provider(const struct op *op)
 
 static int input_type(const struct op *op, size_t index)
 {
+	if (index == SCALES)
+		return FLOAT16;
 	return index == VALUES || index == ZEROS ? UINT8 : FLOAT;
 }
 

@@ -30,7 +30,7 @@ static float result(const struct product *p, size_t row, size_t column)
 		size_t entry = row * p->groups * GROUP + b, byte = b * p->block_bytes;
 		int32_t dot = block_dot(p, values + byte, codes + code_offset(p->bits, byte));
 		dot -= zero_point(p, p->bits, column, b) * p->sums[entry];
-		lanes[b % GROUP] = fmaf((float)dot, p->row_scales[entry] * p->scales[column * p->blocks + b], lanes[b % GROUP]);
+		lanes[b % GROUP] = fmaf((float)dot, p->row_scales[entry] * from_half(p->scales[column * p->blocks + b]), lanes[b % GROUP]);
 	}
 	return fold(lanes, 1);
 }

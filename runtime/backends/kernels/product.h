@@ -32,7 +32,7 @@ struct product {
 	const float *rows;	/* [m, k]; gated: [m, 2 * k], gate before up */
 	const uint8_t *values;	/* [n, row_bytes], codes low bits first */
 	const uint8_t *zeros;	/* [n, zero_bytes], packed likewise; NULL: all are the middle code */
-	const float *scales;	/* [n, blocks] */
+	const uint16_t *scales;	/* [n, blocks], half precision */
 	const float *bias;	/* [n] or NULL */
 	const float *residual;	/* [m, n] or NULL */
 	float *out;		/* [m, n] */
@@ -97,6 +97,17 @@ ALWAYS_INLINE int zero_point(const struct product *p, size_t bits, size_t column
 	const uint8_t *zeros = p->zeros + column * p->zero_bytes;
 
 	return bits == 8 ? zeros[block] : zeros[block / 2] >> block % 2 * 4 & 15;
+}
+
+/* A finite number in half precision. */
+ALWAYS_INLINE float from_half(uint16_t number)
+{
+	uint32_t bits = (uint32_t)(number & 0x7fff) << 13;
+	float magnitude;
+
+	memcpy(&magnitude, &bits, sizeof(magnitude));
+	magnitude *= 0x1p112f; /* the biases of both exponents differ by 112 */
+	return number >> 15 ? -magnitude : magnitude;
 }
 
 ALWAYS_INLINE float fold(const float *lanes, size_t pitch)

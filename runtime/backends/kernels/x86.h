@@ -105,11 +105,14 @@ INLINE __m256i group_zeros(const struct product *p, size_t bits, size_t column, 
 	return _mm256_and_si256(nibbles, _mm256_set1_epi32(15));
 }
 
-INLINE __m256 group_scales(const float *scales, size_t left)
+/* Scales of GROUP blocks of a column. Those beyond its last are the next column's, and multiplied by zeros. */
+INLINE __m256 group_scales(const struct product *p, size_t column, size_t block)
 {
-	if (left == GROUP)
-		return _mm256_loadu_ps(scales);
-	return _mm256_maskload_ps(scales, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)left), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
+	const size_t size = sizeof(*p->scales);
+	uint8_t copy[GROUP * sizeof(*p->scales)];
+
+	return _mm256_cvtph_ps(_mm_loadu_si128((const void *)readable(p->scales, (column * p->blocks + block) * size, GROUP * size,
+								      p->n * p->blocks * size, copy)));
 }
 
 INLINE float fold_vector(__m256 lanes)
@@ -127,7 +130,7 @@ INLINE void add_group(const struct product *p, size_t bits, size_t block_bytes, 
 	const int8_t *x = p->codes + row * p->stride + g * GROUP * (block_bytes * 8 / bits);
 	const struct parts dots = group(bits, block_bytes, rows, values, x, p->stride);
 	const __m256i zeros = group_zeros(p, bits, column, g, left);
-	const __m256 scales = group_scales(p->scales + column * p->blocks + g * GROUP, left);
+	const __m256 scales = group_scales(p, column, g * GROUP);
 
 	for (size_t r = 0; r < rows; r++) {
 		const size_t entry = ((row + r) * p->groups + g) * GROUP;
@@ -252,12 +255,15 @@ INLINE void fill_codes(const struct product *p, size_t bits, const struct panel 
 
 INLINE void fill_scales(const struct product *p, size_t bits, const struct panel *panel)
 {
-	const size_t pitch = p->blocks * sizeof(float);
 	__m256i v[8];
 
 	for (size_t block = 0; block < p->blocks; block += 8)
 		for (size_t c = 0; c < PANEL; c += 8) {
-			eight_columns(p->scales, pitch, p->n, panel->first + c, block * sizeof(float), v);
+			for (size_t i = 0; i < 8; i++) {
+				size_t column = panel->first + c + i < p->n ? panel->first + c + i : p->n - 1;
+				v[i] = _mm256_castps_si256(group_scales(p, column, block));
+			}
+			transpose(v);
 			for (size_t i = 0; i < 8; i++)
 				_mm256_store_si256((void *)(panel->scales + (block + i) * PANEL + c), v[i]);
 		}
