@@ -105,14 +105,16 @@ INLINE __m256i group_zeros(const struct product *p, size_t bits, size_t column, 
 	return _mm256_and_si256(nibbles, _mm256_set1_epi32(15));
 }
 
-/* Scales of GROUP blocks of a column. Those beyond its last are the next column's, and multiplied by zeros. */
-INLINE __m256 group_scales(const struct product *p, size_t column, size_t block)
+/* Scales of a column's blocks from `block` on, of which `left` exist. Those beyond are the next column's, and meet zeros. */
+INLINE __m256 group_scales(const struct product *p, size_t column, size_t block, size_t left)
 {
-	const size_t size = sizeof(*p->scales);
+	const size_t size = sizeof(*p->scales), offset = (column * p->blocks + block) * size;
 	uint8_t copy[GROUP * sizeof(*p->scales)];
+	const void *scales = (const uint8_t *)p->scales + offset;
 
-	return _mm256_cvtph_ps(_mm_loadu_si128((const void *)readable(p->scales, (column * p->blocks + block) * size, GROUP * size,
-								      p->n * p->blocks * size, copy)));
+	if (left < GROUP)
+		scales = readable(p->scales, offset, GROUP * size, p->n * p->blocks * size, copy);
+	return _mm256_cvtph_ps(_mm_loadu_si128(scales));
 }
 
 INLINE float fold_vector(__m256 lanes)
@@ -130,7 +132,7 @@ INLINE void add_group(const struct product *p, size_t bits, size_t block_bytes, 
 	const int8_t *x = p->codes + row * p->stride + g * GROUP * (block_bytes * 8 / bits);
 	const struct parts dots = group(bits, block_bytes, rows, values, x, p->stride);
 	const __m256i zeros = group_zeros(p, bits, column, g, left);
-	const __m256 scales = group_scales(p, column, g * GROUP);
+	const __m256 scales = group_scales(p, column, g * GROUP, left);
 
 	for (size_t r = 0; r < rows; r++) {
 		const size_t entry = ((row + r) * p->groups + g) * GROUP;
@@ -261,7 +263,7 @@ INLINE void fill_scales(const struct product *p, size_t bits, const struct panel
 		for (size_t c = 0; c < PANEL; c += 8) {
 			for (size_t i = 0; i < 8; i++) {
 				size_t column = panel->first + c + i < p->n ? panel->first + c + i : p->n - 1;
-				v[i] = _mm256_castps_si256(group_scales(p, column, block));
+				v[i] = _mm256_castps_si256(group_scales(p, column, block, p->blocks - block));
 			}
 			transpose(v);
 			for (size_t i = 0; i < 8; i++)
