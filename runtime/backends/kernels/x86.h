@@ -11,10 +11,12 @@
  * Many rows: the columns of a panel are unpacked and transposed once, each lane is a column, and tiles run over all rows.
  */
 
+#define UNROLLED _Pragma("GCC unroll 16")
 #define LOAD 32			/* bytes of a matrix's row read at once */
 #define AHEAD 4096		/* prefetch distance in bytes */
 #define TILE_TARGET TARGET
 #define TILE_ROWS ROW_MULTIPLE
+#define TILE_COLUMNS 2		/* of one row: its codes are read once for both */
 #define TILE_VECTORS 2
 #define PANEL (TILE_VECTORS * LANES)
 #define MIN_TILED 6		/* number of rows from which unpacking once pays */
@@ -33,61 +35,79 @@ INLINE __m256i pair(bool small, __m256i a, __m256i b)
 	return small ? _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1)) : _mm256_hadd_epi32(a, b);
 }
 
-/* One vector of partial sums per row. */
+/* What is computed at once: so many rows and columns, one of them alone or a few; a vector of partial sums for each result. */
+struct few {
+	bool zeros; /* there are zero points */
+	size_t bits, block_bytes, rows, columns;
+	size_t apart; /* columns at once are so many columns apart */
+	size_t pitch, stride; /* bytes from a column to the next, codes from a row to the next */
+};
 struct parts {
-	__m256i of[TILE_ROWS];
+	__m256i of[TILE_ROWS]; /* by column, by row */
 };
 
 /* Partial sums of the matrix's bytes byte .. byte + max(block_bytes, 32). */
-INLINE struct parts part(size_t bits, size_t block_bytes, size_t rows, const uint8_t *values, const int8_t *x, size_t stride, size_t byte)
+INLINE struct parts part(struct few few, const uint8_t *const *values, const int8_t *x, size_t byte)
 {
 	struct parts sums;
 
-	for (size_t r = 0; r < rows; r++)
-		sums.of[r] = _mm256_setzero_si256();
-	for (size_t end = byte + (block_bytes > LOAD ? block_bytes : LOAD); byte < end; byte += LOAD) {
-		__m256i packed = _mm256_loadu_si256((const void *)(values + byte)), mask = _mm256_set1_epi8(15);
-		__m256i low = _mm256_and_si256(packed, mask), high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), mask);
-		const int8_t *codes = x + code_offset(bits, byte);
-		for (size_t r = 0; r < rows; r++, codes += stride) {
-			__m256i first = _mm256_loadu_si256((const void *)codes);
-			if (bits == 8)
-				sums.of[r] = dot_bytes(sums.of[r], packed, first);
-			else
-				sums.of[r] = dot_codes(sums.of[r], low, high, _mm256_loadu_si256((const void *)(codes + CHUNK / 2)), first);
+	UNROLLED
+	for (size_t i = 0; i < few.columns * few.rows; i++)
+		sums.of[i] = _mm256_setzero_si256();
+	for (size_t end = byte + (few.block_bytes > LOAD ? few.block_bytes : LOAD); byte < end; byte += LOAD)
+		UNROLLED
+		for (size_t i = 0; i < few.columns * few.rows; i++) {
+			const __m256i packed = _mm256_loadu_si256((const void *)(values[i / few.rows] + byte)), mask = _mm256_set1_epi8(15);
+			const int8_t *codes = x + i % few.rows * few.stride + code_offset(few.bits, byte);
+			const __m256i first = _mm256_loadu_si256((const void *)codes);
+			if (few.bits == 8) {
+				sums.of[i] = dot_bytes(sums.of[i], packed, first);
+				continue;
+			}
+			const __m256i low = _mm256_and_si256(packed, mask), high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), mask);
+			sums.of[i] = dot_codes(sums.of[i], low, high, _mm256_loadu_si256((const void *)(codes + CHUNK / 2)), first);
 		}
-	}
 	return sums;
 }
 
-INLINE struct parts pairs(bool small, size_t rows, struct parts a, struct parts b)
+INLINE struct parts pairs(bool small, struct few few, struct parts a, struct parts b)
 {
-	for (size_t r = 0; r < rows; r++)
-		a.of[r] = pair(small, a.of[r], b.of[r]);
+	UNROLLED
+	for (size_t i = 0; i < few.columns * few.rows; i++)
+		a.of[i] = pair(small, a.of[i], b.of[i]);
 	return a;
 }
 
-/* The dot products of a group's eight blocks, for each row. */
-INLINE struct parts group(size_t bits, size_t bytes, size_t rows, const uint8_t *values, const int8_t *x, size_t stride)
+/* The dot products of a group's eight blocks, for each result. */
+INLINE struct parts group(struct few few, const uint8_t *const *values, const int8_t *x)
 {
-#define PART(i) part(bits, bytes, rows, values, x, stride, (i) * (bytes > LOAD ? bytes : LOAD))
-#define FOUR(i) pairs(small, rows, pairs(small, rows, PART(i), PART(i + 1)), pairs(small, rows, PART(i + 2), PART(i + 3)))
-	const bool small = bits == 4 && bytes <= LOAD;
+#define PART(i) part(few, values, x, (i) * (bytes > LOAD ? bytes : LOAD))
+#define FOUR(i) pairs(small, few, pairs(small, few, PART(i), PART(i + 1)), pairs(small, few, PART(i + 2), PART(i + 3)))
+	const size_t bytes = few.block_bytes, results = few.columns * few.rows;
+	const bool small = few.bits == 4 && bytes <= LOAD;
 	const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-	struct parts sums = bytes == 8 ? pairs(small, rows, PART(0), PART(1)) : FOUR(0);
+	struct parts sums = bytes == 8 ? pairs(small, few, PART(0), PART(1)) : FOUR(0);
 
 	if (bytes < LOAD) {
-		for (size_t r = 0; r < rows; r++)
-			sums.of[r] = bytes == 8 ? _mm256_permute4x64_epi64(sums.of[r], 0xd8) : _mm256_permutevar8x32_epi32(sums.of[r], order);
+		UNROLLED
+		for (size_t i = 0; i < results; i++)
+			sums.of[i] = bytes == 8 ? _mm256_permute4x64_epi64(sums.of[i], 0xd8) : _mm256_permutevar8x32_epi32(sums.of[i], order);
 		return sums;
 	}
 	struct parts others = FOUR(4);
-	for (size_t r = 0; r < rows; r++)
-		sums.of[r] = _mm256_add_epi32(_mm256_permute2x128_si256(sums.of[r], others.of[r], 0x20),
-					      _mm256_permute2x128_si256(sums.of[r], others.of[r], 0x31));
+	UNROLLED
+	for (size_t i = 0; i < results; i++)
+		sums.of[i] = _mm256_add_epi32(_mm256_permute2x128_si256(sums.of[i], others.of[i], 0x20),
+					      _mm256_permute2x128_si256(sums.of[i], others.of[i], 0x31));
 	return sums;
 #undef PART
 #undef FOUR
+}
+
+/* The zero points where all are the middle code, minus BYTE_SHIFT at 8 bits. */
+INLINE __m256i middle_zeros(size_t bits)
+{
+	return _mm256_set1_epi32(middle_code(bits) - (bits == 8 ? BYTE_SHIFT : 0));
 }
 
 /* The zero points of a group's blocks, of which `left` exist, minus BYTE_SHIFT at 8 bits. */
@@ -96,8 +116,6 @@ INLINE __m256i group_zeros(const struct product *p, size_t bits, size_t column, 
 	const __m256i shift = _mm256_set1_epi32(bits == 8 ? BYTE_SHIFT : 0);
 	uint64_t packed = 0;
 
-	if (!p->zeros)
-		return _mm256_sub_epi32(_mm256_set1_epi32(middle_code(bits)), shift);
 	memcpy(&packed, p->zeros + column * p->zero_bytes + g * bits, left == GROUP ? bits : (left * bits + 7) / 8);
 	if (bits == 8)
 		return _mm256_sub_epi32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)packed)), shift);
@@ -125,20 +143,21 @@ INLINE float fold_vector(__m256 lanes)
 	return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* Adds a group of a column, of whose blocks `left` exist, to the lanes of each row. */
-INLINE void add_group(const struct product *p, size_t bits, size_t block_bytes, size_t row, size_t rows, size_t column, size_t g,
-		      size_t left, const uint8_t *values, __m256 *lanes)
+/* Adds group g of `columns` columns, of whose blocks `left` exist, to the lanes of each result. */
+INLINE void add_group(const struct product *p, struct few few, size_t row, size_t column, size_t g, size_t left,
+		      const uint8_t *const *values, __m256 *lanes)
 {
-	const int8_t *x = p->codes + row * p->stride + g * GROUP * (block_bytes * 8 / bits);
-	const struct parts dots = group(bits, block_bytes, rows, values, x, p->stride);
-	const __m256i zeros = group_zeros(p, bits, column, g, left);
-	const __m256 scales = group_scales(p, column, g * GROUP, left);
+	const int8_t *x = p->codes + row * few.stride + g * GROUP * (few.block_bytes * 8 / few.bits);
+	const struct parts dots = group(few, values, x);
 
-	for (size_t r = 0; r < rows; r++) {
-		const size_t entry = ((row + r) * p->groups + g) * GROUP;
+	UNROLLED
+	for (size_t i = 0; i < few.columns * few.rows; i++) {
+		const size_t entry = ((row + i % few.rows) * p->groups + g) * GROUP, c = column + i / few.rows * few.apart;
+		const __m256i zeros = few.zeros ? group_zeros(p, few.bits, c, g, left) : middle_zeros(few.bits);
+		const __m256 scales = group_scales(p, c, g * GROUP, left);
 		const __m256i sums = _mm256_loadu_si256((const void *)(p->sums + entry));
-		const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(dots.of[r], times(bits, zeros, sums)));
-		lanes[r] = _mm256_fmadd_ps(exact, _mm256_mul_ps(_mm256_loadu_ps(p->row_scales + entry), scales), lanes[r]);
+		const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(dots.of[i], times(few.bits, zeros, sums)));
+		lanes[i] = _mm256_fmadd_ps(exact, _mm256_mul_ps(_mm256_loadu_ps(p->row_scales + entry), scales), lanes[i]);
 	}
 }
 
@@ -156,43 +175,65 @@ INLINE void prefetch_ahead(const uint8_t *values, size_t bytes)
 			_mm_prefetch(values + AHEAD + line, _MM_HINT_T1);
 }
 
-/* Results of a column. */
-INLINE void few(const struct product *p, size_t bits, size_t block_bytes, size_t row, size_t rows, size_t column)
+/* Results of the columns from `column` on and the rows from `row` on. */
+INLINE void results(const struct product *p, struct few few, size_t row, size_t column)
 {
-	const size_t bytes = GROUP * block_bytes, whole = p->blocks / GROUP, begin = column * p->row_bytes;
-	uint8_t copy[GROUP * MAX_BLOCK];
+	const size_t bytes = GROUP * few.block_bytes, whole = p->blocks / GROUP, begin = column * few.pitch;
+	uint8_t copies[TILE_COLUMNS][GROUP * MAX_BLOCK];
+	const uint8_t *values[TILE_COLUMNS];
 	__m256 lanes[TILE_ROWS];
 
-	for (size_t r = 0; r < rows; r++)
-		lanes[r] = _mm256_setzero_ps();
+	UNROLLED
+	for (size_t i = 0; i < few.columns * few.rows; i++)
+		lanes[i] = _mm256_setzero_ps();
 	for (size_t g = 0; g < whole; g++) {
-		const uint8_t *values = p->values + begin + g * bytes;
-		prefetch_ahead(values, bytes);
-		add_group(p, bits, block_bytes, row, rows, column, g, GROUP, values, lanes);
+		for (size_t c = 0; c < few.columns; c++) {
+			values[c] = p->values + begin + c * few.apart * few.pitch + g * bytes;
+			prefetch_ahead(values[c], bytes);
+		}
+		add_group(p, few, row, column, g, GROUP, values, lanes);
 	}
 	if (whole < p->groups) {
-		prefetch_ahead(p->values + begin + whole * bytes, p->row_bytes - whole * bytes);
-		const uint8_t *values = readable(p->values, begin + whole * bytes, bytes, p->n * p->row_bytes, copy);
-		add_group(p, bits, block_bytes, row, rows, column, whole, p->blocks % GROUP, values, lanes);
+		for (size_t c = 0; c < few.columns; c++) {
+			const size_t offset = begin + c * few.apart * few.pitch + whole * bytes;
+			prefetch_ahead(p->values + offset, few.pitch - whole * bytes);
+			values[c] = readable(p->values, offset, bytes, p->n * few.pitch, copies[c]);
+		}
+		add_group(p, few, row, column, whole, p->blocks % GROUP, values, lanes);
 	}
-	for (size_t r = 0; r < rows; r++)
-		p->out[(row + r) * p->n + column] = fold_vector(lanes[r]);
+	UNROLLED
+	for (size_t i = 0; i < few.columns * few.rows; i++)
+		p->out[(row + i % few.rows) * p->n + column + i / few.rows * few.apart] = fold_vector(lanes[i]);
 }
 
 /* Results of columns first .. end, rows by rows. */
-INLINE void few_rows(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
+INLINE void few_of_kind(const struct product *p, bool zeros, size_t bits, size_t block_bytes, size_t first, size_t end)
 {
-	size_t row = 0;
+#define FEW(rows, columns) ((struct few){ zeros, bits, block_bytes, rows, columns, half, p->row_bytes, p->stride })
+	const size_t half = (end - first) / 2;
+	size_t row = 0, column;
 
 	for (; row + TILE_ROWS <= p->m; row += TILE_ROWS)
-		for (size_t column = first; column < end; column++)
-			few(p, bits, block_bytes, row, TILE_ROWS, column);
+		for (column = first; column < end; column++)
+			results(p, FEW(TILE_ROWS, 1), row, column);
 	for (; row + 2 <= p->m; row += 2)
-		for (size_t column = first; column < end; column++)
-			few(p, bits, block_bytes, row, 2, column);
-	for (; row < p->m; row++)
-		for (size_t column = first; column < end; column++)
-			few(p, bits, block_bytes, row, 1, column);
+		for (column = first; column < end; column++)
+			results(p, FEW(2, 1), row, column);
+	for (; row < p->m; row++) {
+		for (column = first; column < first + half; column++)
+			results(p, FEW(1, 2), row, column);
+		if ((end - first) % 2)
+			results(p, FEW(1, 1), row, end - 1);
+	}
+#undef FEW
+}
+
+INLINE void few_rows(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
+{
+	if (p->zeros)
+		few_of_kind(p, true, bits, block_bytes, first, end);
+	else
+		few_of_kind(p, false, bits, block_bytes, first, end);
 }
 
 /* --- many rows --- */
