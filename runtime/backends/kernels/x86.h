@@ -13,7 +13,7 @@
 
 #define UNROLLED _Pragma("GCC unroll 16")
 #define LOAD 32			/* bytes of a matrix's row read at once */
-#define AHEAD 4096		/* prefetch distance in bytes */
+#define AHEAD 2048		/* prefetch distance in bytes */
 #define TILE_TARGET TARGET
 #define TILE_ROWS ROW_MULTIPLE
 #define TILE_COLUMNS 2		/* of one row: its codes are read once for both */
