@@ -7,16 +7,17 @@
  *     dot_bytes           the same of 32 8-bit codes; a matrix's code is worth BYTE_SHIFT less in it
  *     ints, floats, ...   the vectors of a tile, LANES columns each (see tile())
  *
- * Few rows: a group of eight blocks of a column is read in place, and its eight dot products end up in one vector.
+ * Few rows: a group of eight blocks of a column is read in place, and its eight dot products end up in one vector. A single row
+ * meets columns of both halves of a piece in turn.
  * Many rows: the columns of a panel are unpacked and transposed once, each lane is a column, and tiles run over all rows.
  */
 
 #define UNROLLED _Pragma("GCC unroll 16")
 #define LOAD 32			/* bytes of a matrix's row read at once */
 #define AHEAD 2048		/* prefetch distance in bytes */
+#define STREAMS 2		/* columns at once for one row: its codes are read once, and memory delivers several streams */
 #define TILE_TARGET TARGET
 #define TILE_ROWS ROW_MULTIPLE
-#define TILE_COLUMNS 2		/* of one row: its codes are read once for both */
 #define TILE_VECTORS 2
 #define PANEL (TILE_VECTORS * LANES)
 #define MIN_TILED 6		/* number of rows from which unpacking once pays */
@@ -179,8 +180,8 @@ INLINE void prefetch_ahead(const uint8_t *values, size_t bytes)
 INLINE void results(const struct product *p, struct few few, size_t row, size_t column)
 {
 	const size_t bytes = GROUP * few.block_bytes, whole = p->blocks / GROUP, begin = column * few.pitch;
-	uint8_t copies[TILE_COLUMNS][GROUP * MAX_BLOCK];
-	const uint8_t *values[TILE_COLUMNS];
+	uint8_t copies[STREAMS][GROUP * MAX_BLOCK];
+	const uint8_t *values[STREAMS];
 	__m256 lanes[TILE_ROWS];
 
 	UNROLLED
@@ -209,8 +210,8 @@ INLINE void results(const struct product *p, struct few few, size_t row, size_t 
 /* Results of columns first .. end, rows by rows. */
 INLINE void few_of_kind(const struct product *p, bool zeros, size_t bits, size_t block_bytes, size_t first, size_t end)
 {
-#define FEW(rows, columns) ((struct few){ zeros, bits, block_bytes, rows, columns, half, p->row_bytes, p->stride })
-	const size_t half = (end - first) / 2;
+#define FEW(rows, columns) ((struct few){ zeros, bits, block_bytes, rows, columns, apart, p->row_bytes, p->stride })
+	const size_t apart = (end - first) / STREAMS;
 	size_t row = 0, column;
 
 	for (; row + TILE_ROWS <= p->m; row += TILE_ROWS)
@@ -220,10 +221,10 @@ INLINE void few_of_kind(const struct product *p, bool zeros, size_t bits, size_t
 		for (column = first; column < end; column++)
 			results(p, FEW(2, 1), row, column);
 	for (; row < p->m; row++) {
-		for (column = first; column < first + half; column++)
-			results(p, FEW(1, 2), row, column);
-		if ((end - first) % 2)
-			results(p, FEW(1, 1), row, end - 1);
+		for (column = first; column < first + apart; column++)
+			results(p, FEW(1, STREAMS), row, column);
+		for (column = first + STREAMS * apart; column < end; column++)
+			results(p, FEW(1, 1), row, column);
 	}
 #undef FEW
 }
