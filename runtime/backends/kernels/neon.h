@@ -297,7 +297,7 @@ struct tile {
 	size_t sides;
 	const uint8_t *values[COLUMNS];
 	const uint8_t *zeros[COLUMNS];
-	const uint16_t *scales[COLUMNS];
+	const float *scales[COLUMNS]; /* widened */
 	const int8_t *codes[TILE_ROWS / SIDE];
 	const int32_t *sums[TILE_ROWS / SIDE];
 	const float *row_scales[TILE_ROWS / SIDE];
@@ -381,8 +381,20 @@ INLINE float32x4_t fold_vectors(const float32x4_t *l, size_t pitch)
 			 vaddq_f32(vaddq_f32(l[pitch], l[5 * pitch]), vaddq_f32(l[3 * pitch], l[7 * pitch])));
 }
 
-/* Results of sides * SIDE rows, of which those below m are kept, and `count` columns. */
-INLINE void tile_results(const struct product *p, struct kind kind, size_t sides, size_t row, size_t column, size_t count)
+/* The scales of a column. */
+INLINE void widen_scales(const struct product *p, size_t column, float *to)
+{
+	const uint16_t *scales = p->scales + column * p->blocks;
+	size_t b = 0;
+
+	for (; b + 4 <= p->blocks; b += 4)
+		vst1q_f32(to + b, four_scales(scales + b));
+	for (; b < p->blocks; b++)
+		to[b] = from_half(scales[b]);
+}
+
+/* Results of sides * SIDE rows, of which those below m are kept, and `count` columns. `scales`: room for the columns' scales. */
+INLINE void tile_results(const struct product *p, struct kind kind, size_t sides, size_t row, size_t column, size_t count, float *scales)
 {
 	struct tile tile = { .p = p, .kind = kind, .sides = sides };
 	float32x4_t lanes[GROUP][TILE_ROWS / SIDE][VECTORS], folded[VECTORS];
@@ -392,7 +404,8 @@ INLINE void tile_results(const struct product *p, struct kind kind, size_t sides
 		const size_t source = column + (c < count ? c : 0);
 		tile.values[c] = p->values + source * p->row_bytes;
 		tile.zeros[c] = p->zeros + source * p->zero_bytes;
-		tile.scales[c] = p->scales + source * p->blocks;
+		tile.scales[c] = scales + c * p->blocks;
+		widen_scales(p, source, scales + c * p->blocks);
 	}
 	for (size_t s = 0; s < sides; s++) {
 		tile.codes[s] = p->codes + (row + s * SIDE) * p->stride;
@@ -411,31 +424,37 @@ INLINE void tile_results(const struct product *p, struct kind kind, size_t sides
 }
 
 /* Rows from `row` on, sides * SIDE of them. */
-INLINE void tile_columns(const struct product *p, struct kind kind, size_t sides, size_t row, size_t first, size_t end)
+INLINE void tile_columns(const struct product *p, struct kind kind, size_t sides, size_t row, size_t first, size_t end, float *scales)
 {
 	for (size_t column = first; column < end; column += COLUMNS)
-		tile_results(p, kind, sides, row, column, end - column < COLUMNS ? end - column : COLUMNS);
+		tile_results(p, kind, sides, row, column, end - column < COLUMNS ? end - column : COLUMNS, scales);
 }
 
-INLINE void tiles_of_kind(const struct product *p, struct kind kind, size_t first, size_t end)
+INLINE void tiles_of_kind(const struct product *p, struct kind kind, size_t first, size_t end, float *scales)
 {
 	for (size_t row = 0; row < p->m; row += TILE_ROWS) {
 		const size_t left = p->m - row;
 		if (left > 4)
-			tile_columns(p, kind, 8 / SIDE, row, first, end);
+			tile_columns(p, kind, 8 / SIDE, row, first, end, scales);
 		else if (left > 2 || SIDE > 2)
-			tile_columns(p, kind, 4 / SIDE, row, first, end);
+			tile_columns(p, kind, 4 / SIDE, row, first, end, scales);
 		else
-			tile_columns(p, kind, 1, row, first, end);
+			tile_columns(p, kind, 1, row, first, end, scales);
 	}
 }
 
+/* Computes columns first .. end by tiles; false if there is no memory for their scales. */
 INLINE bool tiled(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
 {
+	float *scales = malloc(p->blocks * COLUMNS * sizeof(*scales));
+
+	if (!scales)
+		return false;
 	if (p->zeros)
-		tiles_of_kind(p, (struct kind){ bits, block_bytes, true }, first, end);
+		tiles_of_kind(p, (struct kind){ bits, block_bytes, true }, first, end, scales);
 	else
-		tiles_of_kind(p, (struct kind){ bits, block_bytes, false }, first, end);
+		tiles_of_kind(p, (struct kind){ bits, block_bytes, false }, first, end, scales);
+	free(scales);
 	return true;
 }
 

@@ -61,10 +61,7 @@ INLINE void add_run(const struct tile *tile, size_t run, size_t byte, size_t cod
 
 INLINE column_floats column_scales(const struct tile *tile, size_t vector, size_t b)
 {
-	__fp16 scale;
-
-	memcpy(&scale, &tile->scales[vector][b], sizeof(scale));
-	return scale;
+	return tile->scales[vector][b];
 }
 
 INLINE column_ints column_zeros(const struct tile *tile, size_t vector, size_t b)

@@ -66,9 +66,9 @@ INLINE void add_run(const struct tile *tile, size_t run, size_t byte, size_t cod
 
 INLINE column_floats column_scales(const struct tile *tile, size_t vector, size_t b)
 {
-	const uint16x4_t one = vld1_dup_u16(tile->scales[2 * vector] + b), two = vld1_dup_u16(tile->scales[2 * vector + 1] + b);
+	const int32x4_t both = vzip1q_s32(first_lane(tile->scales[2 * vector] + b), first_lane(tile->scales[2 * vector + 1] + b));
 
-	return vcvt_f32_f16(vreinterpret_f16_u16(vext_u16(one, two, 2)));
+	return vreinterpretq_f32_s32(vzip1q_s32(both, both));
 }
 
 INLINE column_ints column_zeros(const struct tile *tile, size_t vector, size_t b)
