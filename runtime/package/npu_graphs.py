@@ -1,4 +1,4 @@
-"""Subgraphs adapted to the NPU: with 4- and 8-bit weights QNN multiplies only inputs [1, T, K], without a bias, and wants
+"""Subgraphs adapted to the NPU: with 4- and 8-bit weights QNN multiplies only inputs [1, T, K], without a bias and with
 constant float32 scales.
 """
 
