@@ -60,5 +60,5 @@ static bool available(void)
 	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
-const struct instruction_set set_avx2 = { "avx2", available, quantize, columns, 1 };
+const struct instruction_set set_avx2 = { "avx2", available, quantize, columns, 1, 0 };
 #endif

@@ -31,5 +31,5 @@ static bool available(void)
 	       __builtin_cpu_supports("avx512vl");
 }
 
-const struct instruction_set set_avx512vnni = { "avx512vnni", available, quantize, columns, 1 };
+const struct instruction_set set_avx512vnni = { "avx512vnni", available, quantize, columns, 1, 0 };
 #endif

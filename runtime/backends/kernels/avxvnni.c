@@ -34,5 +34,5 @@ static bool available(void)
 	       __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax & 1 << 4;
 }
 
-const struct instruction_set set_avxvnni = { "avxvnni", available, quantize, columns, 1 };
+const struct instruction_set set_avxvnni = { "avxvnni", available, quantize, columns, 1, 0 };
 #endif

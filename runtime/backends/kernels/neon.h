@@ -443,18 +443,14 @@ INLINE void tiles_of_kind(const struct product *p, struct kind kind, size_t firs
 	}
 }
 
-/* Computes columns first .. end by tiles; false if there is no memory for their scales. */
 INLINE bool tiled(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
 {
-	float *scales = malloc(p->blocks * COLUMNS * sizeof(*scales));
+	float *scales = p->column_scales + first / TASK_COLUMNS * p->blocks * COLUMNS;
 
-	if (!scales)
-		return false;
 	if (p->zeros)
 		tiles_of_kind(p, (struct kind){ bits, block_bytes, true }, first, end, scales);
 	else
 		tiles_of_kind(p, (struct kind){ bits, block_bytes, false }, first, end, scales);
-	free(scales);
 	return true;
 }
 

@@ -89,5 +89,5 @@ static bool available(void)
 	return getauxval(AT_HWCAP) & 1 << 20;
 }
 
-const struct instruction_set set_neon_dotprod = { "neon_dotprod", available, quantize, columns, COPIES };
+const struct instruction_set set_neon_dotprod = { "neon_dotprod", available, quantize, columns, COPIES, COLUMNS };
 #endif

@@ -99,5 +99,5 @@ static bool available(void)
 	return getauxval(AT_HWCAP) & 1 << 20 && getauxval(AT_HWCAP2) & 1 << 13;
 }
 
-const struct instruction_set set_neon_i8mm = { "neon_i8mm", available, quantize, columns, COPIES };
+const struct instruction_set set_neon_i8mm = { "neon_i8mm", available, quantize, columns, COPIES, COLUMNS };
 #endif

@@ -52,4 +52,4 @@ static bool available(void)
 	return true;
 }
 
-const struct instruction_set set_plain = { "plain", available, quantize, columns, 1 };
+const struct instruction_set set_plain = { "plain", available, quantize, columns, 1, 0 };

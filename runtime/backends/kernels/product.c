@@ -4,7 +4,6 @@
 
 #include "product.h"
 
-#define PIECE 64	/* columns of one task */
 #define LINE 64		/* bytes of a cache line */
 #define VISIBLE __attribute__((visibility("default")))
 
@@ -50,13 +49,15 @@ void *product_room(struct product *p)
 {
 	const size_t rows = up_to(p->m, ROW_MULTIPLE), whole = p->m / ROW_MULTIPLE * ROW_MULTIPLE, codes = rows * p->stride;
 	const size_t entries = up_to(rows * p->groups * GROUP * set_in_use()->copies, 16);
-	char *room = aligned_alloc(64, codes + entries * (sizeof(int32_t) + sizeof(float)));
+	const size_t widened = p->m > 1 ? up_to(product_pieces(p) * p->blocks * set_in_use()->widened, 16) : 0;
+	char *room = aligned_alloc(64, codes + entries * (sizeof(int32_t) + sizeof(float)) + widened * sizeof(float));
 
 	if (!room)
 		return NULL;
 	p->codes = (int8_t *)room;
 	p->sums = (int32_t *)(room + codes);
 	p->row_scales = (float *)(p->sums + entries);
+	p->column_scales = p->row_scales + entries;
 	for (size_t row = 0; row < p->m; row++)
 		memset(p->codes + row * p->stride + p->blocks * p->block / CHUNK * CHUNK, 0,
 		       p->stride - p->blocks * p->block / CHUNK * CHUNK);
@@ -67,12 +68,12 @@ void *product_room(struct product *p)
 
 size_t product_pieces(const struct product *p)
 {
-	return (p->n + PIECE - 1) / PIECE;
+	return (p->n + TASK_COLUMNS - 1) / TASK_COLUMNS;
 }
 
 static size_t end_of_piece(const struct product *p, size_t index)
 {
-	return (index + 1) * PIECE < p->n ? (index + 1) * PIECE : p->n;
+	return (index + 1) * TASK_COLUMNS < p->n ? (index + 1) * TASK_COLUMNS : p->n;
 }
 
 /* Adds bias and residual to columns first .. end. */
@@ -89,7 +90,7 @@ static void add_terms(const struct product *p, size_t first, size_t end)
 
 void product_piece(const struct product *p, size_t index)
 {
-	const size_t first = index * PIECE, end = end_of_piece(p, index);
+	const size_t first = index * TASK_COLUMNS, end = end_of_piece(p, index);
 
 	set_in_use()->columns(p, first, end);
 	if (p->bias || p->residual)
@@ -98,7 +99,7 @@ void product_piece(const struct product *p, size_t index)
 
 void product_await(const struct product *p, size_t index, const atomic_bool *rounded)
 {
-	const uint8_t *line = p->values + index * PIECE * p->row_bytes, *end = p->values + end_of_piece(p, index) * p->row_bytes;
+	const uint8_t *line = p->values + index * TASK_COLUMNS * p->row_bytes, *end = p->values + end_of_piece(p, index) * p->row_bytes;
 
 	for (; line < end && !atomic_load_explicit(rounded, memory_order_acquire); line += LINE)
 		__builtin_prefetch(line, 0, 2);

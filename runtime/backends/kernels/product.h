@@ -26,6 +26,7 @@
 #define CHUNK 64	/* codes whose even and odd ones are stored separately */
 #define ROW_MULTIPLE 4	/* rows of a tile; memory is allocated for whole tiles */
 #define MAX_BLOCK 256
+#define TASK_COLUMNS 64	/* of one task */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 struct product {
@@ -46,6 +47,7 @@ struct product {
 	int8_t *codes;
 	int32_t *sums;
 	float *row_scales;
+	float *column_scales; /* [pieces, blocks, widened columns]: room for a set that widens the scales of so many at once */
 };
 
 /*
@@ -63,6 +65,7 @@ struct instruction_set {
 	void (*quantize)(struct product *p, size_t row);
 	void (*columns)(const struct product *p, size_t first, size_t end);
 	size_t copies; /* the most of its row_layouts */
+	size_t widened; /* columns whose scales it wants room for */
 };
 
 extern const struct instruction_set set_plain, set_avx2, set_avxvnni, set_avx512vnni, set_neon_dotprod, set_neon_i8mm;
