@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import dropwhile
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -75,6 +76,17 @@ def test_training_says_how_good_it_is_and_the_package_stays_whole(trained: tuple
         assert sum(row["pairs"] for row in facts["calibration"]) == report["test_tokens"] * 8 * facts["layers"]
     recall = {view: facts["recall"][0] for view, facts in report["views"].items()}
     assert recall["near"] > recall["next"] > 2 / 8, "a random guess finds a quarter"
+
+
+def test_a_row_of_the_embedding_is_read_without_its_neighbours(package: Path) -> None:
+    opened = Package(package)
+    table, path = opened.embedding(), opened.folder / opened.manifest["embedding"]["file"]
+    address = f"{table.ctypes.data:x}-"
+    with Path("/proc/self/smaps").open() as lines:
+        described = dropwhile(lambda line: not line.startswith(address), lines)
+        assert str(path) in next(described)
+        flags = next(line for line in described if line.startswith("VmFlags:")).split()
+    assert "rr" in flags, "the kernel reads ahead"
 
 
 def test_training_again_replaces_the_predictor(package: Path) -> None:

@@ -157,9 +157,11 @@ class Package:
         return self.mapped_expert(layer, expert)
 
     def embedding(self) -> np.ndarray:
-        """The embedding table [V, H], mapped."""
+        """The embedding table [V, H], mapped. A row is read alone: read-ahead would displace weights where memory is scarce."""
         entry = self.manifest["embedding"]
-        return np.frombuffer(self._map(self.folder / entry["file"]), entry["dtype"]).reshape(entry["shape"])
+        whole = self._map(self.folder / entry["file"])
+        whole.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(whole, entry["dtype"]).reshape(entry["shape"])
 
     def graph(self, name: str) -> bytes:
         """A subgraph's ONNX bytes without its weights."""
