@@ -145,6 +145,13 @@ def disk_speed(package: Any) -> float:
     return max(map(speed, DEPTHS))
 
 
+def read_ahead(file: Path) -> str:
+    """What the kernel reads ahead on the file's disk, which an engine that maps its file depends on."""
+    device = file.stat().st_dev
+    setting = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/bdi/read_ahead_kb")
+    return f"read-ahead of the disk: {setting.read_text().strip()} KiB" if setting.exists() else "read-ahead of the disk: unknown"
+
+
 def second_half(steps: list[LoggedStep]) -> dict[str, float]:
     """Figures of the second half of the tokens; empty if fewer than four were decoded."""
     kept = steps[(len(steps) - 1) // 2 :]
@@ -219,6 +226,7 @@ def measure(setting: Setting, report: Report) -> None:
     base = min(setting.run("demand")["beside_experts_bytes"] for _ in range(BASE_RUNS))
     disk = disk_speed(package)
     report.add("random direct reads of experts", "GB/s", single(disk / 1e9))
+    report.note(read_ahead(setting.package.folder))
     for share in args.shares:
         setting.limit, setting.budget = int(base + SLACK + share * total), int(share * total) - IN_FLIGHT * one
         if setting.budget < family.top_k * one:
