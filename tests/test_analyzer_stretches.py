@@ -125,6 +125,6 @@ def test_the_runtimes_attention_counts_what_its_models_config_says(tmp_path):
     row = operators[operators["type"] == "attention"].iloc[0]
     weights, context = 32 * (32 + 2 * 16) + 32 * 32, 6 + 1
     assert row["flops"] == 2 * weights + 4 * context * (4 * 8 + 5) + 5 * 32
-    assert row["read_bytes"] == weights * 9 / 8 + 32 * 4 + (context - 1) * 2 * 16 * 4
+    assert row["read_bytes"] == weights * 8.5 / 8 + 32 * 4 + (context - 1) * 2 * 16 * 4
     assert row["written_bytes"] == 32 * 4 + 2 * 16 * 4
     assert operators[operators["type"] == "experts"]["flops"].isna().all()
