@@ -22,7 +22,8 @@ The cgroup's limit is our process's memory without experts, plus the share of th
 the blocks in flight. llama.cpp needs less memory besides its experts; the rest is room for more of them. All files of both
 engines are dropped from the page cache before each run. The first half of the tokens fills the caches; figures are of the
 second half, or of the second half of the tokens decoded within --seconds. Bytes read and major faults are the kernel's counts
-(getrusage) for either engine. Medians over rounds, and their range.
+(getrusage) for either engine. Medians over rounds, and their range. The disk's read-ahead is part of a figure's name: the more
+the kernel reads at a page fault, the slower a mapped file is where memory is scarce.
 
 The bound is the time to read the experts loaded on demand, at the best speed of random direct reads of whole experts from this
 disk, or the resident run's time, whichever is longer: reads fully overlapped with compute. Hidden is the share of load time
@@ -149,7 +150,7 @@ def read_ahead(file: Path) -> str:
     """What the kernel reads ahead on the file's disk, which an engine that maps its file depends on."""
     device = file.stat().st_dev
     setting = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/bdi/read_ahead_kb")
-    return f"read-ahead of the disk: {setting.read_text().strip()} KiB" if setting.exists() else "read-ahead of the disk: unknown"
+    return f"read-ahead {setting.read_text().strip()} KiB" if setting.exists() else "read-ahead unknown"
 
 
 def second_half(steps: list[LoggedStep]) -> dict[str, float]:
@@ -226,7 +227,6 @@ def measure(setting: Setting, report: Report) -> None:
     base = min(setting.run("demand")["beside_experts_bytes"] for _ in range(BASE_RUNS))
     disk = disk_speed(package)
     report.add("random direct reads of experts", "GB/s", single(disk / 1e9))
-    report.note(read_ahead(setting.package.folder))
     for share in args.shares:
         setting.limit, setting.budget = int(base + SLACK + share * total), int(share * total) - IN_FLIGHT * one
         if setting.budget < family.top_k * one:
@@ -237,7 +237,8 @@ def measure(setting: Setting, report: Report) -> None:
         runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in args.modes}
         for _, mode in by_turns(args.modes, args.rounds):
             runs[mode].append(setting.run(mode))
-        add_figures(report, f"{share:.0%}" + (f", {args.set}" if args.set else ""), runs, disk)
+        label = [f"{share:.0%}", *([args.set] if args.set else []), read_ahead(package.folder)]
+        add_figures(report, ", ".join(label), runs, disk)
 
 
 FIGURES = {
