@@ -178,7 +178,7 @@ def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) 
     size = cost.expert_bytes["cpu"]
     by_mode: dict[str, list[Setting]] = {}
     for one in twins:
-        by_mode.setdefault(one.simulated().mode, []).append(one)
+        by_mode.setdefault(one.simulated().mode(size), []).append(one)
     demand, ahead = (float(np.mean([twins[one]["load_ms"] for one in by_mode[m]])) / 1e3 for m in (costs.DEMAND, costs.AHEAD))
     load, behind = demand / cost.load.seconds(size), 1.0
     if cost.behind:

@@ -17,12 +17,13 @@ from analyzer.errors import PredictError
 from analyzer.model import read_config
 from analyzer.predict import costs, devices, timeline
 from analyzer.predict.costs import Costs, Line
-from analyzer.predict.simulator import PIECE, Outcome, Settings, pareto, simulate
+from analyzer.predict.simulator import Outcome, Settings, pareto, simulate
 from analyzer.predict.trace import Step, Trace, from_tables
 from analyzer.records.schema import empty
 from analyzer.tables.store import load
 from runtime.cache_rules.batches import TokenBuffers, smallest_tier
 from runtime.cache_rules.forms import Form, Reason
+from runtime.cache_rules.rule import LARGE_EXPERT, PIECE
 from runtime.experts.cache import ExpertCache
 from runtime.experts.loader import Loader
 from runtime.package.demo_model import write_demo_model
@@ -177,6 +178,17 @@ def test_every_miss_waits_for_its_load() -> None:
     loads = few.loaded_bytes // SIZE
     assert few.stall_s == pytest.approx(5e-3 * loads)
     assert few.steps[-1][3] - all_there.steps[-1][3] == pytest.approx(few.stall_s)
+
+
+def test_large_experts_are_read_while_the_layer_runs_those_it_has() -> None:
+    trace = Trace(tuple(Step("decode", i, (np.array([[0, 1 + i]]),)) for i in range(3)), 6)
+    cost = replace(EVEN, expert_bytes={"cpu": LARGE_EXPERT})
+    apart, beside = (simulate(trace, c, Settings(3 * c.expert_bytes["cpu"])) for c in (EVEN, cost))
+    assert (apart.hits, apart.misses) == (beside.hits, beside.misses) == (2, 4)
+    # Both experts miss at first and nothing else can run; then a load of 5 ms overlaps the other expert's run of 1 ms.
+    assert apart.stall_s == pytest.approx(4 * 5e-3)
+    assert beside.stall_s == pytest.approx(5e-3 + 4e-3 + 2 * 4e-3)
+    assert {span.unit for span in beside.spans if span.kind == "load"} == {"storage"}
 
 
 def test_the_npu_works_beside_the_cpu_but_never_two_things_at_once() -> None:

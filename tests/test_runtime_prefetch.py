@@ -8,7 +8,7 @@ import subprocess
 import sys
 from itertools import dropwhile
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,6 +27,7 @@ from runtime.experts.routing import History
 from runtime.package.convert import convert
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.layout import Package
+from runtime.package.reader import Reader
 from runtime.prepare.training import logistic
 from runtime.step import engine
 from runtime.telemetry.log import RunLog
@@ -132,6 +133,26 @@ def test_prefetched_demanded_and_resident_experts_give_the_same_bits(trained: tu
     assert log.resident_bytes <= HALF
     assert alone.loads[Reason.PREFETCH] == alone.prefetched == 0
     assert sum(log.load_bytes.values()) == log.loaded_bytes == sum(log.loads.values()) * 3 * 64 * 64 * 4
+
+
+@pytest.mark.parametrize("prefetch", ["off", "auto"])
+def test_large_experts_are_loaded_on_a_thread_of_their_own_on_demand_too(
+    trained: tuple[Path, dict], prefetch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, inline = tokens(trained[0], HALF, prefetch="off")
+    threads, load = [], Reader.read
+
+    def read(*wanted: object) -> np.ndarray:
+        threads.append(current_thread().name)
+        return load(*wanted)
+
+    monkeypatch.setattr(Reader, "read", read)
+    monkeypatch.setattr(engine, "LARGE_EXPERT", 1)
+    text, log = tokens(trained[0], HALF, prefetch=prefetch)
+    assert text == expected
+    assert any(name.startswith("moescope-load") for name in threads)
+    if prefetch == "off":
+        assert (log.hits, log.misses, log.prefetched) == (inline.hits, inline.misses, 0)
 
 
 def test_without_training_the_next_router_predicts(trained: tuple[Path, dict], tmp_path: Path) -> None:

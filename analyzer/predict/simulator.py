@@ -2,9 +2,9 @@
 
 The engine runs layer by layer like the runtime: attention and router chunk by chunk, experts when their buffers fill, resident
 ones first, the rest at the end of the layer. Experts on the NPU run in one worker parallel to the CPU. Missing experts are loaded
-by the layer that needs them; with prefetching also by a parallel loader, the most urgent first, and the layer takes back loads
-that the loader has not begun. The loader reads in pieces, and between pieces prefers loads that a layer waits for. While the
-loader works, the CPU's work has the measured slowdown; memory bandwidth is not shared otherwise.
+by the layer that needs them; large ones, and with prefetching all, by a parallel loader, the most urgent first, and the layer
+takes back loads that the loader has not begun. The loader reads in pieces, and between pieces prefers loads that a layer waits
+for. While the loader works, the CPU's work has the measured slowdown; memory bandwidth is not shared otherwise.
 """
 
 from collections.abc import Callable, Generator
@@ -20,12 +20,10 @@ from analyzer.predict.trace import Followers, Step, Trace
 from runtime.cache_rules.batches import Batch, TokenBuffers, chunks, smallest_tier
 from runtime.cache_rules.eviction import POLICIES
 from runtime.cache_rules.forms import CPU, HTP, Cache, Form, Reason
-from runtime.cache_rules.rule import URGENT, CacheRule, Entry
+from runtime.cache_rules.rule import LARGE_EXPERT, PIECE, URGENT, CacheRule, Entry
 
 Work = Generator[Any, Any, None]
 RECORDED, STORAGE = "recorded", "storage"
-PIECE = 1 << 20
-"""Bytes that the loader reads at a time; a more urgent load can start only between two pieces."""
 LAYER_AHEAD = 100.0
 """Increase of a load's priority number per layer of distance."""
 BACKEND_OF = {"cpu": CPU, "npu": HTP}
@@ -57,15 +55,17 @@ class Settings:
         if isinstance(self.prefetch, float) and not 0 < self.prefetch <= 1:
             raise PredictError("the prefetch threshold is a probability: above 0, up to 1")
 
-    @property
-    def background(self) -> bool:
-        """Whether a loader works parallel to the layers: as in the runtime, to prefetch into a limited cache for CPU experts."""
-        return self.prefetch is not None and self.cache_bytes is not None and self.decode_unit == "cpu"
+    def background(self, expert_bytes: int) -> bool:
+        """Whether a loader works parallel to the layers: as in the runtime, with a limited cache for experts on the CPU, to
+        prefetch, or if an expert is large.
+        """
+        if self.cache_bytes is None or self.decode_unit != "cpu":
+            return False
+        return self.prefetch is not None or (self.prefill_unit == "cpu" and expert_bytes >= LARGE_EXPERT)
 
-    @property
-    def mode(self) -> str:
+    def mode(self, expert_bytes: int) -> str:
         """The mode of loading experts that costs distinguish."""
-        return RESIDENT if self.cache_bytes is None else AHEAD if self.background else DEMAND
+        return RESIDENT if self.cache_bytes is None else AHEAD if self.background(expert_bytes) else DEMAND
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,8 @@ class SimulatedCache(CacheRule[Entry]):
 
     def __init__(self, settings: Settings, sizes: dict[int, int], submit: Callable[[Entry], None], loader: Loader):
         policy = POLICIES[settings.policy]()
-        super().__init__(settings.cache_bytes, lambda form: sizes[form.backend], Entry, policy, settings.background)
+        background = settings.background(sizes.get(CPU, 0))
+        super().__init__(settings.cache_bytes, lambda form: sizes[form.backend], Entry, policy, background)
         self._submit, self._loader = submit, loader
 
     def _queue(self, entry: Entry) -> None:
@@ -191,6 +192,7 @@ class Machine:
         self.loader = Loader(self.env, self._behind, costs.loaders)
         sizes = {BACKEND_OF[unit]: size for unit, size in costs.expert_bytes.items()}
         self.cache = SimulatedCache(settings, sizes, self._submit, self.loader)
+        self.mode = settings.mode(sizes.get(CPU, 0))
         self.followers = Followers(trace.layers, trace.experts)
         self.outcome = Outcome(settings)
         self._landing: dict[Entry, simpy.Event] = {}
@@ -332,7 +334,7 @@ class Machine:
 
     def _read(self, entry: Entry, thread: str, line: Line, pieces: int = 1) -> Work:
         """Read piece by piece; between pieces, the thread first reads loads that have become urgent."""
-        began = self.env.now
+        began, entry.reading = self.env.now, True
         for piece in range(pieces):
             urgent = self.loader.urgent() if piece and entry.urgency != URGENT else None
             if urgent:
@@ -349,13 +351,13 @@ class Machine:
 
     def _recall(self, step: Step, layer: int) -> int:
         """Fetch the experts that the recorded predictor requested when this layer began; returns how many were not resident."""
-        if not self.settings.background or self.settings.prefetch != RECORDED:
+        if not self.cache.background or self.settings.prefetch != RECORDED:
             return 0
         return sum(self._ask(target, expert, LAYER_AHEAD * (target - layer)) for target, expert in step.asked.get(layer, ()))
 
     def _look_ahead(self, layer: int, chosen: np.ndarray) -> None:
         """Train the predictor on the chosen experts, and fetch those likely to be chosen next."""
-        if not self.settings.background or not isinstance(self.settings.prefetch, float) or len(chosen) > 1:
+        if not self.cache.background or not isinstance(self.settings.prefetch, float) or len(chosen) > 1:
             return
         if self._before and self._before[0] == layer - 1:
             self.followers.learn(layer - 1, self._before[1], chosen)
@@ -393,7 +395,7 @@ class Machine:
             yield turn
             seconds = seconds * (line.beside if self._loading_behind else 1.0) + asked * line.per_load
             if form and form in self._how:
-                longer = self.costs.first.get((self._how.pop(form), self._phase, self.settings.mode), 0.0)
+                longer = self.costs.first.get((self._how.pop(form), self._phase, self.mode), 0.0)
                 seconds = max(seconds + longer, 0.0)
             began = self.env.now
             yield self.env.timeout(seconds)
@@ -408,7 +410,7 @@ class Machine:
     def _line(self, kind: str, unit: str) -> Line | None:
         key = kind, unit, self._phase
         if key not in self._lines:
-            self._lines[key] = self.costs.line(*key, self.settings.mode)
+            self._lines[key] = self.costs.line(*key, self.mode)
         return self._lines[key]
 
     def _tiers(self, unit: str) -> tuple[int, ...]:

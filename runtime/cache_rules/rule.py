@@ -21,6 +21,10 @@ from runtime.cache_rules.forms import Cache, Form, Reason
 URGENT = -float("inf")
 EXTRA_SHARE = 0.4
 EXTRA_AT_FIRST = 8  # loads that may be wasted before anything was earned
+LARGE_EXPERT = 1 << 20
+"""Bytes of an expert from which a read takes far longer than waking a thread or predicting with the layers' own routers."""
+PIECE = 8 << 20
+"""Bytes that a loader reads at a time; a more urgent load may run between two pieces. Smaller ones make a disk slower."""
 SAVED_AT_MOST = 128  # maximum allowance, in loads, that quiet times save up
 
 
@@ -50,11 +54,13 @@ class Allowance:
 
 
 class Entry:
-    """A form that is held or being loaded. `urgency`: smaller is sooner. `landed_in`: the event in which its load ended."""
+    """A form that is held or being loaded. `urgency`: smaller is sooner. `reading`: its load has begun, and `landed`: it has
+    ended, in the event `landed_in`.
+    """
 
     def __init__(self, form: Form, size: int, reason: Reason, urgency: float):
         self.form, self.size, self.reason, self.urgency = form, size, reason, urgency
-        self.used = self.landed = False
+        self.used = self.reading = self.landed = False
         self.landed_in = -1
 
     @property
@@ -149,10 +155,15 @@ class CacheRule(Generic[E]):
         return state
 
     def readiest_first(self, forms: Sequence[Form]) -> Iterator[int]:
-        """Indices into `forms`, resident ones first, so that no load evicts a form about to run, and loaded ones run at once."""
+        """Indices into `forms`, resident ones first, so that no load evicts a form about to run, and loaded ones run at once.
+
+        Then comes one that is being read: to begin another read on the caller's thread would delay it, with nothing to run beside.
+        """
         waiting = list(range(len(forms)))
         while waiting:
-            i = next((i for i in waiting if self.ready(forms[i])), waiting[0])
+            i = next(filter(lambda i: self.ready(forms[i]), waiting), None)
+            if i is None:
+                i = next(filter(lambda i: self._reading(forms[i]), waiting), waiting[0])
             waiting.remove(i)
             yield i
 
@@ -233,6 +244,10 @@ class CacheRule(Generic[E]):
             return []
         entries = (self._held[form] for form in self._by_layer[layer])
         return [entry.form.expert for entry in entries if not entry.used and not entry.landed]
+
+    def _reading(self, form: Form) -> bool:
+        entry = self._held.get(form)
+        return entry is not None and entry.reading
 
     def _queue(self, entry: E) -> None:
         """Load the entry in the background."""

@@ -123,7 +123,7 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
 
     def _work(self, entry: Load) -> Callable[[], Session]:
         def work() -> Session:
-            form, size, began = entry.form, entry.size, monotonic_ns()
+            form, size, began, entry.reading = entry.form, entry.size, monotonic_ns(), True
             self._watcher.load_begin(form, size, entry.reason)
             session = self._load(form)
             entry.landed_in = self.event

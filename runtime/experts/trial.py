@@ -138,19 +138,27 @@ def described(samples: deque[Sample]) -> str:
 class Prefetching:
     """Adds a Prefetcher to the engine's listeners, always or by the decision of a trial.
 
-    While it is off, decoding is plain demand loading: no listener, and loads on the thread that needs them. In prefill it
-    always listens: the prompt fills the history, and a chunk requests all its experts at once.
+    While it is off, decoding is plain demand loading: no listener, and loads on the thread that needs them, or by the loader if
+    `beside`. In prefill it always listens: the prompt fills the history, and a chunk requests all its experts at once.
     """
 
     def __init__(
-        self, prefetcher: Prefetcher, cache: CacheRule[Any], listeners: list[Listener], log: RunLog, trial: Trial | None
+        self,
+        prefetcher: Prefetcher,
+        cache: CacheRule[Any],
+        listeners: list[Listener],
+        log: RunLog,
+        trial: Trial | None,
+        beside: bool = False,
     ):
         self.prefetcher, self.cache, self.listeners, self.log, self.trial = prefetcher, cache, listeners, log, trial
+        self.beside = beside
         self._waited = self._predicted = 0
 
     def step_begins(self, step: Step) -> None:
         """Called before the listeners are notified."""
-        self.cache.background = on = self.trial is None or self.trial.on or step.phase == Phase.PREFILL
+        on = self.trial is None or self.trial.on or step.phase == Phase.PREFILL
+        self.cache.background = on or self.beside
         if on != (self.prefetcher in self.listeners):
             (self.listeners.append if on else self.listeners.remove)(self.prefetcher)
         self._waited, self._predicted = self.log.stall_ns, self.prefetcher.spent_ns

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from runtime.cache_rules.rule import PIECE
 from runtime.errors import PackageError
 
 ALIGNMENT = 4096
-# Bytes per pread; more urgent reads may run between two of them. A disk is as fast with pieces of this size.
-PIECE = 4 << 20
 OPEN_FILES = 128
 # Free blocks kept for the loads that they made room for: freeing and allocating a block costs a millisecond.
 SPARE_BLOCKS = 32

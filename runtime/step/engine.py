@@ -13,6 +13,7 @@ from runtime.backends.kv_cache import TYPES, Scales
 from runtime.backends.operators import Operator, last_kind, made_from
 from runtime.cache_rules.batches import chunks
 from runtime.cache_rules.forms import CPU, HTP
+from runtime.cache_rules.rule import LARGE_EXPERT
 from runtime.errors import RequestError
 from runtime.experts.predictor import Predictor, predictor_path
 from runtime.experts.prefetch import Prefetcher
@@ -74,7 +75,9 @@ class Engine:
         if HTP in used and flush.uses_cpu:
             used[CPU] = self.backends[CPU]
         predictor = Predictor.of(package) if wants_prefetch(package, options) else None
-        self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, predictor is not None, flush)
+        beside = loads_beside(package, options)
+        background = beside or predictor is not None
+        self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, background, flush)
         self._table = package.embedding()
         self._head = self._graph("head", Kind.HEAD, -1)
         self._mixers, self._shared, self._norms = self._make_mixers()
@@ -83,7 +86,7 @@ class Engine:
         if predictor:
             cache, trial = self.experts.cache, Trial() if options.prefetch == AUTO else None
             prefetcher = Prefetcher(predictor, cache, self.family, CPU)
-            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial)
+            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial, beside)
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
 
@@ -278,15 +281,19 @@ class Engine:
         return TokenPath(self.family, self.log, self.experts, place.attention, *parts)
 
 
-LARGE_EXPERT = 1 << 20
-"""Expert size in bytes from which reading takes far longer than predicting with the layers' own routers."""
-
-
 def wants_prefetch(package: Package, options: Options) -> bool:
     """Whether to prefetch: needs a limited cache and experts that decode on the CPU; `auto` also a predictor or large experts."""
     if options.prefetch == "off" or options.expert_cache is None or placed(options.decode_backend)["expert"] == "htp":
         return False
     return options.prefetch == "on" or predictor_path(package) is not None or package.expert_bytes >= LARGE_EXPERT
+
+
+def loads_beside(package: Package, options: Options) -> bool:
+    """Whether a loader reads the experts that a layer misses while the layer runs those it has, with and without prefetching.
+
+    With small experts, waking the loader would take as long as the read.
+    """
+    return options.expert_cache is not None and not options.uses("htp") and package.expert_bytes >= LARGE_EXPERT
 
 
 def make_backends(package: Package, options: Options, timers: Timers | None = None) -> dict[int, Backend]:
