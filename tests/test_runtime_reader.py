@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import PackageError
 from runtime.cache_rules.rule import PIECE
+from runtime.errors import PackageError
 from runtime.package.reader import ALIGNMENT, BlockPool, FileRange, Reader, aligned
 
 SIZE = 3 * ALIGNMENT + 123

@@ -157,7 +157,7 @@ class CacheRule(Generic[E]):
     def readiest_first(self, forms: Sequence[Form]) -> Iterator[int]:
         """Indices into `forms`, resident ones first, so that no load evicts a form about to run, and loaded ones run at once.
 
-        Then comes one that is being read: to begin another read on the caller's thread would delay it, with nothing to run beside.
+        Then comes one that is being read: another read beside it, on the caller's thread, would only delay it.
         """
         waiting = list(range(len(forms)))
         while waiting:
