@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from operator import index
 from pathlib import Path
 from threading import RLock
@@ -18,7 +19,7 @@ from runtime.errors import ModelError, RequestError
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT
 from runtime.package.layout import EXPERTS, Package
-from runtime.package.tokens import ChatTemplate, Message, further_end_ids, read_tokenizer
+from runtime.package.tokens import ChatTemplate, Message, check_text, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
 from runtime.step.attention import Sequence
@@ -79,7 +80,7 @@ class MoE:
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve(options, package)
         self.tokenizer = read_tokenizer(package.folder)
-        self.end_ids = further_end_ids(package.folder).union(package.family.end_ids)
+        self.end_ids = further_end_ids(package.folder, package.family.vocabulary).union(package.family.end_ids)
         scales = self._kv_scales() if self.options.kv_bits == 8 else None
         self.engine = Engine(package, self.options, self.log, costs, scales)
 
@@ -107,6 +108,7 @@ class MoE:
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a prompt."""
+        check_text(prompt, "the prompt")
         ids: list[int] = self.tokenizer.encode(prompt).ids
         if not ids:
             raise RequestError("the prompt is empty: give at least one character")
@@ -142,22 +144,20 @@ class MoE:
         its prompt after the common beginning. logprobs: give each token its log probability, and those of this many most likely
         tokens. Sampling settings are those of transformers.
         """
+        sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        check_request(max_new_tokens, stops, logprobs)
         ids = self._ids(prompt)
         if min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
             raise ModelError(
                 "the prompt has ids outside the model's vocabulary: tokenizer.json and config.json are from different models"
             )
-        if max_new_tokens < 1:
-            raise RequestError("max_new_tokens must be 1 or more")
         context = self.package.family.context
         if len(ids) + max_new_tokens > context:
             length = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
             raise RequestError(f"{length} exceeds the model's context of {context}: shorten it")
-        if logprobs is not None and logprobs < 0:
-            raise RequestError("logprobs must be 0 or more")
-        sampler = Sampler(Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty), ids)
-        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end, keep_kv, logprobs)
-        return until(tokens, (stop,) if isinstance(stop, str) else tuple(stop)) if stop else tokens
+        tokens = self._steps(ids, max_new_tokens, Sampler(sampling, ids), ignore_end, keep_kv, logprobs)
+        return until(tokens, stops) if stops else tokens
 
     def _ids(self, prompt: str | Iterable[int] | list[Message]) -> list[int]:
         if isinstance(prompt, str):
@@ -268,10 +268,18 @@ def likeliest(logits: np.ndarray, token: int, count: int) -> tuple[float, tuple[
     return float(logs[token]), tuple((int(i), float(logs[i])) for i in np.argsort(-logs, kind="stable")[:count])
 
 
+def check_request(max_new_tokens: int, stop: tuple[str, ...] = (), logprobs: int | None = None) -> None:
+    """Raise RequestError for a limit, stop texts or a number of log probabilities with which nothing can be generated."""
+    if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
+        raise RequestError(f"max_new_tokens is {max_new_tokens!r}: give a whole number of 1 or more")
+    if not all(isinstance(text, str) and text for text in stop):
+        raise RequestError("a stop text is empty or no text: give at least one character")
+    if logprobs is not None and (not isinstance(logprobs, Integral) or logprobs < 0):
+        raise RequestError(f"logprobs is {logprobs!r}: give a whole number of 0 or more")
+
+
 def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:
     """Tokens up to the first text of `stop`. A possible beginning of it is held back until it is ruled out."""
-    if not all(stop):
-        raise RequestError("a stop text is empty: give at least one character")
     held: list[Token] = []
     text = ""
     for token in tokens:

@@ -264,9 +264,10 @@ def test_only_unbeaten_settings_are_on_the_front() -> None:
 def test_cache_sizes_are_bytes_or_shares() -> None:
     assert cache_bytes("25%", 1000) == 250
     assert cache_bytes("1.5KiB", 10_000) == 1536
-    assert cache_bytes("100%", 1000) is None
-    with pytest.raises(PredictError, match="two"):
-        cache_bytes("two", 1000)
+    assert cache_bytes("100%", 1000) is cache_bytes("all", 1000) is None
+    for wrong in ("two", "nan%", "inf%"):
+        with pytest.raises(PredictError, match=wrong.rstrip("%")):
+            cache_bytes(wrong, 1000)
 
 
 WORK = {"attention": Line(3e-4, 2e-5), "router": Line(1e-4, 4e-6), "combine": Line(4e-5, 1e-6)}

@@ -112,8 +112,9 @@ def test_a_trace_as_its_makers_describe_it_is_read(tmp_path: Path) -> None:
     assert [routes.tolist() for routes in trace.steps[0].routes] == [[[5, 2], [2, 5]], [[7, 0], [1, 7]]]
 
 
-def test_rows_without_a_header_are_read(tmp_path: Path) -> None:
-    (tmp_path / "moe_trace.csv").write_text("0,3\n0,1\n0,2\n0,3\n2,5\n2,4\n2,1\n2,0\n0,1\n0,2\n2,7\n2,6\n")
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_rows_without_a_header_are_read(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "moe_trace.csv").write_text(mark + "0,3\n0,1\n0,2\n0,3\n2,5\n2,4\n2,1\n2,0\n0,1\n0,2\n2,7\n2,6\n")
     trace = from_tables(read_routes(tmp_path / "moe_trace.csv"))
     assert [routes.tolist() for routes in trace.steps[0].routes] == [[[3, 1], [2, 3]], [[5, 4], [1, 0]]]
     assert [routes.tolist() for routes in trace.steps[1].routes] == [[[1, 2]], [[7, 6]]]
@@ -129,6 +130,7 @@ def test_rows_without_a_header_are_read(tmp_path: Path) -> None:
         "layer,expert\n1,-2\n",
         "layer,expert\n1,1e300\n",
         TRACE[:-14],
+        TRACE.replace("route_trace v1", "route_trace v2"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,6 +222,73 @@ def test_temperatures_that_are_no_number_are_refused(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        *(({"max_new_tokens": value}, "max_new_tokens is") for value in (0, 2.5, "3")),
+        *(({"logprobs": value}, "logprobs is") for value in (-1, 1.5)),
+        *(({"stop": value}, "stop text is empty or no text") for value in ([5], [""])),
+        *(({name: None}, "must be numbers") for name in ("temperature", "top_k", "min_p")),
+        ({"top_k": 2.5}, "top-k a whole one"),
+        ({"prompt": "a\udcffb"}, "is not UTF-8 text"),
+        ({"prompt": [{"role": "user", "content": "a\udcffb"}]}, "is not UTF-8 text"),
+    ],
+)
+def test_a_request_with_which_nothing_can_be_generated_is_refused(model: Path, settings: dict, words: str) -> None:
+    with MoE.load(model) as moe, pytest.raises(RequestError, match=words):
+        moe.generate(**{"prompt": PROMPT, **settings})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--temperature", "nan"],
+        ["--max-new-tokens", "0"],
+        ["--stop", ""],
+        ["--logprobs", "-1", "--json"],
+        ["--logprobs", "2"],
+        ["--threads", "100000"],
+        ["--soc", "\u0663"],
+        ["--log", "/proc/moescope/log"],
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_converted(
+    model: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(model), "--prompt", PROMPT, *wrong]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (model / ".moescope-package").exists()
+
+
+@pytest.mark.parametrize("ids", ["5", [[1]], 1e9, True, -1, [99999999]])
+def test_end_tokens_that_are_no_token_ids_are_refused_before_converting(model: Path, ids: object) -> None:
+    change(model / "generation_config.json", eos_token_id=ids)
+    with pytest.raises(ModelError, match="which is no token id of the model"):
+        MoE.load(model)
+
+
+@pytest.mark.parametrize("name", [5, "../model.safetensors"])
+def test_an_index_that_names_no_file_of_its_folder_is_refused(model: Path, name: object) -> None:
+    change(model / "model.safetensors.index.json", weight_map={"a": name})
+    with pytest.raises(ModelError, match="is no file in its folder"):
+        MoE.load(model)
+
+
+def test_the_summary_says_whether_experts_are_prefetched_and_why(model: Path) -> None:
+    said = {}
+    for choice in ("auto", "on", "off"):
+        with MoE.load(model, "50%", prefetch=choice) as moe:
+            list(moe.generate(PROMPT, 2))
+            said[choice] = moe.log.statistics()["prefetching"]
+    assert said == {
+        "auto": "off: no predictor is trained (train-predictor), and experts are below 1 MiB",
+        "on": "on: as requested",
+        "off": "off: as requested",
+    }
+    with MoE.load(model, prefetch="on") as moe:
+        assert moe.log.statistics()["prefetching"] == "off: every expert is in memory"
+
+
+@pytest.mark.parametrize(
     ("prompt", "words"),
     [
         *((prompt, "a prompt is text, a sequence of token ids, or messages") for prompt in (3.5, None, [1.5], [[1, 2]], ["a"])),
@@ -270,6 +337,7 @@ def test_a_prompt_comes_from_standard_input(
         ({"mlp_only_layers": "text"}, 'mlp_only_layers "text", expected is a list'),
         ({"rope_parameters": {"rope_theta": 0}}, "rope_theta 0, expected is a number above 1"),
         ({"rope_parameters": {"truncate": "False"}}, 'truncate "False", expected is true or false'),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "heads of this family rotate as a whole"),
     ],
 )
 def test_configs_that_cannot_run_are_refused_before_converting(model: Path, changes: dict[str, object], words: str) -> None:

@@ -136,3 +136,9 @@ def test_windows_that_make_no_sense_are_refused(demo: Path, arguments: list[str]
     capsys.readouterr()
     assert main(["perplexity", str(demo), "--text", str(TEXT), *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("temperature", [1e-10, 1e-320])
+def test_at_a_temperature_near_zero_only_the_most_likely_tokens_are_possible(temperature: float) -> None:
+    ids, chances = Sampler(Sampling(temperature)).candidates(np.array([1, 3, 2, 3], np.float32))
+    assert (ids.tolist(), chances.tolist()) == ([1, 3], [0.5, 0.5])

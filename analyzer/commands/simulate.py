@@ -18,6 +18,7 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate every combination and print them."""
     recordings = [tables_of(path) for path in args.run_dirs]
     routes = trace.from_tables(recordings[0])
-    cost = _costs(args, recordings)
+    cost = _costs(args, recordings, routes)
     known = None if args.device else recorded.of(recordings[0], routes, command_of(args.run_dirs[0]))
     settings = list(combinations(args, routes, cost, known.settings if known else simulator.Settings()))
     outcomes = [simulator.simulate(routes, cost, setting) for setting in settings]
@@ -110,7 +111,9 @@ def threshold(word: str) -> float | str | None:
 
 
 def cache_bytes(word: str, total_bytes: int) -> int | None:
-    """A size from `64MiB`, `1500000` or `25%` of `total_bytes`; None if everything fits."""
+    """A size from `64MiB`, `1500000`, `25%` of `total_bytes` or `all`; None if everything fits."""
+    if word.strip().lower() == "all":
+        return None
     share = word.strip().endswith("%")
     size = int(_number(word.strip()[:-1], float) * total_bytes / 100) if share else recorded.byte_count(word)
     return None if size >= total_bytes else size
@@ -150,17 +153,25 @@ def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs,
         screen.print(words(("warning:", "yellow"), f" {text}"))
 
 
-def _costs(args: argparse.Namespace, recordings: Sequence[costs.Tables]) -> costs.Costs:
+def _costs(args: argparse.Namespace, recordings: Sequence[costs.Tables], routes: trace.Trace) -> costs.Costs:
     if bool(args.device) != bool(args.config):
         raise PredictError("--device and --config must be given together: the roofline needs both")
     if not args.device:
         return costs.from_tables(*recordings)
     model = read_config(args.config)
+    if mixture := model.mixture:
+        ours, theirs = (model.layers, mixture.experts, mixture.top_k), (routes.layers, routes.experts, routes.top_k)
+        if ours[2] != theirs[2] or ours[0] < theirs[0] or ours[1] < theirs[1]:
+            sizes = (f"{layers} layers of {experts} experts, {k} at once" for layers, experts, k in (ours, theirs))
+            raise PredictError("{} has {}, the routes {}: give the config of that model".format(args.config, *sizes))
     return costs.from_device(with_weights(model, args.weights) if args.weights else model, devices.load(args.device))
 
 
 def _number(word: str, kind: Any) -> Any:
     try:
-        return kind(word)
+        value = kind(word)
+        if not isfinite(value):
+            raise ValueError
+        return value
     except ValueError:
         raise PredictError(f"{word!r} is not a number") from None

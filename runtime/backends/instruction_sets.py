@@ -37,6 +37,6 @@ def instruction_set() -> str:
 
 def choose(name: str) -> None:
     """Compute products with this instruction set from now on; raises BackendError if this processor lacks it."""
-    if not _library().moescope_choose(name.encode()):
+    if not _library().moescope_choose(name.encode(errors="replace")):
         known = ", ".join(instruction_sets())
         raise BackendError(f"there are no kernels for {name!r} on this processor: set {FORCED_SET} to one of {known}")

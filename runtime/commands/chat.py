@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from moescope.arguments import add_model
 from runtime.commands import add_count
-from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling, load_model, speak
+from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling, check_sampling, load_model, speak
+from runtime.errors import RequestError
 from runtime.package.channels import Channels
+from runtime.package.tokens import check_text
 
 if TYPE_CHECKING:
     from runtime.moe import MoE, Token
@@ -35,10 +37,16 @@ class Talk:
 
     def answer(self, line: str) -> None:
         """Print the model's answer to a line; a line that does not fit the context by itself is dropped."""
+        try:
+            check_text(line, "this line")
+        except RequestError as error:
+            say(str(error))
+            return
         messages, ids = self._fitting([*self.messages, {"role": "user", "content": line}])
         free = self._context - len(ids)
         if free < 1:
-            say(f"this line does not fit the model's context of {self._context} tokens: shorten it")
+            what = "this line and the system prompt do" if self.args.system else "this line does"
+            say(f"{what} not fit the model's context of {self._context} tokens: shorten {'them' if self.args.system else 'it'}")
             return
         if left_out := (len(self.messages) + 1 - len(messages)) // 2:
             what = "oldest turn is" if left_out == 1 else f"{left_out} oldest turns are"
@@ -82,6 +90,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer line by line until the input ends; Ctrl-C ends an answer, or the conversation if pressed at the prompt."""
+    check_sampling(args)
+    check_text(args.system, "the system prompt")
     with load_model(args)[0] as model, suppress(KeyboardInterrupt):
         talk = Talk(model, args)
         while (line := _ask()) is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from moescope.arguments import add_json, add_model
 from moescope.plain import for_output
 from runtime.commands import add_count, parse_tiers, read_text, show_progress
+from runtime.errors import RequestError
 
 if TYPE_CHECKING:
     from runtime.moe import MoE, Token
@@ -127,6 +128,11 @@ def add_caches(placement: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate text, printed on standard output as it is produced, and statistics on standard error."""
+    check_sampling(args)
+    if args.logprobs is not None and not args.json:
+        raise RequestError("--logprobs is printed with --json only: add --json")
+    if args.log:
+        check_writable(args.log)
     prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
     model, load_ns = load_model(args)
     with model:
@@ -136,6 +142,26 @@ def run(args: argparse.Namespace) -> int:
             print(flush=True)
     _report(model, args, tokens, load_ns)
     return INTERRUPTED if interrupted else 0
+
+
+def check_sampling(args: argparse.Namespace) -> None:
+    """Raise RequestError for wrong options of sampling, before a conversion that may take hours."""
+    from runtime.moe import check_request
+    from runtime.step.sampling import Sampling
+
+    check_request(args.max_new_tokens, tuple(args.stop), getattr(args, "logprobs", None))
+    Sampling(args.temperature, args.top_k, args.top_p, args.seed, args.min_p, args.repetition_penalty)
+
+
+def check_writable(path: Path) -> None:
+    """Raise RequestError if a file cannot be created or written."""
+    new = not path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written ({error.strerror}): choose another file with --log") from None
+    if new:
+        path.unlink()
 
 
 def load_model(args: argparse.Namespace) -> "tuple[MoE, int]":
@@ -176,7 +202,6 @@ def speak(
 
 
 def _report(model: "MoE", args: argparse.Namespace, tokens: "list[Token]", load_ns: int) -> None:
-    from runtime.errors import RequestError
     from runtime.units import show_bytes
 
     engine, facts = model.describe(), model.log.statistics()

@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(vars(result) | {"window": args.window, "stride": stride, "engine": engine}))
     else:
-        print_plain(f"{args.model}: perplexity {result.perplexity:.4f} ± {result.error:.4f} (standard error)")
+        error = "" if result.error is None else f" ± {result.error:.4f} (standard error)"
+        print_plain(f"{args.model}: perplexity {result.perplexity:.4f}{error}")
         print(f"{result.tokens} tokens in windows of {args.window}, {stride} apart, on {engine['backends']['prefill']}")
     return 0

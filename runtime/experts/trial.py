@@ -28,6 +28,7 @@ KEPT = 2 * LOOKS * 2 * WINDOW  # latest tokens of each way that are compared: tw
 GAIN = 0.02  # share of a token's time that prefetching must save
 SURE = 2.25  # standard errors by which the saving must exceed that: Pocock's boundary for this number of looks, 5 % one-sided
 HOPELESS = 1.0  # the trial ends early if the saving plus this many standard errors does not reach GAIN
+PATIENCE = 2  # looks after which it also ends if prefetching saves nothing so far: rare slow tokens make the error wide
 SLOWER, RECENT = 1.25, 16  # factor, and number of recent tokens that must be slower by it to end a rest
 REST, LONGEST_REST = 96, 1024  # tokens between two trials
 
@@ -72,10 +73,10 @@ class Trial:
         rest = REST
         while True:
             verdict = None
-            for _ in range(LOOKS):
+            for look in range(1, LOOKS + 1):
                 for way, tokens in ((False, WINDOW), (True, 2 * WINDOW), (False, WINDOW)):
                     yield from ((way, token >= SETTLING) for token in range(tokens))
-                verdict = self._verdict()
+                verdict = self._verdict(look)
                 if verdict is not None:
                     break
             before, self.pays = self.pays, bool(verdict)
@@ -104,18 +105,19 @@ class Trial:
         usual = mean_ns(self.without)
         return 1 - mean_ns(self.with_it) / usual, hypot(*map(error_ns, (self.with_it, self.without))) / usual
 
-    def _verdict(self) -> bool | None:
-        """Whether prefetching pays; None while undecided."""
+    def _verdict(self, look: int) -> bool | None:
+        """Whether prefetching pays, at this look of the trial; None while undecided."""
         saved, error = self._saving()
         if saved - SURE * error > GAIN:
             return True
-        return False if saved + HOPELESS * error < GAIN else None
+        return False if saved + HOPELESS * error < GAIN or (look >= PATIENCE and saved <= 0) else None
 
     def _means(self) -> str:
         saved, error = self._saving()
         ways = f"{described(self.with_it)} with prefetching, {described(self.without)} without"
         counted = f"means of {len(self.with_it)} and {len(self.without)} tokens"
-        return f"{ways} ({counted}, {saved:+.1%} saved, standard error {error:.1%})"
+        saving = f"saves {saved:.1%}" if saved >= 0 else f"costs {-saved:.1%}"
+        return f"{ways} ({counted}, {saving}, standard error {error:.1%})"
 
 
 def mean_ns(samples: deque[Sample]) -> float:

@@ -15,7 +15,7 @@ class Glm4Moe(Decoder):
 
 def read(config: dict[str, Any], windows: tuple[int, ...] = ()) -> Glm4Moe:
     """Sizes from config.json."""
-    sizes = partly_rotated(common({"partial_rotary_factor": 0.5} | config))
+    sizes = partly_rotated(common({"partial_rotary_factor": 0.5} | config, partly=True))
     width = int(config["moe_intermediate_size"])
     return Glm4Moe(
         **sizes,

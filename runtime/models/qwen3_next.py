@@ -144,7 +144,7 @@ def _silu(g: GraphBuilder, value: str) -> str:
 def read(config: dict[str, Any]) -> Qwen3Next:
     """Sizes from config.json, or from its text part for Qwen3.5-MoE."""
     config = {"partial_rotary_factor": 0.25, "head_dim": 256} | config.get("text_config", config)
-    sizes = partly_rotated(common(config, layer_types=LAYER_TYPES))
+    sizes = partly_rotated(common(config, layer_types=LAYER_TYPES, partly=True))
     every = int(config.get("full_attention_interval") or 4)
     kinds = config.get("layer_types") or [LAYER_TYPES[bool((layer + 1) % every)] for layer in range(sizes["layers"])]
     return Qwen3Next(

@@ -10,10 +10,18 @@ ACTIVATIONS = ("silu", "swish")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def common(config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:
-    """Settings that most families' config.json names the same way. `theta`: default base of the rotary positions."""
+def common(
+    config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[str, ...] = LAYER_TYPES, partly: bool = False
+) -> dict[str, Any]:
+    """Settings that most families' config.json names the same way. `theta`: default base of the rotary positions.
+
+    partly: heads may rotate in part. transformers ignores partial_rotary_factor in the other families.
+    """
     sizes = common_sizes(config, layer_types)
-    return sizes | {"rope": read_rope(config, sizes["head_dim"], theta)}
+    rope = read_rope(config, sizes["head_dim"], theta)
+    if rope.dims < sizes["head_dim"] // 2 * 2 and not partly:
+        raise ModelError("partial_rotary_factor is below 1, but heads of this family rotate as a whole: remove the key")
+    return sizes | {"rope": rope}
 
 
 def partly_rotated(sizes: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import onnx
 
 from runtime.errors import MoEError, PackageError, RequestError
 from runtime.graphs.builder import ExternalData, Store
-from runtime.graphs.checkpoint import Checkpoint, read_config
+from runtime.graphs.checkpoint import Checkpoint, read_config, read_json
 from runtime.graphs.quantize import BITS, HALF_MAX, Precision
 from runtime.models import Family, read_family
 from runtime.models.decoder import Precisions
@@ -38,7 +38,7 @@ from runtime.package.layout import (
     layer_name,
     sha256,
 )
-from runtime.package.tokens import read_tokenizer
+from runtime.package.tokens import further_end_ids, read_tokenizer
 
 Progress = Callable[[int, int], None]
 JOURNAL = "progress.json"
@@ -322,6 +322,9 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
     config = read_config(model)
     family = read_family(config, model)
     read_tokenizer(model)
+    further_end_ids(model, family.vocabulary)
+    if (settings := model / "tokenizer_config.json").exists():
+        read_json(settings, "copy it from the model")
     if target.exists() and not is_package(target) and not (target.is_dir() and not any(target.iterdir())):
         raise PackageError(f"{target} exists and is not a package: choose another folder")
     check_coverage(model, family, int(config.get("num_nextn_predict_layers") or 0))

@@ -28,14 +28,23 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise ModelError(f"{path} is not a tokenizer ({error}): copy it again") from None
 
 
-def further_end_ids(folder: Path) -> frozenset[int]:
-    """Ids that end an answer by generation_config.json, in addition to those of config.json."""
+def further_end_ids(folder: Path, vocabulary: int) -> frozenset[int]:
+    """Ids that end an answer by generation_config.json, in addition to those of config.json; all below `vocabulary`."""
     path = folder / "generation_config.json"
     ids = read_json(path, "copy it from the model").get("eos_token_id") if path.exists() else None
     further = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if not all(isinstance(token, int) for token in further):
-        raise ModelError(f"{path} has an eos_token_id that is not a number: copy it from the model")
+    if wrong := [token for token in further if type(token) is not int or not 0 <= token < vocabulary]:
+        raise ModelError(f"{path} has the eos_token_id {wrong[0]!r}, which is no token id of the model: copy it from the model")
     return frozenset(further)
+
+
+def check_text(text: Any, what: str) -> None:
+    """Raise RequestError if a text holds bytes that are not UTF-8, which Python keeps as lone surrogates."""
+    try:
+        if isinstance(text, str):
+            text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{what} is not UTF-8 text: convert it, for example with iconv") from None
 
 
 class ChatTemplate:
@@ -58,9 +67,13 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
+        if unknown := {"tokenize", "return_tensors", "return_dict", "padding"} & options.keys():
+            raise RequestError(f"{', '.join(sorted(unknown))}: the answer is always a list of token ids, leave this out")
+        for message in messages:
+            check_text(message.get("content"), "a message")
         asked = {"add_generation_prompt": True} | options
         try:
             ids = self._tokenizer.apply_chat_template(messages, return_dict=False, **asked)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RequestError(f"the model's chat template rejects this conversation: {error}") from None
         return list(ids)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ TIERS = (1, 8, 32)
 PERFORMANCE = ("default", "burst", "balanced", "high_performance", "low_balanced", "power_saver")
 """Performance modes of the HTP's clocks that the QNN provider can request."""
 KV_BITS = (8, 16, 32)
+MOST_THREADS = 1024
 PREFETCH = ("auto", "on", "off")
 
 
@@ -63,6 +64,8 @@ class Options:
                 raise RequestError(f"{what} {value!r} is unknown: choose one of {', '.join(known)}")
         if self.chunk < 1 or self.threads < 1 or not self.tiers or min(self.tiers) < 1:
             raise RequestError("chunk, threads and tiers must be 1 or more")
+        if self.threads > MOST_THREADS:
+            raise RequestError(f"{self.threads} threads are more than {MOST_THREADS}: give about as many as there are CPUs")
 
     def uses(self, backend: str) -> bool:
         """Whether any phase uses this backend."""
@@ -76,7 +79,7 @@ class Options:
 
 def check_soc(soc: str) -> None:
     """Refuse a text that is not the number of an SoC."""
-    if soc and not soc.isdecimal():
+    if soc and not (soc.isascii() and soc.isdecimal()):
         raise RequestError(f"--soc {soc!r} is not an SoC number: give its number in Qualcomm's SDK, such as 57")
 
 

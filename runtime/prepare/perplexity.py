@@ -18,17 +18,18 @@ ROWS = 64
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Perplexity over `tokens` predicted tokens, with its standard error, which treats tokens as independent."""
+    """Perplexity over `tokens` predicted tokens, with its standard error, which treats tokens as independent; None for one."""
 
     perplexity: float
-    error: float
+    error: float | None
     tokens: int
 
     @classmethod
     def of(cls, losses: np.ndarray) -> "Perplexity":
         """Perplexity from losses [n] in nats."""
         value = float(np.exp(losses.mean()))
-        return cls(value, value * float(losses.std() / np.sqrt(len(losses))), len(losses))
+        error = value * float(losses.std() / np.sqrt(len(losses))) if len(losses) > 1 else None
+        return cls(value, error, len(losses))
 
 
 def losses(engine: Engine, ids: list[int], window: int, stride: int, progress: Progress | None = None) -> np.ndarray:

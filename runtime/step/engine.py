@@ -74,7 +74,11 @@ class Engine:
         flush = FlushByCost(costs, options.tiers, options.expert_cache is not None) if costs else Flush(options.tiers)
         if HTP in used and flush.uses_cpu:
             used[CPU] = self.backends[CPU]
-        predictor = Predictor.of(package) if wants_prefetch(package, options) else None
+        unwanted = no_prefetch(package, options)
+        predictor = None if unwanted else Predictor.of(package)
+        log.prefetching = (
+            f"off: {unwanted}" if unwanted and (options.expert_cache is not None or options.prefetch == "on") else ""
+        )
         beside = loads_beside(package, options)
         background = beside or predictor is not None
         self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, background, flush)
@@ -85,6 +89,7 @@ class Engine:
         self._prefetching: Prefetching | None = None
         if predictor:
             cache, trial = self.experts.cache, Trial() if options.prefetch == AUTO else None
+            log.prefetching = trial.reason if trial else "on: as requested"
             prefetcher = Prefetcher(predictor, cache, self.family, CPU)
             self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial, beside)
         if options.expert_cache is None:
@@ -281,11 +286,19 @@ class Engine:
         return TokenPath(self.family, self.log, self.experts, place.attention, *parts)
 
 
-def wants_prefetch(package: Package, options: Options) -> bool:
-    """Whether to prefetch: needs a limited cache and experts that decode on the CPU; `auto` also a predictor or large experts."""
-    if options.prefetch == "off" or options.expert_cache is None or placed(options.decode_backend)["expert"] == "htp":
-        return False
-    return options.prefetch == "on" or predictor_path(package) is not None or package.expert_bytes >= LARGE_EXPERT
+def no_prefetch(package: Package, options: Options) -> str:
+    """Why nothing is prefetched, empty if it is: needs a limited cache, experts that decode on the CPU, and in `auto` also a
+    predictor or large experts.
+    """
+    if options.expert_cache is None:
+        return "every expert is in memory"
+    if options.prefetch == "off":
+        return "as requested"
+    if placed(options.decode_backend)["expert"] == "htp":
+        return "experts decode on the NPU"
+    if options.prefetch == "on" or predictor_path(package) is not None or package.expert_bytes >= LARGE_EXPERT:
+        return ""
+    return "no predictor is trained (train-predictor), and experts are below 1 MiB"
 
 
 def loads_beside(package: Package, options: Options) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -25,6 +26,9 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        real = self.temperature, self.top_p, self.min_p, self.repetition_penalty
+        if not all(isinstance(value, Real) for value in real) or not isinstance(self.top_k, Integral):
+            raise RequestError("sampling settings must be numbers, top-k a whole one")
         if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
             raise RequestError("temperature and top-k must be finite and 0 or more, top-p and min-p between 0 and 1")
         if not 0 < self.repetition_penalty < math.inf:
@@ -57,8 +61,9 @@ class Sampler:
         order = np.argsort(-logits, kind="stable")
         if s.top_k:
             order = order[: s.top_k]
-        scaled = logits[order].astype(np.float64) / s.temperature
-        chances = np.exp(scaled - scaled[0])
+        below = logits[order].astype(np.float64) - float(logits[order[0]])
+        with np.errstate(over="ignore"):  # at a temperature near 0 only the most likely tokens are possible
+            chances = np.exp(below / s.temperature)
         chances /= chances.sum()
         by_sum = int(np.searchsorted(np.cumsum(chances), s.top_p)) + 1
         by_least = int(np.count_nonzero(chances >= s.min_p * chances[0]))

@@ -55,7 +55,7 @@ class Totals:
 class RunLog:
     """Counts of everything that the probes also report.
 
-    prefetching: the choice of a trial, and why. kv_bytes: of the largest sequence. Only the newest steps and routing are kept.
+    prefetching: whether it is on, and why. kv_bytes: of the largest sequence. Only the newest steps and routing are kept.
     """
 
     steps: list[Step] = field(default_factory=list)
