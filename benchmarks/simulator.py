@@ -168,6 +168,7 @@ def scaled(
         work={key: scale(key, line) for key, line in cost.work.items()},
         load=times(cost.load, load),
         behind=times(cost.behind, behind) if cost.behind else None,
+        behind_first=times(cost.behind_first, behind) if cost.behind_first else None,
         loads={key: times(line, load) for key, line in cost.loads.items()},
         first={key: seconds * work.get(key[1:], 1.0) for key, seconds in cost.first.items()},
     )

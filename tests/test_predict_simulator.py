@@ -191,6 +191,14 @@ def test_large_experts_are_read_while_the_layer_runs_those_it_has() -> None:
     assert {span.unit for span in beside.spans if span.kind == "load"} == {"storage"}
 
 
+def test_the_loaders_first_load_of_an_expert_has_its_own_cost() -> None:
+    trace = Trace(tuple(Step("decode", i, (np.array([[expert]]),)) for i, expert in enumerate((0, 1, 0, 1))), 2)
+    cost = replace(EVEN, expert_bytes={"cpu": LARGE_EXPERT}, behind=Line(2e-3), behind_first=Line(7e-3))
+    found = simulate(trace, cost, Settings(LARGE_EXPERT))
+    took = [span.end - span.begin for span in found.spans if span.unit == "storage"]
+    assert took == pytest.approx([7e-3, 7e-3, 2e-3, 2e-3])
+
+
 def test_the_npu_works_beside_the_cpu_but_never_two_things_at_once() -> None:
     trace = random_trace(3, prompt=32)
     apart, beside = (simulate(trace, EVEN, Settings(None, 4, (1, 2, 4), prefill_unit=unit)) for unit in ("cpu", "npu"))

@@ -56,8 +56,9 @@ class Costs:
     Kinds: attention (a chunk at a context), router, mlp (shared expert), expert (rows of a batch), combine, dispatch (a
     chunk), flush (buffered rows at a layer's end), and `outside`, once per step. Work lasts from the end of the previous
     work. load, behind: lines over bytes, on the thread that needs the expert and on the loader's (None: equal); loads: `load` by
-    (unit, whether it is the first of its form). first: additional time of an expert's first run, by (how it was loaded,
-    phase, mode). loaders: number of loader threads. loads_at_once: maximum number of concurrent loads.
+    (unit, whether it is the first of its form); behind_first: `behind` for the first of a form, whose memory is new (None:
+    equal). first: additional time of an expert's first run, by (how it was loaded, phase, mode). loaders: number of loader
+    threads. loads_at_once: maximum number of concurrent loads.
     """
 
     work: dict[tuple[str, ...], Line]
@@ -66,6 +67,7 @@ class Costs:
     source: str
     warnings: tuple[str, ...] = ()
     behind: Line | None = None
+    behind_first: Line | None = None
     first: dict[tuple[str, str, str], float] = field(default_factory=dict)
     loaders: int = 1
     loads_at_once: int = 1
@@ -131,7 +133,8 @@ def from_tables(*recordings: Tables) -> Costs:
         _load_line(inline if len(inline) else behind),
         _sizes(observed),
         f"fitted to the operators, expert runs and loads of {len(observed)} recording{'s' if len(observed) > 1 else ''}",
-        behind=_load_line(behind) if len(behind) else None,
+        behind=_load_line(_enough(behind[behind["again"]], behind)) if len(behind) else None,
+        behind_first=_load_line(_enough(behind[~behind["again"]], behind)) if len(behind) else None,
         first=first,
         loaders=loaders,
         loads_at_once=loaders + 1,
@@ -430,6 +433,10 @@ def _loads_within(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:
     first = np.searchsorted(times, part["begin_ns"].to_numpy())
     last = np.searchsorted(times, part["end_ns"].to_numpy())
     return np.asarray(summed[last] - summed[first])
+
+
+def _enough(some: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
+    return some if len(some) >= FEW_RUNS else every
 
 
 def _load_line(loads: pd.DataFrame) -> Line:

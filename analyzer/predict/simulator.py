@@ -321,7 +321,8 @@ class Machine:
     def _behind(self, entry: Entry, thread: str) -> Work:
         """A load on a loader thread."""
         self._loading_behind += 1
-        yield from self._load(entry, thread, self.costs.behind or self._loading(entry), -(-entry.size // PIECE))
+        line = self.costs.behind if entry.form in self._loaded else self.costs.behind_first or self.costs.behind
+        yield from self._load(entry, thread, line or self._loading(entry), -(-entry.size // PIECE))
         self._loading_behind -= 1
 
     def _loading(self, entry: Entry) -> Line:

@@ -304,7 +304,7 @@ def no_prefetch(package: Package, options: Options) -> str:
 def loads_beside(package: Package, options: Options) -> bool:
     """Whether a loader reads the experts that a layer misses while the layer runs those it has, with and without prefetching.
 
-    With small experts, waking the loader would take as long as the read.
+    With small experts, waking the loader would take a good part of the time that it saves.
     """
     return options.expert_cache is not None and not options.uses("htp") and package.expert_bytes >= LARGE_EXPERT
 
