@@ -59,7 +59,7 @@ class Checkpoint:
             if not isinstance(shards, dict):
                 raise ModelError(f"{index} has no weight_map: copy the index again")
             if wrong := [name for name in shards.values() if not isinstance(name, str) or Path(name).name != name]:
-                raise ModelError(f"{index} names {wrong[0]!r}, which is no file in its folder: copy the index again")
+                raise ModelError(f"{index} names {wrong[0]!r}, not a file in its folder: copy the index again")
             return [self.folder / name for name in sorted(set(shards.values()))]
         return [self.folder / SINGLE]
 

@@ -34,7 +34,7 @@ def further_end_ids(folder: Path, vocabulary: int) -> frozenset[int]:
     ids = read_json(path, "copy it from the model").get("eos_token_id") if path.exists() else None
     further = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if wrong := [token for token in further if type(token) is not int or not 0 <= token < vocabulary]:
-        raise ModelError(f"{path} has the eos_token_id {wrong[0]!r}, which is no token id of the model: copy it from the model")
+        raise ModelError(f"{path} has the eos_token_id {wrong[0]!r}, not a token id of the model: copy it from the model")
     return frozenset(further)
 
 
