@@ -245,7 +245,6 @@ def test_a_request_with_which_nothing_can_be_generated_is_refused(model: Path, s
         ["--max-new-tokens", "0"],
         ["--stop", ""],
         ["--logprobs", "-1", "--json"],
-        ["--logprobs", "2"],
         ["--threads", "100000"],
         ["--soc", "\u0663"],
         ["--log", "/proc/moescope/log"],

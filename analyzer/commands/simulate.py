@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate every combination and print them."""
     recordings = [tables_of(path) for path in args.run_dirs]
     routes = trace.from_tables(recordings[0])
-    cost = _costs(args, recordings, routes)
+    cost = _costs(args, recordings)
     known = None if args.device else recorded.of(recordings[0], routes, command_of(args.run_dirs[0]))
     settings = list(combinations(args, routes, cost, known.settings if known else simulator.Settings()))
     outcomes = [simulator.simulate(routes, cost, setting) for setting in settings]
@@ -153,17 +153,12 @@ def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs,
         screen.print(words(("warning:", "yellow"), f" {text}"))
 
 
-def _costs(args: argparse.Namespace, recordings: Sequence[costs.Tables], routes: trace.Trace) -> costs.Costs:
+def _costs(args: argparse.Namespace, recordings: Sequence[costs.Tables]) -> costs.Costs:
     if bool(args.device) != bool(args.config):
         raise PredictError("--device and --config must be given together: the roofline needs both")
     if not args.device:
         return costs.from_tables(*recordings)
     model = read_config(args.config)
-    if mixture := model.mixture:
-        ours, theirs = (model.layers, mixture.experts, mixture.top_k), (routes.layers, routes.experts, routes.top_k)
-        if ours[2] != theirs[2] or ours[0] < theirs[0] or ours[1] < theirs[1]:
-            sizes = (f"{layers} layers of {experts} experts, {k} at once" for layers, experts, k in (ours, theirs))
-            raise PredictError("{} has {}, the routes {}: give the config of that model".format(args.config, *sizes))
     return costs.from_device(with_weights(model, args.weights) if args.weights else model, devices.load(args.device))
 
 

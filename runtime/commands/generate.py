@@ -129,8 +129,6 @@ def add_caches(placement: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generate text, printed on standard output as it is produced, and statistics on standard error."""
     check_sampling(args)
-    if args.logprobs is not None and not args.json:
-        raise RequestError("--logprobs is printed with --json only: add --json")
     if args.log:
         check_writable(args.log)
     prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
