@@ -37,8 +37,9 @@ class Format(NamedTuple):
 def read_routes(path: Path) -> Tables:
     """The tables of a file in any of the formats, recognized by its header. Raises RecordingError if it has no routes."""
     text = path.read_text(encoding="utf-8-sig", errors="replace")
-    if text.startswith("# route_trace") and text.split("\n", 1)[0].strip() != TRACE_HEAD:
-        raise RecordingError(f"{path} is a {text.split(chr(10), 1)[0].strip(' #')}: only v1 can be read")
+    head = text.partition("\n")[0].strip()
+    if head.startswith("# route_trace") and head != TRACE_HEAD:
+        raise RecordingError(f"{path} is a {head.strip('# ')}: only v1 can be read")
     rows = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not rows:
         raise RecordingError(f"{path} holds no routes")
