@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from analyzer.questions.phases import per_token, phase_shares
 
 from analyzer.questions.live import Live
-from analyzer.questions.phases import per_token, phase_shares
 from analyzer.tables.store import build
 from benchmarks.analyzer import synthetic
 from benchmarks.lib.report import Report, arguments

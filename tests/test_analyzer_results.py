@@ -7,6 +7,8 @@ import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
+from analyzer.questions.groups import group_of
+from analyzer.questions.phases import per_token, phase_shares
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +17,6 @@ from analyzer.commands.summary import losses
 from analyzer.questions import experts
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.figures import cache_hits
-from analyzer.questions.groups import group_of
-from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.profdag import DagError, build_profdag, decode_tokens, export, to_json
 from analyzer.questions.summary import summarize
 from analyzer.tables import store as tables_module

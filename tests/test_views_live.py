@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from analyzer.questions.phases import per_token, phase_shares
 
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.live import MOST_HELD, TOP, Live, Snapshot
-from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.summary import operator_summary, token_summary
 from analyzer.tables.store import build
 from tracer.recording.format import RING_HEADER_BYTES, Recording, write_manifest

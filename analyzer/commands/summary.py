@@ -10,9 +10,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from analyzer.commands._show import number, printed, short
+from analyzer.commands._show import number, printed
 from analyzer.questions.cached import summary
-from analyzer.questions.ledger import shares
 from analyzer.records.manifest import command_of
 from analyzer.records.stamps import outdated
 from moescope.arguments import add_run_and_json
@@ -22,9 +21,8 @@ from tracer.recording.format import Recording
 
 prepare_parser = add_run_and_json
 
-OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 5, 9, 2, 2, 3
-APART = 0.02
-"""Smallest share of TPOT between steps that is shown."""
+PARTS_SHOWN, CAUSES_SHOWN, FINDINGS = 6, 4, 3
+OTHERS, LEAST = "others", 0.005
 NOUNS = {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
 """One row of a table whose name does not say it."""
 Section = dict[str, Any]
@@ -36,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     answer["outdated_views"] = outdated(args.run_dir, Recording(args.run_dir).manifest)
     if printed(args, answer):
         return 0
-    screen = console()
+    screen, answer["run_dir"] = console(), str(args.run_dir)
     shown = (part(answer[name] if name else answer) for name, part in PARTS if not name or answer[name])
     command, *lines = (line for part in shown for line in part)
     screen.print(command, no_wrap=True, overflow="ellipsis")
@@ -88,67 +86,55 @@ def speed(answer: Section) -> list[Line]:
     return [first, second + rest]
 
 
-def phases(answer: Section) -> list[Line]:
-    """The parts of a step's time."""
-    if not answer["phases"]:
+def time(t: Section) -> list[Line]:
+    """A mean step of the phase with the most time, by part and cause; other phases by cause."""
+    if not t:
         return []
-    names, groups = list(answer["phases"]), grouped_times(answer["phases"])
-    table = grid("ms per step", *(column for name in names for column in (name, "")))
-    for key in groups[names[0]]:
-        cells = []
-        for name in names:
-            value, total = groups[name][key], groups[name]["total"]
-            cells += [number(value, ",.3f"), number(value / total if value is not None and total else None, ".0%")]
-        table.add_row(key, *cells)
-    between = between_ms(answer)
-    if between:
-        table.add_row(
-            "between steps", *(cell for name in names for cell in (number(between, ",.3f") if name == "decode" else "", ""))
-        )
-    return [table]
+    phases = sorted(t["phases"].items(), key=lambda item: -item[1]["ms"] * item[1]["steps"])
+    first, *others = ((phase or "step", part) for phase, part in phases)
+    return [matrix(*first), *(words((f"{phase} step ", "bold"), by_cause(part)) for phase, part in others)]
 
 
-def grouped_times(by_phase: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Times by phase and group: the largest groups and the sum of the others, so that all rows add up to the total."""
-    keys = list(dict.fromkeys(key for phase in by_phase.values() for key in phase if key not in ("residual", "total")))
-    share = {key: max(phase.get(key, 0.0) / (phase["total"] or 1.0) for phase in by_phase.values()) for key in keys}
-    few = sorted(keys, key=share.__getitem__)[: max(len(keys) - GROUPS, 0)]
-    few = few + sorted(set(keys) - set(few), key=share.__getitem__)[:1] if few else []  # their sum also takes a row
-    rest = {f"{len(few)} others": few} if few else {}
-    return {
-        name: {key: phase.get(key) for key in keys if key not in few}
-        | {label: sum(phase.get(key, 0.0) for key in of) for label, of in rest.items()}
-        | {key: phase[key] for key in ("residual", "total")}
-        for name, phase in by_phase.items()
-    }
+def matrix(phase: str, part: Section) -> Line:
+    """Parts as rows and causes as columns, the smallest summed; all rows and all columns add up."""
+    rows, columns = few(part["part_ms"], PARTS_SHOWN), few(part["cause_ms"], CAUSES_SHOWN)
+    cells: dict[tuple[str, str], float] = {}
+    for cell in part["cells"]:
+        key = rows.get(cell["part"], OTHERS), columns.get(cell["cause"], OTHERS)
+        cells[key] = cells.get(key, 0.0) + cell["ms"]
+    names, causes = (list(dict.fromkeys(few_of.values())) for few_of in (rows, columns))
+    table = grid(f"ms of a {phase} step", *causes, "all", "")
+    for name in (*names, "all"):
+        of_row = [sum(ms for (r, c), ms in cells.items() if name in (r, "all") and c == cause) for cause in causes]
+        table.add_row(name, *(number(ms, ",.2f") if ms else "" for ms in of_row), *with_share(sum(of_row), part["ms"]))
+    shares = [
+        number(part["ms"] and sum(ms for (_, c), ms in cells.items() if c == cause) / part["ms"], ".0%") for cause in causes
+    ]
+    table.add_row("share", *shares, "", "")
+    return table
 
 
-def between_ms(answer: Section) -> float | None:
-    """Mean time between decode steps, which TPOT includes; None below APART of it."""
-    tpot, decode = (answer["tokens"] or {}).get("tpot_ms", {}).get("mean"), answer["phases"].get("decode")
-    between = tpot - decode["total"] if tpot and decode else 0.0
-    return between if tpot and between > APART * tpot else None
+def few(spent: dict[str, float], most: int) -> dict[str, str]:
+    """Each name → itself, or OTHERS for all but the `most` largest."""
+    return {name: name if i < most or len(spent) == most + 1 else OTHERS for i, name in enumerate(spent)}
 
 
-def ledger_line(ledger: Section) -> list[Line]:
-    """The time of steps by cause."""
-    return [words(("ledger", "bold"), f": {shares(ledger)}")]
+def with_share(ms: float, total: float) -> tuple[str, str]:
+    """A time and its share, as cells."""
+    return number(ms, ",.2f"), number(ms / total if total else None, ".0%")
+
+
+def by_cause(part: Section) -> str:
+    """A mean step's time and its causes in a line."""
+    causes = ", ".join(f"{cause} {ms / part['ms']:.0%}" for cause, ms in part["cause_ms"].items() if ms >= LEAST * part["ms"])
+    return f"{part['ms']:,.2f} ms: {causes}"
 
 
 def top_findings(findings: list[Section]) -> list[Line]:
-    """The findings with the largest estimated savings."""
-    rows = [(f"{f['saving_share']:.0%}", f["text"].rpartition(":")[0]) for f in findings[:FINDINGS]]
+    """The first findings."""
+    rows = [(f"{f['saving_share'] or f['evidence'].get('share', 0.0):.0%}", f["text"]) for f in findings[:FINDINGS]]
     what = as_called("main costs (all: python -m analyzer findings)")
     return [grid("of step time", what, left=(what,), rows=rows)]
-
-
-def operators(totals: Section) -> list[Line]:
-    """The costliest operator types."""
-    rows = [
-        (o["type"], f"{o['count']:,}", f"{o['ms']:,.1f}", f"{o['mean_us']:,.1f}", f"{o['share']:.0%}", f"{o['wait_share']:.0%}")
-        for o in totals["top"][:OPERATORS]
-    ]
-    return [grid("operator", "count", "total ms", "mean µs", "share", "waiting", rows=rows)]
 
 
 def experts(e: Section) -> list[Line]:
@@ -181,9 +167,6 @@ def npu(n: Section) -> list[Line]:
     known += [f"{n['accel_cycles']:,.0f} cycles"] if n["accel_cycles"] is not None else []
     known.append(f"{n['events']:,} profile events ({n['unjoined_events']:,} not attributed to an execution)")
     lines: list[Line] = [words((n["backend"] or "QNN", "bold"), counts, failed), ", ".join(known)]
-    if n["graphs"]:
-        rows = ((short(row["name"]), f"{row['executes']:,}", f"{row['ms']:,.1f}") for row in n["graphs"][:GRAPHS])
-        lines.append(grid("NPU graphs", "executions", "total ms", rows=rows))
     return lines
 
 
@@ -202,14 +185,6 @@ def npu_queues(q: Section) -> list[Line]:
         f"{number(q['submit_ms'])} ms submitting, {number(q['wait_ms'])} ms waiting for answers, at most {q['in_flight']} in "
         + (f"flight; {unknown:,} operators are not attributed to a node" if unknown else "flight"),
     ]
-
-
-def scheduling(s: Section) -> list[Line]:
-    """The threads' time by state."""
-    states = ("running", "runnable", "sleeping", "waiting", "stopped")
-    named = [("all", s), *((f"{row['name']} {row['tid']}", row) for row in s["top"][:THREADS])]
-    rows = ((name, *(f"{row[f'{state}_ms']:,.1f}" for state in states)) for name, row in named)
-    return [grid(f"ms in state ({s['threads']} threads)", *states, rows=rows)]
 
 
 def clocks(c: Section) -> list[Line]:
@@ -257,19 +232,24 @@ def losses(answer: Section) -> list[Line]:
     return [*lines, "incomplete: " + ", ".join(odd)] if odd else lines
 
 
+def files(answer: Section) -> list[Line]:
+    """Where to look next."""
+    return [
+        words((as_called(f"python -m views open {answer['run_dir']}"), "bold"), " shows the timeline; report.html is beside it")
+    ]
+
+
 PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("", heading),
     ("", speed),
+    ("time", time),
     ("findings", top_findings),
-    ("", phases),
-    ("ledger", ledger_line),
-    ("operators", operators),
     ("experts", experts),
     ("npu", npu),
     ("npu_queues", npu_queues),
-    ("scheduling", scheduling),
     ("clocks", clocks),
     ("io", io),
     ("", losses),
+    ("", files),
 )
 """(section that a part of the screen shows, omitted if that is empty; "" for several sections), in order."""

@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare.attribution import charge
-from analyzer.questions import clocks, figures
+from analyzer.questions import clocks, figures, step_time
 from analyzer.questions.experts import activations
-from analyzer.questions.groups import group_times, pieces
 from analyzer.records.schema import COMPARED, Tables
 
 Row = dict[str, Any]
@@ -41,6 +40,7 @@ class Facts:
         self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
         self.itl = self.complete_steps.sort_values("end_ns")["itl_ms"].dropna()
         self.ttfts = figures.ttft_ms(self.complete_steps)
+        self.time = step_time.step_time(tables)
 
 
 def extract(tables: Tables) -> pd.DataFrame:
@@ -104,18 +104,19 @@ def tail_metrics(facts: Facts) -> Iterator[Row]:
 
 
 def phase_metrics(facts: Facts) -> Iterator[Row]:
-    """Median ms per step of every group of operators, by phase."""
+    """Median ms per step of every part and of every cause, by phase."""
     steps = facts.steps
     if len(steps) == 0 or len(facts.tables["operators"]) == 0:
         return
-    spent = group_times(facts.tables, pieces(facts.tables)).reindex(steps.index, fill_value=0.0) / MS
-    for phase, rows in spent.groupby(steps["phase"]):
-        rows = rows.iloc[1:] if len(rows) > 1 else rows
-        total = float(steps.loc[rows.index, "duration_ns"].median()) / MS
-        for group, value in rows.median().items():
-            if value > 0:
-                share = value / total if total else np.nan
-                yield row("phase", "time in group", "ms", value, len(rows), phase=phase, type=group, share=share)
+    for by in ("part", "cause"):
+        spent = step_time.per_step(facts.tables, facts.time, by).reindex(steps.index, fill_value=0.0) / MS
+        for phase, rows in spent.groupby(steps["phase"]):
+            rows = rows.iloc[1:] if len(rows) > 1 else rows
+            total = float(steps.loc[rows.index, "duration_ns"].median()) / MS
+            for name, value in rows.median().items():
+                if value > 0:
+                    share = value / total if total else np.nan
+                    yield row("phase", f"time by {by}", "ms", value, len(rows), phase=phase, type=name, share=share)
 
 
 def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
@@ -139,7 +140,7 @@ def operator_metrics(facts: Facts) -> pd.DataFrame:
 
     The first execution of each is separate: compiling, page faults and empty caches make it incomparable.
     """
-    steps, charges = facts.steps, charge(facts.tables)
+    steps, charges = facts.steps, charge(facts.tables, facts.time)
     frame = described(facts, charges.operators)
     frame = frame[frame["phase"] != ""]
     if len(frame) == 0:

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.groups import BESIDE, enqueued
+from analyzer.questions.parts import BESIDE, enqueued
 from analyzer.records.schema import Tables, conform
 
 CPU = "cpu"

@@ -4,19 +4,30 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from analyzer.questions import backends, cache_curves, displacement, experts, figures, ledger, phases, rpc, threads, trends
+from analyzer.questions import (
+    accelerators,
+    backends,
+    cache_curves,
+    displacement,
+    experts,
+    figures,
+    npu_windows,
+    rpc,
+    step_time,
+    threads,
+    trends,
+)
 from analyzer.records.schema import Tables
 
 DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
-    "phases": ("ns of each group, cause and residual by token (phases.per_token)", lambda t: phases.per_token(t).reset_index()),
-    "ledger": ("ns of each token by cause, which add up to it (analyzer/records/tables.toml)", ledger.ledger),
-    "ledger_pieces": ("the pieces of tokens that make up the ledger, each with its cause", ledger.ledger_pieces),
-    "submissions": ("submissions to an accelerator, and when their completion was known", ledger.submissions),
+    "time": ("the time of steps by part and cause (analyzer/records/tables.toml)", step_time.step_time),
+    "operator_times": ("computing time of operators, and what they lost to each other cause", step_time.operator_times),
+    "submissions": ("submissions to an accelerator, and when their completion was known", accelerators.submissions),
     "rpc_messages": ("calls from CPU to NPU as recorded by the driver, from begin to end", rpc.messages),
     "backends": ("operators of equal type, role and shape on the CPU and elsewhere: median times", backends.beside),
-    "gaps": ("idle pieces of tokens with their cause and the operators around them", phases.gaps),
-    "npu_gaps": ("idle pieces of the NPU within tokens, with their cause", phases.npu_gaps),
-    "npu_windows": ("each run of a graph on the NPU, cut into host, accelerator and residual", phases.npu_windows),
+    "gaps": ("pieces of `time` outside of operators and loads, with the operators around them", step_time.gaps),
+    "npu_gaps": ("pieces of `time` of steps that use the NPU, while no execution is on it", npu_windows.npu_gaps),
+    "npu_windows": ("each run of a graph on the NPU, cut into host, accelerator and residual", npu_windows.npu_windows),
     "displacements": ("pieces of steps in which one of their threads was ready but had no CPU", displacement.displacements),
     "operator_states": ("busy time of operator types by state of the thread", threads.operator_states),
     "decode_steps": ("decode steps with context, ms and tpot_ms", trends.decode_steps),

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analyzer.questions import expert_loads as step_loads
 from analyzer.questions.figures import cache_hits, hit_rate
-from analyzer.questions.groups import operator_groups
+from analyzer.questions.parts import LOAD, operator_parts
 from analyzer.records.schema import Tables
 
 
@@ -88,7 +88,7 @@ def time_by_distance(tables: Tables) -> pd.DataFrame:
     reuse = reuse_distance(tables, "decode")
     steps = reuse.groupby(["token_id", "layer"])["distance"].agg(distance="mean", new=lambda values: int(values.isna().sum()))
     operators = tables["operators"]
-    expert_operators = operators[np.isin(operator_groups(operators), ("expert compute", "expert load"))]
+    expert_operators = operators[np.isin(operator_parts(operators), ("experts", LOAD))]
     spent = expert_operators.groupby(["token_id", "layer"])[["duration_ns", "maj_flt"]].sum()
     joined = steps.join(spent, how="inner").rename(columns={"duration_ns": "expert_ns"})
     return joined.reset_index()

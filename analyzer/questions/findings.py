@@ -1,87 +1,28 @@
 """Findings: the main costs and the time that a remedy would save, each with its evidence and a query that shows it.
 
 A finding's estimated saving is the time that its remedy would save, as a share of all steps' time.
-Savings overlap and do not add up.
+Those of causes are parts of the steps' time; others overlap them and do not add up.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import clocks, displacement, expert_loads, ledger, phases, roofline, trends
+from analyzer.questions import accelerators, clocks, expert_loads, roofline, step_time, trends
+from analyzer.questions.cause_findings import by_cause
+from analyzer.questions.causes import CAUSES, COMPUTING
 from analyzer.questions.ceilings import Ceilings
+from analyzer.questions.facts import Facts, Finding
+from analyzer.questions.parts import HOST_CODE, LOAD
 from analyzer.records.intervals import Intervals, overlaps
 from analyzer.records.schema import Tables
-from moescope.packaged import toml_beside
 
-TEXTS = toml_beside(__file__, "findings.toml")
-QUERIES: dict[str, str] = TEXTS["queries"]
 LEAST_SHARE = 0.01
 """Findings that would save less are omitted."""
-MOST_DISPLACERS = 3
-"""Maximum number of other programs that are named."""
 WORTH = 10
 """Maximum number of findings."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that costs time. `saving_share` is of all steps' time, `saving_ms` of the whole recording."""
-
-    rule: str
-    text: str
-    saving_ms: float
-    saving_share: float
-    evidence: dict[str, Any]
-    query: str
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The inputs of the rules."""
-
-    tables: Tables
-    rows: pd.DataFrame
-    """phases.per_token"""
-    ceilings: Ceilings | None
-
-    @cached_property
-    def ledger_pieces(self) -> pd.DataFrame:
-        """ledger.ledger_pieces"""
-        return ledger.ledger_pieces(self.tables)
-
-    @cached_property
-    def ledger(self) -> pd.DataFrame:
-        """ledger.ledger"""
-        return ledger.ledger(self.tables, self.ledger_pieces)
-
-    @cached_property
-    def displaced(self) -> pd.DataFrame:
-        """displacement.displacements within steps"""
-        rows = displacement.displacements(self.tables)
-        return rows[rows["token_id"] >= 0]
-
-    @cached_property
-    def crowd(self) -> displacement.Crowd | None:
-        """Threads that share CPUs, if they do."""
-        return displacement.crowded(self.tables, self.displaced)
-
-    @property
-    def total_ns(self) -> float:
-        """All steps' time."""
-        return float(self.rows["total"].sum())
-
-    def finding(
-        self, rule: str, text: str, saving_ns: float, evidence: dict[str, Any], query: str, named: dict[str, Any] | None = None
-    ) -> Finding:
-        """A finding whose text ends with the estimated saving; `query` is a key of QUERIES, filled with the figures `named`."""
-        share = saving_ns / self.total_ns if self.total_ns else 0.0
-        sql = QUERIES[query].format_map(named or {})
-        return Finding(rule, f"{text}: {share:.0%} of step time", saving_ns / 1e6, share, evidence, sql)
 
 
 def size(count: float) -> str:
@@ -91,7 +32,8 @@ def size(count: float) -> str:
 
 def loads(facts: Facts) -> Iterator[Finding]:
     """Time in which steps wait for expert loads, grouped by remedy."""
-    rows = expert_loads.step_loads(facts.tables, facts.rows["expert load"])
+    spent = facts.spent(part=LOAD).groupby("token_id")["duration_ns"].sum()
+    rows = expert_loads.step_loads(facts.tables, spent)
     first, again = rows[~rows["again"]], rows[rows["again"]]
     better = expert_loads.larger_cache(facts.tables, rows)
     if better is not None:
@@ -124,7 +66,7 @@ def disk(facts: Facts) -> Iterator[Finding]:
     operators = facts.tables["operators"].set_index("op_id")
     layers = operators["layer"].reindex(faults["op_id"])
     layers = layers[layers >= 0]
-    decode = facts.rows.index[facts.rows["phase"] == "decode"]
+    decode = facts.phase.index[facts.phase == "decode"]
     steps = faults.loc[faults["token_id"].isin(decode), "token_id"].nunique() / max(len(decode), 1)
     where = f"layers {int(layers.min())}-{int(layers.max())}" if len(layers) else "operators outside layers"
     waited = faults.groupby(["op_id", "tid"])["waited_ns"].sum().groupby("op_id").max().sum()
@@ -143,30 +85,13 @@ def waiting_faults(tables: Tables) -> pd.DataFrame:
     return faults.assign(waited_ns=waited)[waited > 0]
 
 
-def gaps(facts: Facts) -> Iterator[Finding]:
-    """Idle time between operators, by its cause."""
-    for cause, text in TEXTS["gaps"].items():
-        spent = float(facts.rows[cause].sum())
-        if cause == "asleep":  # less the sleep for an accelerator
-            spent = min(spent, float(facts.ledger["asleep"].sum()))
-        yield facts.finding(f"gaps: {cause}", text, spent, {"ms": spent / 1e6}, "gaps", {"cause": cause})
-
-
-def displaced(facts: Facts) -> Iterator[Finding]:
-    """Other programs that take CPUs from threads that steps need, and threads that take them from each other."""
-    for row in displacement.displacers(facts.tables, facts.displaced).head(MOST_DISPLACERS).to_dict("records"):
-        where = "ran last on a CPU that a ready thread of a step was waiting for"
-        text = f"{row['name']} (process {row['pid']}) {where}; an upper bound, as only the last program is recorded"
-        yield facts.finding("displaced", text, row["won_ns"], row, "displaced")
+def crowded(facts: Facts) -> Iterator[Finding]:
+    """More threads than CPUs: they displace each other."""
     crowd = facts.crowd
     if crowd:
         text = f"{crowd.threads} threads compute on {crowd.cpus} CPU{'s' * (crowd.cpus > 1)} and displace each other; "
         bound = "; an upper bound, as they would wait for each other too" if crowd.cpus > 1 else ""
-        yield facts.finding("crowded", f"{text}{crowd.cpus} would not{bound}", crowd.won_ns, asdict(crowd), "displaced")
-        return
-    by, won = displacement.by_own_threads(facts.tables, facts.displaced)
-    text = f"the program's own threads ({', '.join(by)}) run on CPUs that a ready thread of a step is waiting for"
-    yield facts.finding("displaced: own", text, won, {"by": by}, "displaced")
+        yield facts.finding("crowded", f"{text}{crowd.cpus} would not{bound}", crowd.won_ns, asdict(crowd), "crowded")
 
 
 def imbalance(facts: Facts) -> Iterator[Finding]:
@@ -189,7 +114,7 @@ def below_roof(facts: Facts) -> Iterator[Finding]:
     """Operators that take much longer than the machine's ceilings allow."""
     if facts.ceilings is None or facts.tables["operators"]["flops"].notna().sum() == 0:
         return
-    rows = roofline.roofline(facts.tables, facts.ceilings, "type")
+    rows = facts.roofline
     rows = rows[rows["bound"].isin(("memory", "compute"))]
     gain = rows["above_ms"]
     for index in gain.sort_values(ascending=False).head(2).index:
@@ -244,7 +169,7 @@ def capped(facts: Facts) -> Iterator[Finding]:
 
 def fallback(facts: Facts) -> Iterator[Finding]:
     """Operators that the CPU computes in the middle of the accelerator's layers."""
-    fell = ledger.fallen_back(ledger.Spans(facts.tables))
+    fell = accelerators.fallen_back(facts.tables)
     if not fell.any():
         return
     rows = facts.tables["operators"][fell]
@@ -253,7 +178,7 @@ def fallback(facts: Facts) -> Iterator[Finding]:
     there = accelerated_ns(facts.tables, rows)
     if np.isnan(there).any():
         text += "; an upper bound, as the accelerator's time for them is unknown"
-    spent = float(facts.ledger["cpu_fallback"].sum())
+    spent = float(facts.time.loc[facts.time["op_id"].isin(rows["op_id"]), "duration_ns"].sum())
     visits = rows["graph_id"].nunique()
     spent += visits * handing_over_ns(facts)
     evidence = {
@@ -274,7 +199,7 @@ def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
 
 def small_batches(facts: Facts) -> Iterator[Finding]:
     """The overhead of each submission to the accelerator."""
-    given = ledger.submissions(facts.tables)
+    given = accelerators.submissions(facts.tables)
     if not len(given):
         return
     each = handing_over_ns(facts)
@@ -286,21 +211,21 @@ def small_batches(facts: Facts) -> Iterator[Finding]:
 
 def handing_over_ns(facts: Facts) -> float:
     """Mean time of a submission to the accelerator beyond its work."""
-    count = len(ledger.submissions(facts.tables))
-    return float(facts.ledger[list(ledger.HANDING_OVER)].to_numpy().sum()) / max(count, 1)
+    count = len(accelerators.submissions(facts.tables))
+    return float(facts.time.loc[facts.time["cause"].isin(accelerators.HANDING_OVER), "duration_ns"].sum()) / max(count, 1)
 
 
 def starved(facts: Facts) -> Iterator[Finding]:
     """The accelerator is idle while the engine's own code runs in a step that uses it."""
-    rows = facts.ledger[facts.ledger["token_id"].isin(ledger.submissions(facts.tables)["token_id"])]
-    spent = float(rows["host_code"].sum())
+    rows = facts.spent(part=HOST_CODE, cause=COMPUTING)
+    spent = float(rows.loc[rows["token_id"].isin(accelerators.submissions(facts.tables)["token_id"]), "duration_ns"].sum())
     text = "the accelerator idles while the engine's own code runs in steps that use it"
     yield facts.finding("starved", text, spent, {"ms": spent / 1e6}, "starved")
 
 
 def spinning(facts: Facts) -> Iterator[Finding]:
     """A thread that busy-waits for the accelerator."""
-    answer = ledger.faster(facts.tables, facts.ledger_pieces)
+    answer = accelerators.faster(facts.tables, facts.time)
     text = "the thread that waits for the accelerator keeps a CPU busy (sleeping would save power and a CPU, but no time)"
     if answer:
         yield facts.finding("spinning", text, answer["spun_ms"] * 1e6, answer, "spinning")
@@ -309,10 +234,10 @@ def spinning(facts: Facts) -> Iterator[Finding]:
 Rule = Callable[[Facts], Iterator[Finding]]
 ON_ACCELERATOR = (fallback, small_batches, starved, spinning)
 RULES: tuple[Rule, ...] = (
+    by_cause,
     loads,
     disk,
-    gaps,
-    displaced,
+    crowded,
     imbalance,
     below_roof,
     slower_backend,
@@ -322,11 +247,13 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:
-    """The findings worth at least LEAST_SHARE, the largest saving first. `rows` are phases.per_token, if already computed."""
-    facts = Facts(tables, phases.per_token(tables) if rows is None else rows, ceilings)
+def findings(tables: Tables, ceilings: Ceilings | None = None, time: pd.DataFrame | None = None) -> list[Finding]:
+    """The findings worth at least LEAST_SHARE, the largest saving first, led by a cause. `time`: step_time.step_time."""
+    facts = Facts(tables, *step_time.counted(tables, step_time.step_time(tables) if time is None else time), ceilings)
     if facts.total_ns <= 0:
         return []
     every = [finding for rule in RULES for finding in rule(facts)]
-    worth = [finding for finding in every if finding.saving_share >= LEAST_SHARE]
-    return sorted(worth, key=lambda finding: -finding.saving_share)[:WORTH]
+    worth = [finding for finding in every if max(finding.saving_share, finding.evidence.get("share", 0.0)) >= LEAST_SHARE]
+    ranked = sorted(worth, key=lambda finding: -finding.saving_share)
+    first = [finding for finding in ranked if finding.rule in CAUSES][:1]
+    return [*first, *(finding for finding in ranked if finding not in first)][:WORTH]

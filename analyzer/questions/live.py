@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import figures
-from analyzer.questions.phases import per_token, phase_shares
+from analyzer.questions import figures, step_time
 from analyzer.questions.summary import operator_totals, ranked_operators, token_summary
 from analyzer.records.manifest import listed, section
 from analyzer.records.slot_columns import by_kind, firsts, headers
@@ -40,7 +39,7 @@ Slots = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Figures of a recording's last seconds; `tokens`, `operators` and `phases` as in questions/summary.py."""
+    """Figures of a recording's last seconds; `tokens`, `operators` and `time` as in questions/summary.py."""
 
     state: str
     seconds: float
@@ -48,7 +47,7 @@ class Snapshot:
     records: int
     lost: int
     tokens: dict[str, Any]
-    phases: dict[str, dict[str, float]]
+    time: dict[str, Any]
     operators: list[dict[str, Any]]
     hits: int
     misses: int
@@ -104,11 +103,12 @@ def levels_off(changes: Any) -> tuple[str, ...]:
 
 
 def by_step(tables: Tables) -> Rows:
-    """The figures of every step as rows with its token_id: `tokens`, `phases`, `operators` and `cache`."""
+    """The figures of every step as rows with its token_id: `tokens`, `time`, `operators` and `cache`."""
+    time = step_time.step_time(tables)
     return {
         "tokens": tables["tokens"],
-        "phases": per_token(tables).reset_index(),
-        "operators": operator_totals(tables["operators"], "token_id"),
+        "time": step_time.sums(time),
+        "operators": operator_totals(tables["operators"], step_time.operator_times(tables, time), "token_id"),
         "cache": figures.cache_hits(tables),
     }
 
@@ -230,7 +230,7 @@ class Live:
             records=sum(section(manifest, "records").values()),
             lost=sum(section(manifest, "lost").values()),
             tokens=token_summary(steps),
-            phases=phase_shares(self.now["phases"]) if len(steps) else {},
+            time=step_time.summary(self.now, self.now["time"]) if len(steps) else {},
             operators=ranked_operators(self.now["operators"], TOP),
             hits=int(cache["hits"].sum()),
             misses=int(cache["misses"].sum()),

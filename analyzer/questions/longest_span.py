@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.questions import displacement, ledger, phases
+from analyzer.questions import accelerators, step_time
+from analyzer.questions.causes import CAUSES
 from analyzer.records.schema import Tables
 
 LONG = "duration_ns"
@@ -19,18 +20,21 @@ class Spans:
         self.tables = tables
 
     @cached_property
-    def gaps(self) -> pd.DataFrame:
-        """Idle times within steps."""
-        return phases.gaps(self.tables)
+    def time(self) -> pd.DataFrame:
+        """The time of steps."""
+        return step_time.step_time(self.tables)
 
-    def ledger(self, *causes: str) -> pd.DataFrame:
+    def of_causes(self, *causes: str) -> pd.DataFrame:
         """Times of steps with one of these causes."""
-        pieces = ledger.ledger_pieces(self.tables)
-        return pieces[pieces["cause"].isin(causes)]
+        return self.time[self.time["cause"].isin(causes)]
 
     def of(self, rule: str, evidence: dict[str, Any]) -> tuple[pd.DataFrame, str]:
         """(spans, column that ranks them); no spans if the rule has none."""
         kind, _, subject = rule.partition(": ")
+        if rule in CAUSES:
+            return self.of_causes(rule), LONG
+        if rule in CAUSES:
+            return self.of_causes(rule), LONG
         make = MAKERS.get(kind)
         return make(self, subject, evidence) if make else (self.tables["tokens"].iloc[:0], LONG)
 
@@ -51,17 +55,15 @@ Maker = Callable[[Spans, str, dict[str, Any]], tuple[pd.DataFrame, str]]
 MAKERS: dict[str, Maker] = {
     "expert loads": lambda s, _, e: (inside(equal(s.tables["loads"], action="load", reason="demand")), LONG),
     "disk": lambda s, _, e: (inside(equal(s.tables["faults"], kind="major"), "op_id"), LONG),
-    "gaps": lambda s, cause, e: (equal(s.gaps, cause=cause), LONG),
-    "displaced": lambda s, _, e: (inside(displacement.displacements(s.tables)), "cost_ns"),
     "imbalance": lambda s, _, e: (inside(s.tables["operators"]), "wait_ns"),
     "roofline": lambda s, kind, e: (equal(s.tables["operators"], type=kind, complete=True), LONG),
     "backend": lambda s, kind, e: (equal(s.tables["graphs"], kind=kind, backend=e["backend"], complete=True), LONG),
     "change point": lambda s, _, e: (equal(s.tables["tokens"], token_id=e["token_id"]), LONG),
     "periodic": lambda s, _, e: (equal(s.tables["tokens"], phase="decode", complete=True), LONG),
-    "fallback": lambda s, _, e: (s.tables["operators"][ledger.fallen_back(ledger.Spans(s.tables))], LONG),
-    "submissions": lambda s, _, e: (s.ledger(*ledger.HANDING_OVER), LONG),
-    "starved": lambda s, _, e: (s.ledger("host_code"), LONG),
-    "spinning": lambda s, _, e: (s.ledger("accelerator"), LONG),
+    "fallback": lambda s, _, e: (s.tables["operators"][accelerators.fallen_back(s.tables)], LONG),
+    "submissions": lambda s, _, e: (s.of_causes(*accelerators.HANDING_OVER), LONG),
+    "starved": lambda s, _, e: (equal(s.of_causes("computing"), part="host code"), LONG),
+    "spinning": lambda s, _, e: (s.of_causes("accelerator"), LONG),
     "growth": lambda s, _, e: (equal(s.tables["operators"], type=e["type"], complete=True), LONG),
 }
 

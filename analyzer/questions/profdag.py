@@ -17,7 +17,9 @@ import pandas as pd
 
 from analyzer.errors import AnalysisError
 from analyzer.jsonable import as_json
+from analyzer.questions.causes import EXPERT_LOAD
 from analyzer.questions.roofline import operator_backends
+from analyzer.questions.step_time import step_time
 from analyzer.records.schema import Tables
 from analyzer.tables.nodes import NEVER_RUN
 from analyzer.tables.operators import layer_of
@@ -143,7 +145,8 @@ def counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, flo
 def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
     """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
     begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
-    read_bytes, written_bytes, gflops, gbytes_per_s and hardware counters by name. Edges: kind (data | memory | order), memory
+    read_bytes, written_bytes, gflops, gbytes_per_s, hardware counters by name, and `causes`: ns of the step's time in it by cause
+    (step_time). Edges: kind (data | memory | order), memory
     if one reads what the other wrote in place.
 
     `mean_over`: token ids whose times are averaged if they ran the same types in the same layers and order; the graph's
@@ -172,7 +175,8 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
     graph = builder.graph
     if not structured:
         nx.add_path(graph, [f"op {order}" for order in operators["order"].tolist()], kind="order")
-    used = average(graph, operators, tables["operators"], mean_over or [])
+    alike = same_structure(operators, tables["operators"], mean_over or [])
+    used = average(graph, alike, step_time(tables))
     graph.graph.update(token_id=token_id, tokens_used=used, tokens_skipped=len(set(mean_over or []) | {token_id}) - used)
     return graph
 
@@ -189,19 +193,26 @@ def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
     return rows
 
 
-def average(graph: nx.DiGraph, operators: pd.DataFrame, everything: pd.DataFrame, token_ids: list[int]) -> int:
-    """Replace measured values by means over all tokens of the same structure; returns the number of these tokens."""
+def same_structure(operators: pd.DataFrame, everything: pd.DataFrame, token_ids: list[int]) -> pd.DataFrame:
+    """The operators of a token and of those tokens that ran the same types in the same layers and order."""
     shape, token_id = operators[["type", "layer"]].to_numpy().tolist(), int(operators["token_id"].iloc[0])
-    total, used = operators[list(MEASURED)].to_numpy(np.float64), 1
-    rows = everything[everything["token_id"].isin(set(token_ids) - {token_id})]
-    for _, rows_of_token in rows.groupby("token_id"):
-        rows_of_token = rows_of_token.sort_values("order")
-        if rows_of_token[["type", "layer"]].to_numpy().tolist() == shape:
-            total, used = total + rows_of_token[list(MEASURED)].to_numpy(np.float64), used + 1
-    if used > 1:
-        for order, values in zip(operators["order"].tolist(), (total / used).tolist(), strict=True):
-            graph.nodes[f"op {order}"].update(zip(MEASURED, values, strict=True))
-    return used
+    rows = everything[everything["token_id"].isin(set(token_ids) - {token_id})].sort_values(["token_id", "order"])
+    same = [part for _, part in rows.groupby("token_id") if part[["type", "layer"]].to_numpy().tolist() == shape]
+    return pd.concat([operators, *same], ignore_index=True)
+
+
+def average(graph: nx.DiGraph, used: pd.DataFrame, time: pd.DataFrame) -> int:
+    """Replace measured values by means over the tokens `used`, and add `causes`; returns the number of tokens."""
+    count, step = used["token_id"].nunique(), used.set_index("op_id")["order"]
+    if count > 1:
+        for order, values in used.groupby("order")[list(MEASURED)].mean().iterrows():
+            graph.nodes[f"op {order}"].update(values.to_dict())
+    rows = time[time["op_id"].isin(step.index)]
+    cause = np.where(rows["load_id"] >= 0, EXPERT_LOAD, rows["cause"].astype(object))
+    spent = rows["duration_ns"].groupby([step.reindex(rows["op_id"]).to_numpy(), cause]).sum().div(count)
+    for order in used["order"].unique().tolist():
+        graph.nodes[f"op {order}"]["causes"] = spent[order].to_dict() if order in spent.index.levels[0] else {}
+    return count
 
 
 def decode_tokens(tables: Tables) -> list[int]:
@@ -250,8 +261,10 @@ def legal(value: Any) -> Any:
 
 
 def in_xml(values: dict[str, Any]) -> dict[str, Any]:
-    """Attributes converted to types that GraphML supports."""
-    return {name: legal(value) for name, value in values.items()}
+    """Attributes converted to types that GraphML supports; a dictionary's entries become attributes of their own."""
+    flat = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    flat |= {f"{name} {key}": each for name, value in values.items() if isinstance(value, dict) for key, each in value.items()}
+    return {name: legal(value) for name, value in flat.items()}
 
 
 def to_dot(graph: nx.DiGraph) -> str:

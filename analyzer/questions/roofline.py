@@ -1,15 +1,16 @@
 """The roofline: achieved performance of each group of operators, compared with the machine's ceilings, and its bound.
 
 Attainable time is the larger of flops / peak and bytes / bandwidth; the larger one is the bound. If it is less than the
-time of an empty call, the bound is `launch`; if the threads mostly waited for the disk, the bound is `disk`. Loading an
-expert is not counted as part of the operator that waits for it.
+time of an empty call, the bound is `launch`; if the threads mostly waited for the disk, the bound is `disk`. Measured is the
+time in which an operator computes, without expert loads and without time lost to the scheduler, sleep or disk.
 """
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions.ceilings import Ceilings
-from analyzer.records.intervals import Intervals, merged, overlaps
+from analyzer.questions.step_time import operator_times
+from analyzer.records.intervals import Intervals, overlaps
 from analyzer.records.schema import Tables
 from analyzer.records.spans import distinct, enclosing
 
@@ -17,19 +18,18 @@ DISK_SHARE = 0.5
 GROUPINGS = {"type": ["type"], "shape": ["type", "shape", "weights"], "name": ["type", "name"], "layer": ["type", "layer"]}
 
 
-def measured(tables: Tables, by: str = "type") -> pd.DataFrame:
-    """Operators with the roofline's inputs: phase, backend, bytes, own_ns (without expert loads), disk_ns (summed over
-    threads); with `by` shape, also the shapes of weights.
+def measured(tables: Tables, by: str = "type", times: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Operators with the roofline's inputs: phase, backend, bytes, own_ns (computing time), disk_ns (summed over threads); with
+    `by` shape, also the shapes of weights. `times`: step_time.operator_times, if already computed.
     """
     operators = tables["operators"]
     phase = tables["tokens"].set_index("token_id")["phase"].reindex(operators["token_id"]).fillna("").to_numpy()
     moved = (operators["read_bytes"] + operators["written_bytes"]).fillna(expert_bytes(tables))
-    own_ns = operators["duration_ns"] - load_time(tables)
     columns = {
         "backend": operator_backends(tables),
         "phase": phase,
         "bytes": moved,
-        "own_ns": own_ns,
+        "own_ns": (operator_times(tables) if times is None else times)["computing_ns"].to_numpy(),
         "disk_ns": disk_time(tables),
     }
     if by == "shape":
@@ -85,21 +85,15 @@ def disk_time(tables: Tables) -> np.ndarray:
     return np.maximum(waited, read)
 
 
-def load_time(tables: Tables) -> np.ndarray:
-    """ns of each operator in which its own thread loaded an expert."""
-    operators, loads = tables["operators"], tables["loads"]
-    loads = merged(Intervals.of_table(loads[loads["action"] == "load"], "tid"))
-    within = overlaps(Intervals.of_table(operators, "tid"), loads)
-    return np.bincount(within.left, within.length, minlength=len(operators))[: len(operators)].astype(np.int64)
-
-
-def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase: str | None = None) -> pd.DataFrame:
-    """One row for each group of operators and backend, costliest first.
+def roofline(
+    tables: Tables, ceilings: Ceilings | None, by: str = "type", phase: str | None = None, times: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """One row for each group of operators and backend, costliest first. Times are computing times (step_time.operator_times).
 
     count, ms, mean_us, flops and bytes (of one, on average), intensity (flop/byte), gflops, gbytes_per_s, threads,
     roof_us (attainable time of one), share_of_roof (roof / measured), above_ms (time of all beyond the attainable), bound.
     """
-    rows = measured(tables, by)
+    rows = measured(tables, by, times)
     rows = rows if phase is None else rows[rows["phase"] == phase]
     grouped = rows.groupby([*GROUPINGS[by], "backend"], as_index=False, sort=False)
     table = grouped.agg(
@@ -145,7 +139,7 @@ def complexity_fits(tables: Tables, phase: str = "decode") -> pd.DataFrame:
     """Time against complexity (ProfInfer's Figure 10): for each type, time = launch_us + flops / gflops, over shapes, with r2."""
     rows = measured(tables)
     rows = rows[(rows["phase"] == phase) & (rows["flops"] > 0)]
-    points = rows.groupby(["type", "flops"])["duration_ns"].agg(["median", "size"]).reset_index()
+    points = rows.groupby(["type", "flops"])["own_ns"].agg(["median", "size"]).reset_index()
     answer = []
     for kind, shapes in points.groupby("type"):
         if len(shapes) < 3:

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import ceilings, clocks, experts, figures, ledger, npu_queues
+from analyzer.questions import accelerators, ceilings, clocks, experts, figures, npu_queues, step_time
 from analyzer.questions.findings import findings
-from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.threads import STATES
 from analyzer.records.manifest import listed, section
 from analyzer.records.observed import known_changes
@@ -29,13 +28,14 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
-    """Sections recording, machine, tokens, phases, ledger, findings, operators, experts, npu, npu_queues, scheduling, clocks, io,
-    records and cost.
+    """Sections recording, machine, tokens, time, accelerator, findings, operators, experts, npu, npu_queues, scheduling, clocks,
+    io, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
     is the recording's Source, if already read.
     """
-    rows, source = per_token(tables), source or Source(recording)
+    source, time = source or Source(recording), step_time.step_time(tables)
+    times = step_time.operator_times(tables, time)
     return {
         "recording": recording_summary(recording, tables),
         "machine": machine_summary(recording.manifest),
@@ -46,10 +46,10 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         ],
         "warnings": warnings(recording.manifest),
         "tokens": token_summary(tables["tokens"]),
-        "phases": phase_shares(rows),
-        "ledger": ledger.summary(tables),
-        "findings": [vars(finding) for finding in findings(tables, ceilings.load(recording.manifest), rows)],
-        "operators": operator_summary(tables),
+        "time": step_time.summary(tables, time),
+        "accelerator": accelerators.faster(tables, time),
+        "findings": [vars(finding) for finding in findings(tables, ceilings.load(recording.manifest), time)],
+        "operators": operator_summary(tables, times),
         "experts": experts.summary(tables),
         "npu": npu_summary(recording.manifest, tables),
         "npu_queues": npu_queues.summary(tables),
@@ -158,8 +158,9 @@ def _quantile(values: pd.Series, q: float) -> float | None:
     return float(values.quantile(q)) if len(values) else None
 
 
-def operator_summary(tables: Tables, top: int = TOP) -> dict[str, Any]:
-    """Operator types by time: `ms` from first begin to last end, `wait_share` of the threads' time, `share` of all operators."""
+def operator_summary(tables: Tables, times: pd.DataFrame, top: int = TOP) -> dict[str, Any]:
+    """Operator types by computing time, `ms` (`times`: step_time.operator_times); `wait_share` of the threads' time, `share` of
+    all operators; `not_computing`: what was taken out of their durations."""
     table = tables["operators"]
     if len(table) == 0:
         return {}
@@ -167,15 +168,16 @@ def operator_summary(tables: Tables, top: int = TOP) -> dict[str, Any]:
         "count": len(table),
         "incomplete": int((~table["complete"]).sum()),
         "threads": int(table["n_threads"].max()),
-        "ms": float(table["duration_ns"].sum()) / 1e6,
-        "top": ranked_operators(operator_totals(table), top),
+        "ms": float(times["computing_ns"].sum()) / 1e6,
+        "not_computing": step_time.lost_text(times),
+        "top": ranked_operators(operator_totals(table, times), top),
     }
 
 
-def operator_totals(table: pd.DataFrame, *by: str) -> pd.DataFrame:
-    """For each operator type and value of the columns `by`: `count`, and the sums `ns`, `busy` and `wait`."""
-    kinds = table.groupby([*by, "engine", "type"], as_index=False)
-    return kinds.agg(count=("op_id", "size"), ns=("duration_ns", "sum"), busy=("busy_ns", "sum"), wait=("wait_ns", "sum"))
+def operator_totals(table: pd.DataFrame, times: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """For each operator type and value of the columns `by`: `count`, and the sums `ns` (computing), `busy` and `wait`."""
+    kinds = table.assign(ns=times["computing_ns"].to_numpy()).groupby([*by, "engine", "type"], as_index=False)
+    return kinds.agg(count=("op_id", "size"), ns=("ns", "sum"), busy=("busy_ns", "sum"), wait=("wait_ns", "sum"))
 
 
 def ranked_operators(totals: pd.DataFrame, top: int) -> list[dict[str, Any]]:

@@ -164,6 +164,25 @@ def by_precedence(windows: Intervals, candidates: Iterable[tuple[str, Intervals]
     return line.intervals(ts[inside], ts[inside + 1]), pd.Categorical.from_codes(code[inside], causes)
 
 
+def foremost(spans: Intervals, rank: np.ndarray) -> tuple[Intervals, np.ndarray]:
+    """(pieces, row of each): the union of the spans, split so that each moment of a key belongs to the span of the least rank.
+
+    Pieces are sorted by key and time and do not overlap. All spans may overlap; among equal ranks the first row counts.
+    """
+    rows = np.flatnonzero(spans.end > spans.begin)
+    if len(rows) == 0:
+        return spans.where(rows), rows
+    spans, line = spans.where(rows), Line.of(spans)
+    shift = np.searchsorted(line.keys, spans.key) * line.width - line.low
+    cuts = np.unique(np.concatenate((spans.begin + shift, spans.end + shift)))
+    first, last = (np.searchsorted(cuts, side + shift) for side in (spans.begin, spans.end))
+    span = np.repeat(np.arange(len(spans)), last - first)
+    cell = np.arange(len(span)) - np.repeat(np.cumsum(last - first) - last, last - first)
+    order = np.lexsort((rank[rows][span], cell))
+    order = order[np.flatnonzero(np.append(True, cell[order][1:] != cell[order][:-1])[: len(order)])]
+    return line.intervals(cuts[cell[order]], cuts[cell[order] + 1]), rows[span[order]]
+
+
 @dataclass(frozen=True)
 class Line:
     """The times of several keys on one axis: each key's times follow those of the previous key, with a gap between."""

@@ -22,7 +22,7 @@ from moescope.terminal import console, grid, words
 from tracer.recording.format import RecordingError
 from views.errors import ViewError
 
-MOST_GROUPS, LEAST = 8, 0.005
+MOST_NAMED, LEAST = 4, 0.005
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -64,14 +64,16 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
     return words((first, "bold")) + Text("\n") + words((" | ".join(second), "dim"))
 
 
-def phase_table(now: Snapshot) -> Table:
-    """The parts of a mean step's time."""
-    table = grid("phase", "ms a step", "where", left=3)
-    for phase, groups in now.phases.items():
-        total = max(groups["total"], 1e-9)
-        ranked = sorted(((ms, name) for name, ms in groups.items() if name != "total" and ms >= LEAST * total), reverse=True)
-        shares = ", ".join(f"{name} {ms / total:.0%}" for ms, name in ranked[:MOST_GROUPS])
-        table.add_row(phase or "unknown", f"{total:,.2f}", shares)
+def time_table(now: Snapshot) -> Table:
+    """A mean step of each phase by cause and by part."""
+    table = grid("phase", "ms a step", "by cause", "by part", left=("phase", "by cause", "by part"))
+    for phase, step in now.time.get("phases", {}).items():
+        total = max(step["ms"], 1e-9)
+        texts = (
+            ", ".join(f"{name} {ms / total:.0%}" for name, ms in list(step[by].items())[:MOST_NAMED] if ms >= LEAST * total)
+            for by in ("cause_ms", "part_ms")
+        )
+        table.add_row(phase or "unknown", f"{total:,.2f}", *texts)
     return table
 
 
@@ -92,7 +94,7 @@ def operator_table(now: Snapshot) -> Table:
 
 def picture(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Group:
     """The whole screen."""
-    tables = [table for table in (phase_table(now), operator_table(now)) if table.row_count]
+    tables = [table for table in (time_table(now), operator_table(now)) if table.row_count]
     return Group(heading(now, before, run_dir), *(part for table in tables for part in (Text(), table)))
 
 

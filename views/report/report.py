@@ -7,13 +7,12 @@ from typing import Any
 from analyzer.questions import ceilings
 from analyzer.records.manifest import command_of
 from analyzer.records.stamps import stamp
-from views.report import expert_cache, ledger, moe, npu, npu_queues, operators, overview, recording, threads, timing
+from views.report import expert_cache, moe, npu, npu_queues, operators, overview, recording, threads, timing
 from views.report.sections import Run, Section, Tables, write_sections
 
 SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     overview.overview_section,
-    ledger.ledger_section,
-    timing.phase_section,
+    timing.time_section,
     timing.step_section,
     operators.operator_section,
     moe.expert_section,

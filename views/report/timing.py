@@ -1,13 +1,11 @@
-"""The report's sections on time: composition of a step by phase, and all steps in order."""
+"""The report's sections on time: steps by part and cause, and all steps in order."""
 
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import phases as parts
-from analyzer.questions import trends
-from analyzer.questions.groups import GROUPS
+from analyzer.questions import accelerators, causes, step_time, trends
 from views.report.sections import (
     MS,
     Block,
@@ -26,8 +24,6 @@ from views.report.sections import (
 )
 
 SLOWEST = 15
-GREY = 7
-MOST_GROUPS, SMALLER = 8, "smaller ones"
 STEPS_QUERY = "select token_id, phase, position, duration_ns/1e6 ms from tokens where complete order by begin_ns"
 PHASES = (
     "Steps by phase",
@@ -39,16 +35,26 @@ PHASES = (
     "text phase, number steps, number tokens fed, bar total ms, number mean ms, "
     "number median ms, number p95 ms, number p99 ms, number max ms, number major faults",
 )
-IDLE = (
-    "Idle time within steps",
-    "select cause, after, before, count(*) pieces, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 longest_us, "
+BETWEEN = (
+    "Between operators",
+    "select part, cause, after, before, count(*) pieces, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 longest_us, "
     "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
-    "from gaps where duration_ns > 0 group by all order by ms desc, cause, after, before",
-    "text cause, text after, text before, number pieces, bar total ms, number longest µs, moment the longest in the timeline",
+    "from gaps where duration_ns > 0 group by all order by ms desc, part, cause, after, before",
+    "text part, text cause, text after, text before, number pieces, bar total ms, number longest µs, "
+    "moment the longest in the timeline",
 )
-WHERE_QUERY = (
-    "select phase, avg(columns(* exclude (token_id, phase, position, complete)))/1e6 "
-    "from phases where complete group by phase order by phase"
+CELLS_QUERY = (
+    "select t.phase, m.part, m.cause, sum(m.duration_ns)/1e6 ms from time m join tokens t using (token_id) "
+    "where t.complete group by all order by ms desc"
+)
+STEPS_BY_CAUSE = (
+    "select token_id, cause, sum(m.duration_ns)/1e6 ms from time m join tokens t using (token_id) "
+    "where t.complete{} group by all order by token_id, cause"
+)
+DECODE = " and t.phase = 'decode'"
+UNSEEN = (
+    "transport: to the accelerator and back, waiting in its queue where no profile reports it, and late answers. "
+    "These cannot be distinguished from outside."
 )
 COMPOSITION_QUERY = (
     "select token_id, type, sum(duration_ns)/1e6 ms from operators where complete and token_id >= 0 "
@@ -62,47 +68,44 @@ GROWTH = (
 )
 
 
-def with_small_ones_summed(ms: pd.DataFrame, total: pd.Series) -> pd.DataFrame:
-    """The parts of each phase's `total`, largest first, then the sum of those small in every phase, since colours are limited."""
-    parts_of = ms.drop(columns=parts.RESIDUAL).loc[:, ms.gt(0).any()]
-    share = parts_of.div(total, axis=0).max().sort_index().sort_values(ascending=False, kind="stable")
-    small = share.index[MOST_GROUPS:]
-    ranked = parts_of.drop(columns=small).max().sort_values(ascending=False, kind="stable").index
-    summed = {SMALLER: parts_of[small].sum(axis=1)} if len(small) else {}
-    return parts_of[ranked].assign(**summed, **{parts.RESIDUAL: ms[parts.RESIDUAL]})
+def over_steps(run: Run, name: str, query: str) -> Block:
+    """Every step in the result of `query`, with its causes stacked."""
+    rows = run.ask(query).pivot(index="token_id", columns="cause", values="ms").fillna(0.0)
+    bins = binned(len(rows))
+    traces = [
+        {
+            **{"type": "bar", "marker": {"line": {"width": 0}}, "name": label(cause), "cause": cause},
+            "x": np.bincount(bins, rows.index) / np.bincount(bins),
+            "y": np.round(np.bincount(bins, rows[cause]) / np.bincount(bins), 4),
+        }
+        for cause in causes.CAUSES
+        if cause in rows
+    ]
+    axes = {"xaxis": axis("step"), "yaxis": axis("ms"), "barmode": "stack", "bargap": 0}
+    return chart(f"Every {name} by cause", traces, per_bin(len(rows)), 320, query, **axes)
 
 
-def share_chart(run: Run) -> Block:
-    """Shares of a mean step by operator group and cause of idle time, one bar per phase."""
-    remark = "Shares of a mean step: operators by function, then idle time by cause. Residual: no record explains it."
-    return stacked_shares(run, "Where a step's time goes", remark, WHERE_QUERY)
-
-
-def stacked_shares(run: Run, title: str, remark: str, query: str) -> Block:
-    """One bar per phase from the result of `query`: a column for each part in ms, `residual`, and their sum `total`."""
-    rows = run.ask(query).set_index("phase").fillna(0)
-    total = rows.pop("total").clip(lower=1e-12)
-    bar = {"type": "bar", "orientation": "h", "y": [label(phase or "unknown") for phase in rows.index], "textposition": "none"}
-    bar["hovertemplate"] = "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>"
-    traces = []
-    for slot, (name, ms) in enumerate(with_small_ones_summed(rows, total).items()):
-        colour = GREY if name == parts.RESIDUAL else slot + (slot >= GREY)
-        texts = [f"{each:.3f} ms" for each in ms]
-        traces.append({**bar, "text": texts, "name": label(str(name).replace("_", " ")), "x": 100 * ms / total, "slot": colour})
-    axes = {"xaxis": axis("% of a step"), "yaxis": {"automargin": True}}
-    return chart(title, traces, remark, 150 + 50 * len(rows), query, barmode="stack", **axes)
-
-
-def phase_section(run: Run) -> Section | None:
-    """The section on the composition of a step's time."""
+def time_section(run: Run) -> Section | None:
+    """The section on the time of steps by part and cause, and the saving of a faster accelerator."""
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
         return None
-    blocks = [share_chart(run), *answer(run, *PHASES), *answer(run, *IDLE)]
+    shown = (
+        ("decode step", STEPS_BY_CAUSE.format(DECODE))
+        if "decode" in set(tokens["phase"])
+        else ("step", STEPS_BY_CAUSE.format(""))
+    )
+    columns = "text phase, text part, text cause, bar total ms"
+    blocks = [over_steps(run, *shown), *answer(run, "Time by part and cause", CELLS_QUERY, columns)]
+    blocks += [*answer(run, *PHASES), *answer(run, *BETWEEN)]
     left_out = len(run.tables["tokens"]) - len(tokens)
     if left_out:
         blocks.append(note(f"{left_out} steps are omitted: their end was not recorded."))
-    return Section("phases", "Phases", blocks)
+    if causes.TRANSPORT in (run.summary.get("time") or {}).get("run", {}).get("cause_ms", {}):
+        blocks.append(note(UNSEEN))
+    if gained := run.summary.get("accelerator"):
+        blocks.append(note(accelerators.gain(gained).capitalize() + "."))
+    return Section("time", "Time", blocks)
 
 
 def composition(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
@@ -180,9 +183,10 @@ def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 def slowest(run: Run, tokens: pd.DataFrame) -> Block:
     """The slowest decode steps: the parts with more time than in the median step, and their positions in the timeline."""
-    rows = parts.per_token(run.tables).loc[tokens["token_id"]]
-    names = [name for name in (*GROUPS, *parts.CAUSES, parts.RESIDUAL) if name in rows]
-    excess = rows[names] - rows[names].median()
+    time = step_time.step_time(run.tables)
+    rows = step_time.per_step(run.tables, time.assign(cell=time["part"].astype(str) + ", " + time["cause"].astype(str)), "cell")
+    rows = rows.loc[tokens["token_id"]]
+    excess = rows - rows.median()
     middle = tokens["duration_ns"].median()
     top = tokens[tokens["duration_ns"] >= middle].sort_values("duration_ns", ascending=False).head(SLOWEST)
     most = excess.loc[top["token_id"]]
@@ -195,7 +199,7 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
     )
     columns = "text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline"
     cells["token_id"] = cells["token_id"].astype(str)
-    return table(columns, cells, "Slowest steps", command="phases RUN")
+    return table(columns, cells, "Slowest steps", command="time RUN")
 
 
 def step_section(run: Run) -> Section | None:

@@ -1,4 +1,4 @@
-"""Derived tracks of the timeline: decode speed, work in flight, ledger, slow tokens, gaps in the recording."""
+"""Derived tracks of the timeline: decode speed, work in flight, time of steps by cause, slow tokens, gaps in the recording."""
 
 from operator import itemgetter
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import ledger, over_time
+from analyzer.questions import over_time, step_time
 from analyzer.records.observed import known_changes
 from views.timeline.slices import Slices, Tables, equals, joined, text_of
 
-GROUP, LEDGER_TABLES = "Steps", ledger.TABLES
-"""The group of these tracks, and the tables that the ledger is made from."""
+GROUP, TIME_TABLES = "Steps", step_time.TABLES
+"""The group of these tracks, and the tables that the time of steps is made from."""
 Named = tuple[str, np.ndarray, np.ndarray]
 """A counter: its name, times in ns and the value from each time on."""
 
@@ -49,15 +49,15 @@ def clocks(table: pd.DataFrame) -> list[Named]:
     return drawn
 
 
-def ledger_slices(tables: Tables) -> Slices | None:
-    """The cause of each moment of a step; concurrent steps of several threads are on separate lanes."""
-    pieces = ledger.ledger_pieces(tables)
+def time_slices(tables: Tables) -> Slices | None:
+    """The cause of each moment of a step, with its part; concurrent steps of several threads are on separate lanes."""
+    pieces = step_time.by_step_and_cause(step_time.step_time(tables))
     if not len(pieces):
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))
-    name = joined(lambda cause: cause.replace("_", " "), pieces["cause"])
+    name = joined(str, pieces["cause"])
     token = pieces["token_id"].to_numpy(np.int64)
-    return Slices("ledger", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": token})
+    return Slices("time", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": token})
 
 
 def instants(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None = None) -> Slices:

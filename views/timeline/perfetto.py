@@ -5,7 +5,7 @@
     flows      also from a prefetch to the expert run that used the loaded expert
     cpus       the kernel's scheduling events
     process    counters: cache, faults, clocks and heat, decode speed, loads and NPU executions in flight
-    ledger     the cause of each moment of a step
+    time       the cause of each moment of a step
     marks      slow tokens; levels switched off and on; losses
 
 Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, as Perfetto requires, with the offset read when recording began.
@@ -61,7 +61,7 @@ class TraceWriter:
     def __init__(self, manifest: dict[str, Any], tables: Tables, out: TraceFile):
         self.manifest, self.out, self.arrow, self.tables = manifest, out, tables, frames(tables, DRAWN)
         self.npu_tracks = out.begin(partial(npu.tracks, manifest, frames(tables, set(tables) & npu.TABLES)))
-        self.ledger_slices = out.begin(partial(marks.ledger_slices, frames(tables, marks.LEDGER_TABLES)))
+        self.time_slices = out.begin(partial(marks.time_slices, frames(tables, marks.TIME_TABLES)))
         self.written, self.names = Written(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
         self.pids = thread_pids(manifest, self.tables)
@@ -169,7 +169,7 @@ class TraceWriter:
     def marks(self) -> None:
         """Write tracks of the program: ledger, slow tokens, and gaps in the recording."""
         tracks = (
-            ("ledger", self.ledger_slices()),
+            ("time", self.time_slices()),
             ("slow tokens", marks.slow_tokens(self.tables)),
             ("missing from this recording", marks.lacking(self.manifest, self.end)),
         )

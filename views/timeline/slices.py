@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
+from analyzer.questions.accelerators import first_waits
 from analyzer.questions.experts import prefetched_runs
-from analyzer.questions.groups import given_away
-from analyzer.questions.ledger import first_waits
+from analyzer.questions.parts import given_away
 from views.timeline.protobuf import _messages
 
 Tables = Mapping[str, pd.DataFrame]

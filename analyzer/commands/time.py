@@ -1,0 +1,109 @@
+"""Show where the time of steps goes: by part (what is done), by cause (what it takes), or by both; they add up to the step.
+
+A step is seen from its own thread; while it waits for another thread, that thread's state counts. docs/times.md has the causes.
+
+examples:
+  python -m analyzer time RUN
+  python -m analyzer time RUN --by cause                   a column for each phase, and all steps together
+  python -m analyzer time RUN --step 12 --json             one step, and its pieces in order
+  python -m analyzer time RUN --faster 20                  what an accelerator would save that takes 20 % less time
+"""
+
+import argparse
+from typing import Any
+
+import pandas as pd
+
+from analyzer.commands._show import number, printed, show
+from analyzer.errors import AnalysisError
+from analyzer.questions import accelerators, step_time
+from analyzer.questions.npu_windows import npu_sum
+from analyzer.tables.store import load
+from moescope.arguments import add_json, add_run
+from moescope.plain import print_plain
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_run(parser)
+    parser.add_argument("--by", choices=("part", "cause", "both"), default="both", help="divide the time by (default: both)")
+    parser.add_argument("--step", type=int, metavar="N", help="only step N (its token_id)")
+    percent = 100 * accelerators.FASTER
+    parser.add_argument(
+        "--faster", type=float, default=percent, metavar="PERCENT", help="less time on the accelerator, in percent"
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the mean step of each phase, the whole run, and what a faster accelerator would save."""
+    tables = load(args.run_dir)
+    time = step_time.step_time(tables)
+    answer = of_step(tables, time, args.step) if args.step is not None else of_run(tables, time, args.faster / 100)
+    if printed(args, answer):
+        return 0
+    if not answer["phases"]:
+        print("no complete steps in this recording")
+        return 0
+    if args.by == "both":
+        for phase, part in answer["phases"].items():
+            show(matrix(part), f"{phase or 'step'}: ms of a mean step ({part['steps']} steps)", 40)
+    else:
+        show(side_by_side(answer, args.by), f"ms of a mean step by {args.by}", 40)
+    for line in closing(answer):
+        print_plain(line)
+    return 0
+
+
+def of_run(tables: step_time.Tables, time: pd.DataFrame, faster: float) -> dict[str, Any]:
+    """step_time.summary, with the whole run, what a faster accelerator would save, and the NPU's runs of graphs."""
+    answer: dict[str, Any] = {"phases": {}, **step_time.summary(tables, time), "span_ms": step_time.whole_run(tables)}
+    return answer | {"accelerator": accelerators.faster(tables, time, faster), "npu_ms": npu_sum(tables)}
+
+
+def of_step(tables: step_time.Tables, time: pd.DataFrame, step: int) -> dict[str, Any]:
+    """step_time.summary of one step, complete or not, and its pieces; raises AnalysisError if there is none."""
+    tokens = tables["tokens"]
+    mine = tokens[tokens["token_id"] == step].assign(complete=True)
+    if not len(mine):
+        raise AnalysisError(
+            f"no step {step}: there are steps 0 to {len(tokens) - 1}" if len(tokens) else "this recording has no steps"
+        )
+    pieces = time[time["token_id"] == step]
+    return {**step_time.summary({**tables, "tokens": mine}, pieces), "pieces": pieces}
+
+
+def matrix(part: dict[str, Any]) -> pd.DataFrame:
+    """Parts as rows, causes as columns, both by size; the sums are last."""
+    cells = pd.DataFrame(part["cells"]).pivot(index="part", columns="cause", values="ms")
+    cells = cells.reindex(index=list(part["part_ms"]), columns=list(part["cause_ms"]))
+    cells["all"] = cells.sum(axis=1)
+    cells.loc["all"] = cells.sum()
+    shares = [number(ms / part["ms"] if part["ms"] else None, ".1%") for ms in cells["all"]]
+    return cells.assign(share=shares).rename_axis("").reset_index()
+
+
+def side_by_side(answer: dict[str, Any], by: str) -> pd.DataFrame:
+    """A row for each part or cause, two columns for each phase; the total is last."""
+    names = list(dict.fromkeys(name for part in answer["phases"].values() for name in part[f"{by}_ms"]))
+    table = pd.DataFrame({"": [*names, "all"]})
+    for phase, part in answer["phases"].items():
+        table[phase or "step"] = table[""].map({**part[f"{by}_ms"], "all": part["ms"]})
+        table[f"{phase or 'step'} share"] = (table[phase or "step"] / part["ms"]).map(lambda share: number(share, ".1%"))
+    return table
+
+
+def closing(answer: dict[str, Any]) -> list[str]:
+    """The whole run, the NPU's runs of graphs, and a faster accelerator, a line each."""
+    lines = []
+    if span := answer.get("span_ms"):
+        parts = ", ".join(f"{name} {ms:,.1f}" for name, ms in span.items() if name not in ("total", "concurrent"))
+        lines.append(f"run {span['total']:,.1f} ms = {parts} (- {max(span['concurrent'], 0):,.1f} at the same time)")
+    if npu := answer.get("npu_ms"):
+        summands = " + ".join(f"{name} {npu[name]:,.2f}" for name in ("before", "accelerator", "after", "residual"))
+        lines.append(
+            f"{npu['windows']} graphs on the NPU {npu['total']:,.2f} ms = {summands} ({npu['untold']} more without a profile)"
+        )
+    if answer.get("accelerator"):
+        lines.append(accelerators.gain(answer["accelerator"]))
+    return lines

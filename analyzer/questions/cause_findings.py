@@ -1,0 +1,77 @@
+"""Findings by cause: the time that each cause took of the steps, and what lies below it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions import causes, displacement, expert_loads
+from analyzer.questions.facts import Facts, Finding
+from analyzer.records.intervals import Intervals
+from moescope.packaged import toml_beside
+
+MEANING: dict[str, str] = toml_beside(__file__, "findings.toml")["causes"]
+NAMED = 3
+"""Maximum number of names below a cause; the rest is "other"."""
+OWN_THREADS, LATE, UNKNOWN = "the program's own threads", "idle CPUs not yet reached", "unknown"
+
+
+def by_cause(facts: Facts) -> Iterator[Finding]:
+    """One finding for each cause, with its sum and the largest amounts below it. Its saving is its time: no remedy saves more.
+
+    Computing saves what lies above the roofline; without ceilings that is unknown, and counted as 0.
+    """
+    for cause, rows in facts.time.groupby(facts.time["cause"].astype(str)):
+        spent, below = float(rows["duration_ns"].sum()), amounts(facts, str(cause), rows)
+        saving = above_roof(facts) if cause == causes.COMPUTING else spent
+        named = ", ".join(f"{name} {ns / facts.total_ns:.0%}" for name, ns in below.items() if ns >= 0.005 * facts.total_ns)
+        text = f"{cause} ({MEANING[str(cause)]})" + (f": {named}" if named else "")
+        phases = rows["duration_ns"].groupby(facts.phase.reindex(rows["token_id"]).to_numpy()).sum()
+        evidence = {
+            "cause": cause,
+            "ms": spent / 1e6,
+            "share": spent / facts.total_ns,
+            "phases": {str(phase): float(ns) / facts.phase_ns[phase] for phase, ns in phases.items() if facts.phase_ns[phase]},
+            "below_ms": {str(name): float(ns) / 1e6 for name, ns in below.items()},
+        }
+        yield facts.finding(str(cause), text, saving, evidence, "cause", {"cause": cause})
+
+
+def above_roof(facts: Facts) -> float:
+    """ns of all operators beyond the roofline's time; 0 if that is unknown."""
+    return 1e6 * float(facts.roofline["above_ms"].sum()) if facts.ceilings else 0.0
+
+
+def amounts(facts: Facts, cause: str, rows: pd.DataFrame) -> pd.Series:
+    """ns below a cause by name, largest first: at most NAMED and "other"."""
+    special = {causes.RUN_QUEUE: displacers, causes.OTHER_THREAD: awaited, causes.EXPERT_LOAD: load_reasons}
+    names = special[cause](facts, rows) if cause in special else rows["duration_ns"].groupby(rows["part"].astype(str)).sum()
+    ranked = names[names > 0].sort_values(ascending=False)
+    rest = ranked.iloc[NAMED:].sum()
+    return pd.concat([ranked.iloc[:NAMED], pd.Series({"other": rest})]) if rest else ranked
+
+
+def displacers(facts: Facts, rows: pd.DataFrame) -> pd.Series:
+    """The programs that ran instead of a ready thread, as the last one on its CPU before it came back."""
+    spans = Intervals.of_table(rows)
+    ran, by = displacement.runners(facts.tables["sched"], spans)
+    threads = facts.tables["threads"].drop_duplicates("tid").set_index("tid").reindex(by)
+    name = np.where(threads["name"].fillna("") == "", UNKNOWN, threads["name"])
+    name = np.select([by == 0, by < 0, threads["target"].eq(True).to_numpy()], [LATE, UNKNOWN, OWN_THREADS], name)
+    spent = pd.Series(ran.length).groupby(name).sum()
+    left = spans.length.sum() - spent.sum()
+    return spent.add(pd.Series({UNKNOWN: left}), fill_value=0) if left else spent
+
+
+def awaited(facts: Facts, rows: pd.DataFrame) -> pd.Series:
+    """The threads that steps waited for."""
+    names = facts.tables["threads"].drop_duplicates("tid").set_index("tid")["name"].reindex(rows["tid"]).fillna("")
+    label = [f"thread {tid} {name}".strip() for tid, name in zip(rows["tid"].tolist(), names.tolist(), strict=True)]
+    return rows["duration_ns"].groupby(np.array(label, object)).sum()
+
+
+def load_reasons(facts: Facts, rows: pd.DataFrame) -> pd.Series:
+    """Why experts were loaded."""
+    again = expert_loads.with_forms(facts.tables).set_index("load_id")["again"].reindex(rows["load_id"])
+    reason = np.where(rows["load_id"] < 0, "NPU contexts", np.where(again.eq(True), "reloads", "first loads"))
+    return rows["duration_ns"].groupby(reason).sum()
