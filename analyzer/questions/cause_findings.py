@@ -56,7 +56,7 @@ def displacers(facts: Facts, rows: pd.DataFrame) -> pd.Series:
     spans = Intervals.of_table(rows)
     ran, by = displacement.runners(facts.tables["sched"], spans)
     threads = facts.tables["threads"].drop_duplicates("tid").set_index("tid").reindex(by)
-    name = np.where(threads["name"].fillna("") == "", UNKNOWN, threads["name"])
+    name = np.where(threads["name"].fillna("") == "", [f"thread {tid}" for tid in by], threads["name"])
     name = np.select([by == 0, by < 0, threads["target"].eq(True).to_numpy()], [LATE, UNKNOWN, OWN_THREADS], name)
     spent = pd.Series(ran.length).groupby(name).sum()
     left = spans.length.sum() - spent.sum()

@@ -163,7 +163,12 @@ def own_pieces(steps: StepThreads) -> pd.DataFrame:
     pieces = pd.concat(nested, ignore_index=True)
     step = pieces["step"].to_numpy()
     begin, end = np.maximum(pieces["begin"], windows.begin[step]), np.minimum(pieces["end"], windows.end[step])
-    segments = Nest(step, begin.to_numpy(), end.to_numpy()).segments()
+    return innermost(pieces.assign(begin=begin, end=end), "step")
+
+
+def innermost(pieces: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Nested pieces split so that each moment of a `key` belongs to the innermost one."""
+    segments = Nest(*(pieces[name].to_numpy() for name in (key, "begin", "end"))).segments()
     return cut(pieces, segments.span, segments.begin, segments.end)
 
 
@@ -180,7 +185,8 @@ def wakers(steps: StepThreads) -> tuple[Intervals, np.ndarray]:
 def workers(steps: StepThreads) -> pd.DataFrame:
     """The work of other threads for steps, one piece at a time: computing before loading, a running thread before others."""
     shares = operator_pieces(steps, own=False)[0]
-    pieces, state = steps.by_state(pd.concat([shares, load_pieces(steps, own=False)], ignore_index=True))
+    pieces = innermost(pd.concat([shares, load_pieces(steps, own=False)], ignore_index=True), "tid")
+    pieces, state = steps.by_state(pieces)
     rank = 2 * np.maximum(state, 0) + (pieces["op"] < 0)
     spans, row = foremost(spans_of(pieces), rank.to_numpy())
     return cut(pieces.assign(role=WORKER), row, spans.begin, spans.end)

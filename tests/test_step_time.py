@@ -1,4 +1,4 @@
-"""The ledger: every moment of a token has one cause, planted causes are found in their columns, and the sum is the token."""
+"""The time of steps: every moment has one part and one cause, planted causes are found, and both add up to the step."""
 
 import json
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main as analyzer_main
-from analyzer.questions import ledger
+from analyzer.questions import accelerators, step_time
 from analyzer.questions.findings import findings
 from analyzer.records.intervals import by_precedence, merged
 from analyzer.records.schema import TABLES, empty
 from analyzer.tables import store
-from tests.test_analyzer_phases import SPANS, intervals, moments, step
+from tests.test_analyzer_waiting import SPANS, intervals, moments, step
 from tests.test_analyzer_qnn import Program
 from tests.test_analyzer_tables import llama
 from tracer.recording.format import Recording
@@ -53,11 +53,28 @@ def token(**tables: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {**{name: empty(name) for name in TABLES}, "tokens": one, **tables}
 
 
-def causes(tables: dict[str, pd.DataFrame]) -> dict[str, int]:
-    """ns of each cause that occurs, with the residual; the sum is checked."""
-    row = ledger.ledger(tables).iloc[0]
-    assert row[[*ledger.CAUSES, "residual"]].sum() == row["total"] == LENGTH
-    return {name: int(row[name]) for name in (*ledger.CAUSES, "residual") if row[name]}
+def times(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """The table `time`; that its pieces tile each step and its waits is checked."""
+    rows = step_time.step_time(tables)
+    inside = rows["token_id"].eq(rows["token_id"].shift())
+    assert (rows["begin_ns"][inside] == rows["end_ns"].shift()[inside]).all() and (rows["duration_ns"] > 0).all()
+    assert (rows.groupby("token_id")["begin_ns"].min().to_numpy() == tables["tokens"]["begin_ns"].to_numpy()).all()
+    return rows
+
+
+def causes(tables: dict[str, pd.DataFrame], length: int = LENGTH) -> dict[str, int]:
+    """ns of each cause that occurs; computing is "operators", or "host code" outside of them. The sum is checked."""
+    rows = times(tables)
+    assert rows["duration_ns"].sum() == length
+    computing = np.where(rows["part"] == "host code", "host code", "operators")
+    name = np.where(rows["cause"] == "computing", computing, rows["cause"].astype(object))
+    return {str(key): int(ns) for key, ns in rows["duration_ns"].groupby(name).sum().items()}
+
+
+def parts(tables: dict[str, pd.DataFrame]) -> dict[str, int]:
+    """ns of each part that occurs."""
+    rows = times(tables)
+    return {str(part): int(ns) for part, ns in rows["duration_ns"].groupby(rows["part"].astype(str)).sum().items()}
 
 
 RUNNING = states(("running", -100, 2000))
@@ -65,9 +82,9 @@ RUNNING = states(("running", -100, 2000))
 
 def test_without_any_record_all_is_residual_and_without_operators_the_host_runs():
     assert causes(token()) == {"residual": 1000}
-    assert causes(token(thread_states=RUNNING)) == {"host_code": 1000}
+    assert causes(token(thread_states=RUNNING)) == {"host code": 1000}
     assert causes(token(thread_states=states(("running", 0, 400), ("stopped", 400, 900)))) == {
-        "host_code": 400,
+        "host code": 400,
         "stopped": 500,
         "residual": 100,
     }
@@ -79,7 +96,7 @@ def test_a_thread_without_a_cpu_waits_in_the_run_queue_whatever_it_was_about_to_
         op_threads=shares((100, 600)),
         thread_states=states(("running", 0, 200), ("runnable", 200, 500), ("running", 500, 1000)),
     )
-    assert causes(tables) == {"cpu_operators": 200, "host_code": 500, "run_queue": 300}
+    assert causes(tables) == {"operators": 200, "host code": 500, "run queue": 300}
 
 
 def test_faults_and_reads_of_the_step_are_taken_out_of_operators_and_loads_take_their_own():
@@ -91,7 +108,7 @@ def test_faults_and_reads_of_the_step_are_taken_out_of_operators_and_loads_take_
         loads=frame("loads", action="load", **spans((650, 800))),
         thread_states=RUNNING,
     )
-    assert causes(tables) == {"cpu_operators": 520, "faults_and_reads": 80, "expert_loads": 150, "host_code": 250}
+    assert causes(tables) == {"operators": 520, "disk and faults": 80, "expert load": 150, "host code": 250}
 
 
 def execution(tid: int = MAIN, **told: float) -> pd.DataFrame:
@@ -103,23 +120,23 @@ def test_an_execution_is_cut_by_its_profile_and_the_rest_is_rpc():
     asleep = states(("running", 0, 310), ("sleeping", 310, 690), ("running", 690, 1000))
     told = execution(queue_us=0.05, accel_us=0.25)
     assert causes(token(qnn_executes=told, thread_states=asleep)) == {
-        "host_code": 600,
+        "host code": 600,
         "queue": 50,
         "accelerator": 250,
-        "rpc": 100,
+        "transport": 100,
     }
-    assert causes(token(qnn_executes=execution(), thread_states=asleep)) == {"host_code": 600, "accelerator": 400}
+    assert causes(token(qnn_executes=execution(), thread_states=asleep)) == {"host code": 600, "accelerator": 400}
 
 
 def test_a_slow_wake_up_behind_an_execution_is_its_completion_and_a_displaced_thread_stands_in_the_queue():
     late = states(("running", 0, 310), ("sleeping", 310, 600), ("runnable", 600, 690), ("running", 690, 1000))
     assert causes(token(qnn_executes=execution(), thread_states=late)) == {
-        "host_code": 600,
+        "host code": 600,
         "accelerator": 310,
         "completion": 90,
     }
     displaced = states(("running", 0, 310), ("runnable", 310, 500), ("running", 500, 1000))
-    assert causes(token(qnn_executes=execution(), thread_states=displaced))["run_queue"] == 190
+    assert causes(token(qnn_executes=execution(), thread_states=displaced))["run queue"] == 190
 
 
 def test_a_batch_that_is_done_before_its_answer_is_asked_for_leaves_the_rest_of_the_wait_to_others():
@@ -127,7 +144,7 @@ def test_a_batch_that_is_done_before_its_answer_is_asked_for_leaves_the_rest_of_
     batch = {"queue": 1, "submit_ns": 20, **spans((300, 700))}
     told = frame("npu_batches", batch_id=[0], wait_ns=[220], npu_us=[0.25], layout=3, **batch)
     answer = causes(token(npu_batches=told, thread_states=late))
-    assert answer == {"host_code": 760, "submission": 20, "accelerator": 90, "rpc": 60, "completion": 70}
+    assert answer == {"host code": 760, "submission": 20, "accelerator": 90, "transport": 60, "completion": 70}
     first = frame(
         "npu_batches", batch_id=[0, 1], wait_ns=[-1, 220], npu_us=[0.2, 0.25], layout=3, **batch | spans((200, 700), (300, 700))
     )
@@ -138,7 +155,7 @@ def test_a_batch_that_is_done_before_its_answer_is_asked_for_leaves_the_rest_of_
 def test_an_execution_of_another_thread_counts_while_the_steps_own_sleeps():
     own = states(("running", 0, 400), ("sleeping", 400, 1000))
     tables = token(qnn_executes=execution(WORKER, accel_us=0.4), thread_states=own)
-    assert causes(tables) == {"host_code": 400, "accelerator": 300, "asleep": 300}
+    assert causes(tables) == {"host code": 400, "accelerator": 300, "asleep": 300}
 
 
 def graph(backend: str, begin: int, end: int) -> pd.DataFrame:
@@ -149,9 +166,9 @@ def graph(backend: str, begin: int, end: int) -> pd.DataFrame:
 def test_a_graph_of_an_accelerator_is_submitted_waited_for_and_completed():
     asleep = states(("running", 0, 300), ("sleeping", 300, 500), ("runnable", 500, 520), ("running", 520, 1000))
     tables = token(graphs=graph("vulkan", 100, 600), thread_states=asleep)
-    assert causes(tables) == {"host_code": 500, "submission": 280, "accelerator": 200, "completion": 20}
+    assert causes(tables) == {"host code": 500, "submission": 280, "accelerator": 200, "completion": 20}
     inside = token(graphs=graph("htp", 200, 800), qnn_executes=execution(), thread_states=RUNNING)
-    assert causes(inside) == {"host_code": 400, "submission": 100, "accelerator": 400, "completion": 100}
+    assert causes(inside) == {"host code": 400, "submission": 100, "accelerator": 400, "completion": 100}
 
 
 def split(layers: list[int]) -> dict[str, pd.DataFrame]:
@@ -167,8 +184,10 @@ def split(layers: list[int]) -> dict[str, pd.DataFrame]:
 
 
 def test_what_the_cpu_computes_amid_a_layer_of_the_accelerator_is_fallback():
-    assert causes(token(**split([3, 3, 3]))) == {"submission": 300, "cpu_fallback": 400, "host_code": 300}
-    assert causes(token(**split([3, 4, 4]))) == {"submission": 300, "cpu_operators": 400, "host_code": 300}
+    for layers, fell in (([3, 3, 3], [False, True, False]), ([3, 4, 4], [False, False, False])):
+        tables = token(**split(layers))
+        assert causes(tables) == {"submission": 300, "operators": 400, "host code": 300}
+        assert accelerators.fallen_back(tables).tolist() == fell
 
 
 def beside(*rows: tuple[str, str, int, int]) -> dict[str, pd.DataFrame]:
@@ -181,42 +200,50 @@ def beside(*rows: tuple[str, str, int, int]) -> dict[str, pd.DataFrame]:
 
 def test_a_wait_behind_the_step_for_what_it_submitted_is_the_steps_and_copies_stand_alone():
     tables = token(**beside(("copy", "", 50, 90), ("ggml", "vulkan", 100, 300), ("wait", "vulkan", 940, 1150)))
-    row = ledger.ledger(tables).iloc[0]
-    spent = {name: int(row[name]) for name in ledger.CAUSES if row[name]}
-    assert spent == {"host_code": 700, "submission": 200, "copies": 40, "accelerator": 180, "completion": 30}
-    assert row["total"] == 1150 == sum(spent.values())
-    (given,) = ledger.submissions(tables).to_dict("records")
+    spent = {"host code": 700, "submission": 200, "transport": 40, "accelerator": 180, "completion": 30}
+    assert causes(tables, LENGTH + 150) == spent
+    assert parts(tables) == {"host code": 700, "copy": 40, "offloaded graph": 410}
+    (given,) = accelerators.submissions(tables).to_dict("records")
     assert [given[name] - AT for name in ("begin_ns", "submitted_ns", "wait_ns", "done_ns")] == [100, 300, 940, 1150]
-    won = ledger.faster(tables, ledger.ledger_pieces(tables), 0.5)
+    won = accelerators.faster(tables, step_time.step_time(tables), 0.5)
     assert won["works_ms"] == pytest.approx(0.00105) and won["won_ms"] == won["waited_ms"] == pytest.approx(0.00018)
 
 
 def test_a_wait_in_the_next_step_is_not_the_last_ones():
     two = frame("tokens", phase="decode", position=[7, 8], **{**spans((0, 500), (600, 1000)), "token_id": [0, 1]})
     tables = token(**beside(("ggml", "vulkan", 100, 300), ("wait", "vulkan", 700, 800))) | {"tokens": two}
-    assert ledger.ledger(tables)["total"].tolist() == [500, 400]
+    assert times(tables).groupby("token_id")["duration_ns"].sum().tolist() == [500, 400]
 
 
 def test_a_faster_accelerator_wins_no_more_than_was_waited_for():
     asleep = states(("running", 0, 310), ("sleeping", 310, 690), ("running", 690, 1000))
     alone = token(qnn_executes=execution(accel_us=0.4), thread_states=asleep)
-    won = ledger.faster(alone, ledger.ledger_pieces(alone), 0.1)
+    won = accelerators.faster(alone, step_time.step_time(alone), 0.1)
     assert won["works_ms"] == won["waited_ms"] == pytest.approx(0.0004) and won["won_ms"] == pytest.approx(0.00004)
     assert won["won_share"] == pytest.approx(0.04)
     busy = states(("running", 0, 690), ("sleeping", 690, 1000))
     covered = token(qnn_executes=execution(WORKER, accel_us=0.4), thread_states=busy)
-    hidden = ledger.faster(covered, ledger.ledger_pieces(covered), 0.1)
+    hidden = accelerators.faster(covered, step_time.step_time(covered), 0.1)
     assert hidden["waited_ms"] == hidden["won_ms"] == pytest.approx(0.00001)
-    assert ledger.faster(token(), ledger.ledger_pieces(token())) == {}
+    assert accelerators.faster(token(), step_time.step_time(token())) == {}
 
 
-def test_a_steps_ledger_agrees_with_its_phases(tmp_path):
-    rows = ledger.ledger(step(tmp_path, 3))
-    spent = {name: rows[name].tolist() for name in (*ledger.CAUSES, "residual", "total") if rows[name].any()}
-    assert spent == {name: [ns] * 3 for name, ns in EXPECTED.items()}
-
-
-EXPECTED = {"cpu_operators": 500, "host_code": 270, "run_queue": 50, "expert_loads": 100, "asleep": 80, "total": 1000}
+def test_parts_and_causes_of_a_recorded_step_add_up_to_it(tmp_path):
+    tables = step(tmp_path, 3)
+    answer = step_time.summary(tables, step_time.step_time(tables))
+    decode = answer["phases"]["decode"]
+    ns = {f"{cell['part']}: {cell['cause']}": round(cell["ms"] * 1e6, 6) for cell in decode["cells"]}
+    assert ns == {
+        "experts: computing": 300,
+        "host code: computing": 270,
+        "attention: computing": 200,
+        "expert load: expert load": 100,
+        "host code: asleep": 80,
+        "host code: run queue": 50,
+    }
+    assert decode["steps"] == 3 and decode["ms"] == pytest.approx(0.001) and answer["run"]["ms"] == pytest.approx(0.003)
+    for by in ("part_ms", "cause_ms"):
+        assert sum(decode[by].values()) == pytest.approx(decode["ms"])
 
 
 @given(SPANS, st.lists(SPANS, max_size=4))
@@ -233,26 +260,28 @@ def test_the_first_cause_that_covers_a_moment_has_it(some, layers):
     assert moments(left) == [m for m in moments(windows) if m not in expected]
 
 
-def test_pieces_tile_their_tokens_and_neighbours_differ():
+def test_pieces_tile_their_steps_and_neighbours_differ():
     _, tables = make()
-    pieces = ledger.ledger_pieces(tables)
-    tokens, by_token = tables["tokens"].set_index("token_id"), pieces.groupby("token_id")
-    assert (by_token["duration_ns"].sum() == tokens["duration_ns"]).all()
-    assert (by_token["begin_ns"].min() == tokens["begin_ns"]).all() and (by_token["end_ns"].max() == tokens["end_ns"]).all()
-    inside, cause = pieces["token_id"].eq(pieces["token_id"].shift()), pieces["cause"].astype(str)
-    assert (pieces["begin_ns"][inside] == pieces["end_ns"].shift()[inside]).all()
-    assert (cause != cause.shift())[inside].all()
+    pieces = times(tables)
+    tokens = tables["tokens"].set_index("token_id")
+    assert (pieces.groupby("token_id")["duration_ns"].sum() == tokens["duration_ns"]).all()
+    named = ["token_id", "tid", "op_id", "load_id", "part", "cause"]
+    assert (pieces[named].astype(str) != pieces[named].astype(str).shift()).any(axis=1).all()
 
 
-def test_the_verb_prints_the_sum_and_json_has_every_token(tmp_path, capsys):
+def test_the_verb_prints_both_axes_and_json_has_every_piece_of_a_step(tmp_path, capsys):
     step(tmp_path, 3)
-    assert analyzer_main(["ledger", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert "cpu operators" in printed and "residual 0.00% of 0.0 ms in 3 steps" in printed
-    assert analyzer_main(["ledger", str(tmp_path), "--tokens", "--json"]) == 0
+    for by in ("part", "cause", "both"):
+        assert analyzer_main(["time", str(tmp_path), "--by", by]) == 0
+        assert "computing" in (printed := capsys.readouterr().out) or by == "part", printed
+    assert analyzer_main(["time", str(tmp_path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert [row["total"] for row in answer["tokens"]] == [0.001] * 3
-    assert answer["run_ms"]["total"] == pytest.approx(0.003) and answer["accelerator"] == {}
+    assert answer["run"]["ms"] == pytest.approx(0.003) and answer["accelerator"] == {}
+    assert answer["span_ms"]["total"] == pytest.approx(0.005) and answer["span_ms"]["between steps"] == pytest.approx(0.002)
+    assert analyzer_main(["time", str(tmp_path), "--step", "1", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert one["run"]["ms"] == pytest.approx(0.001) and sum(row["duration_ns"] for row in one["pieces"]) == 1000
+    assert analyzer_main(["time", str(tmp_path), "--step", "3"]) == 2
 
 
 def test_the_saving_of_a_fallback_is_what_the_accelerator_would_not_take_and_one_submission_less():
@@ -277,11 +306,11 @@ def test_what_the_cpu_computes_between_batches_of_a_layer_is_fallback():
     batches = frame("npu_batches", batch_id=[0, 1], **spans((50, 250), (800, 900)))
     given = frame("npu_operators", batch_id=[0, 1], token_id=0, layer=[3, 3], type="MUL_MAT", shape="8x1", us=10)
     queued = tables | {"operators": on_cpu, "op_threads": shares((300, 700)), "npu_batches": batches, "npu_operators": given}
-    assert ledger.fallen_back(ledger.Spans(queued)).tolist() == [True]
+    assert accelerators.fallen_back(queued).tolist() == [True]
     (found,) = (each for each in findings(queued) if each.rule == "fallback")
     assert found.saving_ms == pytest.approx(400e-6 + 300e-6 / 4) and "upper bound" in found.text  # of four submissions one less
     elsewhere = queued | {"npu_operators": given.assign(layer=[3, 4])}
-    assert ledger.fallen_back(ledger.Spans(elsewhere)).tolist() == [False]
+    assert accelerators.fallen_back(elsewhere).tolist() == [False]
 
 
 def test_a_wait_for_a_page_that_is_being_read_ahead_is_the_disks_though_its_fault_is_minor():
@@ -291,16 +320,16 @@ def test_a_wait_for_a_page_that_is_being_read_ahead_is_the_disks_though_its_faul
     )
     operators = frame("operators", op_id=[0], layer=[3], type="MUL_MAT", **spans((100, 900)))
     tables = token(faults=read, thread_states=waits, operators=operators, op_threads=shares((100, 900)))
-    assert causes(tables) == {"faults_and_reads": 40 + 80, "cpu_operators": 680, "host_code": 200}
+    assert causes(tables) == {"disk and faults": 40 + 80, "operators": 680, "host code": 200}
     (found,) = (each for each in findings(tables) if each.rule == "disk")
     assert found.saving_ms == pytest.approx(120e-6) and found.evidence["faults"] == 2
 
 
-def test_sleep_behind_a_submission_is_no_gap_of_the_token_thread():
+def test_sleep_behind_a_submission_is_not_the_threads_own():
     asleep = states(("running", 0, 310), ("sleeping", 310, 690), ("running", 690, 1000))
     batch = frame("npu_batches", batch_id=[0], wait_ns=[400], npu_us=[0.3], layout=3, **spans((300, 700)))
-    assert not [found for found in findings(token(npu_batches=batch, thread_states=asleep)) if found.rule == "gaps: asleep"]
-    (alone,) = (found for found in findings(token(thread_states=asleep)) if found.rule == "gaps: asleep")
+    assert not [found for found in findings(token(npu_batches=batch, thread_states=asleep)) if found.rule == "asleep"]
+    (alone,) = (found for found in findings(token(thread_states=asleep)) if found.rule == "asleep")
     assert alone.saving_ms == pytest.approx(380e-6)
 
 
@@ -323,7 +352,7 @@ def test_what_many_submissions_cost_is_found_and_grows_with_their_number():
 
 def test_an_accelerator_that_idles_while_the_engines_code_prepares_is_found_with_that_time():
     tables = token(qnn_executes=execution(accel_us=0.4), thread_states=RUNNING)
-    prepared = causes(tables)["host_code"]
+    prepared = causes(tables)["host code"]
     assert [ns for ns, _ in found("starved", tables)] == [prepared] and prepared > 300
     assert found("starved", token(thread_states=RUNNING)) == []
 
@@ -358,20 +387,17 @@ def of_qnn() -> Writer:
 
 
 @pytest.mark.parametrize("make", [llama, runtime, of_qnn])
-def test_an_older_recording_gives_the_tables_that_it_gave_and_a_ledger_besides(
-    tmp_path: Path, make: Callable[[], Writer]
-) -> None:
+def test_an_older_recording_gives_the_tables_that_it_gave_and_times_besides(tmp_path: Path, make: Callable[[], Writer]) -> None:
     now = store.build(Recording(make().write(tmp_path / "now")))
     then = store.build(older(make(), tmp_path / "then"))
     assert then.keys() == now.keys()
     for name in now:
         pd.testing.assert_frame_equal(then[name], now[name])
-    rows = ledger.ledger(then)
-    assert len(rows) and (rows["total"] > 0).all()
-    assert (rows[[*ledger.CAUSES, "residual"]].sum(axis=1) == rows["total"]).all()
+    spent = times(then).groupby("token_id")["duration_ns"].sum()
+    assert len(spent) and (spent == then["tokens"].set_index("token_id")["duration_ns"]).all()
 
 
-def test_a_recording_without_tokens_says_so_also_for_a_row_per_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_without_steps_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Writer().write(tmp_path)
-    assert analyzer_main(["ledger", str(tmp_path), "--tokens"]) == 0
-    assert capsys.readouterr().out == "no tokens in this recording\n"
+    assert analyzer_main(["time", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "no complete steps in this recording\n"
