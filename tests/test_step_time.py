@@ -16,9 +16,9 @@ from analyzer.questions.findings import findings
 from analyzer.records.intervals import by_precedence, merged
 from analyzer.records.schema import TABLES, empty
 from analyzer.tables import store
-from tests.test_analyzer_waiting import SPANS, intervals, moments, step
 from tests.test_analyzer_qnn import Program
 from tests.test_analyzer_tables import llama
+from tests.test_analyzer_waiting import SPANS, intervals, moments, step
 from tracer.recording.format import Recording
 from tracer.recording.tokens import kinds_of
 from workloads.recordings import Writer, runtime

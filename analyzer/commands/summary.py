@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
+
 from analyzer.commands._show import number, printed
 from analyzer.questions.cached import summary
 from analyzer.records.manifest import command_of
@@ -97,26 +99,22 @@ def time(t: Section) -> list[Line]:
 
 def matrix(phase: str, part: Section) -> Line:
     """Parts as rows and causes as columns, the smallest summed; all rows and all columns add up."""
-    rows, columns = few(part["part_ms"], PARTS_SHOWN), few(part["cause_ms"], CAUSES_SHOWN)
-    cells: dict[tuple[str, str], float] = {}
-    for cell in part["cells"]:
-        key = rows.get(cell["part"], OTHERS), columns.get(cell["cause"], OTHERS)
-        cells[key] = cells.get(key, 0.0) + cell["ms"]
-    names, causes = (list(dict.fromkeys(few_of.values())) for few_of in (rows, columns))
-    table = grid(f"ms of a {phase} step", *causes, "all", "")
-    for name in (*names, "all"):
-        of_row = [sum(ms for (r, c), ms in cells.items() if name in (r, "all") and c == cause) for cause in causes]
-        table.add_row(name, *(number(ms, ",.2f") if ms else "" for ms in of_row), *with_share(sum(of_row), part["ms"]))
-    shares = [
-        number(part["ms"] and sum(ms for (_, c), ms in cells.items() if c == cause) / part["ms"], ".0%") for cause in causes
-    ]
-    table.add_row("share", *shares, "", "")
+    rows, columns = (few(part[f"{by}_ms"], part["ms"], most) for by, most in (("part", PARTS_SHOWN), ("cause", CAUSES_SHOWN)))
+    cells = pd.DataFrame(part["cells"]).replace({"part": rows, "cause": columns})
+    cells = cells.pivot_table(index="part", columns="cause", values="ms", aggfunc="sum", sort=False)
+    cells = cells.reindex(index=list(dict.fromkeys(rows.values())), columns=list(dict.fromkeys(columns.values())))
+    cells.loc["all"] = cells.sum()
+    table = grid(f"{phase}, ms", *cells.columns, "all", "")
+    for name, row in cells.iterrows():
+        table.add_row(str(name), *(number(ms, ",.2f") if ms > 0 else "" for ms in row), *with_share(row.sum(), part["ms"]))
+    table.add_row("share", *(with_share(ms, part["ms"])[1] for ms in cells.loc["all"]), "", "")
     return table
 
 
-def few(spent: dict[str, float], most: int) -> dict[str, str]:
-    """Each name → itself, or OTHERS for all but the `most` largest."""
-    return {name: name if i < most or len(spent) == most + 1 else OTHERS for i, name in enumerate(spent)}
+def few(spent: dict[str, float], total: float, most: int) -> dict[str, str]:
+    """Each name → itself, or OTHERS for those that are small or beyond the `most` largest; a single small one keeps its name."""
+    small = [name for i, (name, ms) in enumerate(spent.items()) if i >= most or ms < LEAST * total]
+    return {name: OTHERS if name in small and len(small) > 1 else name for name in spent}
 
 
 def with_share(ms: float, total: float) -> tuple[str, str]:
@@ -138,36 +136,32 @@ def top_findings(findings: list[Section]) -> list[Line]:
 
 
 def experts(e: Section) -> list[Line]:
-    """Figures of the experts, in two lines."""
+    """Figures of the experts."""
     seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} per step)" for name, v in e["distinct_per_layer"].items() if v]
-    rate, reuse = number(e["hit_rate"], ".1%"), number(e["reuse_distance_median_steps"], ".0f")
-    loads = [f"{v['loads']} {name} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()]
     lines: list[Line] = [words(("experts", "bold"), f" used per layer: {', '.join(seen)}")] if seen else []
     if e["hit_rate"] is not None:
-        counts = f": {e['hits']:,} hits, {e['misses']:,} misses"
-        lines.append(f"hit rate {rate}{counts}, {e['evictions']:,} evictions, reuse after {reuse} steps (median)")
-    return [*lines, f"loads: {', '.join(loads)}", *reasons(e["step_loads"])] if loads else lines
+        rate, reuse = number(e["hit_rate"], ".1%"), number(e["reuse_distance_median_steps"], ".0f")
+        lines.append(f"{rate} hits, {e['misses']:,} misses, {e['evictions']:,} evictions, reuse after {reuse} steps (median)")
+    loads = [f"{v['loads']} {name} loads {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()]
+    return [*lines, f"{', '.join(loads)}{reasons(e['step_loads'])}"] if loads else lines
 
 
-def reasons(s: Section) -> list[Line]:
+def reasons(s: Section) -> str:
     """The reasons for expert loads in steps."""
     if not s["first"] + s["again"]:
-        return []
-    compiled = f" ({s['compiled']:,} compiled for the NPU in {s['compile_ms']:,.1f} ms)" if s["compiled"] else ""
-    more = f"; {s['repeated']:,} repeated within their layer" if s["repeated"] else ""
-    return [f"within steps {s['first']:,} for the first time{compiled}, {s['again']:,} again{more}"]
+        return ""
+    compiled = f" ({s['compiled']:,} compiled in {s['compile_ms']:,.1f} ms)" if s["compiled"] else ""
+    twice = f" ({s['repeated']:,} of them twice in one layer)" if s["repeated"] else ""
+    return f": {s['first']:,} first{compiled}, {s['again']:,} again{twice}"
 
 
 def npu(n: Section) -> list[Line]:
-    """Figures of QNN, in a few lines."""
+    """Figures of QNN."""
     failed = (f", {n['failed']} failed" if n["failed"] else "", "red")
-    counts = f" {n['executes']} executions, {n['ms']:,.1f} ms"
     named = {"host_rpc_us": "RPC host", "htp_rpc_us": "RPC HTP", "accel_us": "accelerator"}
-    known = [f"{name} {number(n[key] / 1e3)} ms" for key, name in named.items() if n[key] is not None]
-    known += [f"{n['accel_cycles']:,.0f} cycles"] if n["accel_cycles"] is not None else []
-    known.append(f"{n['events']:,} profile events ({n['unjoined_events']:,} not attributed to an execution)")
-    lines: list[Line] = [words((n["backend"] or "QNN", "bold"), counts, failed), ", ".join(known)]
-    return lines
+    known = "".join(f", {name} {number(n[key] / 1e3)}" for key, name in named.items() if n[key] is not None)
+    loose = f", {n['unjoined_events']:,} profile events without an execution" if n["unjoined_events"] else ""
+    return [words((n["backend"] or "QNN", "bold"), f" {n['executes']} executions, {n['ms']:,.1f} ms{known}", failed, loose)]
 
 
 def npu_queues(q: Section) -> list[Line]:
