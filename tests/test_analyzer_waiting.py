@@ -13,7 +13,7 @@ from analyzer.__main__ import main
 from analyzer.questions import cached, displacement, npu_windows, step_time, threads
 from analyzer.questions.findings import findings
 from analyzer.questions.summary import incomplete, summarize
-from analyzer.records.intervals import Intervals, common, covered, merged, overlaps, uncovered
+from analyzer.records.intervals import Intervals, common, covered, foremost, merged, overlaps, uncovered
 from analyzer.records.reading import Source
 from analyzer.tables.store import load
 from tracer.recording.format import Recording, sealed, write_manifest
@@ -63,6 +63,32 @@ def test_merging_and_what_is_common_or_left_equal_sets_of_moments(some, others):
     assert moments(uncovered(one, other)) == left
     shared = [len([m for m in moments(one) if m in set(moments(intervals([row])))]) for row in others]
     assert covered(one, other).tolist() == shared
+
+
+@given(SPANS, st.data())
+def test_the_foremost_span_of_each_moment_has_the_least_rank(rows, data):
+    spans = intervals(rows)
+    rank = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))), np.int64)
+    pieces, row = foremost(spans, rank)
+    seen = {m: int(r) for i, r in enumerate(row) for m in moments(pieces.where(np.arange(len(pieces)) == i))}
+    expected: dict[tuple[int, int], int] = {}
+    for i in sorted(range(len(rows)), key=lambda i: (-rank[i], -i)):
+        expected |= dict.fromkeys(moments(spans.where(np.arange(len(spans)) == i)), i)
+    assert seen == expected and len(moments(pieces)) == len(seen)
+
+
+def test_overlaps_hold_where_the_times_of_all_keys_do_not_fit_on_one_axis():
+    far = 1 << 61
+    key = np.arange(5)
+    left = Intervals(np.repeat(key, 2), np.tile([0, far], 5), np.tile([10, far + 10], 5))
+    met = overlaps(left, Intervals(key, key + far - 3, np.full(5, far + 4)))
+    assert sorted(zip(left.key[met.left].tolist(), met.right.tolist(), met.length.tolist(), strict=True)) == [
+        (0, 0, 4),
+        (1, 1, 4),
+        (2, 2, 4),
+        (3, 3, 4),
+        (4, 4, 3),
+    ]
 
 
 def switched(w: Writer, ts: int, prev: int, following: int, state: int = 0) -> None:

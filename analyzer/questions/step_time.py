@@ -41,11 +41,8 @@ def joined_neighbours(
 ) -> pd.DataFrame:
     """The table `time` from pieces in order; neighbours that differ in nothing are one row."""
     codes = pd.Categorical(cause, CAUSES).codes
-    same = ["step", "tid", "part", "op", "load"]
-    values = np.column_stack([pieces[same].to_numpy(), codes])
-    new = np.append(True, (values[1:] != values[:-1]).any(axis=1) | (begin[1:] != end[:-1]))[: len(values)]
-    first = np.flatnonzero(new)
-    rows, until = pieces.iloc[first], end[np.append(first[1:], len(new)) - 1] if len(new) else end
+    first = first_of_stretches(begin, end, codes, *(pieces[name].to_numpy() for name in ("step", "tid", "part", "op", "load")))
+    rows, until = pieces.iloc[first], last_of_stretches(first, end)
     return conform(
         "time",
         {
@@ -67,14 +64,25 @@ def identities(table: pd.DataFrame, name: str, rows: pd.Series) -> np.ndarray:
     return np.append(table[name].to_numpy(np.int64), -1)[rows.to_numpy()]
 
 
+def first_of_stretches(begin: np.ndarray, end: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """The rows that do not continue the row before them without a gap and with the same values in `columns`."""
+    new = np.append(True, begin[1:] != end[:-1])[: len(begin)]
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(new)
+
+
+def last_of_stretches(first: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The end of each stretch of rows that begins at `first`."""
+    return end[np.append(first[1:], len(end)) - 1] if len(end) else end
+
+
 def by_step_and_cause(time: pd.DataFrame) -> pd.DataFrame:
     """Rows of `time` joined to stretches of one step and cause: token_id, cause, begin_ns, end_ns."""
-    begin, end = (time[name].to_numpy() for name in ("begin_ns", "end_ns"))
-    same = (time["token_id"].to_numpy()[1:] == time["token_id"].to_numpy()[:-1]) & (begin[1:] == end[:-1])
-    new = np.append(True, ~same | (time["cause"].to_numpy()[1:] != time["cause"].to_numpy()[:-1]))[: len(time)]
-    first = np.flatnonzero(new)
-    last = np.append(first[1:], len(time)) - 1
-    return time.iloc[first][["token_id", "cause", "begin_ns"]].assign(end_ns=end[last[: len(first)]])
+    columns = {name: time[name].to_numpy() for name in ("token_id", "cause", "begin_ns", "end_ns")}
+    first = first_of_stretches(columns["begin_ns"], columns["end_ns"], columns["token_id"], columns["cause"])
+    rows = time.iloc[first][["token_id", "cause", "begin_ns"]]
+    return rows.assign(end_ns=last_of_stretches(first, columns["end_ns"]))
 
 
 def sums(time: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analyzer.records.spans import EVER
+from analyzer.records.spans import EVER, distinct
+
+AXIS = 1 << 62
+"""The longest axis on which the times of several keys are laid one behind the other."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +70,31 @@ def keys_of(spans: Intervals) -> np.ndarray:
 
 def overlaps(left: Intervals, right: Intervals) -> Overlaps:
     """Every pair of intervals of the same key that overlap. The right side's intervals must not overlap within a key."""
-    lefts, rights = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for key in np.intersect1d(keys_of(left), keys_of(right)):
-        left_rows, right_rows = np.flatnonzero(left.key == key), np.flatnonzero(right.key == key)
-        right_rows = right_rows[np.argsort(right.begin[right_rows], kind="stable")]
-        low = np.searchsorted(right.end[right_rows], left.begin[left_rows], "right")
-        count = np.maximum(np.searchsorted(right.begin[right_rows], left.end[left_rows], "left") - low, 0)
-        offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        lefts.append(np.repeat(left_rows, count))
-        rights.append(right_rows[np.repeat(low, count) + offset])
-    left_row, right_row = np.concatenate(lefts), np.concatenate(rights)
+    keys = np.intersect1d(keys_of(left), keys_of(right))
+    left_rows, right_rows = (np.flatnonzero(np.isin(side.key, keys)) for side in (left, right))
+    one, other = left.where(left_rows), right.where(right_rows)
+    low = max(int(side.begin.min(initial=EVER)) for side in (one, other))
+    high = max(low, min(int(side.end.max(initial=0)) for side in (one, other)))
+    line = Line(keys, low, high)
+    if len(keys) > 1 and len(keys) * line.width > AXIS:
+        parts = [(rows, overlaps(left.where(rows), right)) for rows in halves(left, keys)]
+        columns = zip(*((rows[p.left], p.right, p.begin, p.end) for rows, p in parts), strict=True)
+        return Overlaps(*(np.concatenate(column) for column in columns))
+    one, other = line.clipped(one), line.clipped(other)
+    order = np.argsort(other.begin, kind="stable")
+    first = np.searchsorted(other.end[order], one.begin, "right")
+    count = np.maximum(np.searchsorted(other.begin[order], one.end, "left") - first, 0)
+    offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    left_row, right_row = left_rows[np.repeat(np.arange(len(one)), count)], right_rows[order[np.repeat(first, count) + offset]]
     begin, end = np.maximum(left.begin[left_row], right.begin[right_row]), np.minimum(left.end[left_row], right.end[right_row])
     real = end > begin
     return Overlaps(left_row[real], right_row[real], begin[real], end[real])
+
+
+def halves(spans: Intervals, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows with one of the first half of the sorted keys, and the others."""
+    first = np.isin(spans.key, keys[: len(keys) // 2])
+    return np.flatnonzero(first), np.flatnonzero(~first)
 
 
 def common(left: Intervals, right: Intervals) -> Intervals:
@@ -173,9 +188,10 @@ def foremost(spans: Intervals, rank: np.ndarray) -> tuple[Intervals, np.ndarray]
     if len(rows) == 0:
         return spans.where(rows), rows
     spans, line = spans.where(rows), Line.of(spans)
-    shift = np.searchsorted(line.keys, spans.key) * line.width - line.low
-    cuts = np.unique(np.concatenate((spans.begin + shift, spans.end + shift)))
-    first, last = (np.searchsorted(cuts, side + shift) for side in (spans.begin, spans.end))
+    placed = line.clipped(spans)
+    cuts = np.sort(np.concatenate((placed.begin, placed.end)))
+    cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
+    first, last = (np.searchsorted(cuts, side) for side in (placed.begin, placed.end))
     span = np.repeat(np.arange(len(spans)), last - first)
     cell = np.arange(len(span)) - np.repeat(np.cumsum(last - first) - last, last - first)
     order = np.lexsort((rank[rows][span], cell))
@@ -194,7 +210,7 @@ class Line:
     @classmethod
     def of(cls, spans: Intervals) -> "Line":
         """The axis that covers these intervals."""
-        return cls(np.unique(spans.key), int(spans.begin.min(initial=EVER)), int(spans.end.max(initial=0)))
+        return cls(distinct(spans.key), int(spans.begin.min(initial=EVER)), int(spans.end.max(initial=0)))
 
     @property
     def width(self) -> int:
@@ -203,10 +219,13 @@ class Line:
 
     def place(self, spans: Intervals) -> Intervals:
         """The union of the intervals on the axis, clipped to it; keys that it does not have are omitted."""
-        spans = spans.where(np.isin(spans.key, self.keys))
+        return merged(self.clipped(spans.where(np.isin(spans.key, self.keys))))
+
+    def clipped(self, spans: Intervals) -> Intervals:
+        """Intervals of the axis' keys as positions on it, each clipped to it."""
         begin, end = (np.clip(side, self.low, self.high) - self.low for side in (spans.begin, spans.end))
         shift = np.searchsorted(self.keys, spans.key) * self.width
-        return merged(Intervals.of(begin + shift, end + shift))
+        return Intervals.of(begin + shift, end + shift)
 
     def intervals(self, begin: np.ndarray, end: np.ndarray) -> Intervals:
         """Positions on the axis as intervals of its keys."""
