@@ -13,7 +13,7 @@ import pandas as pd
 
 from analyzer.questions import rpc
 from analyzer.questions.accelerators import QUEUED
-from analyzer.questions.deciders import OWN, WORKER, StepThreads, spans_of
+from analyzer.questions.deciders import BARRIER, OWN, WORKER, StepThreads, in_states, spans_of, wakers
 from analyzer.questions.deciders import STATES as THREAD_STATES
 from analyzer.questions.parts import BESIDE, COPY, HOST, HOST_CODE, LOAD, PARTS
 from analyzer.records.intervals import Intervals, common, merged, overlaps
@@ -27,6 +27,7 @@ CAUSES = (
     *(COMPUTING, RUN_QUEUE, ASLEEP, OTHER_THREAD, DISK, EXPERT_LOAD),
     *(SUBMISSION, QUEUE, TRANSPORT, ACCELERATOR, COMPLETION, STOPPED, RESIDUAL),
 )
+ASLEEP_STATES = ("sleeping", "waiting")
 EXECUTION = ["token_id", "tid", "begin_ns", "end_ns", "worked_ns", "queue_us", "accel_us", "asynchronous"]
 Cause = tuple[str, Intervals]
 Ends = tuple[np.ndarray, np.ndarray]
@@ -104,7 +105,8 @@ class HandOver:
 
     def woken(self) -> Intervals:
         """The times in which steps' threads had been woken up but had no CPU yet."""
-        return after(self.steps.state("runnable"), self.steps.state("sleeping", "waiting"))
+        ready, waited = (in_states(self.steps.scheduled, names, self.steps.owner) for names in (("runnable",), ASLEEP_STATES))
+        return after(ready, waited)
 
     def graphs(self) -> list[Cause]:
         """Within an accelerator's graphs: sleep until it is done, reading of results behind an execution, preparation."""
@@ -112,7 +114,7 @@ class HandOver:
         met = overlaps(graphs, executes)
         behind = Intervals(graphs.key[met.left], met.end, graphs.end[met.left])
         unknown = merged(graphs.where(~np.isin(np.arange(len(graphs)), met.left)))
-        asleep = common(merged(self.steps.state("sleeping", "waiting")), unknown)
+        asleep = common(merged(self.steps.state(*ASLEEP_STATES)), unknown)
         return [(ACCELERATOR, asleep), (COMPLETION, behind), (SUBMISSION, graphs)]
 
 
@@ -205,6 +207,8 @@ def of_others(steps: StepThreads, pieces: pd.DataFrame, npu: Executions, disk: I
         return spans.where(state == THREAD_STATES.index(name))
 
     waited_for = (split["role"] != WORKER).to_numpy()
+    slept, waker = wakers(steps)
+    sleepers = overlaps(spans_of(split[(split["role"] == BARRIER).to_numpy()], "tid"), slept.where(waker < 0))
 
     def during(some: list[Cause]) -> list[Cause]:
         return [(cause, common(merged(spans), merged(piece))) for cause, piece in some]
@@ -216,6 +220,7 @@ def of_others(steps: StepThreads, pieces: pd.DataFrame, npu: Executions, disk: I
     yield EXPERT_LOAD, within(loads)
     yield DISK, of_state("waiting")
     yield DISK, within(disk)
+    yield ASLEEP, Intervals(own[(split["role"] == BARRIER).to_numpy()][sleepers.left], sleepers.begin, sleepers.end)
     yield OTHER_THREAD, spans.where(waited_for)
     yield ASLEEP, of_state("sleeping")
     yield STOPPED, of_state("stopped")

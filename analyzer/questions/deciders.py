@@ -13,7 +13,7 @@ import pandas as pd
 from analyzer.questions.parts import BESIDE, COPY, HOST, HOST_CODE, LOAD, OFFLOADED, PARTS, operator_parts
 from analyzer.records.intervals import Intervals, foremost, merged, overlaps, uncovered
 from analyzer.records.schema import Tables
-from analyzer.records.spans import EVER, NONE, Nest, enclosing, equal_rows, successors
+from analyzer.records.spans import EVER, NONE, Nest, enclosing, equal_rows, latest, successors
 
 OWN, BARRIER, WORKER, WAKER = range(4)
 """Why a thread decides: it is the step's own; the others wait for it; it works for the step; it wakes the step's thread up."""
@@ -78,19 +78,33 @@ class StepThreads:
         return Intervals(tokens.key, tokens.begin, until)
 
     @cached_property
-    def states(self) -> tuple[Intervals, np.ndarray]:
-        """(states of all threads, by thread; index in STATES of each)."""
+    def scheduled(self) -> tuple[Intervals, np.ndarray]:
+        """(states of all threads as recorded, by thread; index in STATES of each)."""
         table = self.tables["thread_states"]
         return Intervals.of_table(table), pd.Categorical(table["state"], STATES).codes.astype(np.int64)
 
+    @cached_property
+    def states(self) -> tuple[Intervals, np.ndarray, np.ndarray]:
+        """(states of all threads, by thread; index in STATES; when each ended).
+
+        A thread that is woken up on an idle CPU needs a moment to begin there. It lacks no CPU: that moment counts as its wait.
+        """
+        spans, state = self.scheduled
+        before = equal_rows([spans.key, spans.end], [spans.key, spans.begin])
+        waited = np.isin(np.append(state, NONE)[before], (STATES.index("waiting"), STATES.index("sleeping")))
+        late = np.flatnonzero((state == STATES.index("runnable")) & waited & begun_on_idle_cpu(self.tables["sched"], spans))
+        until = spans.end.copy()
+        until[before[late]] = spans.end[late]
+        keep = np.delete(np.arange(len(spans)), late)
+        return Intervals(spans.key, spans.begin, until).where(keep), state[keep], spans.end[keep]
+
     def state(self, *names: str) -> Intervals:
         """The times in which steps' threads were in these states."""
-        spans, state = self.states
-        return spans.where(np.isin(state, [STATES.index(name) for name in names]) & np.isin(spans.key, self.owner))
+        return in_states(self.states[:2], names, self.owner)
 
     def by_state(self, pieces: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
         """(pieces split by the state of their `tid`; index in STATES of each, -1: unknown)."""
-        spans, state = self.states
+        spans, state, _ = self.states
         known = np.isin(spans.key, pieces["tid"].unique())
         spans, state = spans.where(known), state[known]
         met = overlaps(spans_of(pieces, "tid"), spans)
@@ -137,19 +151,18 @@ def load_pieces(steps: StepThreads, own: bool) -> pd.DataFrame:
 
 
 def graph_pieces(steps: StepThreads) -> pd.DataFrame:
-    """Graphs of accelerators, copies between backends and waits for one on steps' own threads, outside of operators."""
-    graphs = steps.tables["graphs"]
+    """Graphs of accelerators and waits for them, and copies between backends, on steps' own threads, outside of operators."""
+    graphs, batches = steps.tables["graphs"], steps.tables["npu_batches"]
     graphs = graphs[~graphs["backend"].isin(HOST).to_numpy() | graphs["kind"].isin(BESIDE).to_numpy()]
     graphs = graphs[enclosing(steps.tables["operators"], graphs) < 0]
-    met = overlaps(steps.windows, merged(Intervals.of_table(graphs[(graphs["kind"] != "copy").to_numpy()])))
-    copied = overlaps(steps.windows, merged(Intervals.of_table(graphs[(graphs["kind"] == "copy").to_numpy()])))
-    return pd.concat(
-        [
-            piece_frame(step=m.left, begin=m.begin, end=m.end, tid=steps.owner[m.left], part=PARTS.index(part))
-            for m, part in ((met, OFFLOADED), (copied, COPY))
-        ],
-        ignore_index=True,
-    )
+    copies = (graphs["kind"] == "copy").to_numpy()
+    answers = batches[batches["wait_ns"].to_numpy() >= 0]
+    answers = answers.assign(begin_ns=answers["end_ns"] - answers["wait_ns"])
+    offloaded = Intervals.joined(Intervals.of_table(graphs[~copies]), Intervals.of_table(answers))
+    parts = ((OFFLOADED, offloaded), (COPY, Intervals.of_table(graphs[copies])))
+    found = [(PARTS.index(part), overlaps(steps.windows, merged(spans))) for part, spans in parts]
+    pieces = [piece_frame(step=m.left, begin=m.begin, end=m.end, tid=steps.owner[m.left], part=part) for part, m in found]
+    return pd.concat(pieces, ignore_index=True)
 
 
 def own_pieces(steps: StepThreads) -> pd.DataFrame:
@@ -172,11 +185,30 @@ def innermost(pieces: pd.DataFrame, key: str) -> pd.DataFrame:
     return cut(pieces, segments.span, segments.begin, segments.end)
 
 
+def in_states(states: tuple[Intervals, np.ndarray], names: tuple[str, ...], threads: np.ndarray) -> Intervals:
+    """The times of some threads in these states."""
+    spans, state = states
+    return spans.where(np.isin(state, [STATES.index(name) for name in names]) & np.isin(spans.key, threads))
+
+
+def begun_on_idle_cpu(sched: pd.DataFrame, ready: Intervals) -> np.ndarray:
+    """Which of the intervals end with a switch to their thread on an idle CPU, in whose run queue the thread was put."""
+    switch, queued = (sched[(sched["event"] == event).to_numpy()] for event in ("switch", "wakeup"))
+    row = equal_rows([switch["next_tid"].to_numpy(), switch["ts_ns"].to_numpy()], [ready.key, ready.end])
+    idle = np.append(switch["prev_tid"].to_numpy(), NONE)[row] == 0
+    last = latest(queued["next_tid"].to_numpy(), queued["ts_ns"].to_numpy(), ready.key, ready.end)
+    put = np.append(queued["target_cpu"].to_numpy(), NONE)[last]
+    known = np.append(queued["ts_ns"].to_numpy(), NONE)[last] >= ready.begin
+    return idle & (~known | (put == np.append(switch["cpu"].to_numpy(), NONE)[row]))
+
+
 def wakers(steps: StepThreads) -> tuple[Intervals, np.ndarray]:
-    """(times in which steps' threads slept, by thread; the thread of the program that ended each, -1: none is known)."""
-    slept, sched, threads = steps.state("sleeping"), steps.tables["sched"], steps.tables["threads"]
+    """(times in which threads slept, by thread; the thread of the program that ended each, -1: none is known)."""
+    spans, state, ended = steps.states
+    asleep = state == STATES.index("sleeping")
+    slept, ended, sched, threads = spans.where(asleep), ended[asleep], steps.tables["sched"], steps.tables["threads"]
     woken = sched[(sched["event"] == "waking").to_numpy()]
-    row = equal_rows([woken[name].to_numpy() for name in ("next_tid", "ts_ns")], [slept.key, slept.end])
+    row = equal_rows([woken[name].to_numpy() for name in ("next_tid", "ts_ns")], [slept.key, ended])
     by = np.append(woken["prev_tid"].to_numpy(), NONE)[row]
     ours = np.isin(by, threads.loc[threads["target"].to_numpy(bool), "tid"]) & (by != slept.key)
     return slept, np.where(ours, by, NONE)
@@ -196,6 +228,8 @@ def decisive_pieces(steps: StepThreads, excluded: Intervals) -> pd.DataFrame:
     """Pieces that tile the steps' windows, each with the thread that decides; within `excluded` (by thread), the own one."""
     own = own_pieces(steps)
     slept, waker = wakers(steps)
+    mine = np.isin(slept.key, steps.owner)
+    slept, waker = slept.where(mine), waker[mine]
     met = overlaps(spans_of(own.assign(tid=np.where(own["role"] == OWN, own["tid"], NONE)), "tid"), slept)
     asleep = cut(own, met.left, met.begin, met.end).assign(waker=waker[met.right], row=met.left)
     inside = overlaps(spans_of(asleep, "tid"), merged(excluded))

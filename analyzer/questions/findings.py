@@ -95,19 +95,29 @@ def crowded(facts: Facts) -> Iterator[Finding]:
 
 
 def imbalance(facts: Facts) -> Iterator[Finding]:
-    """Threads that wait for each other at the end of operators; waits for a CPU belong to `displaced`."""
+    """Threads that wait for each other at the end of operators because some of them compute longer."""
     if facts.crowd:
         return
     operators = facts.tables["operators"]
-    operators = operators[(operators["token_id"] >= 0) & (operators["n_threads"] > 1)]
+    operators = operators[operators["token_id"].isin(facts.steps.index) & (operators["n_threads"] > 1)]
     if len(operators) == 0:
         return
-    displaced_ns = facts.displaced.groupby("op_id")["cost_ns"].sum().reindex(operators["op_id"], fill_value=0).to_numpy()
-    each = operators["wait_ns"] / operators["n_threads"]
-    lost = float((each - displaced_ns).clip(lower=0).sum())  # the last thread's time without a CPU belongs to `displaced`
+    lost = float(uneven_ns(facts.tables).reindex(operators["op_id"], fill_value=0.0).sum())
     share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
     text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly divided work would finish sooner"
     yield facts.finding("imbalance", text, lost, {"wait_share": float(share)}, "imbalance")
+
+
+def uneven_ns(tables: Tables) -> pd.Series:
+    """ns by op_id that the longest computing thread of an operator computes beyond the mean of all; no sleep, no lack of a CPU."""
+    shares, states = tables["op_threads"], tables["thread_states"]
+    spans = Intervals.of_table(shares, end="wait_ns")
+    running = Intervals.of_table(states).where((states["state"] == "running").to_numpy())
+    met = overlaps(spans, running)
+    seen = np.isin(spans.key, running.key)
+    ran = np.where(seen, np.bincount(met.left, met.length, len(shares)), spans.length)
+    by_operator = pd.Series(ran).groupby(shares["op_id"].to_numpy())
+    return by_operator.max() - by_operator.mean()
 
 
 def below_roof(facts: Facts) -> Iterator[Finding]:
