@@ -200,11 +200,12 @@ def test_who_ran_last_before_a_thread_came_back_is_who_displaced_it(tmp_path):
     assert sorted(found.evidence["below_ms"].values()) == pytest.approx([30e-6, 150e-6])
 
 
-def test_a_thread_that_waits_for_one_without_a_cpu_is_no_imbalance(tmp_path):
+def test_imbalance_is_what_threads_compute_longer_not_what_they_lack_a_cpu(tmp_path):
     tables = contended(tmp_path)
-    assert not [finding for finding in findings(tables) if finding.rule == "imbalance"]
+    uneven = {f.rule: round(f.saving_ms * 1e6) for f in findings(tables)}
+    assert uneven["imbalance"] == 250 - (250 + 200) / 2
     undisturbed = {**tables, "thread_states": tables["thread_states"].iloc[:0]}
-    assert [f.saving_ms * 1e6 for f in findings(undisturbed) if f.rule == "imbalance"] == [pytest.approx(120)]
+    assert [f.saving_ms * 1e6 for f in findings(undisturbed) if f.rule == "imbalance"] == [pytest.approx(400 - (400 + 200) / 2)]
 
 
 def test_the_tracer_is_named_where_it_took_the_cpu(tmp_path):

@@ -109,7 +109,7 @@ def imbalance(facts: Facts) -> Iterator[Finding]:
 
 
 def uneven_ns(tables: Tables) -> pd.Series:
-    """ns by op_id that the longest computing thread of an operator computes beyond the mean of all; no sleep, no lack of a CPU."""
+    """ns by op_id that an operator's longest computing thread computes beyond the mean; sleep and lack of a CPU do not count."""
     shares, states = tables["op_threads"], tables["thread_states"]
     spans = Intervals.of_table(shares, end="wait_ns")
     running = Intervals.of_table(states).where((states["state"] == "running").to_numpy())
