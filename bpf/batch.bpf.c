@@ -63,6 +63,8 @@ static INLINE bool send_batch_rows(void *ctx, struct traced *t, struct llama_bat
 
 static INLINE void send_batch(void *ctx, struct traced *t, struct llama_batch_view *batch)
 {
+	if (!batch->pos && !batch->seq_id && !batch->logits) /* the engine's defaults hold for all */
+		return;
 	for (u32 first = 0; first < MAX_BATCH_ROWS; first += BATCH_ROWS) {
 		if ((s32)first >= batch->n_tokens || !send_batch_rows(ctx, t, batch, first))
 			return;
