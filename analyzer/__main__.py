@@ -12,6 +12,7 @@ COMMANDS = {
     "phases": "a token's time by operator group and idle cause",
     "ledger": "the cause of every moment of a token",
     "findings": "main costs, and the time that each remedy would save",
+    "requests": "TTFT, TPOT and tokens of each request, concurrency, throughput, accepted drafts",
     "threads": "thread states, load balance, and which threads took the CPU",
     "trends": "spread, drift, jumps and growth across tokens",
     "roofline": "whether operators are bound by compute, memory, disk or launch",

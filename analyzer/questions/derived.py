@@ -4,7 +4,19 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from analyzer.questions import backends, cache_curves, displacement, experts, figures, ledger, phases, rpc, threads, trends
+from analyzer.questions import (
+    backends,
+    cache_curves,
+    displacement,
+    experts,
+    figures,
+    ledger,
+    phases,
+    requests,
+    rpc,
+    threads,
+    trends,
+)
 from analyzer.records.schema import Tables
 
 DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
@@ -28,6 +40,7 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "reuse": ("steps since each expert last ran", experts.reuse_distance),
     "time_by_distance": ("decode steps' expert time by steps since their experts last ran", experts.time_by_distance),
     "cache_hits": ("hits and misses of the expert cache, by token and layer", figures.cache_hits),
+    "requests": ("requests with TTFT, TPOT, tokens and accepted drafts (requests.requests)", requests.requests),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.curves),
 }
 """Name → (meaning, function that makes it)."""

@@ -17,6 +17,7 @@ from analyzer.questions.summary import operator_totals, ranked_operators, token_
 from analyzer.records.manifest import listed, section
 from analyzer.records.slot_columns import by_kind, firsts, headers
 from analyzer.records.spans import NONE
+from analyzer.tables.sequences import renewed
 from analyzer.tables.store import Tables, build
 from tracer.recording.format import BUSY, DISCARD, STREAMS, Recording
 
@@ -104,9 +105,10 @@ def levels_off(changes: Any) -> tuple[str, ...]:
 
 
 def by_step(tables: Tables) -> Rows:
-    """The figures of every step as rows with its token_id: `tokens`, `phases`, `operators` and `cache`."""
+    """The figures of every step as rows with its token_id: `tokens`, `sequences`, `phases`, `operators` and `cache`."""
     return {
         "tokens": tables["tokens"],
+        "sequences": tables["sequences"],
         "phases": per_token(tables).reset_index(),
         "operators": operator_totals(tables["operators"], "token_id"),
         "cache": figures.cache_hits(tables),
@@ -229,7 +231,7 @@ class Live:
             seconds=float(covered),
             records=sum(section(manifest, "records").values()),
             lost=sum(section(manifest, "lost").values()),
-            tokens=token_summary(steps),
+            tokens=token_summary({"tokens": steps, "sequences": renewed(steps, self.now["sequences"])}),
             phases=phase_shares(self.now["phases"]) if len(steps) else {},
             operators=ranked_operators(self.now["operators"], TOP),
             hits=int(cache["hits"].sum()),

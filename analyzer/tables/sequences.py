@@ -7,8 +7,8 @@ decode    all rows' outputs are wanted (at most VERIFIED rows; several verify dr
           row's output was wanted), and the first row stands behind the prompt's end and not beyond `end` + 1: right behind the
           last output, or on generated positions after drafted tokens were rejected. A single row may stand beyond, since
           recordings may lack the steps between
-prefill   all other row sets, and the first one of a sequence (if the program ran before it was recorded, a single row decodes
-          unless its position is 0)
+prefill   all other row sets, and the first one of a sequence, unless it is a single row behind position 0 (the sequence is a
+          copy, or began before the recording)
 request   begins with the first row set of a sequence, and with prefill that follows decode or does not continue at `end` + 1. A
           prompt in chunks is one request whichever outputs are wanted, and so are an encoder's prompt and its decoder's
 
@@ -25,11 +25,13 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.reading import Source
-from analyzer.records.schema import Columns, text
+from analyzer.records.schema import Columns, arrow_table, frame_of, text
 from analyzer.records.spans import NONE, first_of_runs, numbered, run_lengths
 
 PHASES = np.array(["", "prefill", "decode", "warm-up", "draft", "refused"], object)
 PREFILL, DECODE, WARM_UP, DRAFT, REFUSED = range(1, 6)
+APART = ("warm-up", "refused")
+"""Phases of steps that feed nothing."""
 POSITIONS, SEQUENCES, OUTPUTS = 1, 2, 4  # enum batch_array
 LLAMACPP, GENAI = 2, 8
 CHECKED = (LLAMACPP, GENAI)
@@ -147,20 +149,19 @@ def completed(sets: RowSets, n_tokens: np.ndarray, position: np.ndarray) -> RowS
     return joined.where(np.lexsort((joined.sequence, joined.step)))
 
 
-def fed(sets: RowSets, steps: Columns, whole: bool) -> Fed:
+def fed(sets: RowSets, told: np.ndarray, steps: Columns, whole: bool) -> Fed:
     """Phases and requests of row sets, by the rules above.
 
-    `steps`: columns of all steps: pid, tid, context, begin_ns, engine (its number), phase (index into PHASES, 0: not told).
-    `whole`: every step since the program's begin was recorded.
+    `told`: the phase of each row set that the engine tells, as index into PHASES; 0: none. `steps`: columns of all steps (pid,
+    tid, context, begin_ns, engine: its number). `whole`: every step since the program's begin was recorded.
     """
-    told = steps["phase"][sets.step]
-    feeds = np.flatnonzero((told != REFUSED) & (told != WARM_UP))
+    feeds = np.flatnonzero(~np.isin(told, (REFUSED, WARM_UP, DRAFT)))
     owner = np.where(steps["context"] != 0, steps["context"], -steps["tid"])
     key = numbered(steps["pid"][sets.step], owner[sets.step], sets.sequence)[0]
     order = feeds[np.lexsort((steps["begin_ns"][sets.step[feeds]], key[feeds]))]
     infers = (steps["engine"] == LLAMACPP)[sets.step[order]]
     phase, position, start = life(sets.where(order), key[order], told[order], infers, whole)
-    answer = Fed(sets, told.copy(), np.full(len(told), NONE), np.full(len(told), NONE))
+    answer = Fed(replace(sets, position=sets.position.copy()), told.copy(), np.full(len(told), NONE), np.full(len(told), NONE))
     answer.phase[order] = phase
     answer.sets.position[order] = position
     begins = np.flatnonzero(start)
@@ -192,7 +193,7 @@ def life(
         if known:
             decodes = known == DECODE
         elif first:
-            decodes = not whole and n == 1 and at != 0
+            decodes = n == outputs == 1 and (at > 0 or (at < 0 and not whole))
         else:
             near = at < 0 or end < 0 or (prompt_end < at and (n == 1 or at <= end + 1))
             decodes = finished and outputs == n <= VERIFIED and near
@@ -207,12 +208,15 @@ def life(
 
 
 def kept_rows(rows: np.ndarray, position: np.ndarray, phase: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Rows that stayed in their sequence, of row sets sorted by sequence and time: up to where the request's next rows begin."""
+    """Rows that stayed in their sequence, of row sets sorted by sequence and time: all but those of rejected drafts.
+
+    A verification's rows stay up to where the request's next rows begin.
+    """
     ends = np.append(start[1:], True)[: len(start)]
     following = np.append(position[1:], NONE)[: len(position)]
     known = ~ends & (following >= 0) & (position >= 0)
-    alone = np.where((phase == DECODE) & (rows > 1), NONE, rows)
-    return np.where(known, np.clip(following - position, 0, rows), alone)
+    verifies = (phase == DECODE) & (rows > 1)
+    return np.where(verifies, np.where(known, np.clip(following - position, 0, rows), NONE), np.maximum(rows, 1))
 
 
 def with_drafts(answer: Fed, steps: Columns) -> Fed:
@@ -259,3 +263,23 @@ def step_phases(answer: Fed, told: np.ndarray) -> np.ndarray:
     counts = [np.bincount(answer.sets.step, weight * (answer.phase == phase), steps) for phase in (PREFILL, DECODE, DRAFT)]
     guess = np.where(counts[2] > 0, DRAFT, np.where(counts[1] > counts[0], DECODE, PREFILL))
     return np.where((told == REFUSED) | (told == WARM_UP), told, guess)
+
+
+def renewed(tokens: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `sequences` for these steps, with requests numbered anew; a step without any gets one of sequence 0.
+
+    For tables that were put together from several recordings' or imported.
+    """
+    code = {name: number for number, name in enumerate(PHASES.tolist())}
+    rows = rows.assign(step=pd.Index(tokens["token_id"]).get_indexer(rows["token_id"])).query("step >= 0")
+    n_tokens, position, numbers = (tokens[name].to_numpy(np.int64) for name in ("n_tokens", "position", "token_id"))
+    step, sequence, n, at, outputs = rows[["step", "sequence", "rows", "position", "outputs"]].to_numpy(np.int64).T
+    sets = completed(RowSets(step, sequence, n, at, outputs, outputs > 0), n_tokens, position)
+    told = tokens["phase"].map(code).to_numpy(np.int64)[sets.step]
+    phases = rows.set_index(["step", "sequence"])["phase"].map(code)
+    given = phases.reindex(pd.MultiIndex.from_arrays([sets.step, sets.sequence])).to_numpy(np.float64)
+    told = np.where(np.isnan(given), np.where(told == 0, DECODE, told), given).astype(np.int64)
+    steps = {name: tokens[name].to_numpy(np.int64) for name in ("pid", "tid", "begin_ns")}
+    steps |= {"context": tokens["context"].to_numpy(np.int64) + 1, "engine": np.zeros(len(tokens), np.int64)}
+    columns = fed(sets, told, steps, whole=False).table()
+    return frame_of(arrow_table("sequences", columns | {"token_id": numbers[columns["token_id"]]}))

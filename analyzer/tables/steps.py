@@ -97,9 +97,9 @@ class Steps:
 
     def fed(self, whole: bool) -> Fed:
         """What each step feeds to each sequence; `whole`: all steps since the program's begin were recorded."""
-        columns = {name: self.begin[name] for name in ("pid", "tid", "context", "engine")}
-        known = columns | {"begin_ns": self.begin["ts"], "phase": self.told_phases()}
-        return sequences.fed(sequences.completed(self.sets, self.n_tokens, self.position), known, whole)
+        steps = {name: self.begin[name] for name in ("pid", "tid", "context", "engine")} | {"begin_ns": self.begin["ts"]}
+        sets = sequences.completed(self.sets, self.n_tokens, self.position)
+        return sequences.fed(sets, self.told_phases()[sets.step], steps, whole)
 
     def contexts(self) -> np.ndarray:
         """The number of each step's context among those of its process; -1: unknown."""
