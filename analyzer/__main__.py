@@ -11,6 +11,7 @@ COMMANDS = {
     "query": "SQL over the tables",
     "time": "where the time of steps goes, by part and cause",
     "findings": "main costs, and the time that each remedy would save",
+    "requests": "TTFT, TPOT and tokens of each request, concurrency, throughput, accepted drafts",
     "threads": "thread states, load balance, and which threads took the CPU",
     "trends": "spread, drift, jumps and growth across tokens",
     "roofline": "whether operators are bound by compute, memory, disk or launch",

@@ -6,6 +6,7 @@
 #include "ggml.h"
 
 #include "token.bpf.c"
+#include "batch.bpf.c"
 #include "graph.bpf.c"
 #include "expert.bpf.c"
 #include "pmc.bpf.c"
@@ -87,6 +88,7 @@ union record {
 	struct rec_misfit misfit;
 	struct rec_heat heat;
 	struct rec_driver_event driver_event;
+	struct rec_batch_rows batch_rows;
 };
 
 const union record *record_types = 0;

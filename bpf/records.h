@@ -78,6 +78,7 @@ enum record_kind {
 	KIND_SITE = 80,
 	KIND_HEXAGON_PROFILE = 81,
 	KIND_HEXAGON_NODE = 82,
+	KIND_BATCH_ROWS = 83,
 };
 
 /* The engine whose probe wrote a record; tracer/engines has the same numbers (key `id`). */
@@ -98,6 +99,7 @@ enum phase {
 	PHASE_UNKNOWN = 0,
 	PHASE_PREFILL = 1,
 	PHASE_DECODE = 2,
+	PHASE_WARM_UP = 3, /* the engine only touches the weights */
 };
 
 enum cache_state {
@@ -193,6 +195,28 @@ struct rec_token_end {
 	unsigned int maj_flt;
 	unsigned int min_flt;
 	unsigned long long pad;
+};
+
+#define BATCH_ROWS 16
+enum batch_array {
+	BATCH_POSITIONS = 1,
+	BATCH_SEQUENCES = 2,
+	BATCH_OUTPUTS = 4,
+};
+
+/* Rows first .. first+count of the batch of the thread's current step. A later record of the same rows holds instead. */
+struct rec_batch_rows {
+	struct header h;
+	unsigned int n_rows; /* of the batch; rows without a record were not read */
+	unsigned int first;
+	unsigned short count;
+	unsigned short given; /* enum batch_array; of others the engine's defaults hold */
+	unsigned int pad;
+	int position[BATCH_ROWS];
+	int sequences[BATCH_ROWS]; /* if the first row belongs to several: their first ones */
+	unsigned short sequence[BATCH_ROWS]; /* of each row the first */
+	unsigned short n_sequences[BATCH_ROWS];
+	unsigned char output[BATCH_ROWS]; /* whether the row's output is wanted */
 };
 
 /* A graph passed to a backend: a session run, a ggml graph. */

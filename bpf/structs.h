@@ -80,6 +80,8 @@ struct traced {
 	u32 next_node; /* the first node that may follow */
 	u32 misfit; /* it has reported a graph that does not match the assumptions */
 	u32 in_step; /* a function that takes steps is running */
+	u32 fills_batch; /* its batch is not known in full yet */
+	u32 warms_up; /* its next steps are a warm-up */
 	u32 is_step; /* the graph itself is a step */
 	u64 loop[LOOP_WORDS]; /* part of the stack with the loop's variables */
 	struct share shares[SHARES];
@@ -97,7 +99,7 @@ struct traced {
 	/* in a graph of BLAS, else 0: the begin of the next product; the node of the previous one, from 1 */
 	u64 product_ts;
 	u32 product;
-	u64 scratch[20]; /* parts of the tensor being examined */
+	u64 scratch[32]; /* parts of the tensor or batch being examined */
 	/* while learning: */
 	u64 tensor;
 	u64 site;

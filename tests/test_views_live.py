@@ -84,7 +84,7 @@ def expected(folder: Path, seconds: float) -> dict[str, object]:
     cut = {**tables, **cut, "op_threads": shares[row >= 0].assign(op_id=row[row >= 0])}
     counted = cache_hits(cut)
     return {
-        "tokens": token_summary(cut["tokens"]),
+        "tokens": token_summary(cut),
         "phases": phase_shares(per_token(cut)),
         "operators": operator_summary(cut, TOP).get("top", []),
         "hits": int(counted["hits"].sum()),

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 def seconds_per_token(folder: Path) -> dict[str, float]:
     """Phase → seconds per token of a recording, from the speeds in `summary`."""
-    figures = token_summary(load(folder)["tokens"])
+    figures = token_summary(load(folder))
     speeds = {phase: figures.get(f"{phase}_tokens_per_s") for phase in PHASES}
     if missing := [phase for phase, speed in speeds.items() if not speed]:
         raise PredictError(f"{folder} shows no speed of {' and '.join(missing)}: record a prompt and some decoded tokens")

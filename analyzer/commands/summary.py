@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analyzer.commands._show import number, printed
+from analyzer.commands.requests import request_lines, speculative_lines
 from analyzer.questions.cached import summary
 from analyzer.records.manifest import command_of
 from analyzer.records.stamps import outdated
@@ -25,8 +26,15 @@ prepare_parser = add_run_and_json
 
 PARTS_SHOWN, CAUSES_SHOWN, FINDINGS = 6, 4, 3
 OTHERS, LEAST = "others", 0.005
-NOUNS = {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
-"""One row of a table whose name does not say it."""
+NOUNS = {
+    "warm-up": "warm-up step",
+    "refused": "refused call",
+    "blocks": "block request",
+    "loads": "expert load",
+    "qnn_executes": "NPU execution",
+    "qnn_calls": "QNN call",
+}
+"""One row of a table or step of a phase whose name does not say it."""
 Section = dict[str, Any]
 
 
@@ -81,11 +89,19 @@ def speed(answer: Section) -> list[Line]:
         return ["no tokens recorded"]
     tpot = t["tpot_ms"]
     prefill = f"prefill {number(t['prefill_tokens_per_s'])} tok/s over {t['prefill_tokens']} tokens"
-    first = f"TTFT {number(t['ttft_ms'])} ms, {prefill}" if t["prefill_tokens"] else "no prefill recorded"
+    ttft = f"median {number(t['ttft_ms'])}, p90 {number(t['ttft_p90_ms'])}" if t["generations"] > 1 else number(t["ttft_ms"])
+    first = f"TTFT {ttft} ms, {prefill}" if t["prefill_tokens"] else "no prefill recorded"
     spread = f"median {number(tpot['median'], '.2f')}, p90 {number(tpot['p90'], '.2f')}, n {tpot['n']}"
     second = f"TPOT {number(tpot['mean'], '.2f')} ms ({spread})"
     rest = f", decode {number(t['decode_tokens_per_s'])} tok/s, {counted(t['major_faults'], 'major fault')}"
-    return [first, second + rest]
+    apart = ", ".join(counted(n, NOUNS[phase]) for phase, n in t["apart"].items())
+    return [first, second + rest, *([words((f"{apart}: not in these figures", "yellow"))] if apart else [])]
+
+
+def requests(r: Section) -> list[Line]:
+    """Requests served at once, their percentiles, and accepted drafts."""
+    several = r["concurrency"]["most"] > 1
+    return [*(request_lines(r) if several else []), *speculative_lines(r["speculative"])]
 
 
 def time(t: Section) -> list[Line]:
@@ -237,6 +253,7 @@ PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("", heading),
     ("", speed),
     ("time", time),
+    ("requests", requests),
     ("findings", top_findings),
     ("experts", experts),
     ("npu", npu),

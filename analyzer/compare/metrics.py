@@ -36,11 +36,10 @@ class Facts:
 
     def __init__(self, tables: Tables):
         self.tables = tables
-        self.complete_steps = figures.complete_steps(tables["tokens"]).sort_index()
+        self.complete_steps, fed = figures.complete_steps(tables).sort_index(), figures.turns(tables)
         self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
-        self.itl = self.complete_steps.sort_values("end_ns")["itl_ms"].dropna()
-        self.ttfts = figures.ttft_ms(self.complete_steps)
         self.time = step_time.step_time(tables)
+        self.itl, self.ttfts = figures.itls_ms(fed), figures.ttft_ms(fed)
 
 
 def extract(tables: Tables) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from analyzer.questions import (
     experts,
     figures,
     npu_windows,
+    requests,
     rpc,
     step_time,
     threads,
@@ -39,6 +40,7 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "reuse": ("steps since each expert last ran", experts.reuse_distance),
     "time_by_distance": ("decode steps' expert time by steps since their experts last ran", experts.time_by_distance),
     "cache_hits": ("hits and misses of the expert cache, by token and layer", figures.cache_hits),
+    "requests": ("requests with TTFT, TPOT, tokens and accepted drafts (requests.requests)", requests.requests),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.curves),
 }
 """Name → (meaning, function that makes it)."""

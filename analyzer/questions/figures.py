@@ -1,45 +1,65 @@
-"""Definitions of the figures that summary, comparison, report and `top` share. Only complete steps count.
+"""Definitions of the figures that summary, comparison, report and `top` share. Only complete steps that feed tokens count.
 
-generation        a prompt's prefill steps and the decode steps that follow on their thread
-TTFT              end of a generation's last prefill step - begin of its first; a recording's is the median over generations
-ITL               end of a decode step - end of the previous step in its generation: time from one token to the next
+request           the life of a sequence: its prompt's row sets and the decoded ones that follow (tables/sequences.py)
+TTFT              end of the step with the last prompt row set of a request - begin of the first; a recording's is the median over
+                  requests
+ITL               end of a request's decode step - end of its previous step: time from one token to the next; a verification that
+                  kept n tokens gives n ITLs of 1/n of that time each
 TPOT              mean ITL: time per output token after the first; its median and quantiles are those of the ITLs
-decode tokens/s   decode steps with an ITL / the sum of these ITLs, in s: 1000 / TPOT; the engine's time between steps counts
-prefill tokens/s  tokens fed in prefill steps / the sum of these steps' durations, in s
+decode tokens/s   number of ITLs / their sum, in s: 1000 / TPOT, the speed of one request; the engine's time between steps counts
+prefill tokens/s  prompt rows fed in prefill steps / the sum of these steps' durations, in s
 hit rate          hits / (hits + misses), of distinct experts of each step and layer, by the cache's state when the layer began
+
+Steps of contexts that draft for another one are no part of these figures.
 """
 
 import numpy as np
 import pandas as pd
 
-from analyzer.records.schema import Tables
+from analyzer.records.schema import Tables, empty
+from analyzer.tables.sequences import APART, renewed
 
 MS = 1e6
 
 
-def generations(tokens: pd.DataFrame) -> pd.Series:
-    """Number of each token's generation: one starts at position 0 and when a prefill step follows a decode step."""
-    ordered = tokens.sort_values(["pid", "tid", "begin_ns"])
-    thread = ordered[["pid", "tid"]]
-    changed = (thread != thread.shift()).any(axis=1)
-    prefill = ordered["phase"] == "prefill"
-    starts = changed | (prefill & (ordered["phase"].shift() == "decode")) | (prefill & (ordered["position"] == 0))
-    return starts.cumsum().reindex(tokens.index)
+def turns(tables: Tables) -> pd.DataFrame:
+    """What complete steps feed to requests: rows of `sequences` with the step's times and `itl_ms`, by request and time.
+
+    `itl_ms` is the time per token of decode, NaN of prefill and where it is not known how many tokens were kept. Tables without
+    `sequences` (imported ones) have one sequence per context or thread.
+    """
+    tokens, rows = tables["tokens"], tables["sequences"] if "sequences" in tables else empty("sequences")
+    rows = rows if len(rows) else renewed(tokens, rows)
+    steps = tokens[tokens["complete"] & tokens["phase"].isin(("prefill", "decode"))]
+    times = steps[["token_id", "begin_ns", "end_ns", "duration_ns"]]
+    fed = rows[rows["request"] >= 0].merge(times, on="token_id").sort_values(["request", "end_ns"], ignore_index=True)
+    since_last = fed.groupby("request")["end_ns"].diff() / MS
+    return fed.assign(itl_ms=(since_last / fed["kept"]).where((fed["phase"] == "decode") & (fed["kept"] > 0)))
 
 
-def complete_steps(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Complete steps by generation and time, with `generation` and `itl_ms`; `itl_ms` is NaN outside decode."""
-    done = tokens[tokens["complete"]]
-    done = done.assign(generation=generations(done)).sort_values(["generation", "end_ns"])
-    since_last = done.groupby("generation")["end_ns"].diff() / MS
-    return done.assign(itl_ms=since_last.where(done["phase"] == "decode"))
+def itls_ms(fed: pd.DataFrame) -> pd.Series:
+    """The ITL of each token in `turns`, in order of end."""
+    known = fed.dropna(subset=["itl_ms"]).sort_values("end_ns", kind="stable")
+    return known["itl_ms"].repeat(known["kept"]).reset_index(drop=True)
 
 
-def ttft_ms(steps: pd.DataFrame) -> pd.Series:
-    """TTFT of each generation in `complete_steps`, in order of begin."""
-    prefill = steps[steps["phase"] == "prefill"].groupby("generation")
-    spans = prefill.agg(begin=("begin_ns", "min"), end=("end_ns", "max")).sort_values("begin")
-    return (spans["end"] - spans["begin"]) / MS
+def complete_steps(tables: Tables) -> pd.DataFrame:
+    """Complete steps that feed tokens, with `generation`, the first of their requests, and `itl_ms`, the mean of their ITLs.
+
+    By generation and time.
+    """
+    tokens, of_step = tables["tokens"], turns(tables).groupby("token_id")
+    done = tokens[tokens["complete"] & ~tokens["phase"].isin(APART)]
+    about = of_step.agg(generation=("request", "min"), itl_ms=("itl_ms", "mean"))
+    done = done.join(about, on="token_id")
+    return done.assign(generation=done["generation"].fillna(-1).astype(np.int64)).sort_values(["generation", "end_ns"])
+
+
+def ttft_ms(fed: pd.DataFrame) -> pd.Series:
+    """TTFT of each request in `turns`, by its number; not of requests whose prompt is not finished."""
+    prefill = fed[fed["phase"] == "prefill"].groupby("request")
+    spans = prefill.agg(begin=("begin_ns", "min"), end=("end_ns", "max"), outputs=("outputs", "last"))
+    return ((spans["end"] - spans["begin"]) / MS)[spans["outputs"] > 0]
 
 
 def decode_tokens_per_s(itl_ms: pd.Series) -> float | None:
@@ -51,7 +71,8 @@ def decode_tokens_per_s(itl_ms: pd.Series) -> float | None:
 def prefill_tokens_per_s(steps: pd.DataFrame) -> float | None:
     """Prefill tokens/s of `complete_steps`; None without prefill tokens."""
     prefill = steps[steps["phase"] == "prefill"]
-    spent, fed = float(prefill["duration_ns"].sum()), int(prefill["n_tokens"].clip(lower=0).sum())
+    rows = prefill["prefill_rows"].where(prefill["prefill_rows"] >= 0, prefill["n_tokens"])
+    spent, fed = float(prefill["duration_ns"].sum()), int(rows.clip(lower=0).sum())
     return 1e9 * fed / spent if spent > 0 and fed > 0 else None
 
 

@@ -16,6 +16,7 @@ from analyzer.questions.summary import operator_totals, ranked_operators, token_
 from analyzer.records.manifest import listed, section
 from analyzer.records.slot_columns import by_kind, firsts, headers
 from analyzer.records.spans import NONE
+from analyzer.tables.sequences import renewed
 from analyzer.tables.store import Tables, build
 from tracer.recording.format import BUSY, DISCARD, STREAMS, Recording
 
@@ -103,10 +104,11 @@ def levels_off(changes: Any) -> tuple[str, ...]:
 
 
 def by_step(tables: Tables) -> Rows:
-    """The figures of every step as rows with its token_id: `tokens`, `time`, `operators` and `cache`."""
+    """The figures of every step as rows with its token_id: `tokens`, `sequences`, `time`, `operators` and `cache`."""
     time = step_time.step_time(tables)
     return {
         "tokens": tables["tokens"],
+        "sequences": tables["sequences"],
         "time": step_time.sums(time),
         "operators": operator_totals(tables["operators"], step_time.operator_times(tables, time), "token_id"),
         "cache": figures.cache_hits(tables),
@@ -229,7 +231,7 @@ class Live:
             seconds=float(covered),
             records=sum(section(manifest, "records").values()),
             lost=sum(section(manifest, "lost").values()),
-            tokens=token_summary(steps),
+            tokens=token_summary({"tokens": steps, "sequences": renewed(steps, self.now["sequences"])}),
             time=step_time.summary(self.now, self.now["time"]) if len(steps) else {},
             operators=ranked_operators(self.now["operators"], TOP),
             hits=int(cache["hits"].sum()),

@@ -4,15 +4,16 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions.figures import complete_steps
+from analyzer.records.schema import Tables
 
 Series = tuple[np.ndarray, np.ndarray]
 """(times in ns, in order; the value from each time on)."""
 SLOW_DEVIATIONS, SLOW_TIMES = 5.0, 1.2
 
 
-def decode_speed(tokens: pd.DataFrame) -> Series:
+def decode_speed(tables: Tables) -> Series:
     """Decode tokens per second: 1 / ITL of each decode step, from the end of the previous step on."""
-    steps = complete_steps(tokens).dropna(subset=["itl_ms"])
+    steps = complete_steps(tables).dropna(subset=["itl_ms"])
     itl_ns = np.maximum((steps["itl_ms"] * 1e6).round().to_numpy(np.int64), 1)
     since = steps["end_ns"].to_numpy(np.int64) - itl_ns
     order = np.argsort(since, kind="stable")

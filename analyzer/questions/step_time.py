@@ -13,6 +13,7 @@ from analyzer.questions.deciders import StepThreads, decisive_pieces
 from analyzer.questions.parts import PARTS
 from analyzer.records.intervals import Intervals, by_precedence, overlaps, uncovered
 from analyzer.records.schema import Tables, conform
+from analyzer.tables.sequences import APART
 
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "threads", "sched"),
@@ -100,9 +101,9 @@ def per_step(tables: Tables, time: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def counted(tables: Tables, time: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(the steps that figures count, by token_id: the complete ones; their rows of `time`)."""
+    """(the steps that figures count, by token_id: complete ones that feed tokens; their rows of `time`)."""
     steps = tables["tokens"].set_index("token_id")
-    steps = steps[steps["complete"]]
+    steps = steps[steps["complete"] & ~steps["phase"].isin(APART)]
     return steps, time[time["token_id"].isin(steps.index)]
 
 

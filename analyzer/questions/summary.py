@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import accelerators, ceilings, clocks, experts, figures, npu_queues, step_time
+from analyzer.questions import accelerators, ceilings, clocks, experts, figures, npu_queues, requests, step_time
 from analyzer.questions.findings import findings
 from analyzer.questions.threads import STATES
 from analyzer.records.manifest import listed, section
@@ -13,13 +13,14 @@ from analyzer.records.observed import known_changes
 from analyzer.records.reading import Source
 from analyzer.records.schema import Tables
 from analyzer.records.spans import numbered
+from analyzer.tables.sequences import APART
 from analyzer.tables.store import UNRECORDED
 from tracer.recording.format import Recording
 
 NEEDED = (
     *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
     *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired", "npu_batches", "npu_operators", "clocks"),
-    "driver_events",
+    *("sequences", "driver_events"),
 )
 """The tables that a summary is made from."""
 TOP = 12
@@ -28,8 +29,8 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
-    """Sections recording, machine, tokens, time, accelerator, findings, operators, experts, npu, npu_queues, scheduling, clocks,
-    io, records and cost.
+    """Sections recording, machine, tokens, requests, time, accelerator, findings, operators, experts, npu, npu_queues,
+    scheduling, clocks, io, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
     is the recording's Source, if already read.
@@ -45,7 +46,8 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
             *npu_queues.unknown_layouts(tables),
         ],
         "warnings": warnings(recording.manifest),
-        "tokens": token_summary(tables["tokens"]),
+        "tokens": token_summary(tables),
+        "requests": requests.summary(tables),
         "time": step_time.summary(tables, time),
         "accelerator": accelerators.faster(tables, time),
         "findings": [vars(finding) for finding in findings(tables, ceilings.load(recording.manifest), time)],
@@ -125,19 +127,22 @@ def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**section(manifest, "machine"), "npu": npu, "emulated": [npu] if npu == "HTP emulator" else []}
 
 
-def token_summary(table: pd.DataFrame) -> dict[str, Any]:
+def token_summary(tables: Tables) -> dict[str, Any]:
     """Steps and speed, as defined in figures.py; `tpot_ms` has the mean, which is TPOT, and quantiles of the ITLs."""
+    table = tables["tokens"]
     if len(table) == 0:
         return {}
-    steps = figures.complete_steps(table)
-    itl, decode, prefill = steps["itl_ms"].dropna(), steps[steps["phase"] == "decode"], steps[steps["phase"] == "prefill"]
+    steps, fed = figures.complete_steps(tables), figures.turns(tables)
+    itl, decode, ttft = figures.itls_ms(fed), steps[steps["phase"] == "decode"], figures.ttft_ms(fed)
     return {
         "steps": len(table),
-        "incomplete": len(table) - len(steps),
-        "generations": int(steps["generation"].nunique()),
-        "prefill_tokens": int(prefill["n_tokens"].sum()),
+        "incomplete": int((~table["complete"]).sum()),
+        "apart": {phase: n for phase in APART if (n := int((table["phase"] == phase).sum()))},
+        "generations": int(fed["request"].nunique()),
+        "prefill_tokens": int(fed.loc[fed["phase"] == "prefill", "rows"].sum()),
         "decode_steps": len(decode),
-        "ttft_ms": _median(figures.ttft_ms(steps)),
+        "ttft_ms": _median(ttft),
+        "ttft_p90_ms": _quantile(ttft, 0.9),
         "tpot_ms": {"mean": _mean(itl), "median": _median(itl), "p90": _quantile(itl, 0.9), "n": len(itl)},
         "decode_step_ms": {"median": _median(decode["duration_ns"] / 1e6), "p90": _quantile(decode["duration_ns"] / 1e6, 0.9)},
         "decode_tokens_per_s": figures.decode_tokens_per_s(itl),

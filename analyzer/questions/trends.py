@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import changepoints
-from analyzer.questions.figures import complete_steps, ttft_ms
+from analyzer.questions.figures import complete_steps, ttft_ms, turns
 from analyzer.records.schema import Tables
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -25,7 +25,7 @@ def decode_steps(tables: Tables) -> pd.DataFrame:
 
     If the engine does not record the position, the context is counted from the generation's steps.
     """
-    steps = complete_steps(tables["tokens"])
+    steps = complete_steps(tables)
     fed = steps.groupby("generation")["n_tokens"].cumsum() - steps["n_tokens"]
     context = steps["position"].where(steps["position"] >= 0, fed)
     rows = steps.assign(context=context, ms=steps["duration_ns"] / 1e6, tpot_ms=steps["itl_ms"])
@@ -138,7 +138,7 @@ def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]
     """Trend figures, JSON-able: ttft_ms, tpot_ms, step_ms, first, change_points, drifts, periodic, bursts, model."""
     steps = decode_steps(tables) if steps is None else steps
     answer: dict[str, Any] = {
-        "ttft_ms": distribution(ttft_ms(complete_steps(tables["tokens"]))),
+        "ttft_ms": distribution(ttft_ms(turns(tables))),
         "tpot_ms": distribution(steps["tpot_ms"]),
         "step_ms": distribution(steps["ms"]),
     }

@@ -88,7 +88,7 @@ class Builder:
         """The other tables except `qnn_gaps`; valid only after all pieces."""
         source, tokens = self.source, replace(self.tokens, n_tokens=np.concatenate(self.n_tokens))
         tables = {
-            "tokens": tokens.table(source),
+            **tokens.tables(source),
             "tensors": self.definitions.table,
             "loads": self.loads,
             **events.build(source, tokens, self.executes),

@@ -1,6 +1,6 @@
 """Tokens and graphs: the spans that everything else is attributed to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,10 +10,9 @@ from analyzer.records.reading import BACKEND, Source, chosen
 from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
 from analyzer.records.schema import Columns, text
 from analyzer.records.spans import NONE, Nest, first_of_runs, lasting, numbered, successors
+from analyzer.tables import sequences
+from analyzer.tables.sequences import CHECKED, DECODE, PHASES, PREFILL, REFUSED, Fed, RowSets
 from analyzer.tables.sessions import model_names
-
-PHASES = np.array(["", "prefill", "decode"], object)
-PREFILL, DECODE = 1, 2
 
 
 def faults(begin: Rows, end: Rows, matched: np.ndarray, field: str) -> np.ndarray:
@@ -34,6 +33,10 @@ class Steps:
     """Exclusive end; a token with a lost end lasts until the next token of its thread, or to the recording's end."""
     n_tokens: np.ndarray
     """How many tokens each was fed; 0 where neither the engine nor a stretch of time looked at so far gives it."""
+    position: np.ndarray
+    """Context length before each; of several sequences the longest. -1: unknown."""
+    sets: RowSets
+    """The rows that each feeds to each sequence; `step` is the row number."""
     first: int = 0
     """token_id of the first row: not 0 for the tokens of a stretch of time."""
 
@@ -48,7 +51,8 @@ class Steps:
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
         rows, spans = np.arange(low, high), self.spans
         spans = Spans(*(column[rows] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
-        steps = Steps(self.begin.where(rows), self.end, spans, self.until[rows], self.n_tokens[rows], low)
+        mine = self.begin.where(rows), self.end, spans, self.until[rows], self.n_tokens[rows], self.position[rows]
+        steps = Steps(*mine, self.sets, low)
         if np.any(steps.n_tokens == 0):
             steps.n_tokens = np.where(steps.n_tokens > 0, steps.n_tokens, steps.tokens_of_graphs(piece.rows("graph_begin")))
         return steps
@@ -72,9 +76,8 @@ class Steps:
 
     def lengths(self) -> pd.DataFrame:
         """token_id, position and n_tokens."""
-        position = self.begin["position"]
-        columns = {"token_id": self.first + np.arange(len(position)), "n_tokens": self.n_tokens}
-        return pd.DataFrame({**columns, "position": np.where(position == UNKNOWN_U32, NONE, position)})
+        numbers = self.first + np.arange(len(self.position))
+        return pd.DataFrame({"token_id": numbers, "n_tokens": self.n_tokens, "position": self.position})
 
     def of(self, rows: Rows) -> np.ndarray:
         """token_id of the step that contains each record: a step of its thread if there is one, else of its process."""
@@ -87,18 +90,16 @@ class Steps:
             lasting((self.begin[field], self.begin["ts"], self.until), (owner, ts), row)
         return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
-    def phases(self, attached: bool) -> np.ndarray:
-        """The engine's phase; if it gives none, a step of several tokens or the first of a sequence or context is prefill.
+    def told_phases(self) -> np.ndarray:
+        """The phases that engines tell, as indices into PHASES, and REFUSED for calls with an error; 0: none."""
+        failed = np.isin(self.begin["engine"], CHECKED) & self.spans.complete & (self.spans.of_end(self.end, "result") != 0)
+        return np.where(failed, REFUSED, self.begin["phase"])
 
-        The first recorded step of a context may not be its first if the tracer was `attached` to a running program.
-        """
-        phase, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
-        first = position == 0
-        if len(phase) and not attached:
-            opening = numbered(self.begin["pid"], self.begin["context"])[1]
-            first[opening] |= position[opening] == UNKNOWN_U32
-        guess = np.where((n_tokens > 1) | first, PREFILL, DECODE)
-        return np.where((phase == PREFILL) | (phase == DECODE), phase, guess)
+    def fed(self, whole: bool) -> Fed:
+        """What each step feeds to each sequence; `whole`: all steps since the program's begin were recorded."""
+        steps = {name: self.begin[name] for name in ("pid", "tid", "context", "engine")} | {"begin_ns": self.begin["ts"]}
+        sets = sequences.completed(self.sets, self.n_tokens, self.position)
+        return sequences.fed(sets, self.told_phases()[sets.step], steps, whole)
 
     def contexts(self) -> np.ndarray:
         """The number of each step's context among those of its process; -1: unknown."""
@@ -109,16 +110,23 @@ class Steps:
         number[told] = of_process[code]
         return number
 
-    def table(self, source: Source) -> Columns:
+    def tables(self, source: Source) -> dict[str, Columns]:
+        """The columns of `tokens` and `sequences`."""
+        fed = self.fed(records_all(source))
+        return {"tokens": self.table(source, fed), "sequences": fed.table(self.first)}
+
+    def table(self, source: Source, fed: Fed) -> Columns:
         """The columns of `tokens`."""
-        matched, position = self.spans.end, self.begin["position"]
+        matched, steps = self.spans.end, len(self.begin)
         return {
             "token_id": np.arange(len(self.begin)),
             **source.thread(self.begin),
             "seq": self.begin["seq"],
-            "phase": text(self.phases(source.attached), PHASES),
+            "phase": text(sequences.step_phases(fed, self.told_phases()), PHASES),
             "n_tokens": self.n_tokens,
-            "position": np.where(position == UNKNOWN_U32, NONE, position),
+            "prefill_rows": fed.rows_of(PREFILL, steps),
+            "decode_rows": fed.rows_of(DECODE, steps),
+            "position": self.position,
             "context": self.contexts(),
             "result": self.spans.of_end(self.end, "result"),
             "maj_flt": faults(self.begin, self.end, matched, "maj_flt"),
@@ -127,13 +135,34 @@ class Steps:
         }
 
 
+def records_all(source: Source) -> bool:
+    """Whether the recording has all steps since the program's begin."""
+    return not source.attached and not source.manifest.get("dropped")
+
+
 def steps(source: Source) -> Steps:
     """The recording's steps. If the engine records no number of input tokens, `begun_in` takes it from the graphs."""
     begin, spans = source.rows("token_begin"), source.spans("token", ("seq",), unknown=NONE)
     after = successors(begin["tid"], begin["ts"])
     following_ns = np.where(after >= 0, begin["ts"][after] if len(begin) else 0, spans.until())
     until = np.where(spans.complete, spans.end_ns + 1, following_ns)
-    return Steps(begin, source.rows("token_end"), spans, until, begin["n_tokens"])
+    position = np.where(begin["position"] == UNKNOWN_U32, NONE, begin["position"])
+    none = sequences.NO_SETS
+    return with_batches(Steps(begin, source.rows("token_end"), spans, until, begin["n_tokens"], position, none), source)
+
+
+def with_batches(steps: Steps, source: Source) -> Steps:
+    """The steps with the sequences, positions and number of tokens of recorded batches."""
+    rows = source.rows("batch_rows")
+    step = np.full(len(rows), NONE, np.int64)
+    lasting((steps.begin["tid"], steps.begin["ts"], steps.until), (rows["tid"], rows["ts"]), step)
+    n_tokens, fed = steps.n_tokens.copy(), np.flatnonzero(step >= 0)
+    n_tokens[step[fed]] = rows["n_rows"][fed]
+    known = replace(steps, n_tokens=n_tokens, sets=sequences.recorded(source, step))
+    position = np.full(len(n_tokens), NONE, np.int64)
+    answer = known.fed(records_all(source)).sets
+    np.maximum.at(position, answer.step, answer.position)
+    return replace(known, position=position)
 
 
 @dataclass

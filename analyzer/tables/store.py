@@ -25,7 +25,7 @@ from moescope.scratch import scratch
 from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
-TABLES_VERSION = 10
+TABLES_VERSION = 11
 """Increase it when the same records produce different tables: cached ones are then rebuilt."""
 
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")

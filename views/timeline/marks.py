@@ -26,7 +26,7 @@ def counters(tables: Tables) -> list[Named]:
     loads = loads[["begin_ns", "end_ns"]][equals(loads["action"], "load") & loads["complete"].to_numpy()]
     executes = executes[["begin_ns", "end_ns"]][executes["complete"].to_numpy()]
     derived = [
-        ("decode tokens/s", *over_time.decode_speed(tables["tokens"])),
+        ("decode tokens/s", *over_time.decode_speed(tables)),
         ("expert loads in flight", *over_time.in_flight(loads)),
         ("NPU executions in flight", *over_time.in_flight(executes)),
         ("NPU batches in flight", *over_time.in_flight(tables["npu_batches"][["begin_ns", "end_ns"]])),

@@ -1,0 +1,106 @@
+"""Requests: the life of each sequence from its prompt to its last token, as an engine that serves several at once ran them."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions import figures
+from analyzer.records.schema import Tables, declared_columns
+
+MS = 1e6
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def requests(tables: Tables) -> pd.DataFrame:
+    """One row per request with a complete step, in order of begin; the columns are those of `requests` in tables.toml."""
+    fed = figures.turns(tables)
+    fed = fed.merge(tables["tokens"][["token_id", "pid", "context"]], on="token_id").sort_values(["request", "end_ns"])
+    decode, prefill = fed[fed["phase"] == "decode"], fed[fed["phase"] == "prefill"]
+    groups = fed.groupby("request")
+    rows = groups[["pid", "context", "sequence"]].first()
+    first, answered = prefill.groupby("request").first(), prefill.groupby("request")["outputs"].last() > 0
+    checks = decode[(decode["rows"] > 1) & (decode["kept"] >= 0)]
+    kept = decode["kept"].clip(lower=1).groupby(decode["request"]).sum()
+    counted = {
+        "steps": groups.size(),
+        "prompt": prefill.groupby("request")["rows"].sum(),
+        "generated": answered.astype(np.int64).add(kept, fill_value=0),
+        "checks": (decode["rows"] > 1).groupby(decode["request"]).sum(),
+        "drafted": (checks["rows"] - 1).groupby(checks["request"]).sum(),
+        "accepted": (checks["kept"] - 1).groupby(checks["request"]).sum(),
+    }
+    for name, values in counted.items():
+        rows[name] = values.reindex(rows.index).fillna(0).astype(np.int64)
+    rows["cached"] = first["position"].reindex(rows.index).fillna(-1).astype(np.int64)
+    rows["begin_ns"], rows["end_ns"] = groups["begin_ns"].min(), groups["end_ns"].max()
+    rows["ttft_ms"] = figures.ttft_ms(fed).reindex(rows.index)
+    rows["tpot_ms"] = tpot_ms(decode).reindex(rows.index)
+    return rows.reset_index()[[column.name for column in declared_columns("requests")]]
+
+
+def tpot_ms(decode: pd.DataFrame) -> pd.Series:
+    """TPOT of each request from its decode rows in `turns`."""
+    known = decode.dropna(subset=["itl_ms"])
+    spent = (known["itl_ms"] * known["kept"]).groupby(known["request"]).sum()
+    return spent / known["kept"].groupby(known["request"]).sum()
+
+
+def concurrency(rows: pd.DataFrame) -> dict[str, float]:
+    """`mean` and `most` requests in progress at once, from the first begin to the last end."""
+    edges = np.concatenate((rows["begin_ns"], rows["end_ns"]))
+    change = np.repeat([1, -1], len(rows))
+    open_now = np.cumsum(change[np.lexsort((change, edges))])
+    span = edges.max() - edges.min()
+    return {"mean": float((rows["end_ns"] - rows["begin_ns"]).sum() / span) if span else 1.0, "most": int(open_now.max())}
+
+
+def quantiles(values: pd.Series) -> dict[str, float | None]:
+    """Mean and quantiles of the known values; None without any."""
+    known = values.dropna()
+    names = {"mean": known.mean(), **{name: known.quantile(q) for name, q in QUANTILES.items()}, "most": known.max()}
+    return {name: float(value) if len(known) else None for name, value in names.items()}
+
+
+def summary(tables: Tables) -> dict[str, Any]:
+    """`count`, `concurrency`, quantiles of `ttft_ms` and `tpot_ms`, tokens, throughput, and `speculative` decoding if any."""
+    rows = requests(tables)
+    if len(rows) == 0:
+        return {}
+    seconds = (rows["end_ns"].max() - rows["begin_ns"].min()) / 1e9
+    return {
+        "count": len(rows),
+        "concurrency": concurrency(rows),
+        "ttft_ms": quantiles(rows["ttft_ms"]),
+        "tpot_ms": quantiles(rows["tpot_ms"]),
+        "prompt": int(rows["prompt"].sum()),
+        "cached": int(rows["cached"].clip(lower=0).sum()),
+        "generated": int(rows["generated"].sum()),
+        "generated_per_s": float(rows["generated"].sum() / seconds) if seconds else None,
+        "speculative": speculation(tables, rows),
+    }
+
+
+def speculation(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
+    """Speculative decoding: drafted and accepted tokens, verifications and drafts with their time; {} without any.
+
+    The last verification of a request counts as a step only: nothing shows how many of its tokens were accepted.
+    """
+    if not rows["checks"].sum():
+        return {}
+    fed = figures.turns(tables)
+    checks = fed[(fed["phase"] == "decode") & (fed["rows"] > 1)].drop_duplicates("token_id")
+    known = checks[checks["kept"] >= 0]
+    drafts = tables["tokens"][tables["tokens"]["phase"] == "draft"]
+    drafted, accepted = int(rows["drafted"].sum()), int(rows["accepted"].sum())
+    return {
+        "checks": int(rows["checks"].sum()),
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance": accepted / drafted if drafted else None,
+        "kept_per_check": float(known["kept"].mean()) if len(known) else None,
+        "check_ms": float(checks["duration_ns"].mean()) / MS,
+        "draft_steps": len(drafts),
+        "draft_step_ms": float(drafts["duration_ns"].mean()) / MS if len(drafts) else None,
+        "draft_ms": float(drafts["duration_ns"].sum()) / MS,
+    }
