@@ -37,10 +37,11 @@ class Facts:
 
     def __init__(self, tables: Tables):
         self.tables = tables
-        self.complete_steps = figures.complete_steps(tables["tokens"]).sort_index()
+        every = figures.complete_steps(tables["tokens"]).sort_index()
+        self.complete_steps = figures.undisturbed(every)
         self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
         self.itl = self.complete_steps.sort_values("end_ns")["itl_ms"].dropna()
-        self.ttfts = figures.ttft_ms(self.complete_steps)
+        self.ttfts = figures.ttft_ms(every)
 
 
 def extract(tables: Tables) -> pd.DataFrame:

@@ -1,5 +1,7 @@
 """Definitions of the figures that summary, comparison, report and `top` share. Only complete steps count.
 
+Speed is that of steps in which no probes were placed or learnt (`undisturbed`), unless a phase has no other.
+
 generation        a prompt's prefill steps and the decode steps that follow on their thread
 TTFT              end of a generation's last prefill step - begin of its first; a recording's is the median over generations
 ITL               end of a decode step - end of the previous step in its generation: time from one token to the next
@@ -32,13 +34,21 @@ def complete_steps(tokens: pd.DataFrame) -> pd.DataFrame:
     done = tokens[tokens["complete"]]
     done = done.assign(generation=generations(done)).sort_values(["generation", "end_ns"])
     since_last = done.groupby("generation")["end_ns"].diff() / MS
-    return done.assign(itl_ms=since_last.where(done["phase"] == "decode"))
+    decode = (done["phase"] == "decode") & done["token_id"].isin(undisturbed(done)["token_id"])
+    return done.assign(itl_ms=since_last.where(decode))
+
+
+def undisturbed(steps: pd.DataFrame) -> pd.DataFrame:
+    """The steps that the tracer's placing and learning of probes did not disturb, and those of phases that have no others."""
+    spoilt = steps["disturbed"]
+    return steps[~spoilt | spoilt.groupby(steps["phase"]).transform("all")] if spoilt.any() else steps
 
 
 def ttft_ms(steps: pd.DataFrame) -> pd.Series:
-    """TTFT of each generation in `complete_steps`, in order of begin."""
+    """TTFT of each generation in `complete_steps`, in order of begin; without disturbed ones, unless there are no others."""
     prefill = steps[steps["phase"] == "prefill"].groupby("generation")
-    spans = prefill.agg(begin=("begin_ns", "min"), end=("end_ns", "max")).sort_values("begin")
+    spans = prefill.agg(begin=("begin_ns", "min"), end=("end_ns", "max"), spoilt=("disturbed", "any")).sort_values("begin")
+    spans = spans if spans["spoilt"].all() else spans[~spans["spoilt"]]
     return (spans["end"] - spans["begin"]) / MS
 
 
@@ -50,7 +60,7 @@ def decode_tokens_per_s(itl_ms: pd.Series) -> float | None:
 
 def prefill_tokens_per_s(steps: pd.DataFrame) -> float | None:
     """Prefill tokens/s of `complete_steps`; None without prefill tokens."""
-    prefill = steps[steps["phase"] == "prefill"]
+    prefill = undisturbed(steps[steps["phase"] == "prefill"])
     spent, fed = float(prefill["duration_ns"].sum()), int(prefill["n_tokens"].clip(lower=0).sum())
     return 1e9 * fed / spent if spent > 0 and fed > 0 else None
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import ceilings, clocks, experts, figures, ledger, npu_queues
+from analyzer.questions import ceilings, clocks, disturbed, experts, figures, ledger, npu_queues
 from analyzer.questions.findings import findings
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.threads import STATES
@@ -42,6 +42,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "missing": [
             *incomplete(source),
             *([] if is_imported(recording) else missing(tables)),
+            *disturbed.remarks(tables),
             *npu_queues.unknown_layouts(tables),
         ],
         "warnings": warnings(recording.manifest),
@@ -131,15 +132,17 @@ def token_summary(table: pd.DataFrame) -> dict[str, Any]:
         return {}
     steps = figures.complete_steps(table)
     itl, decode, prefill = steps["itl_ms"].dropna(), steps[steps["phase"] == "decode"], steps[steps["phase"] == "prefill"]
+    decode_ms = figures.undisturbed(decode)["duration_ns"] / 1e6
     return {
         "steps": len(table),
         "incomplete": len(table) - len(steps),
+        "disturbed": disturbed.counts(table),
         "generations": int(steps["generation"].nunique()),
         "prefill_tokens": int(prefill["n_tokens"].sum()),
         "decode_steps": len(decode),
         "ttft_ms": _median(figures.ttft_ms(steps)),
         "tpot_ms": {"mean": _mean(itl), "median": _median(itl), "p90": _quantile(itl, 0.9), "n": len(itl)},
-        "decode_step_ms": {"median": _median(decode["duration_ns"] / 1e6), "p90": _quantile(decode["duration_ns"] / 1e6, 0.9)},
+        "decode_step_ms": {"median": _median(decode_ms), "p90": _quantile(decode_ms, 0.9)},
         "decode_tokens_per_s": figures.decode_tokens_per_s(itl),
         "prefill_tokens_per_s": figures.prefill_tokens_per_s(steps),
         "major_faults": int(steps["maj_flt"].clip(lower=0).sum()),

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from analyzer.records.observed import disturbed
 from analyzer.records.reading import BACKEND, Source, chosen
 from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
 from analyzer.records.schema import Columns, text
@@ -109,6 +110,13 @@ class Steps:
         number[told] = of_process[code]
         return number
 
+    def disturbed(self, source: Source) -> np.ndarray:
+        """Which steps the tracer disturbed; a decode step counts from the end of its thread's previous step, as its ITL does."""
+        since, after = self.begin["ts"].copy(), successors(self.begin["tid"], self.begin["ts"])
+        decodes = np.flatnonzero((after >= 0) & (self.phases(source.attached)[after] == DECODE)) if len(after) else after
+        since[after[decodes]] = np.minimum(since[after[decodes]], self.spans.end_ns[decodes])
+        return disturbed(source.manifest.get("disturbances"), since, self.spans.end_ns)
+
     def table(self, source: Source) -> Columns:
         """The columns of `tokens`."""
         matched, position = self.spans.end, self.begin["position"]
@@ -123,6 +131,7 @@ class Steps:
             "result": self.spans.of_end(self.end, "result"),
             "maj_flt": faults(self.begin, self.end, matched, "maj_flt"),
             "min_flt": faults(self.begin, self.end, matched, "min_flt"),
+            "disturbed": self.disturbed(source),
             **self.spans.columns(),
         }
 
