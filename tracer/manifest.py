@@ -67,6 +67,7 @@ def compose(about: dict[str, Any], watcher: Watcher, cost: dict[str, Any]) -> di
         "io": {"page_bytes": mmap.PAGESIZE, "files": watcher.files.to_json()} if "io" in probes.levels else None,
         "probes": probes.to_json(),
         "functions": probes.named.found,
+        "disturbances": watcher.disturbances(),
         "warnings": probes.warnings,
         "threads": list(watcher.threads.values()),
         "cost": cost,

@@ -336,4 +336,5 @@ class Session:
         written, records = self.drain.bytes_written(), int(self.drain.written.sum())
         wall, cpu = time.monotonic_ns() - self.began_ns, time.process_time_ns() - self.cpu_before_ns
         share = cpu / wall if wall else 0.0
-        return {"tracer_core_share": round(share, 5), "written_bytes": written, "bytes_per_record": written / max(records, 1)}
+        cost = {"tracer_recording_cpu_ns": cpu, "tracer_core_share": round(share, 5)}
+        return {**cost, "written_bytes": written, "bytes_per_record": written / max(records, 1)}

@@ -21,12 +21,12 @@ Tables = dict[str, pd.DataFrame]
 
 
 def frame(table: str, **columns: Any) -> pd.DataFrame:
-    """A table with the given columns; others are unknown (-1, NaN, "")."""
+    """A table with the given columns; others are unknown (-1, NaN, ""); all rows are complete and undisturbed."""
     n = next(len(value) for value in columns.values() if isinstance(value, COLUMN))
     rows = {}
     for column in TABLES[table]:
-        unknown = {"object": "", "float64": np.nan, "bool": True, "uint64": 0}.get(column.dtype, -1)
-        value = columns.get(column.name, unknown)
+        unknown = {"object": "", "float64": np.nan, "bool": False, "uint64": 0}.get(column.dtype, -1)
+        value = columns.get(column.name, column.name == "complete" or unknown)
         rows[column.name] = list(value) if isinstance(value, COLUMN) else [value] * n
     out = pd.DataFrame(rows)
     if "duration_ns" in out and "duration_ns" not in columns:

@@ -36,7 +36,8 @@ class Facts:
 
     def __init__(self, tables: Tables):
         self.tables = tables
-        self.complete_steps, fed = figures.complete_steps(tables).sort_index(), figures.turns(tables)
+        every, fed = figures.complete_steps(tables).sort_index(), figures.turns(tables)
+        self.complete_steps = figures.undisturbed(every)
         self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
         self.time = step_time.step_time(tables)
         self.itl, self.ttfts = figures.itls_ms(fed), figures.ttft_ms(fed)

@@ -10,7 +10,8 @@ decode tokens/s   number of ITLs / their sum, in s: 1000 / TPOT, the speed of on
 prefill tokens/s  prompt rows fed in prefill steps / the sum of these steps' durations, in s
 hit rate          hits / (hits + misses), of distinct experts of each step and layer, by the cache's state when the layer began
 
-Steps of contexts that draft for another one are no part of these figures.
+Steps of contexts that draft for another one are no part of these figures, nor are steps in which the tracer placed or learnt
+probes (`undisturbed`), unless a phase has no others.
 """
 
 import numpy as np
@@ -25,16 +26,23 @@ MS = 1e6
 def turns(tables: Tables) -> pd.DataFrame:
     """What complete steps feed to requests: rows of `sequences` with the step's times and `itl_ms`, by request and time.
 
-    `itl_ms` is the time per token of decode, NaN of prefill and where it is not known how many tokens were kept. Tables without
-    `sequences` (imported ones) have one sequence per context or thread.
+    `itl_ms` is the time per token of decode; NaN of prefill, of disturbed steps and where it is not known how many tokens were
+    kept. Tables without `sequences` (imported ones) have one sequence per context or thread.
     """
     tokens, rows = tables["tokens"], tables["sequences"] if "sequences" in tables else empty("sequences")
     rows = rows if len(rows) else renewed(tokens, rows)
     steps = tokens[tokens["complete"] & tokens["phase"].isin(("prefill", "decode"))]
-    times = steps[["token_id", "begin_ns", "end_ns", "duration_ns"]]
+    times = steps[["token_id", "begin_ns", "end_ns", "duration_ns", "disturbed"]]
     fed = rows[rows["request"] >= 0].merge(times, on="token_id").sort_values(["request", "end_ns"], ignore_index=True)
     since_last = fed.groupby("request")["end_ns"].diff() / MS
-    return fed.assign(itl_ms=(since_last / fed["kept"]).where((fed["phase"] == "decode") & (fed["kept"] > 0)))
+    known = (fed["phase"] == "decode") & (fed["kept"] > 0) & fed["token_id"].isin(undisturbed(steps)["token_id"])
+    return fed.assign(itl_ms=(since_last / fed["kept"]).where(known))
+
+
+def undisturbed(steps: pd.DataFrame) -> pd.DataFrame:
+    """The steps that the tracer's placing and learning of probes did not disturb, and those of phases that have no others."""
+    spoilt = steps["disturbed"]
+    return steps[~spoilt | spoilt.groupby(steps["phase"]).transform("all")] if spoilt.any() else steps
 
 
 def itls_ms(fed: pd.DataFrame) -> pd.Series:
@@ -56,10 +64,14 @@ def complete_steps(tables: Tables) -> pd.DataFrame:
 
 
 def ttft_ms(fed: pd.DataFrame) -> pd.Series:
-    """TTFT of each request in `turns`, by its number; not of requests whose prompt is not finished."""
+    """TTFT of each request in `turns`, by its number; not of unfinished prompts, nor of disturbed ones if there are others."""
     prefill = fed[fed["phase"] == "prefill"].groupby("request")
-    spans = prefill.agg(begin=("begin_ns", "min"), end=("end_ns", "max"), outputs=("outputs", "last"))
-    return ((spans["end"] - spans["begin"]) / MS)[spans["outputs"] > 0]
+    spans = prefill.agg(
+        begin=("begin_ns", "min"), end=("end_ns", "max"), outputs=("outputs", "last"), spoilt=("disturbed", "any")
+    )
+    spans = spans[spans["outputs"] > 0]
+    spans = spans if spans["spoilt"].all() else spans[~spans["spoilt"]]
+    return (spans["end"] - spans["begin"]) / MS
 
 
 def decode_tokens_per_s(itl_ms: pd.Series) -> float | None:
@@ -70,7 +82,7 @@ def decode_tokens_per_s(itl_ms: pd.Series) -> float | None:
 
 def prefill_tokens_per_s(steps: pd.DataFrame) -> float | None:
     """Prefill tokens/s of `complete_steps`; None without prefill tokens."""
-    prefill = steps[steps["phase"] == "prefill"]
+    prefill = undisturbed(steps[steps["phase"] == "prefill"])
     rows = prefill["prefill_rows"].where(prefill["prefill_rows"] >= 0, prefill["n_tokens"])
     spent, fed = float(prefill["duration_ns"].sum()), int(rows.clip(lower=0).sum())
     return 1e9 * fed / spent if spent > 0 and fed > 0 else None

@@ -10,6 +10,7 @@ import pandas as pd
 
 from analyzer.questions.causes import ASLEEP, CAUSES, DISK, EXPERT_LOAD, RESIDUAL, RUN_QUEUE, STOPPED, HandOver, candidates
 from analyzer.questions.deciders import StepThreads, decisive_pieces
+from analyzer.questions.figures import undisturbed
 from analyzer.questions.parts import PARTS
 from analyzer.records.intervals import Intervals, by_precedence, overlaps, uncovered
 from analyzer.records.schema import Tables, conform
@@ -101,9 +102,9 @@ def per_step(tables: Tables, time: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def counted(tables: Tables, time: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(the steps that figures count, by token_id: complete ones that feed tokens; their rows of `time`)."""
+    """(the steps that figures count, by token_id: complete, feeding tokens, not disturbed; their rows of `time`)."""
     steps = tables["tokens"].set_index("token_id")
-    steps = steps[steps["complete"] & ~steps["phase"].isin(APART)]
+    steps = undisturbed(steps[steps["complete"] & ~steps["phase"].isin(APART)])
     return steps, time[time["token_id"].isin(steps.index)]
 
 
@@ -113,6 +114,15 @@ def cells(steps: pd.DataFrame, time: pd.DataFrame) -> pd.DataFrame:
     spent = time["duration_ns"].groupby([phase, time["part"].astype(str), time["cause"].astype(str)]).sum() / 1e6
     frame = spent.rename_axis(["phase", "part", "cause"]).rename("ms").reset_index()
     return frame.sort_values("ms", ascending=False, kind="stable", ignore_index=True)
+
+
+def mean_steps(tables: Tables) -> pd.DataFrame:
+    """The mean step of each phase: phase, steps, part, cause, ms; the ms of a phase add up to the step."""
+    steps, time = counted(tables, step_time(tables))
+    rows, count = cells(steps, time), steps.groupby("phase").size()
+    of_phase = rows["phase"].map(count).astype(np.int64)
+    rows.insert(1, "steps", of_phase)
+    return rows.assign(ms=rows["ms"] / of_phase)
 
 
 def totals(rows: pd.DataFrame, steps: int, each: int = 1) -> dict[str, Any]:

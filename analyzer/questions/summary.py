@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import accelerators, ceilings, clocks, experts, figures, npu_queues, requests, step_time
+from analyzer.questions import accelerators, ceilings, clocks, disturbed, experts, figures, npu_queues, requests, step_time
 from analyzer.questions.findings import findings
 from analyzer.questions.threads import STATES
 from analyzer.records.manifest import listed, section
@@ -43,6 +43,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "missing": [
             *incomplete(source),
             *([] if is_imported(recording) else missing(tables)),
+            *disturbed.remarks(tables),
             *npu_queues.unknown_layouts(tables),
         ],
         "warnings": warnings(recording.manifest),
@@ -134,9 +135,11 @@ def token_summary(tables: Tables) -> dict[str, Any]:
         return {}
     steps, fed = figures.complete_steps(tables), figures.turns(tables)
     itl, decode, ttft = figures.itls_ms(fed), steps[steps["phase"] == "decode"], figures.ttft_ms(fed)
+    decode_ms = figures.undisturbed(decode)["duration_ns"] / 1e6
     return {
         "steps": len(table),
         "incomplete": int((~table["complete"]).sum()),
+        "disturbed": disturbed.counts(table),
         "apart": {phase: n for phase in APART if (n := int((table["phase"] == phase).sum()))},
         "generations": int(fed["request"].nunique()),
         "prefill_tokens": int(fed.loc[fed["phase"] == "prefill", "rows"].sum()),
@@ -144,7 +147,7 @@ def token_summary(tables: Tables) -> dict[str, Any]:
         "ttft_ms": _median(ttft),
         "ttft_p90_ms": _quantile(ttft, 0.9),
         "tpot_ms": {"mean": _mean(itl), "median": _median(itl), "p90": _quantile(itl, 0.9), "n": len(itl)},
-        "decode_step_ms": {"median": _median(decode["duration_ns"] / 1e6), "p90": _quantile(decode["duration_ns"] / 1e6, 0.9)},
+        "decode_step_ms": {"median": _median(decode_ms), "p90": _quantile(decode_ms, 0.9)},
         "decode_tokens_per_s": figures.decode_tokens_per_s(itl),
         "prefill_tokens_per_s": figures.prefill_tokens_per_s(steps),
         "major_faults": int(steps["maj_flt"].clip(lower=0).sum()),

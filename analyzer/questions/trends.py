@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import changepoints
-from analyzer.questions.figures import complete_steps, ttft_ms, turns
+from analyzer.questions.figures import complete_steps, ttft_ms, turns, undisturbed
 from analyzer.records.schema import Tables
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -21,15 +21,17 @@ SURE = 3.0
 
 
 def decode_steps(tables: Tables) -> pd.DataFrame:
-    """Complete decode steps in order: token_id, context (tokens before the step), ms, tpot_ms (ITL of figures.py).
+    """Complete decode steps in order: token_id, context (tokens before the step), ms, tpot_ms (ITL of figures.py), disturbed.
 
+    Disturbed ones are left out, unless there are no others.
     If the engine does not record the position, the context is counted from the generation's steps.
     """
     steps = complete_steps(tables)
     fed = steps.groupby("generation")["n_tokens"].cumsum() - steps["n_tokens"]
     context = steps["position"].where(steps["position"] >= 0, fed)
     rows = steps.assign(context=context, ms=steps["duration_ns"] / 1e6, tpot_ms=steps["itl_ms"])
-    return rows.loc[rows["phase"] == "decode", ["token_id", "generation", "context", "ms", "tpot_ms"]].reset_index(drop=True)
+    rows = undisturbed(rows[rows["phase"] == "decode"])
+    return rows[["token_id", "generation", "context", "ms", "tpot_ms", "disturbed"]].reset_index(drop=True)
 
 
 def distribution(values: pd.Series) -> dict[str, float]:
@@ -65,11 +67,11 @@ def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     """Growth with the context: for each operator type, `ns_per_token` of a step's time per token of context, with its error.
 
     type, base_us (at no context), ns_per_token, error_ns (standard error of the slope), share (of the sum of all slopes), r2.
-    Only decode steps (`steps`: the result of `decode_steps`, if already computed); the slowest 1 % is omitted.
+    Only undisturbed decode steps (`steps`: the result of `decode_steps`, if already computed); the slowest 1 % is omitted.
     """
     steps = decode_steps(tables) if steps is None else steps
     columns = ["type", "base_us", "ns_per_token", "error_ns", "share", "r2"]
-    if len(steps) < LEAST or steps["context"].nunique() < LEAST:
+    if len(steps) < LEAST or steps["context"].nunique() < LEAST or steps["disturbed"].any():
         return pd.DataFrame(columns=columns)
     steps = steps[steps["ms"] <= steps["ms"].quantile(0.99)].set_index("token_id")
     operators = tables["operators"]
@@ -135,7 +137,10 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
 
 
 def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]:
-    """Trend figures, JSON-able: ttft_ms, tpot_ms, step_ms, first, change_points, drifts, periodic, bursts, model."""
+    """Trend figures, JSON-able: ttft_ms, tpot_ms, step_ms, first, change_points, drifts, periodic, bursts, model.
+
+    Only the first three for too few steps; the others are empty for disturbed ones, whose trends are the tracer's.
+    """
     steps = decode_steps(tables) if steps is None else steps
     answer: dict[str, Any] = {
         "ttft_ms": distribution(ttft_ms(turns(tables))),
@@ -144,6 +149,8 @@ def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]
     }
     if len(steps) < LEAST:
         return answer
+    if steps["disturbed"].any():
+        return answer | {"first": None, "change_points": [], "drifts": [], "periodic": None, "bursts": [], "model": {}}
     ms = steps["ms"].to_numpy()
     parts, ids = changepoints.take_apart(ms), steps["token_id"].tolist()
     return answer | {

@@ -14,6 +14,7 @@ from analyzer.records.spans import EVER, pair
 
 LEVELS = {"token": "token", "graph": "graph", "op": "operator", "expert": "expert", "load": "expert"}
 LEVELS |= {"qnn_execute": "qnn", "qnn_call": "qnn", "qnn_stage": "qnn"}
+SPAN = ("begin_ns", "end_ns")
 Gaps = tuple[np.ndarray, np.ndarray]
 
 
@@ -32,6 +33,15 @@ def level_gaps(changes: Any, level: str) -> Gaps:
         elif not row.get("on") and len(ends) == len(begins):
             begins.append(int(row["ts_ns"]))
     return np.array(begins, np.int64), np.array(ends + [EVER] * (len(begins) - len(ends)), np.int64)
+
+
+def disturbed(rows: Any, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Which spans overlap one of the manifest's `disturbances`: times in which the tracer placed or learnt probes."""
+    known = [(row["begin_ns"], row["end_ns"]) for row in listed(rows, dict) if {int} == {type(row.get(n)) for n in SPAN}]
+    since, until = np.array(sorted(known), np.int64).reshape(-1, 2).T
+    until = np.maximum.accumulate(until)
+    first = np.searchsorted(until, begin, "right")
+    return np.append(since, EVER)[first] < end
 
 
 def token_gaps(begin: Rows, end: Rows, last_ns: int) -> Gaps:

@@ -130,11 +130,12 @@ def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame
 
 
 def filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """`conform` for a frame that lacks columns: they become -1, NaN, "" or True (`complete`); rows are numbered."""
-    blank = {"object": "", "bool": True, "uint64": 0, "float64": np.nan}
+    """`conform` for a frame that lacks columns: -1, NaN, "" or False, but True for `complete`; rows are numbered."""
+    blank = {"object": "", "bool": False, "uint64": 0, "float64": np.nan}
     absent = [column for column in declared_columns(table) if column.name not in frame]
     numbers = {c.name: np.arange(len(frame)) for c in absent if c.meaning == "row number"}
-    return conform(table, frame.assign(**{c.name: blank.get(c.dtype, -1) for c in absent} | numbers))
+    constants = {c.name: c.name == "complete" or blank.get(c.dtype, -1) for c in absent}
+    return conform(table, frame.assign(**constants | numbers))
 
 
 def _column(values: Any, dtype: str) -> np.ndarray | pd.Series:

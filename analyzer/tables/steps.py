@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from analyzer.records.observed import disturbed
 from analyzer.records.reading import BACKEND, Source, chosen
 from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
 from analyzer.records.schema import Columns, text
@@ -115,14 +116,22 @@ class Steps:
         fed = self.fed(records_all(source))
         return {"tokens": self.table(source, fed), "sequences": fed.table(self.first)}
 
+    def disturbed(self, source: Source, decodes: np.ndarray) -> np.ndarray:
+        """Which steps the tracer disturbed; one that `decodes` counts from its thread's previous step's end, as its ITL does."""
+        since, after = self.begin["ts"].copy(), successors(self.begin["tid"], self.begin["ts"])
+        before = np.flatnonzero((after >= 0) & np.append(decodes, False)[after])
+        since[after[before]] = np.minimum(since[after[before]], self.spans.end_ns[before])
+        return disturbed(source.manifest.get("disturbances"), since, self.spans.end_ns)
+
     def table(self, source: Source, fed: Fed) -> Columns:
         """The columns of `tokens`."""
         matched, steps = self.spans.end, len(self.begin)
+        phase = sequences.step_phases(fed, self.told_phases())
         return {
             "token_id": np.arange(len(self.begin)),
             **source.thread(self.begin),
             "seq": self.begin["seq"],
-            "phase": text(sequences.step_phases(fed, self.told_phases()), PHASES),
+            "phase": text(phase, PHASES),
             "n_tokens": self.n_tokens,
             "prefill_rows": fed.rows_of(PREFILL, steps),
             "decode_rows": fed.rows_of(DECODE, steps),
@@ -131,6 +140,7 @@ class Steps:
             "result": self.spans.of_end(self.end, "result"),
             "maj_flt": faults(self.begin, self.end, matched, "maj_flt"),
             "min_flt": faults(self.begin, self.end, matched, "min_flt"),
+            "disturbed": self.disturbed(source, phase == DECODE),
             **self.spans.columns(),
         }
 

@@ -30,6 +30,7 @@ static struct file files[MOST_FILES];
 static int row_count, file_count;
 static json_t *plan, *spared;
 static struct settings settings;
+static u64 learns_since;
 
 static const struct {
 	const char *name;
@@ -166,7 +167,7 @@ static bool stands_already(json_t *row, const char *path)
 static void stand(json_t *row, const char *path)
 {
 	const char *program = text_of(row, "program");
-	u64 offset = number_of(row, "offset");
+	u64 offset = number_of(row, "offset"), began = now_ns();
 	int fd;
 
 	json_object_set_new(row, "library", json_string(path));
@@ -175,6 +176,7 @@ static void stand(json_t *row, const char *path)
 		return;
 	}
 	fd = attach_uprobe(program, path, offset, !strcmp(text_of(row, "at"), "return"), number_of(row, "cookie"));
+	disturbed_since(began);
 	if (fd >= 0) {
 		add_row(row, fd);
 		return;
@@ -246,6 +248,13 @@ static void carry_out(json_t *file, const char *path)
 	json_array_foreach(json_object_get(file, "rows"), index, row) {
 		stand(json_deep_copy(row), path);
 	}
+	if (settings.learn && !learns_since)
+		learns_since = now_ns();
+}
+
+u64 learning_since(void)
+{
+	return learns_since;
 }
 
 /* The entry for a file that was not examined before; NULL if it was, or cannot be examined. */

@@ -89,7 +89,7 @@ struct target {
 	pid_t pid;
 	bool started_here, over;
 	int status; /* as from waitpid */
-	u64 cpu_ns, began_ns;
+	u64 cpu_ns, began_ns; /* CPU time while it was followed */
 };
 uid_t caller(void);
 void guard_begin(void);
@@ -122,6 +122,7 @@ void spare(json_t *row, const char *path, u64 offset, const char *symbol);
 void set_settings(bool stop);
 void detach_all(void);
 json_t *attached(void); /* rows for the manifest */
+u64 learning_since(void); /* when learning probes were placed; 0: never */
 json_t *libraries_of(const char *engine);
 const char *id_of(const char *path);
 
@@ -137,6 +138,8 @@ json_t *sites(void);
 json_t *io_files(void);
 json_t *qnn(void);
 json_t *held(void);
+void disturbed_since(u64 begin_ns); /* probes were placed, or the target was stopped for it, until now */
+json_t *disturbances(void);
 json_t *keep_qnn_logs(const char *folder, bool whole);
 void note_mapped_files(pid_t pid);
 

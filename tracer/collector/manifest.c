@@ -214,16 +214,17 @@ static double rounded(double value)
 static json_t *cost_row(json_t *rows)
 {
 	json_t *cost = json_object(), *given = json_pack("{sO sO}", "rows", rows, "programs", json_object_get(choice->plan, "programs"));
-	u64 records = 0, wall = now_ns() - began_ns;
+	u64 records = 0, wall = now_ns() - began_ns, cpu = (cpu_s() - cpu_before) * 1e9;
 
 	account(given, cost);
 	json_decref(given);
 	for (int i = 0; i < 256; i++)
 		records += drained()->records[i];
 	json_object_update_new(cost, held());
-	json_object_update_new(cost, json_pack("{sI sO sI sf sI sf}", "tracer_cpu_ns", (json_int_t)(cpu_s() * 1e9), "calibration_ns", costs(),
+	json_object_update_new(cost, json_pack("{sI sI sO sI sf sI sf}", "tracer_cpu_ns", (json_int_t)(cpu_s() * 1e9),
+					       "tracer_recording_cpu_ns", (json_int_t)cpu, "calibration_ns", costs(),
 					       "target_cpu_ns", (json_int_t)target->cpu_ns, "tracer_core_share",
-					       rounded(wall ? (cpu_s() - cpu_before) * 1e9 / wall : 0), "written_bytes",
+					       rounded(wall ? (double)cpu / wall : 0), "written_bytes",
 					       (json_int_t)drained()->bytes, "bytes_per_record",
 					       rounded(records ? (double)drained()->bytes / records : 0)));
 	return cost;
@@ -242,10 +243,11 @@ static json_t *compose(const char *state)
 	json_t *cost = cost_row(rows);
 
 	losses(lost);
-	json_object_update_new(manifest, json_pack("{si ss sO so so sO sn so so sO sO so so}", "schema_version", SCHEMA_VERSION, "program",
+	json_object_update_new(manifest, json_pack("{si ss sO so so sO sn so so sO sO so so so}", "schema_version", SCHEMA_VERSION, "program",
 						   VERSION, "machine", machine, "engines", engines(), "qnn", qnn(), "qnn_logs", logs, "pmc",
 						   "io", io_files(), "probes", rows, "functions", json_object_get(plan, "functions"),
-						   "warnings", warnings(), "threads", threads(), "cost", cost));
+						   "warnings", warnings(), "threads", threads(), "cost", cost, "disturbances",
+						   disturbances()));
 	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so}", "checksums", "xxh3_64", "state", state, "started_utc",
 						   started, "duration_ns", (json_int_t)(now_ns() - target->began_ns), "command", words(),
 						   "model", model, "models", "target", target_row()));

@@ -13,6 +13,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "collect.h"
@@ -22,6 +23,7 @@
 #define NOT_EXECUTED 127
 
 static int guard_pipe = -1, gate = -1, failure = -1;
+static u64 cpu_before; /* of a followed process */
 static pid_t guard_pid;
 
 /* A small process that resumes the target if the collector dies while the target is stopped. */
@@ -169,6 +171,17 @@ void start_target(struct target *target, char **command)
 	failure = told[0];
 }
 
+/* CPU time of all threads of a process since its begin; 0 if it is gone. */
+static u64 cpu_of(pid_t pid)
+{
+	struct timespec t = {0};
+	clockid_t clock;
+
+	if (clock_getcpuclockid(pid, &clock) || clock_gettime(clock, &t))
+		return 0;
+	return t.tv_sec * NS_PER_S + t.tv_nsec;
+}
+
 void follow_target(struct target *target, pid_t pid)
 {
 	char path[64];
@@ -178,6 +191,7 @@ void follow_target(struct target *target, pid_t pid)
 		fail("no process %d; it may have ended", pid);
 	target->pid = pid;
 	target->began_ns = now_ns();
+	cpu_before = cpu_of(pid);
 }
 
 /* Lets the command run. */
@@ -198,16 +212,18 @@ bool poll_target(struct target *target)
 	struct rusage used;
 	char path[64];
 	int error;
+	u64 cpu;
 
 	if (target->over)
 		return false;
 	if (!target->started_here) {
 		snprintf(path, sizeof(path), "/proc/%d/task", target->pid);
 		target->over = access(path, F_OK) != 0;
-		return !target->over;
 	}
-	if (wait4(target->pid, &target->status, WNOHANG, &used) != target->pid)
-		return true;
+	if (!target->over && (cpu = cpu_of(target->pid)) > cpu_before)
+		target->cpu_ns = cpu - cpu_before;
+	if (!target->started_here || wait4(target->pid, &target->status, WNOHANG, &used) != target->pid)
+		return !target->over;
 	target->over = true;
 	target->cpu_ns = (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * NS_PER_S;
 	target->cpu_ns += (used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000ULL;

@@ -19,6 +19,7 @@
 #define QNN_HTP 6 /* QNN's number for the HTP backend */
 #define MOST_SITES 512
 #define MOST_IO_FILES 65536
+#define NEAR_NS 20000000ULL /* disturbances that are closer become one */
 #define AT_TABLE "address from the function table; not inspected (licence), assumed cheap"
 #define AT_ENTRY "the function's first instruction: code is not inspected on this machine"
 
@@ -36,7 +37,7 @@ struct table {
 
 bool answered[256];
 
-static json_t *plan, *found_sites, *files, *logs, *seen_qnn;
+static json_t *plan, *found_sites, *files, *logs, *seen_qnn, *placing;
 static struct thread *list;
 static int count;
 static bool watches_files;
@@ -53,6 +54,7 @@ void watch_begin(const struct choice *choice)
 
 	plan = choice->plan;
 	found_sites = json_object();
+	placing = json_array();
 	files = json_object();
 	logs = json_object();
 	watches_files = lists(json_object_get(plan, "levels"), "io");
@@ -178,6 +180,36 @@ static void go_on(const struct header *h)
 	stops++;
 	held_ns += now - h->ts;
 	waking_ns += answer_began - h->ts;
+	disturbed_since(h->ts);
+}
+
+static json_t *disturbance(u64 begin, u64 end, const char *reason)
+{
+	return json_pack("{sI sI ss}", "begin_ns", (json_int_t)begin, "end_ns", (json_int_t)end, "reason", reason);
+}
+
+void disturbed_since(u64 begin)
+{
+	json_t *last = json_array_get(placing, json_array_size(placing) - 1);
+	u64 now = now_ns();
+
+	if (!last || begin > (u64)number_of(last, "end_ns") + NEAR_NS) {
+		json_array_append_new(placing, disturbance(begin, now, "placing probes"));
+		return;
+	}
+	if (begin < (u64)number_of(last, "begin_ns"))
+		json_object_set_new(last, "begin_ns", json_integer(begin));
+	json_object_set_new(last, "end_ns", json_integer(now));
+}
+
+/* Learning probes stand to the end; without a barrier, as with a single thread, they are not slower than the learnt ones. */
+json_t *disturbances(void)
+{
+	json_t *answer = json_copy(placing);
+
+	if (json_object_size(found_sites))
+		json_array_append_new(answer, disturbance(learning_since(), now_ns(), "learning the graph loop"));
+	return answer;
 }
 
 json_t *held(void)

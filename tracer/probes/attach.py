@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError, RequirementError
 from tracer.probes import reach, uprobes
+from tracer.probes.disturbances import STEPPED, Disturbances, span
 from tracer.probes.driver_events import driver_layouts
 from tracer.probes.elf import contains
 from tracer.probes.fast_nop import has_fast_nop
@@ -71,6 +72,8 @@ class Attachments:
         self._opened: set[str] = set()  # files that the program has opened or executed
         self._folders: set[str] = set()  # whose libraries have all been examined
         self.attaching_ns = 0  # time that the kernel took to place probes
+        self.disturbances = Disturbances()
+        self.teaching_ns = 0  # when the first learning probe was attached
         self._visits: set[tuple[int, int, int, str, bool]] = set()
         self.shed_levels: set[str] = set()
         self.spared: list[tuple[Probe, Row]] = []  # probes that attach_spared would place
@@ -265,10 +268,18 @@ class Attachments:
                     moved.append(other.symbol)
         return list(dict.fromkeys(moved))
 
+    def _teaching(self) -> set[str]:
+        return {probe.program for engine in self.engines for probe in engine.probes if probe.teaches}
+
     def teachers(self) -> set[str]:
         """The attached programs that learn the sites of others."""
-        teachers = {probe.program for engine in self.engines for probe in engine.probes if probe.teaches}
-        return {row.program for row in self.rows if not row.retired_ns} & teachers
+        return {row.program for row in self.rows if not row.retired_ns} & self._teaching()
+
+    def stepped_teachers(self, now_ns: int) -> list[dict[str, Any]]:
+        """The times in which learning probes that the kernel single-steps were hit and not replaced, as `disturbances`."""
+        programs = self._teaching()
+        rows = [row for row in self.rows if row.program in programs and row.cost == "stepped" and row.hits]
+        return [span(self.teaching_ns, max(row.retired_ns or now_ns for row in rows), STEPPED)] if rows else []
 
     def is_blind(self) -> bool:
         """Whether the barrier is the only learning probe attached, as in a stripped program."""
@@ -278,7 +289,7 @@ class Attachments:
         """Remove the learning probes in the files in which the probes at the learnt sites are attached."""
         learnt = {probe.program for probe in engine.probes if probe.learnt}
         files = {row.library for row in self.rows if row.program in learnt}
-        teachers = {probe.program for probe in engine.probes if probe.teaches}
+        teachers = self._teaching()
         self._retire([index for index, row in enumerate(self.rows) if row.library in files and row.program in teachers])
 
     def give_up(self, engine: Engine, why: str) -> None:
@@ -293,7 +304,7 @@ class Attachments:
 
     def _retire(self, indices: list[int]) -> None:
         """Permanently remove probes, given their rows' indices."""
-        with self._changing:
+        with self._changing, self.disturbances.placing():
             for index in indices:
                 self.rows[index].retired_ns = time.monotonic_ns()
             self.remove([self._fds.pop(index) for index in indices if index in self._fds])
@@ -317,6 +328,8 @@ class Attachments:
             if not self._is_shed(row):
                 self._fds[len(self.rows)] = self._open(row)
             self.rows.append(row)
+        if not self.teaching_ns and row.program in self._teaching():
+            self.teaching_ns = time.monotonic_ns()
 
     def _is_shed(self, row: Row) -> bool:
         return row.level in self.shed_levels and row.program not in FINDERS
@@ -326,7 +339,8 @@ class Attachments:
         with self._changing:
             self.shed_levels.update(levels)
             gone = [self._fds.pop(index) for index in list(self._fds) if self._is_shed(self.rows[index])]
-        self.remove(gone)
+        with self.disturbances.placing():
+            self.remove(gone)
 
     def restore(self, levels: Iterable[str]) -> None:
         """Attach shed levels' probes again, ends before begins: a begin without its end would be an open span."""
@@ -344,7 +358,10 @@ class Attachments:
         try:
             return self._open_now(row)
         finally:
-            self.attaching_ns += time.monotonic_ns() - began
+            ended = time.monotonic_ns()
+            self.attaching_ns += ended - began
+            if row.library:
+                self.disturbances.add(began, ended)
 
     def _open_now(self, row: Row) -> int:
         assert self.loader is not None

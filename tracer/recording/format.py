@@ -28,7 +28,7 @@ FIRST_DETAIL = 64
 KIND_OFFSET = RING_HEADER_BYTES + 16
 SHAPE = {
     dict: "machine heat model options step_latency sampling io engines qnn target records lost dropped cost layouts",
-    list: "clocks threads probes functions level_changes qnn_logs models",
+    list: "clocks threads probes functions level_changes disturbances qnn_logs models",
 }
 """The manifest's parts that are objects, and those that are lists of objects."""
 

@@ -31,6 +31,13 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def cpu_ns(pid: int) -> int:
+    """CPU time of all threads of a process since it began, by its own clock (clock_getcpuclockid); 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return time.clock_gettime_ns((~pid << 3) | 2)
+    return 0
+
+
 def children(pid: int) -> list[int]:
     """Process ids of all descendants."""
     descendants: list[int] = []
@@ -142,6 +149,8 @@ class Target:
             if pid:
                 self.exit_code = os.waitstatus_to_exitcode(status)
                 self.cpu_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
+            else:
+                self.cpu_ns = cpu_ns(self.pid)
         return self.exit_code is None
 
 
@@ -174,10 +183,10 @@ class Followed:
 
     started_here = False
     exit_code: int | None = None
-    cpu_ns = 0
 
     def __init__(self, pid: int):
         self.pid, self.started = pid, time.monotonic_ns()
+        self.cpu_ns, self._cpu_before = 0, cpu_ns(pid)  # while it was followed, as of the last `poll`
         self.command = [part.decode(errors="replace") for part in command_line(pid).split(b"\0") if part]
 
     def folder(self) -> Path:
@@ -195,6 +204,7 @@ class Followed:
 
     def poll(self) -> bool:
         """True while it lives; one that has ended remains listed until its parent waits for it."""
+        self.cpu_ns = max(self.cpu_ns, cpu_ns(self.pid) - self._cpu_before)
         with contextlib.suppress(OSError):
             return len(tasks(self.pid)) > 1 or state(self.pid) != "Z"
         return False

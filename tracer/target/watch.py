@@ -18,6 +18,7 @@ from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.kernel.pmc import Counters, Event
 from tracer.probes.attach import Attachments
+from tracer.probes.disturbances import LEARNING, span
 from tracer.probes.kernel_probes import FAULT_BEGINS
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
 from tracer.probes.reach import opened, way_to
@@ -103,7 +104,7 @@ class Watcher:
         self.loop: Loop | None = None
         teaches = any(probe.teaches and probe.wanted(probes.levels) for engine in probes.engines for probe in engine.probes)
         self.learns, self.stands_since, self.graphs_since = LEARN_PLACES if teaches else LEARN_NOTHING, 0, 0
-        self._rounds = 0
+        self._rounds = self.learnt_ns = 0
         self.backends = enumeration("backend_id")
         self._watch_for_libraries()
         self._declare_backends()
@@ -330,8 +331,19 @@ class Watcher:
         """Whether probes that still search for an engine's graph loop are attached."""
         return self.learns != LEARN_NOTHING and bool(self.probes.teachers())
 
+    def disturbances(self) -> list[dict[str, Any]]:
+        """The manifest's `disturbances`: when placing, learning and slow probes disturbed the target.
+
+        Learning probes that have seen no barrier stay for good, as the steady probes of a program with a single thread.
+        """
+        now = time.monotonic_ns()
+        learnt = any(learning.sites for learning in self.learning.values())
+        learning = [span(self.probes.teaching_ns, self.learnt_ns or now, LEARNING)] if learnt else []
+        return [*self.probes.disturbances.spans, *learning, *(self.probes.stepped_teachers(now) if not self.loop else [])]
+
     def _learn(self, what: int, loop: Loop | None) -> None:
         self.learns, self.loop = what, loop
+        self.learnt_ns = 0 if what else time.monotonic_ns()
         self.set_chosen()
 
     def _llamacpp(self) -> Engine:
@@ -346,5 +358,6 @@ class Watcher:
             os.kill(pid, signal.SIGCONT)
         self.held.stops += 1
         self.held.ns += time.monotonic_ns() - int(record["ts"])
+        self.probes.disturbances.add(int(record["ts"]), time.monotonic_ns())
         self.held.waking_ns += self._began_ns - int(record["ts"])
         self.held.attaching_ns += self.probes.attaching_ns - self._attaching_ns
