@@ -10,7 +10,7 @@
  *   beside       every operator takes AMOUNT microseconds, and other programs may displace the thread
  * The thread is bound to the first CPU, the other one to the last.
  * Rows: "plant" is one of them, its detail the ns in it that the thread was ready but had no CPU; "delay" is the same of a whole
- * step; "gap" is a time in which a computing thread had no CPU, by its own clock.
+ * step; "gap" is a time in which a thread that had work had no CPU, by its own clock.
  */
 #ifndef PLANTS_H
 #define PLANTS_H
@@ -26,6 +26,7 @@ static struct {
 	char kind[8];
 	int amount, thread, touched;
 	volatile char *file;
+	u64 begun; /* the step */
 	cpu_set_t cpus; /* on which the program may run */
 	pthread_mutex_t lock;
 	sem_t step, wanted, held, taken;
@@ -59,7 +60,7 @@ static inline s64 run_delay(void)
 static inline void plant_thread(int number)
 {
 	struct sched_param urgent = {.sched_priority = 1};
-	struct rlimit without_rest = {1000000, 1000000};
+	struct rlimit without_rest = {5000000, 5000000};
 	int first = -1, last = -1;
 	cpu_set_t one;
 
@@ -73,7 +74,7 @@ static inline void plant_thread(int number)
 	CPU_ZERO(&one);
 	CPU_SET(number == plant.thread ? first : last, &one);
 	sched_setaffinity(0, sizeof(one), &one);
-	if (!is_planted("beside") && !setrlimit(RLIMIT_RTTIME, &without_rest))
+	if ((!is_planted("beside") || number != plant.thread) && !setrlimit(RLIMIT_RTTIME, &without_rest))
 		sched_setscheduler(0, SCHED_FIFO, &urgent);
 }
 
@@ -129,19 +130,40 @@ static inline void plant_open(const char *text, const char *path)
 		pthread_create(&holder, NULL, hold_lock, NULL);
 }
 
-/* Computes until `end`; times without a CPU are logged, as operators of fixed length otherwise hide them. */
+static inline void note_gap(struct log *log, s64 step, u64 begin, u64 end)
+{
+	struct row *row;
+
+	if (end < begin + GAP_NS)
+		return;
+	row = row_open(log, "gap", step, 0);
+	row->before_begin = row->after_begin = begin;
+	row->before_end = row->after_end = end;
+}
+
+/* Computes until `end`, or longer by the times that it is displaced where that is planted. */
 static inline void compute_until(struct log *log, s64 step, u64 end)
 {
 	for (u64 last = now(), t = last; t < end; last = t) {
 		t = now();
-		if (t - last > GAP_NS) {
-			struct row *row = row_open(log, "gap", step, 0);
-
-			row->before_begin = row->after_begin = last;
-			row->before_end = row->after_end = t;
-			end += is_planted("beside") ? t - last : 0;
-		}
+		note_gap(log, step, last, t);
+		if (t > last + GAP_NS && is_planted("beside"))
+			end += t - last;
 	}
+}
+
+/* Lets the other thread begin its part of a step. */
+static inline void plant_step(void)
+{
+	plant.begun = now();
+	sem_post(&plant.step);
+}
+
+/* Waits, asleep, for a step to begin. */
+static inline void await_step(struct log *log)
+{
+	sem_wait(&plant.step);
+	note_gap(log, -1, plant.begun, now());
 }
 
 /* How long an operator that lasts `ns` elsewhere is to compute on a thread. */

@@ -221,7 +221,7 @@ static void *worker(void *argument)
 	atomic_store(&ready, 1);
 	for (;;) {
 		if (plant.thread >= 0)
-			sem_wait(&plant.step);
+			await_step(&logs[1]);
 		while (atomic_load(&work) == seen)
 			;
 		seen = atomic_load(&work);
@@ -336,7 +336,7 @@ static void decode_all(int steps, int prompt, int pause_us)
 		int result = 0;
 
 		atomic_store(&step_number, step);
-		sem_post(&plant.step);
+		plant_step();
 		pos[0] = step ? prompt + step - 1 : 0;
 		BEGIN(row, (void)0);
 		result = llama_decode(NULL, batch);
@@ -366,7 +366,7 @@ int truth(int count, char **arguments)
 	plant_thread(0); /* only now: a new thread begins on its maker's CPU */
 	decode_all(atoi(arguments[2]), atoi(arguments[3]), atoi(arguments[4]));
 	atomic_store(&work, -1);
-	sem_post(&plant.step);
+	plant_step();
 	pthread_join(thread, NULL);
 	out = log_file(arguments[1]);
 	log_write(out, &logs[0]);
