@@ -65,7 +65,7 @@ USES = {
     "speculative": served(1, 2, "dense"),
     "speculative-accepted": served(2, 3, "moe"),
     "vulkan-half": vulkan(2),
-    "vulkan-most": vulkan(4),
+    "vulkan-most": vulkan(3),
     "overloaded": steps("wide", "20", 12, 2 * CPUS, beside=CPUS),
     "overloaded-few-threads": steps("moe", "20", 12, CPUS, beside=2 * CPUS),
 }
