@@ -54,11 +54,12 @@ def write_moe(path: Path, seed: int = 0, layers: int = LAYERS) -> None:
     write(path, replace(SMALL, layers=layers), quantized=False, seed=seed)
 
 
-def write(path: Path, shape: Shape, quantized: bool, seed: int = 0) -> None:
-    """Write a model with random weights; matrices are Q4_0 if `quantized`."""
+def write(path: Path, shape: Shape, quantized: bool, seed: int = 0, tokenizer: bool = False) -> None:
+    """Write a model with random weights; matrices are Q4_0 if `quantized`. A server needs a `tokenizer`: of bytes."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), shape.architecture)
     _describe(writer, shape, quantized)
+    _tokenize(writer, shape.vocabulary if tokenizer else 0)
     for name, dims in tensors(shape):
         if quantized and len(dims) > 1 and "inp" not in name:
             writer.add_tensor(name, _q4_0(rng, dims, _spread(name, dims)), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
@@ -83,7 +84,6 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
     writer.add_rope_freq_base(1e4)
     writer.add_vocab_size(shape.vocabulary)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0 if quantized else gguf.LlamaFileType.ALL_F32)
-    writer.add_tokenizer_model("none")
     if shape.architecture == ENCODER.architecture:
         writer.add_layer_norm_eps(1e-6)
         writer.add_token_type_count(1)
@@ -103,6 +103,19 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
         writer.add_expert_used_count(shape.used)
         writer.add_expert_feed_forward_length(shape.expert_width)
         writer.add_expert_shared_feed_forward_length(shape.shared_width)
+
+
+def _tokenize(writer: gguf.GGUFWriter, vocabulary: int) -> None:
+    """A tokenizer whose tokens are single bytes and, up to `vocabulary`, names that no text has; 0: none."""
+    writer.add_tokenizer_model("gpt2" if vocabulary else "none")
+    if vocabulary:
+        writer.add_tokenizer_pre("default")
+        writer.add_token_list(
+            [chr(i) if 32 < i < 127 else chr(256 + i) for i in range(256)] + [f"<{i}>" for i in range(256, vocabulary)]
+        )
+        writer.add_token_types([gguf.TokenType.NORMAL] * vocabulary)
+        writer.add_token_merges(["t h"])
+        writer.add_eos_token_id(vocabulary - 1)
 
 
 def tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Poses as llama.cpp: truth_llama LOG STEPS PROMPT PAUSE_US. Linked into one program, or a library and a program (truth_llama_main.c).
+ * Poses as llama.cpp: truth_llama LOG STEPS PROMPT PAUSE_US [PLANT]. Linked into one program, or a library and a program (truth_llama_main.c).
  *
  * Its functions have llama.cpp's names and arguments and are called in the order in which ggml's CPU backend calls them: for
  * every node every thread asks the extra buffers, computes, and meets the others at the barrier; nodes that only rename memory
@@ -8,11 +8,10 @@
  * Thread 0 computes for 200 us where thread 1 computes for 50, and the other way round in every second node, touching a known
  * number of fresh pages. GRADIENT, COUNTERS and ONE_CALL make tensors and the loop those of builds of 2024, STRANGE and TWICE
  * those of none; NAMELESS takes steps by a function that is none of llama.cpp's; with REST_US thread 0 rests, longer and longer, in front of each
- * layer and of the output. Each layer has a router whose choice lies in memory, its rows further apart than they are long, and
+ * layer and of the output. With PLANT (plants.h) every operator is short on both threads, and one of each layer loses time. Each layer has a router whose choice lies in memory, its rows further apart than they are long, and
  * three operators that use it.
  */
-#include "truth.h"
-#include <pthread.h>
+#include "plants.h"
 #include <stdatomic.h>
 
 #define LAYERS 2
@@ -20,6 +19,7 @@
 #define TOP_K 2
 #define MAX_PROMPT 512
 #define LAYER_NODES 8
+#define PLANTED_NODE 6 /* ffn_moe_up */
 #define NODES (LAYERS * LAYER_NODES + 2)
 #define LONG_NS 200000
 #define SHORT_NS 50000
@@ -160,10 +160,18 @@ __attribute__((noinline)) void ggml_compute_forward_rms_norm_mul_fused(struct gg
 /* Long on one thread and short on the other; which one changes from node to node. */
 __attribute__((noinline)) static void compute(struct ggml_compute_params *params, struct ggml_tensor *node, int n, u64 since)
 {
-	touch(&logs[params->ith], (n + params->ith) % 3);
+	struct log *log = &logs[params->ith];
+
+	touch(log, (n + params->ith) % 3);
 	if (node->op == OP_MUL_MAT)
 		ggml_barrier(params->threadpool);
-	busy_until(since + ((n + params->ith) % 2 ? SHORT_NS : LONG_NS));
+	if (plant.thread < 0) {
+		busy_until(since + ((n + params->ith) % 2 ? SHORT_NS : LONG_NS));
+		return;
+	}
+	compute_until(log, step_number, since + planted_ns(params->ith, SHORT_NS));
+	if (node->op == OP_MUL_MAT_ID && n % LAYER_NODES == PLANTED_NODE)
+		plant_within(log, params->ith, step_number);
 }
 
 static void compute_graph(struct ggml_threadpool *p, int ith)
@@ -209,8 +217,11 @@ static void *worker(void *argument)
 
 	(void)argument;
 	log_open(&logs[1]);
+	plant_thread(1);
 	atomic_store(&ready, 1);
 	for (;;) {
+		if (plant.thread >= 0)
+			await_step(&logs[1]);
 		while (atomic_load(&work) == seen)
 			;
 		seen = atomic_load(&work);
@@ -321,14 +332,16 @@ static void decode_all(int steps, int prompt, int pause_us)
 
 	for (int step = 0; step < steps; step++) {
 		struct llama_batch batch = {step ? 1 : prompt, token, NULL, pos, NULL, NULL, NULL};
-		struct row *row = row_open(&logs[0], "token", step, batch.n_tokens);
+		struct row *row = row_open(&logs[0], "token", step, batch.n_tokens), *delay = row_open(&logs[0], "delay", step, run_delay());
 		int result = 0;
 
 		atomic_store(&step_number, step);
+		plant_step();
 		pos[0] = step ? prompt + step - 1 : 0;
 		BEGIN(row, (void)0);
 		result = llama_decode(NULL, batch);
 		END(row, (void)0);
+		delay->detail = run_delay() - delay->detail;
 		if (result)
 			abort();
 		usleep(pause_us);
@@ -337,18 +350,23 @@ static void decode_all(int steps, int prompt, int pause_us)
 
 int truth(int count, char **arguments)
 {
+	char cold_path[4096];
 	pthread_t thread;
 	FILE *out;
 
 	if (count < 5)
 		return 2;
 	log_open(&logs[0]);
+	if (count > 5)
+		plant_open(arguments[5], strcat(strcpy(cold_path, arguments[1]), ".cold"));
 	build();
 	pthread_create(&thread, NULL, worker, NULL);
 	while (!atomic_load(&ready))
 		;
+	plant_thread(0); /* only now: a new thread begins on its maker's CPU */
 	decode_all(atoi(arguments[2]), atoi(arguments[3]), atoi(arguments[4]));
 	atomic_store(&work, -1);
+	plant_step();
 	pthread_join(thread, NULL);
 	out = log_file(arguments[1]);
 	log_write(out, &logs[0]);

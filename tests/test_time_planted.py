@@ -1,0 +1,200 @@
+"""Programs that lose time to a known cause, recorded by the real tracer: that cause is the first finding, with its true share."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analyzer.__main__ import main as analyzer_main
+from tests.conftest import ROOT, trace
+from tests.truth import read_log, skip_where_stolen
+from workloads.compiling import compiled
+from workloads.hexagon import backend
+from workloads.host_time import HostTime
+
+STEPS, PROMPT, PAUSE_US = 40, 8, 10_000
+CLOSE = 0.1
+Spans = list[tuple[int, int]]
+pytestmark = [
+    pytest.mark.needs("probes"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
+]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """What a thread loses time to (workloads/programs/plants.h), the cause to be told, and names of which one stands below it."""
+
+    text: str
+    cause: str
+    below: tuple[str, ...] = ("experts",)
+
+    @property
+    def kind(self) -> str:
+        return self.text.split(":")[0]
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the thread that takes the steps; else the other one, for which that waits."""
+        return self.text.endswith("@0")
+
+
+CROWD = ("neighbour", "other")
+"""On a busy machine three other programs may have displaced the thread for longer."""
+PLANTS = [
+    Plant("sleep:1500@0", "asleep"),
+    Plant("sleep:1500@1", "asleep"),
+    Plant("lock:2000@0", "lock or other thread", ("thread",)),
+    Plant("lock:2000@1", "lock or other thread", ("thread",)),
+    Plant("rest:2000@0", "lock or other thread", ("thread",)),
+    Plant("rest:2000@1", "lock or other thread", ("thread",)),
+    pytest.param(Plant("cold:8@0", "disk and faults"), marks=pytest.mark.needs("dropping pages")),
+    pytest.param(Plant("cold:8@1", "disk and faults"), marks=pytest.mark.needs("dropping pages")),
+    Plant("slow:4@1", "lock or other thread", ("thread",)),
+    Plant("beside:2000@0", "run queue", CROWD),
+    Plant("beside:2000@1", "run queue", CROWD),
+]
+URGENT = ("chrt", "--fifo", "1")
+"""Neighbours on the machine are no part of an experiment, except where they are planted."""
+NEIGHBOUR = """
+open("/proc/self/comm", "w").write("neighbour")
+print(flush=True)
+while True:
+    pass
+"""
+
+
+def spans(rows: pd.DataFrame, begin: str, end: str) -> Spans:
+    return list(zip(rows[begin].tolist(), rows[end].tolist(), strict=True))
+
+
+def length(some: Spans) -> int:
+    return sum(end - begin for begin, end in some)
+
+
+def common(some: Spans, others: Spans) -> Spans:
+    """What lies in one of each; neither has overlaps of its own."""
+    met = [(max(a, c), min(b, d)) for a, b in some for c, d in others]
+    return [(begin, end) for begin, end in met if begin < end]
+
+
+def lost_ns(plant: Plant, log: Path) -> int:
+    """How long decode steps were held up, by the program's own log and the kernel's count of its time without a CPU."""
+    rows = {what: read_log(log, what).query("id != 0") for what in ("token", "op", "plant", "delay", "gap")}
+    mine = rows["op"]["tid"] == rows["token"]["tid"].iloc[0]
+    waits = spans(rows["op"][mine], "before_end", "after_end")
+    if plant.kind == "slow":
+        return length(waits)
+    if plant.kind == "beside":
+        others = rows["gap"][rows["gap"]["tid"] != rows["token"]["tid"].iloc[0]]
+        return (
+            int(rows["delay"]["detail"].sum()) if plant.own else length(common(spans(others, "before_begin", "after_end"), waits))
+        )
+    planted = spans(rows["plant"], "after_begin", "before_end")
+    return length(planted) - int(rows["plant"]["detail"].sum()) if plant.own else length(common(planted, waits))
+
+
+def true_share(plant: Plant, log: Path) -> float:
+    return lost_ns(plant, log) / length(spans(read_log(log, "token").query("id != 0"), "before_begin", "after_end"))
+
+
+def first_finding(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert analyzer_main(["findings", str(run), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)[0]
+    return found
+
+
+@contextlib.contextmanager
+def neighbour(wanted: bool) -> Iterator[None]:
+    """Another program that always computes, on the first CPU."""
+    if not wanted:
+        yield
+        return
+    with subprocess.Popen([sys.executable, "-c", NEIGHBOUR], stdout=subprocess.PIPE) as process:
+        try:
+            os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+            assert process.stdout is not None and process.stdout.readline()
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("program") / "program", "truth_llama.c", "truth_llama_main.c")
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each of the program's two threads needs a CPU")
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.text)
+def test_a_planted_cause_is_the_first_finding_with_its_share_of_the_steps(
+    plant: Plant, program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, host = [str(program), str(tmp_path / "log.csv"), str(STEPS), str(PROMPT), str(PAUSE_US), plant.text], HostTime()
+    levels = "token,graph,operator,sched,io"
+    with neighbour(plant.kind == "beside"):
+        done = trace("run", "--no-views", "--levels", levels, "-o", str(tmp_path / "run"), "--", *command, timeout=60)
+    assert done.returncode == 0, done.stderr
+    skip_where_stolen(host.share())
+    found = first_finding(tmp_path / "run", capsys)
+    assert found["evidence"]["cause"] == plant.cause
+    assert found["evidence"]["phases"]["decode"] == pytest.approx(true_share(plant, tmp_path / "log.csv"), rel=CLOSE)
+    assert any(name.startswith(plant.below) for name in found["evidence"]["below_ms"])
+
+
+@pytest.mark.alone
+@pytest.mark.needs("dropping pages")
+def test_a_small_expert_cache_is_the_first_finding_with_the_share_that_the_runtime_waited(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, log = tmp_path / "demo", tmp_path / "log.json"
+    subprocess.run([sys.executable, "-m", "runtime", "demo-model", str(model)], cwd=ROOT, check=True, capture_output=True)
+    words = [
+        "generate",
+        str(model),
+        "--prompt",
+        "The router looks at",
+        "--ignore-end",
+        "--prefetch",
+        "off",
+        "--expert-cache",
+        "1.2MiB",
+    ]
+    command = [sys.executable, "-m", "runtime", *words, "--log", str(log), "--max-new-tokens"]
+    subprocess.run([*command, "1"], cwd=ROOT, check=True, capture_output=True)  # converts the model
+    for file in model.rglob("experts_*.bin"):
+        with file.open("rb") as content:
+            os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    host = HostTime()
+    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *URGENT, *command, "24")
+    assert done.returncode == 0, done.stderr
+    skip_where_stolen(host.share())
+    found, own = first_finding(tmp_path / "run", capsys)["evidence"], json.loads(log.read_text())["statistics"]
+    assert found["cause"] == "expert load"
+    assert found["share"] == pytest.approx(own["stall_ns"] / own["total_ns"], rel=CLOSE)
+
+
+@pytest.mark.alone
+def test_a_slow_accelerator_is_the_first_finding_with_the_share_that_it_worked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, host = tmp_path / "log.txt", HostTime()
+    options = ("--no-views", "--levels", "token,graph,operator,sched", "-o", str(tmp_path / "run"))
+    slow = {"STANDIN_LOG": str(log), "STANDIN_OP_US": "300"}
+    done = trace("run", *options, "--", *URGENT, str(backend.outline(tmp_path)), "12", "3", env=slow)
+    assert done.returncode == 0, done.stderr
+    skip_where_stolen(host.share())
+    batches = [[int(word) for word in line.split()[1:]] for line in log.read_text().splitlines() if line.startswith("batch")]
+    worked = sum(ended - begun for _, _, _, begun, ended, _ in batches)
+    found = first_finding(tmp_path / "run", capsys)["evidence"]
+    assert found["cause"] == "accelerator"
+    assert found["ms"] == pytest.approx(worked / 1e6, rel=CLOSE)
