@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from analyzer.questions.phases import per_token, phase_shares
 
-from analyzer.questions.live import Live
+from analyzer.questions.live import Live, by_step
 from analyzer.tables.store import build
 from benchmarks.analyzer import synthetic
 from benchmarks.lib.report import Report, arguments
@@ -51,7 +50,7 @@ def turns(source: Path, folder: Path, piece: int, whole_every: int) -> list[dict
             out.write(data)
             row = {"events": out.tell() // STREAMS["events"], "live_s": spent(live.snapshot)}
             if len(rows) % whole_every == whole_every - 1:
-                row["whole_s"] = spent(lambda: phase_shares(per_token(build(Recording(folder)))))
+                row["whole_s"] = spent(lambda: by_step(build(Recording(folder))))
             rows.append(row)
     return rows
 

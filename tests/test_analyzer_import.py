@@ -54,26 +54,27 @@ def test_onnxruntimes_profile_is_a_recording_of_its_runs(tmp_path: Path, capsys:
     assert main(["summary", str(tmp_path / "run")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "the profile states neither its phase nor its number of tokens" in said and "probes took" not in said
-    assert main(["ledger", str(tmp_path / "run"), "--json"]) == 0
-    spent = json.loads(capsys.readouterr().out)["run_ms"]
-    assert spent["total"] == pytest.approx(tables["tokens"]["duration_ns"].sum() / 1e6)
-    assert spent["cpu_operators"] == pytest.approx(operators["duration_ns"].sum() / 1e6)
-    assert spent["residual"] == pytest.approx(spent["total"] - spent["cpu_operators"])
+    assert main(["time", str(tmp_path / "run"), "--json"]) == 0
+    spent = json.loads(capsys.readouterr().out)["run"]
+    assert spent["ms"] == pytest.approx(tables["tokens"]["duration_ns"].sum() / 1e6)
+    computed = operators["duration_ns"].sum() / 1e6
+    assert spent["cause_ms"] == {"computing": pytest.approx(computed), "residual": pytest.approx(spent["ms"] - computed)}
+    assert spent["part_ms"]["host code"] == pytest.approx(spent["ms"] - computed)
     assert views(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
     assert (tmp_path / "report.html").stat().st_size > 100_000
 
 
 @pytest.mark.needs("htp")
-def test_what_qnn_ran_is_the_accelerators_in_the_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_qnn_ran_is_the_accelerators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, took = profiled(tmp_path, "qnn")
     tables = imported(tmp_path, profile)
     steps_hold(tables["tokens"], took)
     executes = tables["qnn_executes"]
     assert executes["token_id"].tolist() == list(range(RUNS)) and executes["accel_us"].isna().all()
     assert "which QNN backend ran (HTP, its emulator, GPU)" in capsys.readouterr().out
-    assert main(["ledger", str(tmp_path / "run"), "--json"]) == 0
-    spent = json.loads(capsys.readouterr().out)["run_ms"]
-    assert spent["accelerator"] == pytest.approx(executes["duration_ns"].sum() / 1e6) and spent["cpu_operators"] == 0
+    assert main(["time", str(tmp_path / "run"), "--json"]) == 0
+    spent = json.loads(capsys.readouterr().out)["run"]["cause_ms"]
+    assert spent["accelerator"] == pytest.approx(executes["duration_ns"].sum() / 1e6) and "computing" not in spent
 
 
 def test_a_profile_that_was_cut_off_is_read_as_far_as_it_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +143,6 @@ def test_tables_that_no_records_can_give_again_are_never_made_empty(
 ) -> None:
     imported(tmp_path, profiled(tmp_path, "cpu")[0])
     monkeypatch.setattr(store, "TABLES_VERSION", store.TABLES_VERSION + 1)
-    assert main(["ledger", str(tmp_path / "run")]) == 2
+    assert main(["time", str(tmp_path / "run")]) == 2
     assert "import or simulate it again" in capsys.readouterr().err
     assert len(pd.read_parquet(tmp_path / "run" / "tables" / "tokens.parquet")) == RUNS

@@ -7,16 +7,15 @@ import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
-from analyzer.questions.groups import group_of
-from analyzer.questions.phases import per_token, phase_shares
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analyzer.__main__ import COMMANDS, main
 from analyzer.commands.summary import losses
-from analyzer.questions import experts
+from analyzer.questions import experts, step_time
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.figures import cache_hits
+from analyzer.questions.parts import part_of
 from analyzer.questions.profdag import DagError, build_profdag, decode_tokens, export, to_json
 from analyzer.questions.summary import summarize
 from analyzer.tables import store as tables_module
@@ -170,57 +169,65 @@ def test_a_hit_counts_once_per_step_and_layer_however_many_runs_it_takes(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "group"),
+    ("name", "part"),
     [
         ("ffn_moe_logits-3", "routing"),
         ("ffn_moe_topk-0", "routing"),
         ("ffn_moe_weights_norm-0", "routing"),
-        ("ffn_moe_gate-3", "expert compute"),
-        ("ffn_moe_swiglu-3", "expert compute"),
-        ("ffn_moe_weighted-3", "combine"),
-        ("ffn_moe_out-3", "combine"),
-        ("ffn_up-3", "feed-forward"),
-        ("ffn_shexp-3", "feed-forward"),
+        ("ffn_moe_gate-3", "experts"),
+        ("ffn_moe_swiglu-3", "experts"),
+        ("ffn_moe_weighted-3", "experts"),
+        ("ffn_moe_out-3", "experts"),
+        ("ffn_up-3", "dense"),
+        ("ffn_shexp-3", "shared experts"),
         ("Qcur-0", "attention"),
-        ("kq_soft_max-0", "softmax"),
+        ("kq_soft_max-0", "attention"),
         ("attn_norm-0", "attention"),
         ("cache_k_l0 (view)", "attention"),
         ("result_output", "head"),
         ("result_norm", "head"),
         ("inp_embd", "embedding"),
         ("embd", "embedding"),
-        ("l_out-0", "other"),
+        ("l_out-0", "other operators"),
         ("router.3", "routing"),
-        ("experts.0.5", "expert compute"),
-        ("expert.0.5", "expert compute"),
-        ("combine.0", "combine"),
-        ("norm.0", "combine"),
-        ("norm-3", "other"),
+        ("experts.0.5", "experts"),
+        ("expert.0.5", "experts"),
+        ("combine.0", "experts"),
+        ("norm.0", "experts"),
+        ("norm-3", "other operators"),
         ("head", "head"),
         ("sampling", "sampling"),
     ],
 )
-def test_operators_are_grouped_by_what_they_do(name, group):
-    assert group_of(name) == group
+def test_operators_are_parts_by_what_they_do(name, part):
+    assert part_of(name) == part
 
 
-def test_the_groups_and_the_residual_add_up_to_the_token(tmp_path):
-    shares = phase_shares(per_token(load(runtime().write(tmp_path))))
+def test_the_parts_and_the_causes_add_up_to_the_step(tmp_path):
+    tables = load(runtime().write(tmp_path))
+    shares = step_time.summary(tables, step_time.step_time(tables))["phases"]
     assert set(shares) == {"prefill", "decode"}
-    expected = {"attention": 2e-4, "expert compute": 3e-4, "expert load": 1e-4, "residual": 4e-4, "total": 1e-3}
+    expected = {"attention": 2e-4, "experts": 3e-4, "expert load": 1e-4, "host code": 4e-4}
     for phase in shares.values():
-        assert {k: pytest.approx(v) for k, v in phase.items()} == expected
+        assert phase["part_ms"] == {part: pytest.approx(ms) for part, ms in expected.items()}
+        assert phase["ms"] == pytest.approx(1e-3) == sum(phase["cause_ms"].values())
+        assert [cell["cause"] for cell in phase["cells"] if cell["part"] == "host code"] == ["residual"]
 
 
-def test_while_the_tokens_thread_does_nothing_the_work_of_others_counts_shared_evenly(tmp_path):
-    """Own attention 10..20; a worker's expert 15..40, another's router 30..50: 5 hidden, 10 alone, 10 shared, 10 alone."""
+@pytest.mark.parametrize("asleep", [True, False])  # or nothing is known of the thread
+def test_while_the_steps_thread_does_nothing_the_work_of_others_counts_once(tmp_path, asleep):
+    """Own attention 10..20; a worker's expert 15..40, another's router 30..50: the first to begin counts."""
     w = Writer().add("token_begin", ts=0, seq=0, phase=2)
     for begin, end, kind, tid in ((10, 20, 0, MAIN), (15, 40, 2, WORKER), (30, 50, 1, 402)):
         w.add("op_begin", ts=begin, tid=tid, tensor=kind + 1, type=kind, layer=0).add("op_end", ts=end, tid=tid, tensor=kind + 1)
+    if asleep:
+        w.add("sched_switch", ts=20, prev_tid=MAIN, next_tid=0, prev_state=1)
+        w.add("sched_switch", ts=50, tid=0, pid=0, prev_tid=0, next_tid=MAIN)
     w.add("token_end", ts=100, seq=0)
-    shares = phase_shares(per_token(load(w.write(tmp_path))))["decode"]
-    ns = {name: round(value * 1e6, 6) for name, value in shares.items()}
-    assert ns == {"attention": 10, "expert compute": 15, "routing": 15, "residual": 60, "total": 100}
+    tables = load(w.write(tmp_path))
+    shares = step_time.summary(tables, step_time.step_time(tables))["phases"]["decode"]
+    ns = {name: round(value * 1e6, 6) for name, value in shares["part_ms"].items()}
+    assert ns == {"attention": 10, "experts": 20, "routing": 10, "host code": 60}
 
 
 def test_speed_follows_from_the_steps_times(tmp_path):

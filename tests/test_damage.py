@@ -105,7 +105,7 @@ def test_every_reader_of_a_damaged_recording_is_warned(tmp_path: Path, capsys: p
     folder = runtime(3).write_sealed(tmp_path / "run")
     content = (folder / "events.bin").read_bytes()
     (folder / "events.bin").write_bytes(content[:-1] + b"\xff")
-    for verb in ("phases", "steps", "summary"):  # the first makes the tables, the others find them made
+    for verb in ("time", "steps", "summary"):  # the first makes the tables, the others find them made
         plain.warn.cache_clear()
         assert main([verb, str(folder)]) == 0
         assert "events.bin is damaged" in capsys.readouterr().err

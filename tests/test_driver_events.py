@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzer.questions import ledger, rpc
+from analyzer.questions import rpc
 from analyzer.tables import store
 from analyzer.tables.driver import EVENTS
-from tests.test_analyzer_ledger import execution, states, token
+from tests.test_step_time import causes, execution, states, token
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader, enumeration
 from tracer.kernel.ring import Ring
@@ -168,21 +168,11 @@ def test_a_message_of_glink_is_answered_by_the_next_unless_another_was_sent_mean
     ]
 
 
-def test_the_ledger_divides_an_execution_by_its_calls_events() -> None:
+def test_an_execution_is_divided_by_its_calls_events() -> None:
     names, ts = zip(*WHOLE, strict=True)
     events = frame("driver_events", event=list(names), ts_ns=np.array(ts) + AT, token_id=0, pid=PID, tid=MAIN, context=CALL)
     asleep = states(("running", 0, 360), ("sleeping", 360, 605), ("runnable", 605, 640), ("running", 640, 1000))
     tables = token(qnn_executes=execution(), driver_events=events, thread_states=asleep)
-    row = ledger.ledger(tables).iloc[0]
-    assert {name: row[name] for name in ("submission", "accelerator", "completion")} == {
-        "submission": 40,
-        "accelerator": 280,
-        "completion": 80,
-    }
-    alone = ledger.ledger(token(driver_events=events, thread_states=asleep)).iloc[0]
-    assert {name: alone[name] for name in ("submission", "accelerator", "completion", "host_code")} == {
-        "submission": 40,
-        "accelerator": 250,
-        "completion": 80,
-        "host_code": 630,
-    }
+    assert causes(tables) == {"submission": 40, "accelerator": 280, "completion": 80, "host code": 600}
+    alone = token(driver_events=events, thread_states=asleep)
+    assert causes(alone) == {"submission": 40, "accelerator": 250, "completion": 80, "host code": 630}

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from analyzer.questions import fidelity, phases
+from analyzer.questions import fidelity, npu_windows
 from analyzer.tables import store as tables_module
 from tests.conftest import DemoRun, trace
 from tests.judge import Judge
+from tests.test_step_time import by_step
 from tests.test_views_browser import browser, complaints, opened, wait  # noqa: F401
 from tests.truth import skip_where_stolen
 from views.serving import address, server
@@ -50,11 +51,11 @@ def test_durations_in_the_trace_are_those_of_the_recording(judge: Judge, tables:
     assert judge.rows(executes) == [(tables["qnn_executes"].duration_ns.sum(),)]
 
 
-def test_every_moment_of_the_demo_has_a_group_or_a_cause(tables: Tables) -> None:
-    rows = phases.per_token(tables)
-    assert (rows["residual"].abs() < 0.02 * rows["total"]).all()
-    assert abs(phases.whole_run(tables, rows)["residual_share"]) < 0.02
-    windows = phases.npu_windows(tables).dropna(subset=["accelerator_ns"])
+def test_every_moment_of_the_demo_has_a_part_and_a_cause(tables: Tables) -> None:
+    rows = by_step(tables)
+    assert (rows.sum(axis=1) == tables["tokens"].set_index("token_id")["duration_ns"]).all()
+    assert (rows["residual"] < 0.02 * rows.sum(axis=1)).all()
+    windows = npu_windows.npu_windows(tables).dropna(subset=["accelerator_ns"])
     parts = windows[["before_ns", "accelerator_ns", "residual_ns", "after_ns"]].sum(axis=1)
     assert len(windows) > 30 and ((parts - windows["window_ns"]).abs() < 1).all()
 

@@ -121,10 +121,10 @@ def test_what_executorch_wrote_is_what_its_own_reader_tells(
     assert len(held) == len(operators) and (held["token_id"] == held["token_id_graph"]).all()
     assert (held["begin_ns_graph"] <= held["begin_ns"]).all() and (held["end_ns"] <= held["end_ns_graph"]).all()
     capsys.readouterr()
-    assert main(["ledger", str(tmp_path / "run"), "--json"]) == 0
-    spent = json.loads(capsys.readouterr().out)["run_ms"]
-    assert spent["cpu_operators"] == pytest.approx(operators["duration_ns"].sum() / 1e6)
-    assert spent["total"] == pytest.approx(sum(end - begin for begin, end in spans["Method::execute"]) / 1e6)
+    assert main(["time", str(tmp_path / "run"), "--json"]) == 0
+    spent = json.loads(capsys.readouterr().out)["run"]
+    assert spent["cause_ms"]["computing"] == pytest.approx(operators["duration_ns"].sum() / 1e6)
+    assert spent["ms"] == pytest.approx(sum(end - begin for begin, end in spans["Method::execute"]) / 1e6)
     assert views(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
     assert views(["trace", str(tmp_path / "run"), "--out", str(tmp_path / "trace.pftrace")]) == 0
 
@@ -145,9 +145,9 @@ def test_a_delegate_that_writes_lengths_as_qnn_does_is_the_accelerators(
     assert events["name"].tolist() == ["conv:OpId_3 (cycles)", "add:OpId_7 (cycles)"] and events["value"].tolist() == [812, 99]
     assert events["execute_id"].tolist() == [0, 0] and set(events["unit"]) == {""} and set(events["type_name"]) == {"NODE"}
     assert "the dump does not state their unit" in capsys.readouterr().out
-    assert main(["ledger", str(tmp_path / "run"), "--json"]) == 0
-    spent = json.loads(capsys.readouterr().out)["run_ms"]
-    assert (spent["accelerator"], spent["cpu_operators"]) == (pytest.approx(0.008), pytest.approx(0.0008))
+    assert main(["time", str(tmp_path / "run"), "--json"]) == 0
+    spent = json.loads(capsys.readouterr().out)["run"]["cause_ms"]
+    assert (spent["accelerator"], spent["computing"]) == (pytest.approx(0.008), pytest.approx(0.0008))
 
 
 def test_what_no_table_holds_is_named() -> None:

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main
-from analyzer.questions import ledger
+from analyzer.questions import accelerators, step_time
 from analyzer.tables import store
 from analyzer.tables.hexagon_nodes import FUSIONS, Given, Node, join
 from tests.conftest import ROOT, trace
+from tests.test_step_time import by_step
 from workloads.gguf_model import SHAPES, write
 from workloads.hexagon import backend
 from workloads.llama_libraries import libraries
@@ -91,6 +92,14 @@ def test_waits_that_were_planted_are_in_their_columns(tmp_path: Path) -> None:
     assert (batches["in_flight"] == 1).all()
 
 
+def fallback_by_step(tables: Tables) -> pd.Series:
+    """ns of each step computing operators that fell back to the CPU."""
+    left = tables["operators"].loc[accelerators.fallen_back(tables), "op_id"]
+    rows = step_time.step_time(tables)
+    spent = rows[rows["op_id"].isin(left) & (rows["cause"] == "computing")].groupby("token_id")["duration_ns"].sum()
+    return spent.reindex(tables["tokens"]["token_id"], fill_value=0)
+
+
 def may_be_urgent() -> bool:
     """Whether threads may run before all ordinary ones here."""
     ordinary = os.sched_getscheduler(0), os.sched_getparam(0)
@@ -105,9 +114,7 @@ def may_be_urgent() -> bool:
 @pytest.mark.needs("probes")
 @pytest.mark.skipif(not may_be_urgent(), reason="no thread may have a real-time priority here")
 @pytest.mark.parametrize("layout", [1, 3])  # the first tells of operators only how long they took
-def test_causes_planted_in_front_of_behind_and_between_batches_are_in_their_rows_of_the_ledger(
-    tmp_path: Path, layout: int
-) -> None:
+def test_causes_planted_in_front_of_behind_and_between_batches_are_in_their_rows(tmp_path: Path, layout: int) -> None:
     waits = {"STANDIN_QUEUE_US": "5000", "STANDIN_WAKE_US": "3000", "STANDIN_HOG_US": "4000", "STANDIN_OP_US": "200"}
     tables = traced(tmp_path, backend.outline(tmp_path, layout), STEPS, LAYERS, 1280, 3000, **waits)
     lines = [line.split() for line in (tmp_path / "output.txt").read_text().splitlines()]
@@ -121,12 +128,13 @@ def test_causes_planted_in_front_of_behind_and_between_batches_are_in_their_rows
     )
     planted = {
         "accelerator": (step, ended - begun),
-        "rpc": (step, answered - asked - (ended - begun)),  # nobody tells a queue in front from an answer that comes late
+        "transport": (step, answered - asked - (ended - begun)),  # nobody tells a queue in front from an answer that comes late
         "completion": (step, returned - answered),
-        "cpu_fallback": on_cpu.T,
+        "fallback": on_cpu.T,
     }
-    found = ledger.ledger(tables)
-    assert (found["residual"] < 0.01 * found["total"]).all()
+    found = by_step(tables)
+    assert (found["residual"] < 0.01 * found.sum(axis=1)).all()
+    found["fallback"] = fallback_by_step(tables)
     for cause, (of, spent) in planted.items():
         truth = np.bincount(of, spent, STEPS)
         off = np.abs(found[cause].to_numpy() - truth)
@@ -186,10 +194,10 @@ def test_operators_that_the_real_backend_leaves_to_the_cpu_are_fallback_and_the_
     tmp_path: Path, real_backend: Path
 ) -> None:
     tables = of_the_real_backend(tmp_path, real_backend, GGML_HEXAGON_OPFILTER="SOFT_MAX|ROPE")
-    left = tables["operators"][ledger.fallen_back(ledger.Spans(tables))]
+    left = tables["operators"][accelerators.fallen_back(tables)]
     assert len(tables["npu_operators"]) == 847 and set(left["type"]) == {"SOFT_MAX", "ROPE"} and len(left) == 84
-    found = ledger.ledger(tables)
-    assert (found["cpu_fallback"] > 0).all() and (found["residual"] < 0.01 * found["total"]).all()
+    found = by_step(tables)
+    assert (fallback_by_step(tables) > 0).all() and (found["residual"] < 0.01 * found.sum(axis=1)).all()
 
 
 SINGLE = [("ADD",), ("MUL",), ("MUL_MAT",), ("ROPE",), ("RMS_NORM",), ("UNARY",)]

@@ -5,9 +5,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from analyzer.questions import ledger
+from analyzer.questions import accelerators
 from tests.test_llamacpp_split import traced
 from tests.test_llamacpp_truth import Both, Run, fused
+from tests.test_step_time import by_step
 from workloads import llama_libraries
 from workloads.gguf_model import SMALL
 
@@ -43,9 +44,9 @@ def test_blas_computes_products_and_a_graphs_time_is_its_operators(blas: Both) -
     assert by_graph.size().max() > 1 and (products["duration_ns"] > 0).all()
 
 
-def test_the_ledger_has_them_among_the_cpus_operators_and_closes(blas: Both) -> None:
-    rows = ledger.ledger(blas.tables)
-    assert (rows[[*ledger.CAUSES, "residual"]].sum(axis=1) == rows["total"]).all()
-    assert rows["residual"].sum() < 0.01 * rows["total"].sum()
-    assert not rows[["accelerator", "submission", "cpu_fallback", "copies"]].any(axis=None)
-    assert len(ledger.submissions(blas.tables)) == 0
+def test_they_are_among_the_cpus_operators_and_the_causes_add_up(blas: Both) -> None:
+    rows, total = by_step(blas.tables), blas.tables["tokens"].set_index("token_id")["duration_ns"]
+    assert (rows.sum(axis=1) == total).all()
+    assert rows["residual"].sum() < 0.01 * total.sum()
+    assert not rows[["accelerator", "submission", "transport"]].any(axis=None)
+    assert not accelerators.fallen_back(blas.tables).any() and len(accelerators.submissions(blas.tables)) == 0

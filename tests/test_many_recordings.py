@@ -140,7 +140,7 @@ def test_what_cannot_be_asked_of_many_says_so(tmp_path: Path, capsys) -> None:
     recorded(tmp_path)
     board = f"{tmp_path}/device=board*/build=v1/*"
     for words in (
-        ("query", board, "select * from phases"),
+        ("query", board, "select * from time"),
         ("query", f"{tmp_path}/nothing*", "select 1"),
         ("tables", board, "--out", str(tmp_path / "out")),
         ("query", board, "copy tokens to 'x'"),

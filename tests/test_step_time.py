@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from analyzer.__main__ import main as analyzer_main
 from analyzer.questions import accelerators, step_time
+from analyzer.questions.causes import CAUSES
 from analyzer.questions.findings import findings
 from analyzer.records.intervals import by_precedence, merged
 from analyzer.records.schema import TABLES, empty
@@ -69,6 +70,13 @@ def causes(tables: dict[str, pd.DataFrame], length: int = LENGTH) -> dict[str, i
     computing = np.where(rows["part"] == "host code", "host code", "operators")
     name = np.where(rows["cause"] == "computing", computing, rows["cause"].astype(object))
     return {str(key): int(ns) for key, ns in rows["duration_ns"].groupby(name).sum().items()}
+
+
+def by_step(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """ns of each of CAUSES by step; that they cover each step and what it waits for behind its end is checked."""
+    rows = step_time.per_step(tables, times(tables), "cause").reindex(columns=list(CAUSES), fill_value=0)
+    assert (rows.sum(axis=1) >= tables["tokens"].set_index("token_id")["duration_ns"]).all()
+    return rows
 
 
 def parts(tables: dict[str, pd.DataFrame]) -> dict[str, int]:

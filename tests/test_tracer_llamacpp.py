@@ -15,9 +15,10 @@ import pandas as pd
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from analyzer.questions import phases, profdag
+from analyzer.questions import profdag, step_time
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, last_json, trace
+from tests.test_step_time import by_step
 from tracer.probes.elf import read_binary
 from tracer.recording.format import Recording
 from workloads.gguf_model import EXPERTS, LAYERS, TOP_K, write_moe
@@ -115,10 +116,11 @@ def test_operator_times_lie_within_their_step_and_close(tables: dict[str, pd.Dat
     assert (operators["busy_ns"] + operators["wait_ns"] <= 2.001 * operators["duration_ns"]).all()
 
 
-def test_every_moment_of_a_step_has_a_group_or_a_cause(tables: dict[str, pd.DataFrame]) -> None:
-    rows = phases.per_token(tables)
-    assert (rows["residual"].abs() < 0.02 * rows["total"]).all()
-    assert (rows[["embedding", "attention", "copy", "routing", "expert compute"]] > 0).all(axis=None)
+def test_every_moment_of_a_step_has_a_part_and_a_cause(tables: dict[str, pd.DataFrame]) -> None:
+    rows = by_step(tables)
+    assert (rows["residual"] < 0.02 * rows.sum(axis=1)).all()
+    parts = step_time.per_step(tables, step_time.step_time(tables), "part")
+    assert (parts[["embedding", "attention", "copy", "routing", "experts"]] > 0).all(axis=None)
 
 
 def test_the_router_chooses_k_distinct_experts_for_every_token_and_layer(tables: dict[str, pd.DataFrame]) -> None:

@@ -1,12 +1,13 @@
 """`views top`: what a turn shows of a recording that grows is what the tables of the whole recording say of its last seconds."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from analyzer.questions.phases import per_token, phase_shares
 
+from analyzer.questions import step_time
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.live import MOST_HELD, TOP, Live, Snapshot
 from analyzer.questions.summary import operator_summary, token_summary
@@ -72,7 +73,7 @@ def append(folder: Path, slots: np.ndarray) -> None:
         file.write(slots.tobytes())
 
 
-def expected(folder: Path, seconds: float) -> dict[str, object]:
+def expected(folder: Path, seconds: float) -> dict[str, Any]:
     """The same figures from all tables of the whole recording, cut to the steps that ended in the last seconds."""
     tables = build(Recording(folder))
     steps = tables["tokens"]
@@ -82,23 +83,30 @@ def expected(folder: Path, seconds: float) -> dict[str, object]:
     row = pd.Index(cut["operators"]["op_id"]).get_indexer(shares["op_id"])
     cut["operators"] = cut["operators"].assign(op_id=np.arange(len(cut["operators"])))
     cut = {**tables, **cut, "op_threads": shares[row >= 0].assign(op_id=row[row >= 0])}
-    counted = cache_hits(cut)
+    time, counted = step_time.step_time(cut), cache_hits(cut)
     return {
         "tokens": token_summary(cut),
-        "phases": phase_shares(per_token(cut)),
-        "operators": operator_summary(cut, TOP).get("top", []),
+        "time": step_time.summary(cut, time),
+        "operators": operator_summary(cut, step_time.operator_times(cut, time), TOP).get("top", []),
         "hits": int(counted["hits"].sum()),
         "misses": int(counted["misses"].sum()),
     }
+
+
+def flat(tokens: dict[str, Any], time: dict[str, Any], operators: list[dict[str, Any]]) -> pd.DataFrame:
+    """Figures as one row; the cells of a phase by part and cause."""
+    sums = {**time.get("phases", {}), **({"run": time["run"]} if time else {})}
+    cells = {name: {f"{cell['part']} {cell['cause']}": cell["ms"] for cell in each["cells"]} for name, each in sums.items()}
+    named = {name: {**each, "cells": cells[name]} for name, each in sums.items()}
+    return pd.json_normalize([{"tokens": tokens, "time": named, "operators": dict(enumerate(operators))}])
 
 
 def same(now: Snapshot, folder: Path, seconds: float) -> None:
     """Each figure but for the last bits of sums that were added up in another order."""
     want = expected(folder, seconds)
     assert (now.hits, now.misses) == (want["hits"], want["misses"])
-    flat = pd.json_normalize([{"tokens": now.tokens, "phases": now.phases, "operators": dict(enumerate(now.operators))}])
-    wanted = pd.json_normalize([{**{k: want[k] for k in ("tokens", "phases")}, "operators": dict(enumerate(want["operators"]))}])
-    pd.testing.assert_frame_equal(flat, wanted, check_like=True, check_dtype=False, rtol=1e-9)
+    shown, wanted = (flat(each["tokens"], each["time"], each["operators"]) for each in (vars(now), want))
+    pd.testing.assert_frame_equal(shown, wanted, check_like=True, check_dtype=False, rtol=1e-9)
 
 
 @pytest.mark.parametrize("engine", [1, 2])
@@ -185,5 +193,5 @@ def test_without_steps_the_last_seconds_of_operators_are_shown(tmp_path: Path) -
     live = Live(tmp_path, seconds=0.2)
     live.snapshot()
     now = live.snapshot()
-    assert now.tokens == {} and now.phases == {}
+    assert now.tokens == {} and now.time == {}
     assert {row["type"] for row in now.operators} <= set(LLAMA_OPERATORS) and now.operators

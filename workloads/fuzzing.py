@@ -207,7 +207,7 @@ def of_json(rng: Random, content: bytes) -> bytes:
 
 READING = [
     "summary",
-    "phases",
+    "time",
     "findings",
     "threads",
     "trends",

@@ -1,7 +1,7 @@
 """Which thread decides, moment by moment, how long a step takes, and the operator or expert load that it is in.
 
-It is the step's own thread; at an operator's barrier the last thread to arrive; while the own thread sleeps, another thread that
-works for the step or, without one, the thread of the program that wakes it up.
+It is the step's own thread; at an operator's barrier the last thread to arrive; while the own thread sleeps, or nothing is
+recorded of it, another thread that works for the step; without one, the thread of the program that ends the sleep.
 """
 
 from dataclasses import dataclass
@@ -232,6 +232,7 @@ def decisive_pieces(steps: StepThreads, excluded: Intervals) -> pd.DataFrame:
     slept, waker = slept.where(mine), waker[mine]
     met = overlaps(spans_of(own.assign(tid=np.where(own["role"] == OWN, own["tid"], NONE)), "tid"), slept)
     asleep = cut(own, met.left, met.begin, met.end).assign(waker=waker[met.right], row=met.left)
+    asleep = pd.concat([asleep, without_state(steps, own)], ignore_index=True)
     inside = overlaps(spans_of(asleep, "tid"), merged(excluded))
     free = uncovered(numbered_spans(asleep), Intervals(inside.left, inside.begin, inside.end))
     asleep = cut(asleep, free.key, free.begin, free.end)
@@ -240,6 +241,13 @@ def decisive_pieces(steps: StepThreads, excluded: Intervals) -> pd.DataFrame:
     replaced = cut(taken, row, spans.begin, spans.end)
     left = uncovered(numbered_spans(own), spans_of(replaced, "row"))
     return pd.concat([cut(own, left.key, left.begin, left.end), replaced[list(COLUMNS)]], ignore_index=True)
+
+
+def without_state(steps: StepThreads, own: pd.DataFrame) -> pd.DataFrame:
+    """The parts of host code in which nothing is recorded of the step's own thread, with their `row`: it may sleep."""
+    code = own.assign(waker=NONE, row=np.arange(len(own)))[(own["part"] == PARTS.index(HOST_CODE)).to_numpy()]
+    pieces, state = steps.by_state(code)
+    return pieces[state == NONE]
 
 
 def of_workers(asleep: pd.DataFrame, working: pd.DataFrame) -> pd.DataFrame:

@@ -33,8 +33,6 @@ class Spans:
         kind, _, subject = rule.partition(": ")
         if rule in CAUSES:
             return self.of_causes(rule), LONG
-        if rule in CAUSES:
-            return self.of_causes(rule), LONG
         make = MAKERS.get(kind)
         return make(self, subject, evidence) if make else (self.tables["tokens"].iloc[:0], LONG)
 

@@ -167,8 +167,8 @@ def operator_times(tables: Tables, time: pd.DataFrame | None = None) -> pd.DataF
     """
     operators, time = tables["operators"], step_time(tables) if time is None else time
     rows = time[(time["op_id"] >= 0).to_numpy()]
-    cause = pd.Categorical(np.where(rows["load_id"] >= 0, EXPERT_LOAD, rows["cause"].astype(object)), NOT_COMPUTING)
-    spent = rows["duration_ns"].groupby([rows["op_id"], cause], observed=False).sum().unstack(fill_value=0)
+    rows = rows.assign(cause=np.where(rows["load_id"] >= 0, EXPERT_LOAD, rows["cause"].astype(object)))
+    spent = rows[rows["cause"].isin(NOT_COMPUTING)].groupby(["op_id", "cause"])["duration_ns"].sum().unstack(fill_value=0)
     lost = spent.reindex(index=operators["op_id"], columns=list(NOT_COMPUTING), fill_value=0).reset_index()
     computing = operators["duration_ns"].to_numpy() - lost[list(NOT_COMPUTING)].sum(axis=1)
     lost.insert(1, "computing_ns", computing.clip(lower=0))
