@@ -17,6 +17,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from views.colours import CAUSES
+
+SCRIPTS = {"report": ("time_bars", "report"), "profdag": ("profdag",)}
+"""Page → its scripts of views/static, behind common.js."""
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -97,7 +101,7 @@ def write_page(
         name=name,
         style=static("common.css") + static(f"{name}.css"),
         assets="\n".join(asset(key, value) for key, value in ({"data": document} | (assets or {})).items()),
-        script=static("common.js") + static(f"{name}.js"),
+        script=f"{static('common.js')}const CAUSES = {json.dumps(CAUSES)};\n" + "".join(static(f"{part}.js") for part in SCRIPTS[name]),
     ).encode(errors="replace")
     partial = path.with_name(path.name + ".new")
     partial.write_bytes(page)

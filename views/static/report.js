@@ -91,14 +91,24 @@ function table(block) {
   }
   fill();
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, state.all ? null : tools,
-    el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": block.title || "table" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body)), queryOf(block));
+    ...scrolling(el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body), block.title || "table"), queryOf(block));
+}
+
+/* What may be wider than the page, below a line that says so where it is. */
+function scrolling(content, name) {
+  const hint = el("p", { class: "note hint", hidden: "" }, "← scrolls sideways →"), region = el("div", { class: "wide" }, content);
+  new ResizeObserver(() => {
+    hint.hidden = region.scrollWidth <= region.clientWidth;
+    const said = hint.hidden ? {} : { tabindex: 0, role: "region", "aria-label": `${name}, scrolls sideways` };
+    for (const key of ["tabindex", "role", "aria-label"]) key in said ? region.setAttribute(key, said[key]) : region.removeAttribute(key);
+  }).observe(region);
+  return [hint, region];
 }
 
 function themed(traces) {
   const colours = slotColours();
   return traces.map((trace) => {
-    const colour = colours[(trace.slot ?? 0) % colours.length];
-    const { slot, sizes, ...rest } = trace;
+    const { slot, cause, sizes, ...rest } = trace, colour = cause ? causeColour(cause) : colours[(slot ?? 0) % colours.length];
     if (trace.type === "heatmap") return { ...rest, colorscale: cssValue("--heat").split(/\s+/).map((c, i, all) => [i / (all.length - 1), c]) };
     if (trace.type === "bar") return { ...rest, marker: { color: colour } };
     const filled = trace.stackgroup ? { fillcolor: colour } : {};
@@ -129,7 +139,7 @@ function logTicks(values) {
 
 function themedLayout(layout, height, top, traces) {
   const ink = cssValue("--ink"), grid = cssValue("--line"), soft = cssValue("--soft");
-  const axis = (given, key) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 9 : 12 }, ...((given || {}).type === "log" ? logTicks(traces.flatMap((t) => listed(t[key]))) : {}), ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
+  const axis = (given, key) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 11 : 12 }, ...((given || {}).type === "log" ? logTicks(traces.flatMap((t) => listed(t[key]))) : {}), ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
   return {
     ...layout, shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: cssValue("--bad") } })), height, margin: { l: 56, r: 12, t: top, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis, "x"), yaxis: axis(layout.yaxis, "y"), ...(layout.xaxis2 ? { xaxis2: axis(layout.xaxis2, "x") } : {}),
@@ -223,7 +233,7 @@ function graph(block) {
   return el("div", { class: "block" }, el("h3", {}, block.title), el("p", { class: "note" }, block.note), legend, about, cards, left);
 }
 
-const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat, graph };
+const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat, graph, time };
 
 /* A section that folds; it opens when something links to it. */
 function section(s) {
