@@ -21,3 +21,11 @@ CAUSES: dict[str, tuple[str, str]] = {
 Each has a contrast of at least 3 with its page, and causes at most two apart in the order differ for every kind of colour
 vision (tests/test_views_colours.py).
 """
+
+
+def style() -> str:
+    """CSS variables `--cause-run-queue` and so on, for both themes."""
+    themes = [
+        "".join(f" --cause-{cause.replace(' ', '-')}: {colours[theme]};" for cause, colours in CAUSES.items()) for theme in (0, 1)
+    ]
+    return f':root {{{themes[0]} }}\n:root[data-theme="dark"] {{{themes[1]} }}\n'

@@ -33,10 +33,10 @@ function slotColours() {
   return cssValue("--slots").split(/\s+/);
 }
 
-/* The colour of a cause of time; CAUSES is views/colours.py. */
-function causeColour(cause) {
-  return (CAUSES[cause] || CAUSES.residual)[document.documentElement.dataset.theme === "dark" ? 1 : 0];
-}
+/* The CSS variable with the colour of a cause of time (views/colours.py), and the colour itself in the current theme. */
+const causeName = (cause) => "--cause-" + cause.replaceAll(" ", "-");
+const causeColour = (cause) => cssValue(causeName(cause)) || cssValue("--cause-residual");
+const swatch = (cause) => el("i", { style: `background: var(${causeName(cause)})` });
 
 const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 

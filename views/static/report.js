@@ -36,7 +36,7 @@ function findings(block) {
     bar.firstChild.style.width = 100 * item.saving + "%";
     return bar;
   };
-  const line = (item) => el("li", { class: item.level }, share(item), el("span", {}, item.text), ...momentOf(item.at, "the longest in the timeline ↗"), queryOf(item));
+  const line = (item) => el("li", item.cause ? { class: "cause", style: `--mark: var(${causeName(item.cause)})` } : { class: item.level }, share(item), el("span", {}, item.text), ...momentOf(item.at, "the longest in the timeline ↗"), queryOf(item));
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, el("ul", { class: "findings" }, ...block.items.map(line)));
 }
 

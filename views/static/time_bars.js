@@ -1,6 +1,6 @@
 /* The block `time` of views/report/time_bars.py: a bar per phase, causes above, the parts of each cause beneath it. */
 
-const short = (ms) => (ms >= 100 ? Math.round(ms).toLocaleString("en") : Number(ms.toPrecision(3))) + " ms";
+const short = (ms) => (ms >= 100 ? Math.round(ms).toLocaleString("en") : ms >= 0.1 ? ms.toPrecision(3) : Number(ms.toPrecision(2))) + " ms";
 const shareOf = (ms, total) => { const share = (100 * ms) / total; return (share >= 9.95 ? share.toFixed(0) : share.toFixed(1)) + " %"; };
 const sum = (parts) => parts.reduce((total, [, ms]) => total + ms, 0);
 const LEAST_SHARE = 0.005, PALEST = 55;
@@ -32,6 +32,7 @@ function msAxis(total) {
   return el("div", { class: "axis" }, ...at.map((ms, i) => {
     const mark = el("span", {}, ms.toLocaleString("en", { maximumFractionDigits: 6 }) + (i === at.length - 1 ? " ms" : ""));
     mark.style.left = (100 * ms) / total + "%";
+    if (ms > 0.9 * total) mark.className = "last";
     return mark;
   }));
 }
@@ -39,7 +40,7 @@ function msAxis(total) {
 function stepBar(bar) {
   const said = bar.causes.map(([cause, parts]) => [cause, sum(parts)]).sort((a, b) => b[1] - a[1]);
   const shown = said.filter(([, ms]) => ms >= LEAST_SHARE * bar.ms), rest = said.length - shown.length;
-  const chips = shown.map(([cause, ms]) => el("li", {}, el("i", { "data-cause": cause }), el("b", {}, cause), ` ${short(ms)} · ${shareOf(ms, bar.ms)}`));
+  const chips = shown.map(([cause, ms]) => el("li", {}, swatch(cause), el("b", {}, cause), ` ${short(ms)} · ${shareOf(ms, bar.ms)}`));
   if (rest) chips.push(el("li", {}, `${rest} smaller: ${short(sum(said) - sum(shown))}`));
   const told = `${bar.title} ${short(bar.ms)}: ` + shown.map(([cause, ms]) => `${cause} ${short(ms)}, ${shareOf(ms, bar.ms)}`).join("; ");
   const picture = el("div", { class: "bar", role: "img", "aria-label": told }, ...bar.causes.map((one) => causePiece(one, bar.ms)));
@@ -47,10 +48,9 @@ function stepBar(bar) {
     picture, msAxis(bar.ms), el("ul", { class: "causes" }, ...chips));
 }
 
-/* Colours follow the theme; a part is a paler shade of its cause. */
+/* A part is a shade of its cause, paler from part to part; colours and the ink on them follow the theme. */
 function paintBars(block) {
   const ground = cssValue("--panel");
-  for (const node of block.querySelectorAll("i[data-cause]")) node.style.background = causeColour(node.dataset.cause);
   for (const group of block.querySelectorAll(".group")) {
     const colour = causeColour(group.dataset.cause), parts = group.querySelectorAll(".parts .piece");
     paintPiece(group.firstChild, colour);
