@@ -3,7 +3,8 @@
 A section is a title and a list of blocks. A block is one of
     note      text
     cards     label, value, note: the main figures
-    findings  level (good | warn | bad | info) and text, optionally `saving` (share of step time), `cause`, `query` and `at` (a moment)
+    findings  level (good | warn | bad | info) and text, optionally `saving` (share of step time), `cause`, `query` and `at`,
+              a moment
     pairs     label and value, optionally a moment
     table     columns (name, kind: text | number | bar | moment) and rows, sortable; a moment links to the timeline
     chart     Plotly traces; `slot` is the number of a theme colour, `cause` the name of a cause with its own (views/colours.py)

@@ -117,7 +117,7 @@ function themed(traces) {
 }
 
 /* The legend stands below the buttons of the chart, which are wide where it is. */
-const hasLegend = (item) => item.layout.showlegend !== false && item.traces.filter((t) => t.name).length > 1;
+const hasLegend = (item) => item.layout.showlegend !== false && item.traces.filter((t) => t.name).length > (item.traces.some((t) => t.showlegend) ? 0 : 1);
 const BUTTONS = 22;
 
 const ARRAYS = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u2: Uint16Array, u1: Uint8Array };
@@ -137,9 +137,28 @@ function logTicks(values) {
   return { tickmode: "array", tickvals: at, ticktext: at.map((v) => (v >= 1e6 || v < 1e-4 ? v.toExponential(0) : Number(v.toPrecision(1)).toLocaleString("en", { maximumFractionDigits: 6 }))) };
 }
 
+/* Ticks as given, the most important first, without those that come too near to another. */
+function spacedTicks({ range, tickvals, ticktext }) {
+  const gap = (range[1] - range[0]) / (NARROW.matches ? 4 : 10), kept = [];
+  tickvals.forEach((at, i) => { if (kept.every((other) => Math.abs(tickvals[other] - at) >= gap)) kept.push(i); });
+  return { tickvals: kept.map((i) => tickvals[i]), ticktext: kept.map((i) => ticktext[i]) };
+}
+
+/* Names beside bars in at most two lines, so that a narrow page has room for the bars. */
+const LINE = 22, SECOND_LINE = 13;
+function wrappedNames(traces) {
+  const names = [...new Set(traces.flatMap((t) => listed(t.y)))];
+  if (!NARROW.matches || !names.some((name) => typeof name === "string" && name.length > LINE)) return {};
+  const wrapped = (name) => {
+    const cut = name.length > LINE ? name.lastIndexOf(" ", LINE) : 0;
+    return cut < 1 ? shortened(name, LINE) : name.slice(0, cut).replace(/ ·$/, "") + "<br>" + shortened(name.slice(cut + 1).replace(/^· /, ""), LINE);
+  };
+  return { tickmode: "array", tickvals: names, ticktext: names.map((name) => wrapped(String(name))) };
+}
+
 function themedLayout(layout, height, top, traces) {
   const ink = cssValue("--ink"), grid = cssValue("--line"), soft = cssValue("--soft");
-  const axis = (given, key) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 11 : 12 }, ...((given || {}).type === "log" ? logTicks(traces.flatMap((t) => listed(t[key]))) : {}), ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
+  const axis = (given, key) => ({ gridcolor: grid, zerolinecolor: (given || {}).zeroline ? soft : grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 11 : 12 }, ...(key === "y" ? wrappedNames(traces) : {}), ...((given || {}).type === "log" ? logTicks(traces.flatMap((t) => listed(t[key]))) : {}), ...given, ...((given || {}).tickvals ? spacedTicks(given) : {}), title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
   return {
     ...layout, shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: cssValue("--bad") } })), height, margin: { l: 56, r: 12, t: top, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis, "x"), yaxis: axis(layout.yaxis, "y"), ...(layout.xaxis2 ? { xaxis2: axis(layout.xaxis2, "x") } : {}),
@@ -150,11 +169,12 @@ function themedLayout(layout, height, top, traces) {
 
 const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
-/* On a phone the legend stands line by line: the chart grows by it. */
+/* On a phone the legend stands line by line, and names in two lines: the chart grows by them. */
 function draw(item) {
   const lines = NARROW.matches ? item.traces.filter((t) => t.name && item.layout.showlegend !== false).length : 0;
+  const names = (wrappedNames(item.traces).tickvals || []).length;
   const room = !NARROW.matches && hasLegend(item) ? BUTTONS : 0;
-  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines + room, 32 + room, item.traces), CONFIG);
+  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines + SECOND_LINE * names + room, 32 + room, item.traces), CONFIG);
 }
 
 function chart(block) {
@@ -172,11 +192,11 @@ function heat(block) {
   const step = block.steps_per_column;
   function show(redraw) {
     const z = block.matrices[layer.value || 0][kind.value || kinds[0]];
-    const [height, width] = z.shape.split(", ").map(Number);
+    const height = Number(z.shape.split(", ")[0]);
     item.height = Math.max(220, Math.min(640, 100 + 9 * height));
     const hover = `${step > 1 ? "steps from" : "step"} %{x}, expert %{y}: %{z}<extra></extra>`;
     const share = block.density[layer.value || 0], about = { y: share.map((_, e) => e), x: share, orientation: "h", slot: 1, xaxis: "x2", showlegend: false };
-    item.traces = [{ type: "heatmap", z, x: Array.from({ length: width }, (_, i) => i * step), hovertemplate: hover, colorbar: { thickness: 10, outlinewidth: 0, x: 1.01 } },
+    item.traces = [{ type: "heatmap", z, x: block.columns, hovertemplate: hover, colorbar: { thickness: 10, outlinewidth: 0, x: 1.01 } },
       { type: "bar", ...about, hovertemplate: "expert %{y}: active in %{x:.1f} % of steps<extra></extra>" }];
     item.layout = { xaxis: { title: { text: "step" }, showgrid: false, domain: [0, 0.82] }, xaxis2: { title: { text: "% of steps" }, domain: [0.85, 1], rangemode: "tozero" },
       yaxis: { title: { text: "expert" }, showgrid: false, autorange: "reversed" } };
