@@ -19,7 +19,7 @@ import pandas as pd
 
 from views import colours
 
-SCRIPTS = {"report": ("common", "time_bars", "report"), "profdag": ("common", "profdag")}
+SCRIPTS = {"report": ("common", "time_bars", "report"), "profdag": ("common", "profdag_causes", "profdag")}
 """Page → its scripts of views/static."""
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en">

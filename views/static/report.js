@@ -234,7 +234,7 @@ function graphCard(card, choose) {
   });
   const picture = svg("svg", { viewBox: `0 ${card.top} ${card.width} ${card.height}`, role: "group", "aria-label": card.title }, ...lines, ...nodes);
   picture.style.width = card.width + "px";
-  return el("figure", { class: "layer" }, el("figcaption", {}, card.title), picture);
+  return el("figure", { class: "layer" }, el("figcaption", {}, card.title), ...scrolling(picture, card.title));
 }
 
 /* Operators on cards, coloured by change; a chosen one is explained beneath. */
