@@ -40,7 +40,7 @@ BETWEEN = (
     "select part, cause, after, before, count(*) pieces, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 longest_us, "
     "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
     "from gaps where duration_ns > 0 group by all order by ms desc, part, cause, after, before",
-    "text part, text cause, text after, text before, number pieces, bar total ms, number longest µs, "
+    "text part, cause cause, text after, text before, number pieces, bar total ms, number longest µs, "
     "moment the longest in the timeline",
 )
 CELLS_QUERY = (
@@ -95,7 +95,7 @@ def time_section(run: Run) -> Section | None:
         if "decode" in set(tokens["phase"])
         else ("step", STEPS_BY_CAUSE.format(""))
     )
-    columns = "text phase, text part, text cause, bar total ms"
+    columns = "text phase, text part, cause cause, bar total ms"
     blocks = [over_steps(run, *shown), *answer(run, "Time by part and cause", CELLS_QUERY, columns)]
     blocks += [*answer(run, *PHASES), *answer(run, *BETWEEN)]
     left_out = len(run.tables["tokens"]) - len(tokens)

@@ -52,11 +52,14 @@ function compare(a, b) {
   return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
+const NAMES = ["text", "cause"];
+
 function row(values, columns, most) {
   return el("tr", {}, ...values.map((value, i) => {
     const kind = columns[i].kind;
     if (kind === "moment") return el("td", { class: "moment" }, value ? timelineLink(value[0], value[1]) : "");
-    const cell = el("td", { class: kind === "text" ? "text" : "number", title: kind === "text" ? value : null }, cellText(value));
+    const name = NAMES.includes(kind), mark = kind === "cause" && value ? swatch(value) : null;
+    const cell = el("td", { class: name ? "text" : "number", title: name ? value : null }, mark, cellText(value));
     if (kind === "bar" && most[i] > 0) {
       const share = (100 * value) / most[i];
       cell.style.background = `linear-gradient(to left, var(--bar) ${share}%, transparent ${share}%)`;
@@ -69,7 +72,7 @@ function table(block) {
   const body = el("tbody"), tools = el("div", { class: "tools" }), count = el("span");
   const state = { column: -1, down: true, all: block.rows.length <= 20, find: "" };
   const most = block.columns.map((c, i) => (c.kind === "bar" ? Math.max(...block.rows.map((r) => r[i] || 0)) : 0));
-  const heads = block.columns.map((column, i) => el("th", { class: column.kind === "text" || column.kind === "moment" ? column.kind : "number", scope: "col" },
+  const heads = block.columns.map((column, i) => el("th", { class: NAMES.includes(column.kind) ? "text" : column.kind === "moment" ? "moment" : "number", scope: "col" },
     el("button", { type: "button", onclick: () => sort(i) }, column.name)));
   function fill() {
     let rows = block.rows.filter((r) => !state.find || r.some((v) => typeof v === "string" && v.toLowerCase().includes(state.find)));
@@ -80,7 +83,7 @@ function table(block) {
     heads.forEach((head, i) => head.setAttribute("aria-sort", i !== state.column ? "none" : state.down ? "descending" : "ascending"));
   }
   function sort(i) {
-    state.down = state.column === i ? !state.down : block.columns[i].kind !== "text";
+    state.down = state.column === i ? !state.down : !NAMES.includes(block.columns[i].kind);
     state.column = i;
     fill();
   }
@@ -97,10 +100,16 @@ function table(block) {
 /* What may be wider than the page, below a line that says so where it is. */
 function scrolling(content, name) {
   const hint = el("p", { class: "note hint", hidden: "" }, "← scrolls sideways →"), region = el("div", { class: "wide" }, content);
+  const edges = () => {
+    region.classList.toggle("more-left", region.scrollLeft > 1);
+    region.classList.toggle("more-right", region.scrollLeft + region.clientWidth < region.scrollWidth - 1);
+  };
+  region.addEventListener("scroll", edges);
   new ResizeObserver(() => {
     hint.hidden = region.scrollWidth <= region.clientWidth;
     const said = hint.hidden ? {} : { tabindex: 0, role: "region", "aria-label": `${name}, scrolls sideways` };
     for (const key of ["tabindex", "role", "aria-label"]) key in said ? region.setAttribute(key, said[key]) : region.removeAttribute(key);
+    edges();
   }).observe(region);
   return [hint, region];
 }

@@ -77,7 +77,7 @@ function fitTexts(block) {
 
 function everyPart(bars) {
   const rows = bars.flatMap((bar) => bar.causes.flatMap(([cause, parts]) => parts.map(([part, ms]) => [bar.title, cause, part, ms, (100 * ms) / bar.ms])));
-  const columns = [["text", "step"], ["text", "cause"], ["text", "part"], ["bar", "ms"], ["number", "% of the step"]].map(([kind, name]) => ({ kind, name }));
+  const columns = [["text", "step"], ["cause", "cause"], ["text", "part"], ["bar", "ms"], ["number", "% of the step"]].map(([kind, name]) => ({ kind, name }));
   return el("details", { class: "query" }, el("summary", {}, "figures"), table({ title: "Every cause and part", columns, rows, total: rows.length }));
 }
 
