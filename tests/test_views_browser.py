@@ -75,7 +75,7 @@ def complaints(browser: Any) -> list[str]:
 
 def test_the_report_draws_every_section(browser: Any, tmp_path: Path) -> None:
     run = opened(browser, report(tmp_path, *fixture.make(tokens=40, layers=4)))
-    assert run("return document.querySelectorAll('section').length") == 11
+    assert run("return document.querySelectorAll('section').length") == 10
     drawn = run("return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg.main-svg').length)")
     assert len(drawn) > 6 and all(drawn)
     assert run("return document.querySelector('#experts .heatmaplayer image') !== null")
@@ -346,8 +346,8 @@ def test_a_logarithmic_axis_has_whole_numbers(browser: Any, small: Path) -> None
 
 
 def opens_its_query_and_another_layer(run: Any) -> None:
-    run("document.querySelector('#phases details.query summary').click()")
-    assert run("return document.querySelector('#phases details.query code').checkVisibility()")
+    run("document.querySelector('#time details.query summary').click()")
+    assert run("return document.querySelector('#time details.query code').checkVisibility()")
     matrix = "return JSON.stringify(document.querySelector('#experts .chart').data[0].z)"
     before = run(matrix)
     run("const s = document.querySelector('#experts select'); s.value = '1'; s.dispatchEvent(new Event('change'))")
@@ -407,9 +407,7 @@ def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: P
         assert set(pinned) == {f"tokens: generate {fixture.MAIN}"}
         assert "CPU Scheduling" not in unfolded() and not any(name.startswith("other processes") for name in unfolded())
         names = [name for _, name, _ in browser.execute_script(VISIBLE)]
-        assert (
-            names.index(groups[1]) < names.index(groups[2]) and "ledger" in names and f"tokens: generate {fixture.MAIN}" in names
-        )
+        assert names.index(groups[1]) < names.index(groups[2]) and "time" in names and f"tokens: generate {fixture.MAIN}" in names
         browser.get("about:blank")
         served.shutdown()
 

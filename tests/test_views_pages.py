@@ -28,12 +28,12 @@ from analyzer.tables.store import Tables, fingerprint, load
 from analyzer.tables.store import write as write_tables
 from tracer.recording.format import Recording, dtype_from_json
 from views.__main__ import main
+from views.colours import CAUSES
 from views.errors import ViewError
 from views.profdag.layout import HEIGHT, WIDTH, document, lay_out
 from views.profdag.page import write_profdag
 from views.report.page import plain, write_page
 from views.report.report import write_report
-from views.report.timing import MOST_GROUPS, SMALLER, with_small_ones_summed
 from views.serving import server
 from workloads import tables_fixture as fixture
 
@@ -58,10 +58,42 @@ def blocks(path: Path, section: str) -> list[dict[str, Any]]:
     return next(s["blocks"] for s in data_of(path)["sections"] if s["name"] == section)
 
 
-def test_a_cause_has_one_colour_in_all_charts_of_the_ledger(tmp_path: Path) -> None:
-    charts = [block["traces"] for block in blocks(report(tmp_path, *fixture.make(layers=2)), "ledger") if "traces" in block]
-    mean, steps = ({trace["name"]: trace["slot"] for trace in traces} for traces in charts)
-    assert len(mean) > 4 and steps.keys() <= mean.keys() and all(mean[cause] == slot for cause, slot in steps.items())
+def test_the_first_picture_divides_the_mean_step_of_each_phase(usual: Path) -> None:
+    tokens = fixture.make(tokens=12)[1]["tokens"]
+    picture, figures, findings = blocks(usual, "summary")[:3]
+    assert [block["kind"] for block in (picture, figures, findings)] == ["time", "cards", "findings"]
+    assert [bar["title"] for bar in picture["bars"]] == ["Prefill step", "Decode step"]
+    for bar, phase in zip(picture["bars"], ("prefill", "decode"), strict=True):
+        mine = tokens[tokens["phase"] == phase]
+        assert bar["steps"] == len(mine) and bar["ms"] == pytest.approx(mine["duration_ns"].mean() / 1e6)
+        assert sum(ms for _, parts in bar["causes"] for _, ms in parts) == pytest.approx(bar["ms"])
+        causes = [cause for cause, _ in bar["causes"]]
+        assert causes == [cause for cause in CAUSES if cause in causes] and len(causes) > 1
+
+
+def test_causes_are_drawn_in_their_own_colours(usual: Path) -> None:
+    charts = [block["traces"] for block in blocks(usual, "time") if block["kind"] == "chart"]
+    assert charts and all(trace["cause"] == trace["name"] in CAUSES for traces in charts for trace in traces)
+    named = [item["cause"] for item in blocks(usual, "summary")[2]["items"] if item.get("cause")]
+    assert named and set(named) <= set(CAUSES)
+
+
+def listed(values: Any) -> list[float]:
+    """A trace's values: a list, or Plotly's base64 of an array."""
+    return values if isinstance(values, list) else np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).tolist()
+
+
+def test_steps_have_the_recordings_numbers_on_every_axis(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=12)
+    first = 500
+    for table in tables.values():
+        if "token_id" in table:
+            table["token_id"] += first * (table["token_id"] >= 0)
+    shown = [b for s in data_of(report(tmp_path, manifest, tables))["sections"] for b in s["blocks"]]
+    charts = [b for b in shown if b["kind"] == "chart" and b["layout"].get("xaxis", {}).get("title", {}).get("text") == "step"]
+    numbers = [n for chart in charts for trace in chart["traces"] for n in listed(trace["x"])]
+    numbers += [n for block in shown if block["kind"] == "heat" for n in block["columns"]]
+    assert len(charts) >= 4 and min(numbers) == first and max(numbers) == first + 11
 
 
 def hostile() -> tuple[dict[str, Any], fixture.Tables]:
@@ -112,7 +144,7 @@ def test_the_report_s_sums_are_the_tables(usual: Path) -> None:
     heat = next(b for b in blocks(path, "experts") if b["kind"] == "heat")
     cells = [np.frombuffer(base64.b64decode(m["rows routed"]["bdata"]), np.uint16).sum() for m in heat["matrices"]]
     assert sum(cells) == len(tables["routes"])
-    phases = next(b for b in blocks(path, "phases") if b["kind"] == "table")
+    phases = next(b for b in blocks(path, "time") if b.get("title") == "Steps by phase")
     assert sum(row[1] for row in phases["rows"]) == len(tables["tokens"])
 
 
@@ -282,12 +314,6 @@ def test_nodes_carry_their_loads_and_the_npu_s_cycles(tmp_path: Path) -> None:
     assert sum(node.get("load_ns", 0) for node in shown["nodes"]) == mine.duration_ns.sum() > 0
     cycles = tables["qnn_executes"].query("token_id == 1").accel_cycles.sum()
     assert sum(node.get("cycles", 0) for node in shown["nodes"]) == pytest.approx(cycles) and cycles > 0
-
-
-def test_a_steps_parts_have_a_colour_each_however_much_the_phases_differ() -> None:
-    decode, prefill = ({f"{kind} {i}": 9.0 - i for i in range(7)} | {"residual": 0.0} for kind in "dp")
-    parts = with_small_ones_summed(pd.DataFrame([decode, prefill]).fillna(0), pd.Series([42.0, 42.0]))
-    assert len(parts.columns) == MOST_GROUPS + len({SMALLER, "residual"}) and (parts.sum(axis=1) == 42).all()
 
 
 def test_twenty_thousand_operators_are_laid_out_in_seconds() -> None:

@@ -6,13 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from views.colours import CAUSES
 from views.profdag.change_graph import change_graph
 from views.report.sections import Block, Section, axis, cards, chart, labels, note, pairs, table, write_sections
 
 Document = dict[str, Any]
 FOREST, MOST_RUNS = 24, 12
+OF_A_RUN = "decode step of a run, from 1"
 LEAST_SPREAD = 0.02
 """A waterfall shows at least this share of the step, or one without a change would show nothing."""
+FARTHEST = 1000.0
+"""Ratios beyond it and its inverse are drawn there."""
+TICKS = {1.0: "0", 2.0: "2x", 0.5: "1/2", 10.0: "10x", 0.1: "1/10", 1.1: "+10 %", 0.9: "-10 %", 1.02: "+2 %", 0.98: "-2 %"}
+TICKS |= {100.0: "100x", 0.01: "1/100", 1e3: "1000x", 1e-3: "1/1000", 1.25: "+25 %", 0.75: "-25 %", 5.0: "5x", 0.2: "1/5"}
+"""Ratio → its text on an axis, the more important ones first: the page leaves out those without room."""
+FOREST_REMARK = (
+    "Median of the candidate's runs against that of the base's, with 95 % bootstrap intervals over runs. The axis is that of the "
+    "ratio: half and twice are equally far from no change, and small changes have more room."
+)
 SLOT = {"slower": 3, "faster": 1, "same": 0, "inconclusive": 7, "minor": 7, "vanished": 4, "appeared": 4}
 
 
@@ -69,7 +80,7 @@ def listed(names: list[str]) -> str:
 
 def waterfalls(document: Document) -> Section | None:
     """The parts of each phase's difference; the bars add up."""
-    blocks = [waterfall(fall) for fall in document["waterfalls"]]
+    blocks = [*by_cause(document), *(waterfall(fall) for fall in document["waterfalls"])]
     return Section("waterfall", "Where it comes from", blocks) if blocks else None
 
 
@@ -106,34 +117,63 @@ def graph(document: Document) -> Section | None:
     return Section("graph", "ProfDAG, coloured by change", [change_graph(merged)]) if merged else None
 
 
+def by_cause(document: Document) -> list[Block]:
+    """Per phase, a step's time by cause on both sides."""
+    found = [m for m in document["metrics"] if m["family"] == "phase" and m["metric"] == "time by cause"]
+    blocks = []
+    for phase in dict.fromkeys(m["phase"] for m in found):
+        ms = {m["type"]: [m["cand"] or 0.0, m["base"] or 0.0] for m in found if m["phase"] == phase}
+        bar = {"type": "bar", "orientation": "h", "y": ["candidate", "base"]}
+        hover = {"hovertemplate": "%{y}, %{fullData.name}: %{x:.4g} ms<extra></extra>"}
+        traces = [{**bar, **hover, "name": cause, "cause": cause, "x": ms[cause]} for cause in CAUSES if cause in ms]
+        axes = {"xaxis": axis("ms"), "yaxis": {"automargin": True}, "barmode": "stack"}
+        blocks.append(chart(f"{phase.capitalize()} step by cause", traces, "Median over runs of each cause.", 230, **axes))
+    return blocks
+
+
+def place(ratio: float, near: float) -> float:
+    """The position of a ratio of times: even for changes below `near`, beyond that logarithmic in the change."""
+    return float(np.arcsinh(np.log(min(max(ratio, 1 / FARTHEST), FARTHEST)) / np.log1p(near)))
+
+
+def ratio_axis(places: list[float], near: float) -> dict[str, Any]:
+    """An axis of ratios that covers `places`."""
+    low, high = min([*places, -1.0]), max([*places, 1.0])
+    low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
+    ticks = {at: text for ratio, text in TICKS.items() if low <= (at := place(ratio, near)) <= high}
+    return axis("change", range=[low, high], tickmode="array", tickvals=[*ticks], ticktext=[*ticks.values()], zeroline=True)
+
+
 def forest(document: Document) -> Section | None:
     """Changes with their intervals: speed, and the largest changes."""
     comparable = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
     metrics = comparable[:FOREST][::-1]
     if not metrics:
         return None
-    traces = []
+    traces, near = [], document["rules"]["practical"]
     y = labels((name_of(m) for m in metrics), 52)
+    low, middle, high = (np.array([place(m[end], near) for m in metrics]) for end in ("low", "ratio", "high"))
     for word in dict.fromkeys(m["verdict"] for m in metrics):
         rows = [i for i, m in enumerate(metrics) if m["verdict"] == word]
-        middle = np.array([change(metrics[i]["ratio"]) for i in rows], float)
-        low, high = (np.array([change(metrics[i][end]) for i in rows], float) for end in ("low", "high"))
-        error = {
-            "type": "data",
-            "symmetric": False,
-            "array": high - middle,
-            "arrayminus": middle - low,
-            "thickness": 1.5,
-            "width": 4,
+        texts = [" to ".join(f"{change(metrics[i][end]):+.4g} %" for end in ("low", "high")) for i in rows]
+        spread = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4}
+        error = {**spread, "array": (high - middle)[rows], "arrayminus": (middle - low)[rows]}
+        trace = {
+            "type": "scatter",
+            "mode": "markers",
+            "name": word,
+            "x": middle[rows],
+            "y": [y[i] for i in rows],
+            "error_x": error,
         }
-        trace = {"type": "scatter", "mode": "markers", "name": word, "x": middle, "y": [y[i] for i in rows], "error_x": error}
-        traces.append({**trace, "slot": SLOT.get(word, 7), "hovertemplate": "%{y}: %{x:+.2f} %<extra></extra>"})
+        about = [f"{change(metrics[i]['ratio']):+.4g} % ({text})" for i, text in zip(rows, texts, strict=True)]
+        hover = {"text": about, "hovertemplate": "%{y}: %{text}<extra></extra>", "showlegend": True}
+        traces.append({**trace, **hover, "error_x": error, "slot": SLOT.get(word, 7), "sizes": 8})
     layout: dict[str, Any] = {
-        "xaxis": axis("change, %", zeroline=True),
+        "xaxis": ratio_axis([*low, *high], near),
         "yaxis": {"automargin": True, "categoryorder": "array", "categoryarray": y},
     }
-    remark = "Median of the candidate's runs against that of the base's, with 95 % bootstrap intervals over runs."
-    changes = chart("Changes", traces, remark, 110 + 22 * len(metrics), **layout)
+    changes = chart("Changes", traces, FOREST_REMARK, 130 + 22 * len(metrics), **layout)
     return Section("forest", "Changes with their intervals", [changes])
 
 
@@ -145,7 +185,7 @@ def runs(document: Document) -> Section | None:
     blocks = []
     for metric in speed:
         traces = [
-            {"type": "scatter", "mode": "markers", "name": side, "x": list(range(len(values))), "y": values, "slot": slot}
+            {"type": "scatter", "mode": "markers", "name": side, "x": list(range(1, len(values) + 1)), "y": values, "slot": slot}
             for slot, (side, values) in enumerate(zip(("base", "candidate"), metric["runs"], strict=True))
         ]
         number = axis("run", tick0=0, dtick=max(1, max(map(len, metric["runs"])) // 10))
@@ -162,13 +202,19 @@ def steps(document: Document) -> Section | None:
         if not series["ms"]:
             continue
         ms = np.asarray(series["ms"], float)
-        traces.append({"type": "scatter", "mode": "lines", "name": name, "y": ms, "slot": slot})
+        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": 1 + np.arange(len(ms)), "y": ms, "slot": slot})
         jumps = [shift["at"] for shift in series["shifts"]]
         if jumps:
-            marks = {"mode": "markers", "name": f"{name}: level changes", "x": jumps, "y": ms[jumps], "slot": slot + 3}
-            traces.append({"type": "scatter", **marks})
+            marks = {
+                "mode": "markers",
+                "name": f"{name}: level changes",
+                "x": [at + 1 for at in jumps],
+                "y": ms[jumps],
+                "slot": slot + 3,
+            }
+            traces.append({"type": "scatter", **marks, "slot": slot + 3})
         remarks += [
-            f"{name}: the level changes at step {s['at']} by {s['after'] - s['before']:+.3f} ms." for s in series["shifts"]
+            f"{name}: the level changes at step {s['at'] + 1} by {s['after'] - s['before']:+.3f} ms." for s in series["shifts"]
         ]
         if series["period"]:
             period = series["period"]
@@ -177,7 +223,7 @@ def steps(document: Document) -> Section | None:
             )
     if not traces:
         return None
-    blocks = [chart("Decode steps", traces, "Median over runs of each step.", 320, xaxis=axis("step"), yaxis=axis("ms"))]
+    blocks = [chart("Decode steps", traces, "Median over runs of each step.", 320, xaxis=axis(OF_A_RUN), yaxis=axis("ms"))]
     return Section("steps", "Steps over time", [*blocks, *map(note, remarks)])
 
 

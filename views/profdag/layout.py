@@ -141,7 +141,7 @@ def lay_out(graph: nx.DiGraph) -> Layout:
 
 KEYS = (
     *("role", "type", "name", "layer", "expert", "shape", "backend", "begin_ns", "duration_ns", "busy_ns", "wait_ns", "maj_flt"),
-    *("gflops", "gbytes_per_s", "cycles", "load_ns"),
+    *("gflops", "gbytes_per_s", "cycles", "load_ns", "causes"),
 )
 """What travels of each node, where it is known."""
 

@@ -11,6 +11,7 @@ from analyzer.questions.critical_path import critical_path
 from analyzer.questions.node_costs import add_costs
 from analyzer.records.manifest import command_of
 from analyzer.records.stamps import stamp
+from views.colours import CAUSES
 from views.profdag.layout import document, drawn, lay_out
 from views.report.page import write_page
 
@@ -34,7 +35,7 @@ def write_profdag(graph: nx.DiGraph, tables: Tables, manifest: dict[str, Any], p
     add_costs(graph, tables, token_id)
     chain, spent = critical_path(graph, drawn(graph))
     content = document(graph, lay_out(graph), frozenset(chain))
-    content["critical_ns"] = spent
+    content["critical_ns"], content["causes"] = spent, list(CAUSES)
     content["token"] = about_token(tables, manifest, token_id) | {"tokens_used": graph.graph.get("tokens_used", 1)}
     content["command"] = " ".join(command_of(manifest))
     content["emulator"] = bool((manifest.get("qnn") or {}).get("emulator"))

@@ -48,7 +48,7 @@ def hits(run: Run) -> list[Block]:
     percent = {"yaxis": axis("hit rate %", range=[0, 103]), "showlegend": False}
     note_of = per_bin(len(steps))
     return [
-        chart("Cache hits over steps", [over], note_of, 240, STEP_HITS_QUERY, xaxis=axis("token id"), **percent),
+        chart("Cache hits over steps", [over], note_of, 240, STEP_HITS_QUERY, xaxis=axis("step"), **percent),
         chart("Cache hits by layer", [each], "", 240, LAYER_HITS_QUERY, xaxis=axis("layer", type="category"), **percent),
     ]
 

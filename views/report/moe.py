@@ -49,6 +49,7 @@ def heat(run: Run) -> Block | None:
         "layers": layers,
         "matrices": matrices,
         "density": density,
+        "columns": ids[::width],
         "steps_per_column": width,
         "steps": len(ids),
     }
@@ -85,7 +86,7 @@ def reuse(run: Run) -> list[Block]:
         (("seen before", rows[rows["new"] == 0]), ("some for the first time", rows[rows["new"] > 0]))
     ):
         points = {"type": "scatter", "mode": "markers", "name": name, "x": part["distance"].round(3), "slot": slot * 3}
-        texts = [f"token {t}, layer {layer}" for t, layer in part[["token_id", "layer"]].itertuples(index=False)]
+        texts = [f"step {t}, layer {layer}" for t, layer in part[["token_id", "layer"]].itertuples(index=False)]
         traces.append({**points, "y": part["us"].round(2), "text": texts})
     effect = activation.distance_effect(run.tables)
     remark = "Each point is one layer of one decode step: its experts' operators and loads."

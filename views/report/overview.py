@@ -1,10 +1,11 @@
-"""The report's first section: figures of the run and its main costs."""
+"""The report's first section: where a step's time goes, figures of the run and its main costs."""
 
 from typing import Any
 
 from analyzer.questions.longest_span import Spans, longest_span
 from analyzer.records.manifest import command_of
 from views.report.sections import Block, Run, Section, cards, note, pairs
+from views.report.time_bars import step_bars
 
 HIGH_SAVING = 0.1
 SAVINGS = (
@@ -65,12 +66,12 @@ def cost_findings(run: Run) -> Block | None:
         text = f"{finding['text']} ({lasting(finding['saving_ms'])})"
         moments = run.moments(longest_span(spans, finding["rule"], finding["evidence"]))
         item = {"level": level, "text": text, "saving": min(finding["saving_share"], 1.0), "query": finding["query"]}
-        items.append(item | ({"at": moments[0]} if moments else {}))
+        items.append(item | {"cause": finding["evidence"].get("cause")} | ({"at": moments[0]} if moments else {}))
     return {"kind": "findings", "title": "Main costs", "items": items} if items else None
 
 
 def overview_section(run: Run) -> Section:
-    """Summary and findings."""
+    """The picture of a step, summary and findings."""
     about = run.summary.get("recording") or {}
     about_pairs = [
         ("command", " ".join(command_of(run.manifest))),
@@ -78,5 +79,5 @@ def overview_section(run: Run) -> Section:
         ("engines", ", ".join(about.get("engines") or [])),
     ]
     findings = cost_findings(run)
-    blocks = [figures(run.summary), *([findings, note(SAVINGS)] if findings else []), pairs(about_pairs)]
+    blocks = [*step_bars(run), figures(run.summary), *([findings, note(SAVINGS)] if findings else []), pairs(about_pairs)]
     return Section("summary", "Summary", blocks)

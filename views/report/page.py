@@ -17,6 +17,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from views import colours
+
+SCRIPTS = {"report": ("common", "time_bars", "report"), "profdag": ("common", "profdag_causes", "profdag")}
+"""Page → its scripts of views/static."""
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -95,9 +99,9 @@ def write_page(
         title=html.escape(title),
         stamp=stamp,
         name=name,
-        style=static("common.css") + static(f"{name}.css"),
+        style=static("common.css") + colours.style() + static(f"{name}.css"),
         assets="\n".join(asset(key, value) for key, value in ({"data": document} | (assets or {})).items()),
-        script=static("common.js") + static(f"{name}.js"),
+        script="".join(static(f"{part}.js") for part in SCRIPTS[name]),
     ).encode(errors="replace")
     partial = path.with_name(path.name + ".new")
     partial.write_bytes(page)

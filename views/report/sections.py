@@ -3,10 +3,13 @@
 A section is a title and a list of blocks. A block is one of
     note      text
     cards     label, value, note: the main figures
-    findings  level (good | warn | bad | info) and text, optionally `saving` (share of step time), `query` and `at` (a moment)
+    findings  level (good | warn | bad | info) and text, optionally `saving` (share of step time), `cause`, `query` and `at`,
+              a moment
     pairs     label and value, optionally a moment
-    table     columns (name, kind: text | number | bar | moment) and rows, sortable; a moment links to the timeline
-    chart     Plotly traces; `slot` is the number of a theme colour
+    table     columns (name, kind: text | cause | number | bar | moment) and rows, sortable; a moment links to
+              the timeline
+    chart     Plotly traces; `slot` is the number of a theme colour, `cause` the name of a cause with its own (views/colours.py)
+    time      bars of a mean step by cause and part (time_bars.py)
     heat      iteration by expert, one matrix per layer
     graph     cards of operators, coloured by change (views/profdag/change_graph.py)
 
@@ -109,7 +112,7 @@ def pairs(items: Sequence[tuple[Any, ...]]) -> Block:
 
 def is_known(value: Any, kind: str) -> bool:
     """Whether a cell has a value."""
-    return bool(value) if kind == "text" else value is not None and value is not pd.NA and value == value
+    return bool(value) if kind in ("text", "cause") else value is not None and value is not pd.NA and value == value
 
 
 def table(columns: str, rows: pd.DataFrame | list[list[Any]], title: str = "", query: str = "", command: str = "") -> Block:

@@ -40,7 +40,7 @@ BETWEEN = (
     "select part, cause, after, before, count(*) pieces, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 longest_us, "
     "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
     "from gaps where duration_ns > 0 group by all order by ms desc, part, cause, after, before",
-    "text part, text cause, text after, text before, number pieces, bar total ms, number longest µs, "
+    "text part, cause cause, text after, text before, number pieces, bar total ms, number longest µs, "
     "moment the longest in the timeline",
 )
 CELLS_QUERY = (
@@ -95,7 +95,7 @@ def time_section(run: Run) -> Section | None:
         if "decode" in set(tokens["phase"])
         else ("step", STEPS_BY_CAUSE.format(""))
     )
-    columns = "text phase, text part, text cause, bar total ms"
+    columns = "text phase, text part, cause cause, bar total ms"
     blocks = [over_steps(run, *shown), *answer(run, "Time by part and cause", CELLS_QUERY, columns)]
     blocks += [*answer(run, *PHASES), *answer(run, *BETWEEN)]
     left_out = len(run.tables["tokens"]) - len(tokens)
@@ -123,12 +123,13 @@ def composition(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
     ms = np.round(sums / np.bincount(bins, minlength=width), 4)
     names = [*order[:top], "other types"][: top + (len(order) > top)]
     common = {"type": "scatter", "mode": "lines", "stackgroup": "one", "line": {"width": 0}}
-    traces = [{**common, "name": label(name), "y": ms[i], "slot": i} for i, name in enumerate(names)]
-    axes = {"xaxis": axis(step_name), "yaxis": axis("ms by operator type")}
+    number = np.bincount(bins, tokens["token_id"]) / np.bincount(bins)
+    traces = [{**common, "name": label(name), "x": number, "y": ms[i], "slot": i} for i, name in enumerate(names)]
+    axes = {"xaxis": axis("step"), "yaxis": axis("ms by operator type")}
     return chart(f"What a {step_name} computes", traces, per_bin(len(tokens)), 340, COMPOSITION_QUERY, **axes)
 
 
-def curve(name: str, slot: int, step: np.ndarray, ms: pd.Series) -> dict[str, Any]:
+def curve(name: str, slot: int, step: pd.Series, ms: pd.Series) -> dict[str, Any]:
     """Step times of one phase, binned if there are many."""
     bins = binned(len(step))
     x, y = (pd.Series(np.asarray(v)).groupby(bins).mean().to_numpy() for v in (step, ms))
@@ -139,18 +140,18 @@ def curve(name: str, slot: int, step: np.ndarray, ms: pd.Series) -> dict[str, An
 def durations(run: Run, across: dict[str, Any]) -> Block:
     """Every step's time, with the model line over context and the steps at which the level changes."""
     tokens = run.ask(STEPS_QUERY)
-    traces, step = [], pd.Series(np.arange(len(tokens)), tokens["token_id"].to_numpy())
+    traces: list[dict[str, Any]] = []
     for slot, phase in enumerate(sorted(set(tokens["phase"]), key=lambda p: p != "decode")):
         of_phase = tokens[tokens["phase"] == phase]
-        traces.append(curve(phase or "unknown", slot, step[of_phase["token_id"]].to_numpy(), of_phase["ms"]))
+        traces.append(curve(phase or "unknown", slot, of_phase["token_id"], of_phase["ms"]))
     scale = {"type": "log"} if len(traces) > 1 else {"rangemode": "tozero"}
     model, decode = across.get("model") or {}, tokens[tokens["phase"] == "decode"]
     if trends.explains(model) and len(decode):
         context = decode["position"].where(decode["position"] >= 0, np.arange(len(decode)))
         fitted = model["base_ms"] + model["us_per_token"] / 1e3 * context
-        line = curve("fitted to the context", 7, step[decode["token_id"]].to_numpy(), fitted)
+        line = curve("fitted to the context", 7, decode["token_id"], fitted)
         traces.append({**line, "mode": "lines", "line": {"dash": "dash"}})
-    jumps = [int(step[jump["token_id"]]) for jump in across.get("change_points") or [] if jump["token_id"] in step.index]
+    jumps = [jump["token_id"] for jump in across.get("change_points") or []]
     bars = [
         {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": place, "x1": place, "line": {"dash": "dot", "width": 2}}
         for place in jumps
@@ -197,7 +198,7 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
         mostly=[f"{name} {ns / MS:+.2f} ms" for name, ns in zip(most.idxmax(axis=1), most.max(axis=1), strict=True)],
         at=run.moments(top),
     )
-    columns = "text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline"
+    columns = "text step, number position, bar ms, number above the median ms, text mostly in, moment in the timeline"
     cells["token_id"] = cells["token_id"].astype(str)
     return table(columns, cells, "Slowest steps", command="time RUN")
 

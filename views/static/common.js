@@ -33,6 +33,25 @@ function slotColours() {
   return cssValue("--slots").split(/\s+/);
 }
 
+/* The CSS variable with the colour of a cause of time (views/colours.py), and the colour itself in the current theme. */
+const causeName = (cause) => "--cause-" + cause.replaceAll(" ", "-");
+const causeColour = (cause) => cssValue(causeName(cause)) || cssValue("--cause-residual");
+const swatch = (cause) => el("i", { style: `background: var(${causeName(cause)})` });
+
+const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+
+/* One colour with a share of another in it. */
+function mixed(colour, other, share) {
+  const b = channels(other);
+  return "#" + channels(colour).map((a, i) => Math.round(a + (b[i] - a) * share).toString(16).padStart(2, "0")).join("");
+}
+
+/* Black or white, whichever stands out more: at a relative luminance of 0.179 both do alike. */
+function readableOn(colour) {
+  const [r, g, b] = channels(colour).map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+}
+
 function remembered() {
   try { return localStorage.getItem("moescope-theme"); } catch { return null; }
 }

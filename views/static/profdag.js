@@ -5,12 +5,11 @@
 
 const view = { x: 0, y: 0, scale: 1, hover: null, chosen: null, find: "", mode: "time", path: false };
 const open = new Set(), picture = { canvas: null, scale: 0, left: 0, top: 0, right: 0, bottom: 0, stale: true };
-const GAP = 70, MAX_LINES = 12, DETAIL = 0.42, NAMES = 0.2, LINES = 0.12, MARGIN = 0.5;
+const GAP = 70, MAX_LINES = 12, DETAIL = 0.42, NAMES = 0.2, LINES = 0.12, MARGIN = 0.5, LEAST_TEXT = 11, TWO_LINES = 15;
 const SUMMED = ["duration_ns", "busy_ns", "wait_ns", "maj_flt", "cycles", "load_ns"];
 let dag, board, marks, tip, legend, panel, shown = { cards: [], nodes: [], edges: [], near: new Map(), of: [] };
 
 const us = (ns) => (ns >= 1e6 ? (ns / 1e6).toFixed(2) + " ms" : (ns / 1e3).toFixed(1) + " µs");
-const percent = (ns) => ((100 * ns) / dag.total).toFixed(1) + " %";
 
 function parse(colour) {
   return [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
@@ -26,7 +25,7 @@ function ramp(share) {
 function folded(members) {
   const layers = members.map((b) => dag.members[b]);
   return layers[0].map((first, i) => {
-    const each = layers.map((nodes) => nodes[i]), sum = { ...first, name: first.stem || first.name, each, critical: each.some((n) => n.critical) };
+    const each = layers.map((nodes) => nodes[i]), sum = { ...first, name: first.stem || first.name, each, critical: each.some((n) => n.critical), causes: summedCauses(each) };
     for (const key of SUMMED) if (each.some((n) => n[key] !== undefined)) sum[key] = each.reduce((s, n) => s + (n[key] || 0), 0);
     for (const key of ["gbytes_per_s", "gflops"]) if (first[key] !== undefined) sum[key] = each.reduce((s, n) => s + (n[key] || 0) * n.duration_ns, 0) / Math.max(1, sum.duration_ns);
     return sum;
@@ -106,15 +105,18 @@ const MODES = {
   bandwidth: { value: (n) => n.gbytes_per_s, text: (v) => v.toFixed(1) + " GB/s" },
   cycles: { value: (n) => n.cycles, root: true, text: (v) => v.toLocaleString("en") + " cycles" },
   "expert load": { value: (n) => n.load_ns, root: true, text: us },
+  cause: { kind: "cause" },
   backend: { kind: "backend" },
   type: { kind: "type" },
 };
 
 function offered(mode) {
+  if (mode === "cause") return dag.nodes.some(largestCause);
   return MODES[mode].kind || dag.nodes.some((n) => MODES[mode].value(n) > 0);
 }
 
 function kindColours(key) {
+  if (key === "cause") return new Map([...causeColours(), ["unknown", cssValue("--line")]].map(([cause, colour]) => [cause, parse(colour)]));
   const total = new Map(), colours = slotColours();
   for (const n of dag.nodes) total.set(n[key] || "unknown", (total.get(n[key] || "unknown") || 0) + (n.duration_ns || 0));
   const names = [...total.keys()].sort((a, b) => total.get(b) - total.get(a));
@@ -131,14 +133,15 @@ function paint() {
     return ramps.get(share);
   };
   for (const n of shown.nodes) {
-    const rgb = n.role === "view" ? plain : kinds ? kinds.get(n[mode.kind] || "unknown") : shade(mode.value(n));
+    const rgb = n.role === "view" ? plain : kinds ? kinds.get((mode.kind === "cause" ? largestCause(n) : n[mode.kind]) || "unknown") : shade(mode.value(n));
     n.fill = `rgb(${rgb})`;
     n.text = 0.3 * rgb[0] + 0.59 * rgb[1] + 0.11 * rgb[2] > 140 ? "#141a22" : "#ffffff";
   }
   const chip = ([name, rgb]) => el("span", {}, Object.assign(el("i"), { style: `background: rgb(${rgb})` }), name);
   const bar = Object.assign(el("i", { class: "ramp" }), { style: `background: linear-gradient(to right, ${cssValue("--heat").split(/\s+/)})` });
   const scale = () => el("span", {}, "0 ", bar, mode.text(most) + (mode.root ? " (square-root scale)" : ""));
-  legend.replaceChildren(...(kinds ? [...kinds].slice(0, 12).map(chip) : [scale()]), el("span", {}, "● constant or state, one copy per reader"));
+  const strip = view.mode === "cause" ? [] : causeColours().map(([cause]) => el("span", {}, swatch(cause), cause));
+  legend.replaceChildren(...(kinds ? [...kinds].slice(0, 14).map(chip) : [scale()]), ...(strip.length ? [el("span", { class: "strip" }, "strips:"), ...strip] : []), el("span", {}, "● constant or state, one copy per reader"));
   picture.stale = true;
 }
 
@@ -259,8 +262,8 @@ function drawSpots(g, nodes, ink) {
   g.beginPath();
   for (const n of nodes) g.rect(n.ax - w / 2, n.ay - h / 2, w, h);
   g.stroke();
-  if (view.scale * sharper < NAMES) return; // paper shows smaller letters than a screen
-  g.font = `600 ${Math.min(0.8 * h, Math.max(0.62 * h, 9 / view.scale))}px system-ui, sans-serif`;
+  if (view.scale * sharper < (isNarrow() ? LEAST_TEXT / (0.8 * h) : NAMES)) return; // paper shows smaller letters than a screen
+  g.font = `600 ${Math.min(0.8 * h, Math.max(0.62 * h, LEAST_TEXT / view.scale))}px system-ui, sans-serif`;
   g.textAlign = "center";
   for (const n of nodes) {
     g.globalAlpha = faint(n) ? 0.25 : 1;
@@ -284,17 +287,20 @@ function drawNode(g, n, ink) {
   g.setLineDash([]);
   g.fillStyle = n.role === "view" ? ink.ink : n.text;
   g.textAlign = "center";
-  g.font = "600 12px system-ui, sans-serif";
-  g.fillText(n.name || n.type, n.ax, n.ay - 3, w - 14);
-  g.font = "11px system-ui, sans-serif";
+  const size = Math.max(12, LEAST_TEXT / view.scale), lines = size <= TWO_LINES;
+  g.font = `600 ${size}px system-ui, sans-serif`;
+  g.fillText(n.name || n.type, n.ax, n.ay + (lines ? -5 : 0.2 * size - 2), w - 14);
+  g.font = `${Math.max(11, LEAST_TEXT / view.scale)}px system-ui, sans-serif`;
   const layers = n.each ? ` in ${n.each.length} layers` : "";
-  g.fillText(n.role === "view" ? "view" : `${n.type === n.name ? "" : n.type + "  "}${us(n.duration_ns)}${layers}`, n.ax, n.ay + 12, w - 14);
+  if (lines) g.fillText(n.role === "view" ? "view" : `${n.type === n.name ? "" : n.type + "  "}${us(n.duration_ns)}${layers}`, n.ax, n.ay + 9, w - 14);
+  drawStrip(g, n, ink);
   g.globalAlpha = 1;
 }
 
 function drawAll(g, box) {
   const ink = Object.fromEntries(["panel", "line", "soft", "ink", "accent"].map((name) => [name, cssValue("--" + name)]));
   ink.slots = slotColours();
+  ink.causes = causeColours();
   ink.families = [...dag.classes.keys()];
   const cards = shown.cards.filter((c) => c.x < box.right && c.x + c.width > box.left && c.y - 30 < box.bottom && c.y + c.height > box.top);
   for (const card of cards) drawCard(g, card, ink);
@@ -403,7 +409,7 @@ function facts(n) {
   const rows = [["stands for", n.each ? `${n.each.length} equal layers, summed` : ""], ["type", n.type], ["shape", n.shape], ["backend", n.backend], ["layer", n.each || n.layer < 0 ? "" : n.layer], ["expert", n.each || n.expert < 0 ? "" : n.expert]];
   if (n.role === "view") return rows;
   const spent = n.busy_ns + n.wait_ns;
-  return [...rows, ["duration", us(n.duration_ns)], ["share", ((100 * n.duration_ns) / dag.total).toFixed(2) + " % of all operators"],
+  return [...rows, ["duration", us(n.duration_ns)], ["share", `${percent(n.duration_ns)} of ${percentBase().name}`], ["causes", causeList(n)],
     ["begins at", n.each ? "" : us(n.begin_ns)], ["waiting", spent > 0 ? ((100 * n.wait_ns) / spent).toFixed(1) + " % of the threads' time" : ""],
     ["bandwidth", n.gbytes_per_s > 0 ? n.gbytes_per_s.toFixed(2) + " GB/s" : ""], ["speed", n.gflops > 0 ? n.gflops.toFixed(2) + " GFLOP/s" : ""],
     ["cycles", n.cycles > 0 ? Math.round(n.cycles).toLocaleString("en") : ""], ["loading its expert", n.load_ns > 0 ? us(n.load_ns) : ""],
@@ -411,8 +417,8 @@ function facts(n) {
 }
 
 function described(n) {
-  const rows = facts(n).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  return [el("b", {}, n.name || n.type), el("dl", {}, ...rows.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)]))];
+  const rows = facts(n).filter(([, value]) => value !== "" && value !== null && value !== undefined && value.length !== 0);
+  return [el("b", {}, n.name || n.type), el("dl", {}, ...rows.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, ...[v].flat())]))];
 }
 
 function point(event) {
@@ -556,8 +562,8 @@ function keys() {
 }
 
 function heading() {
-  const t = dag.token, title = [`token ${t.token_id}`, t.phase, t.position >= 0 ? `position ${t.position}` : "", t.duration_ns ? us(t.duration_ns) : ""].filter(Boolean).join(", ");
-  const averaged = t.tokens_used > 1 ? `, mean of ${t.tokens_used} tokens` : "";
+  const t = dag.token, title = [`step ${t.token_id}`, t.phase, t.position >= 0 ? `position ${t.position}` : "", t.duration_ns ? us(t.duration_ns) : ""].filter(Boolean).join(", ");
+  const averaged = (t.tokens_used > 1 ? `, mean of ${t.tokens_used} steps` : "") + ` · percentages: of ${percentBase().name}`;
   const mode = el("select", { "aria-label": "colour by", onchange: () => { view.mode = mode.value; restyle(); } },
     ...Object.keys(MODES).filter(offered).map((m) => el("option", { value: m }, "colour by " + m)));
   const find = el("input", { type: "search", placeholder: "find an operator", title: "Enter goes there", "aria-label": "find an operator",

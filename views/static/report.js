@@ -36,7 +36,7 @@ function findings(block) {
     bar.firstChild.style.width = 100 * item.saving + "%";
     return bar;
   };
-  const line = (item) => el("li", { class: item.level }, share(item), el("span", {}, item.text), ...momentOf(item.at, "the longest in the timeline ↗"), queryOf(item));
+  const line = (item) => el("li", item.cause ? { class: "cause", style: `--mark: var(${causeName(item.cause)})` } : { class: item.level }, share(item), el("span", {}, item.text), ...momentOf(item.at, "the longest in the timeline ↗"), queryOf(item));
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, el("ul", { class: "findings" }, ...block.items.map(line)));
 }
 
@@ -52,11 +52,14 @@ function compare(a, b) {
   return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
+const NAMES = ["text", "cause"];
+
 function row(values, columns, most) {
   return el("tr", {}, ...values.map((value, i) => {
     const kind = columns[i].kind;
     if (kind === "moment") return el("td", { class: "moment" }, value ? timelineLink(value[0], value[1]) : "");
-    const cell = el("td", { class: kind === "text" ? "text" : "number", title: kind === "text" ? value : null }, cellText(value));
+    const name = NAMES.includes(kind), mark = kind === "cause" && value ? swatch(value) : null;
+    const cell = el("td", { class: name ? "text" : "number", title: name ? value : null }, mark, cellText(value));
     if (kind === "bar" && most[i] > 0) {
       const share = (100 * value) / most[i];
       cell.style.background = `linear-gradient(to left, var(--bar) ${share}%, transparent ${share}%)`;
@@ -69,7 +72,7 @@ function table(block) {
   const body = el("tbody"), tools = el("div", { class: "tools" }), count = el("span");
   const state = { column: -1, down: true, all: block.rows.length <= 20, find: "" };
   const most = block.columns.map((c, i) => (c.kind === "bar" ? Math.max(...block.rows.map((r) => r[i] || 0)) : 0));
-  const heads = block.columns.map((column, i) => el("th", { class: column.kind === "text" || column.kind === "moment" ? column.kind : "number", scope: "col" },
+  const heads = block.columns.map((column, i) => el("th", { class: NAMES.includes(column.kind) ? "text" : column.kind === "moment" ? "moment" : "number", scope: "col" },
     el("button", { type: "button", onclick: () => sort(i) }, column.name)));
   function fill() {
     let rows = block.rows.filter((r) => !state.find || r.some((v) => typeof v === "string" && v.toLowerCase().includes(state.find)));
@@ -80,7 +83,7 @@ function table(block) {
     heads.forEach((head, i) => head.setAttribute("aria-sort", i !== state.column ? "none" : state.down ? "descending" : "ascending"));
   }
   function sort(i) {
-    state.down = state.column === i ? !state.down : block.columns[i].kind !== "text";
+    state.down = state.column === i ? !state.down : !NAMES.includes(block.columns[i].kind);
     state.column = i;
     fill();
   }
@@ -91,14 +94,30 @@ function table(block) {
   }
   fill();
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, state.all ? null : tools,
-    el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": block.title || "table" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body)), queryOf(block));
+    ...scrolling(el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body), block.title || "table"), queryOf(block));
+}
+
+/* What may be wider than the page, below a line that says so where it is. */
+function scrolling(content, name) {
+  const hint = el("p", { class: "note hint", hidden: "" }, "← scrolls sideways →"), region = el("div", { class: "wide" }, content);
+  const edges = () => {
+    region.classList.toggle("more-left", region.scrollLeft > 1);
+    region.classList.toggle("more-right", region.scrollLeft + region.clientWidth < region.scrollWidth - 1);
+  };
+  region.addEventListener("scroll", edges);
+  new ResizeObserver(() => {
+    hint.hidden = region.scrollWidth <= region.clientWidth;
+    const said = hint.hidden ? {} : { tabindex: 0, role: "region", "aria-label": `${name}, scrolls sideways` };
+    for (const key of ["tabindex", "role", "aria-label"]) key in said ? region.setAttribute(key, said[key]) : region.removeAttribute(key);
+    edges();
+  }).observe(region);
+  return [hint, region];
 }
 
 function themed(traces) {
   const colours = slotColours();
   return traces.map((trace) => {
-    const colour = colours[(trace.slot ?? 0) % colours.length];
-    const { slot, sizes, ...rest } = trace;
+    const { slot, cause, sizes, ...rest } = trace, colour = cause ? causeColour(cause) : colours[(slot ?? 0) % colours.length];
     if (trace.type === "heatmap") return { ...rest, colorscale: cssValue("--heat").split(/\s+/).map((c, i, all) => [i / (all.length - 1), c]) };
     if (trace.type === "bar") return { ...rest, marker: { color: colour } };
     const filled = trace.stackgroup ? { fillcolor: colour } : {};
@@ -107,7 +126,7 @@ function themed(traces) {
 }
 
 /* The legend stands below the buttons of the chart, which are wide where it is. */
-const hasLegend = (item) => item.layout.showlegend !== false && item.traces.filter((t) => t.name).length > 1;
+const hasLegend = (item) => item.layout.showlegend !== false && item.traces.filter((t) => t.name).length > (item.traces.some((t) => t.showlegend) ? 0 : 1);
 const BUTTONS = 22;
 
 const ARRAYS = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u2: Uint16Array, u1: Uint8Array };
@@ -127,9 +146,28 @@ function logTicks(values) {
   return { tickmode: "array", tickvals: at, ticktext: at.map((v) => (v >= 1e6 || v < 1e-4 ? v.toExponential(0) : Number(v.toPrecision(1)).toLocaleString("en", { maximumFractionDigits: 6 }))) };
 }
 
+/* Ticks as given, the most important first, without those that come too near to another. */
+function spacedTicks({ range, tickvals, ticktext }) {
+  const gap = (range[1] - range[0]) / (NARROW.matches ? 4 : 10), kept = [];
+  tickvals.forEach((at, i) => { if (kept.every((other) => Math.abs(tickvals[other] - at) >= gap)) kept.push(i); });
+  return { tickvals: kept.map((i) => tickvals[i]), ticktext: kept.map((i) => ticktext[i]) };
+}
+
+/* Names beside bars in at most two lines, so that a narrow page has room for the bars. */
+const LINE = 22, SECOND_LINE = 13;
+function wrappedNames(traces) {
+  const names = [...new Set(traces.flatMap((t) => listed(t.y)))];
+  if (!NARROW.matches || !names.some((name) => typeof name === "string" && name.length > LINE)) return {};
+  const wrapped = (name) => {
+    const cut = name.length > LINE ? name.lastIndexOf(" ", LINE) : 0;
+    return cut < 1 ? shortened(name, LINE) : name.slice(0, cut).replace(/ ·$/, "") + "<br>" + shortened(name.slice(cut + 1).replace(/^· /, ""), LINE);
+  };
+  return { tickmode: "array", tickvals: names, ticktext: names.map((name) => wrapped(String(name))) };
+}
+
 function themedLayout(layout, height, top, traces) {
   const ink = cssValue("--ink"), grid = cssValue("--line"), soft = cssValue("--soft");
-  const axis = (given, key) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 9 : 12 }, ...((given || {}).type === "log" ? logTicks(traces.flatMap((t) => listed(t[key]))) : {}), ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
+  const axis = (given, key) => ({ gridcolor: grid, zerolinecolor: (given || {}).zeroline ? soft : grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 11 : 12 }, ...(key === "y" ? wrappedNames(traces) : {}), ...((given || {}).type === "log" ? logTicks(traces.flatMap((t) => listed(t[key]))) : {}), ...given, ...((given || {}).tickvals ? spacedTicks(given) : {}), title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
   return {
     ...layout, shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: cssValue("--bad") } })), height, margin: { l: 56, r: 12, t: top, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis, "x"), yaxis: axis(layout.yaxis, "y"), ...(layout.xaxis2 ? { xaxis2: axis(layout.xaxis2, "x") } : {}),
@@ -140,11 +178,12 @@ function themedLayout(layout, height, top, traces) {
 
 const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
-/* On a phone the legend stands line by line: the chart grows by it. */
+/* On a phone the legend stands line by line, and names in two lines: the chart grows by them. */
 function draw(item) {
   const lines = NARROW.matches ? item.traces.filter((t) => t.name && item.layout.showlegend !== false).length : 0;
+  const names = (wrappedNames(item.traces).tickvals || []).length;
   const room = !NARROW.matches && hasLegend(item) ? BUTTONS : 0;
-  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines + room, 32 + room, item.traces), CONFIG);
+  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines + SECOND_LINE * names + room, 32 + room, item.traces), CONFIG);
 }
 
 function chart(block) {
@@ -162,11 +201,11 @@ function heat(block) {
   const step = block.steps_per_column;
   function show(redraw) {
     const z = block.matrices[layer.value || 0][kind.value || kinds[0]];
-    const [height, width] = z.shape.split(", ").map(Number);
+    const height = Number(z.shape.split(", ")[0]);
     item.height = Math.max(220, Math.min(640, 100 + 9 * height));
     const hover = `${step > 1 ? "steps from" : "step"} %{x}, expert %{y}: %{z}<extra></extra>`;
     const share = block.density[layer.value || 0], about = { y: share.map((_, e) => e), x: share, orientation: "h", slot: 1, xaxis: "x2", showlegend: false };
-    item.traces = [{ type: "heatmap", z, x: Array.from({ length: width }, (_, i) => i * step), hovertemplate: hover, colorbar: { thickness: 10, outlinewidth: 0, x: 1.01 } },
+    item.traces = [{ type: "heatmap", z, x: block.columns, hovertemplate: hover, colorbar: { thickness: 10, outlinewidth: 0, x: 1.01 } },
       { type: "bar", ...about, hovertemplate: "expert %{y}: active in %{x:.1f} % of steps<extra></extra>" }];
     item.layout = { xaxis: { title: { text: "step" }, showgrid: false, domain: [0, 0.82] }, xaxis2: { title: { text: "% of steps" }, domain: [0.85, 1], rangemode: "tozero" },
       yaxis: { title: { text: "expert" }, showgrid: false, autorange: "reversed" } };
@@ -204,7 +243,7 @@ function graphCard(card, choose) {
   });
   const picture = svg("svg", { viewBox: `0 ${card.top} ${card.width} ${card.height}`, role: "group", "aria-label": card.title }, ...lines, ...nodes);
   picture.style.width = card.width + "px";
-  return el("figure", { class: "layer" }, el("figcaption", {}, card.title), picture);
+  return el("figure", { class: "layer" }, el("figcaption", {}, card.title), ...scrolling(picture, card.title));
 }
 
 /* Operators on cards, coloured by change; a chosen one is explained beneath. */
@@ -223,7 +262,7 @@ function graph(block) {
   return el("div", { class: "block" }, el("h3", {}, block.title), el("p", { class: "note" }, block.note), legend, about, cards, left);
 }
 
-const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat, graph };
+const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat, graph, time };
 
 /* A section that folds; it opens when something links to it. */
 function section(s) {
