@@ -26,6 +26,8 @@ prepare_parser = add_run_and_json
 
 PARTS_SHOWN, CAUSES_SHOWN, FINDINGS = 6, 4, 3
 OTHERS, LEAST = "others", 0.005
+APART = 0.02
+"""Smallest share of TPOT between steps that is shown."""
 NOUNS = {
     "warm-up": "warm-up step",
     "refused": "refused call",
@@ -104,13 +106,22 @@ def requests(r: Section) -> list[Line]:
     return [*(request_lines(r) if several else []), *speculative_lines(r["speculative"])]
 
 
-def time(t: Section) -> list[Line]:
-    """A mean step of the phase with the most time, by part and cause; other phases by cause."""
-    if not t:
+def time(answer: Section) -> list[Line]:
+    """A mean step of the phase with the most time, by part and cause; other phases by cause; time between steps."""
+    if not answer["time"]:
         return []
-    phases = sorted(t["phases"].items(), key=lambda item: -item[1]["ms"] * item[1]["steps"])
+    phases = sorted(answer["time"]["phases"].items(), key=lambda item: -item[1]["ms"] * item[1]["steps"])
     first, *others = ((phase or "step", part) for phase, part in phases)
-    return [matrix(*first), *(words((f"{phase} step ", "bold"), by_cause(part)) for phase, part in others)]
+    between = between_ms(answer)
+    apart = [f"{between:,.2f} ms of TPOT are between steps, in the engine's own code"] if between else []
+    return [matrix(*first), *(words((f"{phase} step ", "bold"), by_cause(part)) for phase, part in others), *apart]
+
+
+def between_ms(answer: Section) -> float | None:
+    """Mean time between decode steps, which TPOT includes; None below APART of it."""
+    tpot, decode = (answer["tokens"] or {}).get("tpot_ms", {}).get("mean"), answer["time"]["phases"].get("decode")
+    between = tpot - decode["ms"] if tpot and decode else 0.0
+    return between if tpot and between > APART * tpot else None
 
 
 def matrix(phase: str, part: Section) -> Line:
@@ -252,7 +263,7 @@ def files(answer: Section) -> list[Line]:
 PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("", heading),
     ("", speed),
-    ("time", time),
+    ("", time),
     ("requests", requests),
     ("findings", top_findings),
     ("experts", experts),

@@ -87,16 +87,17 @@ class StepThreads:
     def states(self) -> tuple[Intervals, np.ndarray, np.ndarray]:
         """(states of all threads, by thread; index in STATES; when each ended).
 
-        A thread that is woken up on an idle CPU needs a moment to begin there. It lacks no CPU: that moment counts as its wait.
+        A wait lasts until the thread stands in a run queue or, if the CPU is idle, until it runs there: it lacks no CPU before.
         """
         spans, state = self.scheduled
         before = equal_rows([spans.key, spans.end], [spans.key, spans.begin])
         waited = np.isin(np.append(state, NONE)[before], (STATES.index("waiting"), STATES.index("sleeping")))
-        late = np.flatnonzero((state == STATES.index("runnable")) & waited & begun_on_idle_cpu(self.tables["sched"], spans))
-        until = spans.end.copy()
-        until[before[late]] = spans.end[late]
-        keep = np.delete(np.arange(len(spans)), late)
-        return Intervals(spans.key, spans.begin, until).where(keep), state[keep], spans.end[keep]
+        woken = np.flatnonzero((state == STATES.index("runnable")) & waited)
+        queued = queued_ns(self.tables["sched"], spans.where(woken))
+        begin, end = spans.begin.copy(), spans.end.copy()
+        begin[woken], end[before[woken]] = queued, queued
+        keep = begin < end
+        return Intervals(spans.key, begin, end).where(keep), state[keep], spans.end[keep]
 
     def state(self, *names: str) -> Intervals:
         """The times in which steps' threads were in these states."""
@@ -191,15 +192,16 @@ def in_states(states: tuple[Intervals, np.ndarray], names: tuple[str, ...], thre
     return spans.where(np.isin(state, [STATES.index(name) for name in names]) & np.isin(spans.key, threads))
 
 
-def begun_on_idle_cpu(sched: pd.DataFrame, ready: Intervals) -> np.ndarray:
-    """Which of the intervals end with a switch to their thread on an idle CPU, in whose run queue the thread was put."""
-    switch, queued = (sched[(sched["event"] == event).to_numpy()] for event in ("switch", "wakeup"))
+def queued_ns(sched: pd.DataFrame, ready: Intervals) -> np.ndarray:
+    """When threads that are `ready` stood in a run queue: at the begin if that was not recorded, at the end on an idle CPU."""
+    switch, wakeup = (sched[(sched["event"] == event).to_numpy()] for event in ("switch", "wakeup"))
     row = equal_rows([switch["next_tid"].to_numpy(), switch["ts_ns"].to_numpy()], [ready.key, ready.end])
-    idle = np.append(switch["prev_tid"].to_numpy(), NONE)[row] == 0
-    last = latest(queued["next_tid"].to_numpy(), queued["ts_ns"].to_numpy(), ready.key, ready.end)
-    put = np.append(queued["target_cpu"].to_numpy(), NONE)[last]
-    known = np.append(queued["ts_ns"].to_numpy(), NONE)[last] >= ready.begin
-    return idle & (~known | (put == np.append(switch["cpu"].to_numpy(), NONE)[row]))
+    last = latest(wakeup["next_tid"].to_numpy(), wakeup["ts_ns"].to_numpy(), ready.key, ready.end)
+    since, cpu = (np.append(wakeup[name].to_numpy(), NONE)[last] for name in ("ts_ns", "target_cpu"))
+    known = since >= ready.begin
+    stayed = ~known | (cpu == np.append(switch["cpu"].to_numpy(), NONE)[row])
+    idle = stayed & (np.append(switch["prev_tid"].to_numpy(), NONE)[row] == 0)
+    return np.where(idle, ready.end, np.where(known, since, ready.begin))
 
 
 def wakers(steps: StepThreads) -> tuple[Intervals, np.ndarray]:
