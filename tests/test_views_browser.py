@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analyzer.compare.document import compare, document
@@ -16,8 +17,9 @@ from analyzer.predict.simulator import Settings, pareto, simulate
 from analyzer.questions.profdag import build_profdag
 from tests.test_compare import HOSTILE, result
 from tests.test_predict_simulator import EVEN, SIZE, random_trace
-from tests.test_views_pages import hostile, report
+from tests.test_views_pages import data_of, hostile, report
 from views.__main__ import main as views
+from views.colours import CAUSES
 from views.profdag.page import write_profdag
 from views.regression import write_regression
 from views.serving import address, offline_ui, server
@@ -106,6 +108,25 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(tmp_path_factory.mktemp("small"), *fixture.make(tokens=3, layers=2))
 
 
+WIDE = {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+NARROW = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+LEAST_TEXT = 11
+SMALL = """
+const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+const scale = (svg) => svg && svg.viewBox.baseVal.width ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+while (walk.nextNode()) {
+  const around = walk.currentNode.parentElement, range = document.createRange();
+  range.selectNode(walk.currentNode);
+  const size = parseFloat(getComputedStyle(around).fontSize) * scale(around.closest('svg'));
+  const drawn = walk.currentNode.textContent.trim() && around.checkVisibility() && range.getBoundingClientRect().width;
+  if (drawn && size < arguments[0] - 0.01)
+    found.push(`${size.toFixed(1)} px: ${walk.currentNode.textContent}`);
+}
+return found;
+"""
+"""The texts of a page that are drawn smaller than its argument in px."""
+
+
 def barriers(browser: Any) -> list[tuple[str, str, str]]:
     """What axe-core finds wrong with the page for keyboards, screen readers and weak eyes, in both themes."""
     found = []
@@ -116,15 +137,77 @@ def barriers(browser: Any) -> list[tuple[str, str, str]]:
     return found
 
 
-def test_the_pages_have_no_barriers(browser: Any, tmp_path: Path, small: Path) -> None:
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One page of each kind."""
+    folder = tmp_path_factory.mktemp("pages")
     manifest, tables = fixture.make(layers=4)
-    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    write_profdag(build_profdag(tables, 1), tables, manifest, folder / "profdag.html")
     sides = ([result(f"{side}-{i}", i + 50 * n) for i in range(5)] for n, side in enumerate(("base", "cand")))
-    write_regression(document(compare(*sides)), tmp_path / "regression.html")
-    sweep(tmp_path)
-    for path in (small, *(tmp_path / f"{name}.html" for name in ("profdag", "regression", "pareto"))):
-        opened(browser, path)
-        assert barriers(browser) == [], path.name
+    write_regression(document(compare(*sides)), folder / "regression.html")
+    sweep(folder)
+    return [report(folder, manifest, tables), *(folder / f"{name}.html" for name in ("profdag", "regression", "pareto"))]
+
+
+@pytest.mark.parametrize("window", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_the_pages_have_no_barriers(browser: Any, pages: list[Path], window: dict[str, Any]) -> None:
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
+    try:
+        for path in pages:
+            run = opened(browser, path)
+            assert barriers(browser) == [], path.name
+            assert run(SMALL, LEAST_TEXT) == [], path.name
+            assert run("return document.documentElement.scrollWidth") <= window["width"], path.name
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_table_that_scrolls_says_so_and_a_link_in_a_finding_is_underlined(browser: Any, pages: list[Path]) -> None:
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", NARROW)
+    try:
+        run = opened(browser, pages[0])
+        shown = "[...document.querySelectorAll('.wide')].filter(e => e.checkVisibility())"
+        tables = wait(
+            lambda: run(f"return {shown}.map(e => [e.scrollWidth > e.clientWidth, !e.previousSibling.hidden, e.ariaLabel])")
+        )
+        assert {scrolls for scrolls, _, _ in tables} == {True, False}
+        for scrolls, told, name in tables:
+            assert scrolls == told == ("scrolls sideways" in (name or ""))
+        links = run("return [...document.querySelectorAll('.findings a')].map(a => getComputedStyle(a).textDecorationLine)")
+        assert links and set(links) == {"underline"}
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_first_picture_has_each_cause_in_its_colour_and_its_share_of_the_width(browser: Any, pages: list[Path]) -> None:
+    run = opened(browser, pages[0])
+    run("setTheme('dark')")
+    told = run(
+        "return [...document.querySelectorAll('.time .bar')].map(bar => [bar.clientWidth, bar.ariaLabel, [...bar.children].map("
+        "g => [g.dataset.cause, g.offsetWidth, getComputedStyle(g.firstChild).backgroundColor])])"
+    )
+    drawn = data_of(pages[0])["sections"][0]["blocks"][0]["bars"]
+    for (width, label, groups), bar in zip(told, drawn, strict=True):
+        for (cause, pixels, colour), (named, parts) in zip(groups, bar["causes"], strict=True):
+            assert cause == named and pixels == pytest.approx(width * sum(ms for _, ms in parts) / bar["ms"], abs=1.5)
+            assert colour == "rgb({}, {}, {})".format(*(int(CAUSES[cause][1][i : i + 2], 16) for i in (1, 3, 5)))
+        largest = max(bar["causes"], key=lambda one: sum(ms for _, ms in one[1]))[0]
+        assert label.index(largest) < len(bar["title"]) + 20
+
+
+def test_marks_of_small_changes_stand_apart_beside_a_large_one(browser: Any, tmp_path: Path) -> None:
+    sides = [[result(f"{side}-{i}", i + 50 * n) for i in range(5)] for n, side in enumerate(("base", "cand"))]
+    compared = document(compare(*sides))
+    ratios = [40.0, *np.linspace(0.97, 1.03, 22).tolist(), 1 / 40]
+    like = next(m for m in compared["metrics"] if m["ratio"])
+    shown = [{**like, "ratio": r, "low": r, "high": r, "metric": f"metric {i}", "verdict": "same"} for i, r in enumerate(ratios)]
+    write_regression({**compared, "metrics": shown}, tmp_path / "regression.html")
+    run = opened(browser, tmp_path / "regression.html")
+    points = "[...document.querySelectorAll('#forest .point')].map(p => p.getBoundingClientRect().x)"
+    wait(lambda: run(f"return {points}.length") == len(ratios))
+    at = sorted(run(f"return {points}"))
+    assert at[-2] - at[1] > (at[-1] - at[0]) / 10 and min(np.diff(at)) > 3
+    assert at[1] - at[0] == pytest.approx(at[-1] - at[-2], rel=0.05)
 
 
 def test_the_comparison_begins_with_one_sentence(browser: Any, tmp_path: Path) -> None:

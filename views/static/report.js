@@ -13,8 +13,11 @@ function cellText(value) {
   return typeof value === "number" ? value.toLocaleString("en", { minimumFractionDigits: digits(value), maximumFractionDigits: digits(value) }) : value;
 }
 
+/* A text whose numbers stay with their units: it breaks at its dots only. */
+const unbroken = (text) => String(text).replaceAll(" ", "\u00a0").replaceAll("\u00a0·\u00a0", " · ");
+
 function cards(block) {
-  const card = (item) => el("div", { class: "card" }, el("small", {}, item.label), el("strong", {}, item.value), el("small", {}, item.note));
+  const card = (item) => el("div", { class: "card" }, el("small", {}, item.label), el("strong", {}, unbroken(item.value)), el("small", {}, item.note));
   return el("div", { class: "block cards" }, ...block.items.map(card));
 }
 
