@@ -110,13 +110,14 @@ def phase_metrics(facts: Facts) -> Iterator[Row]:
         return
     for by in ("part", "cause"):
         spent = step_time.per_step(facts.tables, facts.time, by).reindex(steps.index, fill_value=0.0) / MS
-        for phase, rows in spent.groupby(steps["phase"]):
-            rows = rows.iloc[1:] if len(rows) > 1 else rows
+        for phase, every in spent.groupby(steps["phase"]):
+            rows, means = every.iloc[1:] if len(every) > 1 else every, every.mean()
             total = float(steps.loc[rows.index, "duration_ns"].median()) / MS
             for name, value in rows.median().items():
                 if value > 0:
                     share = value / total if total else np.nan
-                    yield row("phase", f"time by {by}", "ms", value, len(rows), phase=phase, type=name, share=share)
+                    more = {"phase": phase, "type": name, "share": share, "mean": means[name]}
+                    yield row("phase", f"time by {by}", "ms", value, len(rows), **more)
 
 
 def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
