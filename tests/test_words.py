@@ -142,8 +142,8 @@ def test_a_signal_is_called_by_its_name_and_a_cost_that_is_not_known_not_at_all(
     assert [ending(code) for code in (3, -9, -99)] == ["ended with exit code 3", "was ended by SIGKILL", "was ended by signal 99"]
     w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ)
     answer: dict[str, Any] = summarize(Recording(w.write(tmp_path)), load(tmp_path))
-    answer["cost"] = {"share_of_token_time": 0.01}
-    assert str(losses(answer)[1]) == "probes took 1.0% of token time"
+    answer["cost"] = {"lines": []}
+    assert len(losses(answer)) == 1
 
 
 def test_only_views_that_were_written_are_named(

@@ -237,17 +237,14 @@ def losses(answer: Section) -> list[Line]:
     odd += [f"{counted(n, NOUNS.get(name, name.removesuffix('s')))} without end" for name, n in r["begins_without_end"].items()]
     odd += [f"{counted(n, 'event')} of {program} skipped by the kernel" for program, n in r["skipped"].items()]
     kept_text = f"{sum(r['kept'].values()):,} records kept, "
-    warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
-    upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
-    of_tokens = [f"{number(warm, '.1%')}{upper} of token time"] if warm is not None else []
-    of_cpu = [f"{number(cpu, '.1%')} of CPU"] if cpu is not None or not of_tokens else []
-    cost = f"probes took {', '.join([*of_tokens, *of_cpu])}"
     stops = f" in {counted(c['held_stops'], 'stop')}" if c.get("held_stops") else ""
-    pause = f"; the program was stopped {c['held_ns'] / 1e6:,.0f} ms{stops} to place probes" if c.get("held_ns") else ""
+    pause = [f"the program was stopped {c['held_ns'] / 1e6:,.0f} ms{stops} to place probes"] if c.get("held_ns") else []
     dropped = r["dropped"]
     dropped_records = sum((dropped.get("records") or {}).values())
     fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
-    lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast + pause), cost]
+    lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast)]
+    first, *more = [*c["lines"], *pause] or [""]
+    lines += [words(("tracing", "bold"), f": {first}"), *more] if first else []
     if c.get("advice"):
         lines.append(words((c["advice"], "yellow")))
     if s := r["sampling"]:

@@ -15,6 +15,7 @@ from analyzer.records.reading import Source
 from analyzer.records.schema import Tables
 from analyzer.records.spans import numbered
 from analyzer.tables.store import UNRECORDED
+from tracer.recording.cost import cost_lines, cost_of
 from tracer.recording.format import Recording
 
 NEEDED = (
@@ -311,18 +312,20 @@ def advice(share: float) -> str | None:
 
 
 def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
-    """The cost of tracing: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
-    cost = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
-    probes = listed(manifest.get("probes"), dict)
+    """The cost of tracing by tracer/recording/cost.py: its parts and shares, and `lines`, the text of every screen."""
+    told, probes = section(manifest, "cost"), listed(manifest.get("probes"), dict)
     hits = {p.get("program"): int(p.get("hits") or 0) for p in probes}  # equal within a program
-    spent = float(np.nansum([cost.get("trap_ns", 0), cost.get("bpf_ns", 0)]))
-    cold = float(np.nansum([cost.get("trap_cold_ns", 0), cost.get("bpf_ns", 0)]))
-    token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(cost.get("target_cpu_ns", 0))
+    cost = cost_of(told, float(tables["tokens"]["duration_ns"].sum()))
+    warm, cold = cost.of_steps if cost.of_steps and told else (None, None)
     return {
-        **cost,
+        **{name: value for name, value in told.items() if isinstance(value, int | float)},
         "probe_hits": sum(hits.values()),
-        "advice": advice(max(spent, cold) / token_ns) if token_ns > 0 and not section(manifest, "sampling") else None,
-        "share_of_token_time": spent / token_ns if token_ns > 0 and cost else None,
-        "cold_share_of_token_time": cold / token_ns if token_ns > 0 and "trap_cold_ns" in cost else None,
-        "share_of_target_cpu": spent / cpu if cpu > 0 else None,
+        "advice": advice(cold) if cold is not None and not section(manifest, "sampling") else None,
+        "slowdown": cost.slowdown,
+        "share_of_token_time": warm,
+        "cold_share_of_token_time": cold,
+        "share_of_target_cpu": cost.share(cost.probes, cost.target),
+        "tracer_share_of_target_cpu": cost.tracer_of_target,
+        "notable": cost.is_notable,
+        "lines": cost_lines(cost) if told else [],
     }
