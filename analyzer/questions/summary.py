@@ -295,7 +295,20 @@ def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
         "damaged": source.damaged,
         "ends_without_begin": {str(kind): int(n) for kind, n in ends.items()},
         "begins_without_end": {name: n for name, n in begins.items() if n},
+        "reasons": {"blocks": open_blocks(source, tables["blocks"])} if begins["blocks"] else {},
     }
+
+
+def open_blocks(source: Source, blocks: pd.DataFrame) -> dict[str, int]:
+    """Reason → number of block requests without an end; a request may have been in flight for as long as the longest took."""
+    done = blocks["complete"].to_numpy()
+    again = blocks.duplicated(["device", "sector"], keep="last").to_numpy()
+    in_flight = blocks["begin_ns"].to_numpy() + blocks.loc[done, "duration_ns"].max() >= source.last_ns
+    missing = section(source.manifest, "lost").get("block_done") or skipped_events(source.manifest).get("block_rq_complete")
+    rest = "whose end was lost" if missing else "whose end was not seen"
+    cases = [again, in_flight]
+    reasons = np.select([case[~done] for case in cases], ["issued again later", "in flight at the end"], rest)
+    return {str(reason): int(n) for reason, n in zip(*np.unique(reasons, return_counts=True), strict=True)}
 
 
 def skipped_events(manifest: dict[str, Any]) -> dict[str, int]:
