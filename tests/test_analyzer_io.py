@@ -102,6 +102,19 @@ def test_blocks_pair_by_device_and_sector_whatever_comes_between(tmp_path: Path)
     assert (blocks["load_id"] == 0).all() and (blocks["expert"] == 5).all()
 
 
+@pytest.mark.parametrize(("lost", "rest"), [({}, "whose end was not seen"), ({"block_done": 1}, "whose end was lost")])
+def test_a_request_without_end_has_the_reason_that_the_records_give(tmp_path: Path, lost: dict, rest: str) -> None:
+    w = step()
+    for ts, sector in ((1000, 8), (1100, 16), (1200, 24), (1300, 24), (2900, 32)):
+        w.add("block_issue", ts=ts, dev=DISK, sector=sector, bytes=4096, rwbs=b"R")
+    w.add("block_done", ts=1200, dev=DISK, sector=8)  # 200 ns, the longest; sector 24 is asked for twice and answered once
+    w.add("block_done", ts=1400, dev=DISK, sector=24)
+    folder = w.write(tmp_path, lost=lost)
+    told = summarize(Recording(folder), build(Recording(folder)))["records"]
+    assert told["begins_without_end"]["blocks"] == 3
+    assert told["reasons"]["blocks"] == {"in flight at the end": 1, "issued again later": 1, rest: 1}
+
+
 def test_the_summary_tells_how_much_was_read_and_what_waited(tmp_path: Path) -> None:
     w = step()
     w.add("page_fault", ts=1500, begin=1400, ino=MODEL, dev=DISK, added=2, flags=io.MAJOR)

@@ -399,3 +399,30 @@ def test_a_command_of_a_foreign_manifest_is_shown_as_text(tmp_path, command, cap
     for room, verb in ((analyze, "summary"), (view, "report"), (view, "dag"), (view, "trace")):
         assert room([verb, str(tmp_path)]) == 0
     assert "damaged, or not from MoEScope" not in capsys.readouterr().err
+
+
+def test_a_norm_is_fused_where_its_own_step_did_not_run_it_whatever_other_graphs_do_with_its_address(tmp_path):
+    operators = ["NONE", "RMS_NORM", "MUL", "MUL_MAT"]
+    norm, product = (64, 1, b"norm-0", 9), (128, 2, b"attn_norm-0", 64)
+    steps = (  # what is defined, and what of it runs
+        ((norm, product), (128,)),
+        ((norm, product), (64, 128)),
+        (((64, 3, b"Kcur-0", 9), (128, 3, b"Vcur-0", 64)), (64, 128)),
+        ((norm, product), (128,)),
+    )
+    w = Writer()
+    for i, (defined, running) in enumerate(steps):
+        at = 1000 * (i + 1)
+        w.add("token_begin", engine=2, ts=at, seq=NO_SEQ, n_tokens=1, position=i)
+        w.add("graph_begin", engine=2, ts=at + 10, handle=9 + i % 2, layer=-1, expert=-1)
+        kinds = {tensor: kind for tensor, kind, _, _ in defined}
+        for tensor in running:
+            w.add("op_begin", engine=2, ts=at + 2 * tensor, tensor=tensor, type=kinds[tensor], layer=-1)
+        for tensor, kind, name, source in defined:
+            fields = {"tensor": tensor, "type": kind, "name": name, "ne": [[8, 1, 1, 1]], "n_sources": 10}
+            w.add("tensor", engine=2, ts=at + 20, sources=[[source] + [0] * 9], **fields)
+        w.add("graph_end", engine=2, ts=at + 400, handle=9 + i % 2)
+        w.add("token_end", engine=2, ts=at + 500, seq=NO_SEQ)
+    engines = {"llama.cpp": {"id": 2, "operators": operators, "graphs": ["ggml"], "libraries": []}}
+    types = tables_of(w, tmp_path, engines=engines)["operators"].groupby("token_id")["type"].agg(list).tolist()
+    assert types == [["RMS_NORM+MUL"], ["RMS_NORM", "MUL"], ["MUL_MAT", "MUL_MAT"], ["RMS_NORM+MUL"]]

@@ -20,8 +20,6 @@ from tracer.recording.format import Recording
 from workloads.compiling import compiled
 from workloads.recordings import Writer, runtime_step
 
-STEP_NS, PAUSE_NS = 1000, 2000
-
 
 def recording(folder: Path, begins: list[int], disturbances: list[dict]) -> Path:
     """A prefill step, then decode steps of 1 µs at these times."""

@@ -139,8 +139,8 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 def test_the_status_line_gives_rates_between_two_readings() -> None:
     before = Reading(10, 1000, 0, 0, ("token",))
     line = describe(before, Reading(25, 4000, 7, 30_000_000, ("graph", "token")), 2.0)
-    assert line == "7.5 tok/s | 1,500 records/s | 7 lost | probes 1.5% of the time | graph,token"
-    assert "probes 0.0% of the time" in describe(Reading(25, 4000, 7, 30_000_000, ()), Reading(30, 5000, 7, 20_000_000, ()), 2.0)
+    assert line == "7.5 decode steps/s | 1,500 records/s | 7 lost | probes 1.5% of a CPU | graph,token"
+    assert "probes 0.0% of a CPU" in describe(Reading(25, 4000, 7, 30_000_000, ()), Reading(30, 5000, 7, 20_000_000, ()), 2.0)
 
 
 @pytest.mark.needs("probes")
@@ -224,7 +224,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten(tmp_path: Path) -> None:
     assert tracer.wait(120) == 0
     os.close(leader)
     shown = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", said.decode())
-    lines = [line for line in shown.replace("\r", "\n").split("\n") if "tok/s" in line]
+    lines = [line for line in shown.replace("\r", "\n").split("\n") if "steps/s" in line]
     assert len(lines) >= 2 and any("operator,qnn" in line for line in lines)
     rates = [float(line.rsplit("tok/s", 1)[0].split()[-1]) for line in lines]
     assert 0 < np.median(rates) < 150  # the steps last 10 ms at least

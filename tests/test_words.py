@@ -120,7 +120,7 @@ def test_a_request_whose_end_was_missed_is_not_called_open(tmp_path: Path) -> No
     w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ)
     w.add("block_issue", engine=0, ts=2, dev=1, sector=8, bytes=4096, rwbs=b"R")
     answer: dict[str, Any] = summarize(Recording(w.write(tmp_path)), load(tmp_path))
-    assert str(losses(answer)[-1]) == "incomplete: 1 block request without end"
+    assert str(losses(answer)[-1]) == "incomplete: 1 block request without end (1 whose end was not seen)"
 
 
 def test_what_tpot_holds_besides_its_step_is_told(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_a_signal_is_called_by_its_name_and_a_cost_that_is_not_known_not_at_all(
     assert [ending(code) for code in (3, -9, -99)] == ["ended with exit code 3", "was ended by SIGKILL", "was ended by signal 99"]
     w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ)
     answer: dict[str, Any] = summarize(Recording(w.write(tmp_path)), load(tmp_path))
-    answer["cost"] = {"share_of_token_time": 0.01}
-    assert str(losses(answer)[1]) == "probes took 1.0% of token time"
+    answer["cost"] = {"lines": []}
+    assert len(losses(answer)) == 1
 
 
 def test_only_views_that_were_written_are_named(

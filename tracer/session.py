@@ -32,6 +32,7 @@ from tracer.probes.plan import KERNEL
 from tracer.probes.uprobes import has_uprobes
 from tracer.recording import machine
 from tracer.recording.checksums import METHOD
+from tracer.recording.cost import cost_of
 from tracer.recording.drain import SLOW_S, WATCHFUL_S, Drain
 from tracer.recording.format import STREAMS, write_manifest
 from tracer.recording.heat import Heat
@@ -284,8 +285,8 @@ class Session:
         """Current counters for the status line."""
         steps, seen, lost = self.drain.tokens.decode_steps, self.drain.seen, sum(self.losses().values())
         levels = sorted(self.options.levels - self.probes.shed_levels)
-        cost = account(self.probes.rows, self.probes.costs, self.accounting.of)
-        return Reading(steps, seen, lost, cost["trap_ns"] + cost["bpf_ns"], tuple(levels))
+        cost = cost_of(account(self.probes.rows, self.probes.costs, self.accounting.of))
+        return Reading(steps, seen, lost, int(cost.probes), tuple(levels))
 
     def save_manifest(self, state: str) -> None:
         """Write down everything known so far."""

@@ -216,11 +216,16 @@ def clocks(c: Section) -> list[Line]:
 
 
 def io(i: Section) -> list[Line]:
-    """Bytes read, and time waiting for I/O."""
-    read = f"{counted(i['major_faults'], 'major fault')}, {i['read_bytes'] / 2**20:,.1f} MiB read"
-    device = f" ({i['device_read_bytes'] / 2**20:,.1f} from the device), {i['waited_ms']:,.1f} ms waited"
+    """Bytes by what moved them, and time waiting for I/O."""
+    mib = {name: f"{i[name] / 2**20:,.1f} MiB" for name in ("read_bytes", "fault_bytes", "device_read_bytes")}
+    calls = f"{counted(i['reads'], 'read call')} returned {mib['read_bytes']}"
+    faults = f"{counted(i['major_faults'], 'major fault')} brought {mib['fault_bytes']} into the page cache"
+    device = (
+        f"{mib['device_read_bytes']} in {counted(i['device_reads'], 'block request')} (cache misses, read-ahead, direct reads)"
+    )
     shares = ", ".join(f"{share:.0%} within {name}" for name, share in i["shares"].items() if share)
-    return [words(("I/O", "bold"), f": {read}{device}"), *([f"of the wait {shares}"] if shares else [])]
+    waited = f"waited {i['waited_ms']:,.1f} ms" + (f": {shares}" if shares else "")
+    return [words(("I/O", "bold"), f": {calls}; {faults}"), f"read from devices: {device}", waited]
 
 
 def losses(answer: Section) -> list[Line]:
@@ -230,20 +235,19 @@ def losses(answer: Section) -> list[Line]:
         return []
     lost = sum(r["lost"].values())
     odd = [f"{counted(n, f'{kind} end')} without begin" for kind, n in r["ends_without_begin"].items()]
-    odd += [f"{counted(n, NOUNS.get(name, name.removesuffix('s')))} without end" for name, n in r["begins_without_end"].items()]
+    why = {name: f" ({', '.join(f'{n} {reason}' for reason, n in reasons.items())})" for name, reasons in r["reasons"].items()}
+    ends = r["begins_without_end"].items()
+    odd += [f"{counted(n, NOUNS.get(name, name.removesuffix('s')))} without end{why.get(name, '')}" for name, n in ends]
     odd += [f"{counted(n, 'event')} of {program} skipped by the kernel" for program, n in r["skipped"].items()]
     kept_text = f"{sum(r['kept'].values()):,} records kept, "
-    warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
-    upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
-    of_tokens = [f"{number(warm, '.1%')}{upper} of token time"] if warm is not None else []
-    of_cpu = [f"{number(cpu, '.1%')} of CPU"] if cpu is not None or not of_tokens else []
-    cost = f"probes took {', '.join([*of_tokens, *of_cpu])}"
     stops = f" in {counted(c['held_stops'], 'stop')}" if c.get("held_stops") else ""
-    pause = f"; the program was stopped {c['held_ns'] / 1e6:,.0f} ms{stops} to place probes" if c.get("held_ns") else ""
+    pause = [f"the program was stopped {c['held_ns'] / 1e6:,.0f} ms{stops} to place probes"] if c.get("held_ns") else []
     dropped = r["dropped"]
     dropped_records = sum((dropped.get("records") or {}).values())
     fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
-    lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast + pause), cost]
+    lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast)]
+    first, *more = [*c["lines"], *pause] or [""]
+    lines += [words(("tracing", "bold"), f": {first}"), *more] if first else []
     if c.get("advice"):
         lines.append(words((c["advice"], "yellow")))
     if s := r["sampling"]:

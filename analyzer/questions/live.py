@@ -18,6 +18,7 @@ from analyzer.records.slot_columns import by_kind, firsts, headers
 from analyzer.records.spans import NONE
 from analyzer.tables.sequences import renewed
 from analyzer.tables.store import Tables, build
+from tracer.recording.cost import cost_of
 from tracer.recording.format import BUSY, DISCARD, STREAMS, Recording
 
 TOP = 10
@@ -224,7 +225,7 @@ class Live:
 
     def _shown(self, manifest: dict[str, Any]) -> Snapshot:
         """The current figures."""
-        steps, cost, cache = self.now["tokens"], section(manifest, "cost"), self.now["cache"]
+        steps, cost, cache = self.now["tokens"], cost_of(section(manifest, "cost")), self.now["cache"]
         covered = (steps["end_ns"].max() - steps["begin_ns"].min()) / 1e9 if len(steps) else 0.0
         return Snapshot(
             state=str(manifest.get("state")),
@@ -236,7 +237,7 @@ class Live:
             operators=ranked_operators(self.now["operators"], TOP),
             hits=int(cache["hits"].sum()),
             misses=int(cache["misses"].sum()),
-            probe_ns=int(cost.get("trap_ns", 0)) + int(cost.get("bpf_ns", 0)),
+            probe_ns=int(cost.probes),
             duration_ns=int(manifest.get("duration_ns") or 0),
             off=levels_off(manifest.get("level_changes")),
         )

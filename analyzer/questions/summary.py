@@ -15,6 +15,7 @@ from analyzer.records.schema import Tables
 from analyzer.records.spans import numbered
 from analyzer.tables.sequences import APART
 from analyzer.tables.store import UNRECORDED
+from tracer.recording.cost import cost_lines, cost_of
 from tracer.recording.format import Recording
 
 NEEDED = (
@@ -301,7 +302,20 @@ def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
         "damaged": source.damaged,
         "ends_without_begin": {str(kind): int(n) for kind, n in ends.items()},
         "begins_without_end": {name: n for name, n in begins.items() if n},
+        "reasons": {"blocks": open_blocks(source, tables["blocks"])} if begins["blocks"] else {},
     }
+
+
+def open_blocks(source: Source, blocks: pd.DataFrame) -> dict[str, int]:
+    """Reason → number of block requests without an end; a request may have been in flight for as long as the longest took."""
+    done = blocks["complete"].to_numpy()
+    again = blocks.duplicated(["device", "sector"], keep="last").to_numpy()
+    in_flight = blocks["begin_ns"].to_numpy() + blocks.loc[done, "duration_ns"].max() >= source.last_ns
+    missing = section(source.manifest, "lost").get("block_done") or skipped_events(source.manifest).get("block_rq_complete")
+    rest = "whose end was lost" if missing else "whose end was not seen"
+    cases = [again, in_flight]
+    reasons = np.select([case[~done] for case in cases], ["issued again later", "in flight at the end"], rest)
+    return {str(reason): int(n) for reason, n in zip(*np.unique(reasons, return_counts=True), strict=True)}
 
 
 def skipped_events(manifest: dict[str, Any]) -> dict[str, int]:
@@ -318,18 +332,20 @@ def advice(share: float) -> str | None:
 
 
 def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
-    """The cost of tracing: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
-    cost = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
-    probes = listed(manifest.get("probes"), dict)
+    """The cost of tracing by tracer/recording/cost.py: its parts and shares, and `lines`, the text of every screen."""
+    told, probes = section(manifest, "cost"), listed(manifest.get("probes"), dict)
     hits = {p.get("program"): int(p.get("hits") or 0) for p in probes}  # equal within a program
-    spent = float(np.nansum([cost.get("trap_ns", 0), cost.get("bpf_ns", 0)]))
-    cold = float(np.nansum([cost.get("trap_cold_ns", 0), cost.get("bpf_ns", 0)]))
-    token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(cost.get("target_cpu_ns", 0))
+    cost = cost_of(told, float(tables["tokens"]["duration_ns"].sum()))
+    warm, cold = cost.of_steps if cost.of_steps and told else (None, None)
     return {
-        **cost,
+        **{name: value for name, value in told.items() if isinstance(value, int | float)},
         "probe_hits": sum(hits.values()),
-        "advice": advice(max(spent, cold) / token_ns) if token_ns > 0 and not section(manifest, "sampling") else None,
-        "share_of_token_time": spent / token_ns if token_ns > 0 and cost else None,
-        "cold_share_of_token_time": cold / token_ns if token_ns > 0 and "trap_cold_ns" in cost else None,
-        "share_of_target_cpu": spent / cpu if cpu > 0 else None,
+        "advice": advice(cold) if cold is not None and not section(manifest, "sampling") else None,
+        "slowdown": cost.slowdown,
+        "share_of_token_time": warm,
+        "cold_share_of_token_time": cold,
+        "share_of_target_cpu": cost.share(cost.probes, cost.target),
+        "tracer_share_of_target_cpu": cost.tracer_of_target,
+        "notable": cost.is_notable,
+        "lines": cost_lines(cost) if told else [],
     }

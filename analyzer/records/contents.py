@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 
 from analyzer.records.slot_columns import Sorted, by_kind, columns_of, firsts, possible_times, within
 from analyzer.records.spans import EVER, numbered
-from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
+from tracer.recording.format import STREAMS, Recording
 
 STREAMED: tuple[str, ...] = (
     *("graph_begin", "graph_end", "op_begin", "op_wait", "op_end", "op_shares", "expert_begin", "expert_end", "route", "pmc"),
@@ -57,10 +56,6 @@ class Contents:
         self.few: dict[int, Few] = {}
         self.processes: dict[str, dict[int, int]] = {}
         """By kind: the process of each thread that wrote one; of `sched_switch`, only of threads that were switched out."""
-        self.tensors = np.empty(0, np.uint64)
-        """Identities of the distinct results of op_begin."""
-        self.nodes = np.empty((0, 2), np.uint64)
-        """Distinct nodes of op_shares: the graph's identity and the node's place."""
         self.possible = possible_times([self.mapped(name, 0, recording.slot_count(name)) for name in STREAMS])
         """First and last time that a record can have; others are damaged."""
         self.streams = {name: self._scan(name) for name in STREAMS}
@@ -97,7 +92,7 @@ class Contents:
         return (kinds.first_ns, kinds.last_ns) if sum(map(len, kinds.rows.values())) > kinds.damaged else (EVER, -1)
 
     def _kind(self, number: int, slots: np.ndarray, rows: np.ndarray, start: int) -> None:
-        """Keep the records of rare kinds; of the others, keep their threads, tensors and graph nodes."""
+        """Keep the records of rare kinds; of the others, keep their threads."""
         name = self.names.get(number)
         if name is None:
             return
@@ -108,35 +103,18 @@ class Contents:
             return
         if name in THREAD_KINDS:
             self._threads(name, slots, rows)
-        if name == "op_shares":
-            self._shares(slots[rows])
 
     def _threads(self, name: str, slots: np.ndarray, rows: np.ndarray) -> None:
-        """Add the threads of one kind and their processes; for op_begin also the result tensors."""
+        """Add the threads of one kind and their processes."""
         dtype = self.recording.layouts[name][1]
-        names = [of for of in ("pid", "tid", "tensor", "prev_tid") if of in (dtype.names or ())]
+        names = [of for of in ("pid", "tid", "prev_tid") if of in (dtype.names or ())]
         new = firsts(slots, rows, dtype, names)
-        fields = {"tensor": np.zeros(len(new), np.int64), **columns_of(slots, new, dtype, names)}
+        fields = columns_of(slots, new, dtype, names)
         picked = np.flatnonzero(fields["tid"] == fields.get("prev_tid", 0)) if name == "sched_switch" else np.arange(len(new))
         picked = picked[numbered(fields["tid"][picked])[1]]
         processes = self.processes.setdefault(name, {})
         for thread, pid in zip(fields["tid"][picked].tolist(), fields["pid"][picked].tolist(), strict=True):
             processes.setdefault(thread, pid)
-        if name == "op_begin":
-            self.tensors = pd.unique(np.concatenate((self.tensors, identities(fields["pid"], fields["tensor"]))))
-
-    def _shares(self, slots: np.ndarray) -> None:
-        dtype = self.recording.layouts["op_shares"][1]
-        if dtype.fields is None or not {"graph", "count", "node"} <= dtype.fields.keys():
-            return
-        slot = np.dtype({"names": ["r"], "formats": [dtype], "offsets": [RING_HEADER_BYTES], "itemsize": slots.dtype.itemsize})
-        records = slots.view(slot)["r"]
-        graphs, inverse = np.unique(identities(records["pid"], records["graph"]), return_inverse=True)
-        inside = np.arange(records["node"].shape[1]) < records["count"][:, None]
-        node_keys = np.repeat(inverse.astype(np.int64), inside.sum(axis=1)) << 16 | records["node"][inside]
-        distinct = pd.unique(node_keys)
-        pairs = np.stack((graphs[distinct >> 16], (distinct & 0xFFFF).astype(np.uint64)), axis=1)
-        self.nodes = np.unique(np.concatenate((self.nodes, pairs)), axis=0)
 
     def between(self, stream: str, begin_ns: int, end_ns: int) -> tuple[np.ndarray, dict[int, np.ndarray], int]:
         """(slots, rows of each kind among them, number of the first slot) of the records in [begin_ns, end_ns)."""

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.contents import identities
-from analyzer.records.schema import Columns
+from analyzer.records.schema import Columns, equals_any
 from analyzer.records.spans import EVER, NONE, latest_or_following, numbered, shared_codes
+from analyzer.tables.nodes import NEVER_RUN
 from moescope.packaged import toml_beside
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
@@ -197,14 +198,12 @@ class Described:
 class Works:
     """The work of operators; computed once for each combination of type, shapes and facts."""
 
-    def __init__(self, tensors: pd.DataFrame, types: np.ndarray, described: Described):
-        """`types` has the operator type of each definition."""
-        self.described, self.types = described, types
+    def __init__(self, tensors: pd.DataFrame, described: Described):
+        self.described = described
         texts = (tensors["shape"] + "/" + tensors["dtype"]).to_numpy()
         number, values = pd.factorize(texts)
         self.shape, self.parsed = np.append(number, NONE), [parse(*text.split("/")) for text in values]
-        self.computable = np.append([t in FORMULAS and not s.startswith("/") for t, s in zip(types, texts, strict=True)], False)
-        self.kind = np.append(pd.factorize(types)[0], NONE)
+        self.computed = np.append((tensors["shape"] != "").to_numpy() & ~tensors["type"].isin(NEVER_RUN).to_numpy(), False)
         self.changes = np.unique(described.since)
         self.sources = declared_sources(tensors)
         self.part = np.append((tensors["type"] == "VIEW").to_numpy(), False)
@@ -214,32 +213,33 @@ class Works:
     def columns(self, operators: Columns, routes: Columns, lengths: pd.DataFrame) -> dict[str, np.ndarray]:
         """The columns flops, read_bytes and written_bytes of the table `operators`.
 
-        `operators` has token_id, layer, pid and `described`, the row of each result's definition at the time `described_ns`;
-        `lengths` the position and number of tokens of each step.
+        `operators` has token_id, layer, pid, type and `described`, the row of each result's definition at the time
+        `described_ns`; `lengths` the position and number of tokens of each step.
         """
         figures = {name: np.full(len(operators["described"]), nan) for name in ("flops", "read_bytes", "written_bytes")}
-        rows = np.flatnonzero(self.computable.astype(bool)[operators["described"]])
+        types = operators["type"]
+        rows = np.flatnonzero(self.computed[operators["described"]] & equals_any(types, *FORMULAS))
         if len(rows):
-            out, token = operators["described"][rows], operators["token_id"][rows]
-            shapes, inverse = self._shapes(out, operators["pid"][rows], operators["described_ns"][rows])
+            out, token, kind = operators["described"][rows], operators["token_id"][rows], types.indices.to_numpy()[rows]
+            shapes, inverse = self._shapes(kind, out, operators["pid"][rows], operators["described_ns"][rows])
             distinct = np.full(len(rows), nan)
-            routed = np.flatnonzero((self.types == "MUL_MAT_ID")[out])
+            routed = np.flatnonzero(equals_any(types, "MUL_MAT_ID")[rows])
             distinct[routed] = distinct_experts(token[routed], operators["layer"][rows[routed]], routes)
             context = np.full(len(rows), nan)
-            attention = np.flatnonzero((self.types == "FLASH_ATTN_EXT")[out])
+            attention = np.flatnonzero(equals_any(types, "FLASH_ATTN_EXT")[rows])
             context[attention] = contexts(token[attention], lengths)
-            answer, key = self._figures(shapes, inverse, distinct, context)
+            answer, key = self._figures(types.dictionary.to_pylist(), shapes, inverse, distinct, context)
             for column, values in zip(figures.values(), answer.T, strict=True):
                 column[rows] = values[key]
         return figures
 
-    def _shapes(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _shapes(self, kind: np.ndarray, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(kind, shape of the result, shapes of its sources) of each distinct operator, and its index for each row."""
         settled = ts.min() >= self.changes[-1]
         epoch = np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right")
-        key, first = numbered(out, epoch, pid)
+        key, first = numbered(kind, out, epoch, pid)
         sources = self._source_rows(out[first], pid[first], ts[first])
-        shapes = np.column_stack((self.kind[out[first]], self.shape[out[first]], *self.shape[sources].T))
+        shapes = np.column_stack((kind[first], self.shape[out[first]], *self.shape[sources].T))
         return shapes, key
 
     def _source_rows(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
@@ -265,17 +265,16 @@ class Works:
         return row
 
     def _figures(
-        self, shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray
+        self, names: list[str], shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """((flops, read, written) of each combination of types, shapes and facts, [n, 3]; the combination of each row)."""
         same = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
         key, first = numbered(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
-        names = pd.unique(self.types)
         answer = []
         for row in first.tolist():
             kind, out, *sources = shapes[inverse[row]].tolist()
             known_sources = [self.parsed[s] for s in sources if s >= 0]
-            work = work_of(str(names[kind]), self.parsed[out], known_sources, Facts(distinct[row], context[row]))
+            work = work_of(names[kind], self.parsed[out], known_sources, Facts(distinct[row], context[row]))
             answer.append((work.flops, work.read, work.written))
         return np.array(answer).reshape(-1, 3), key
 

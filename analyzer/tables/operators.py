@@ -12,7 +12,7 @@ import pyarrow
 from analyzer.records.contents import identities
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import Columns, arrow_table, conform, empty, text
+from analyzer.records.schema import Columns, arrow_table, conform, empty, equals_any, text
 from analyzer.records.spans import (
     EVER,
     NONE,
@@ -29,12 +29,14 @@ from analyzer.records.spans import (
     shared_codes,
     successors,
 )
-from analyzer.tables.complexity import GGML_TYPES, Described, Works
+from analyzer.tables.complexity import FORMULAS, GGML_TYPES, Described, Works
 from analyzer.tables.nodes import NEVER_RUN, Announced
 from analyzer.tables.steps import Graphs, Steps, faults
 
 COUNTER = 0xFFFFFFFF
 """Page faults are counted in 32 bits."""
+FUSED = tuple(name for name in FORMULAS if "+" in name)
+"""Pairs of types that engines compute in one go and report as the second."""
 
 LAYER = re.compile(r"-(\d+)(?:$|[ #])|^blk\.(\d+)\.|_l(\d+)(?:$| )")
 
@@ -260,15 +262,17 @@ def codes_of(rows: Rows) -> np.ndarray:
 
 
 class Definitions:
-    """The tensors of a recording, with the operator types, names and layers that their definitions give."""
+    """The tensors of a recording, with the types, names and layers that their definitions give."""
 
     def __init__(self, source: Source):
         self.table = tensors(source)
         self.described = Described(self.table)
-        self.types = fused_types(self.table, ran(source))
+        self.types = self.table["type"].to_numpy()
         self.names, self.shapes = self.table["name"].to_numpy(), self.table["shape"].to_numpy()
+        self.same = self.table.groupby(["pid", "tensor", "type", "name", "shape"], sort=False).ngroup().to_numpy()
+        """A number for each definition that those of the same result share: engines' results are described more than once."""
         self.layers = np.array([layer_of(name) for name in self.names], np.int64)
-        self.work = Works(self.table, self.types, self.described)
+        self.work = Works(self.table, self.described)
 
 
 @dataclass
@@ -311,6 +315,7 @@ def build(
     columns["shape"] = text(described, np.append(definitions.shapes, ""))
     made = np.where(np.append(np.isin(definitions.types, NEVER_RUN), False)[described], NONE, described)  # a copy has no producer
     columns["type"] = where_described(columns["type"], made, definitions.types)
+    columns["type"] = fused(columns, definitions, rows["pid"])
     if len(definitions.layers):
         columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), definitions.layers[described], rows["layer"])
     return columns, ops, op_id
@@ -331,30 +336,24 @@ def where_described(default: pyarrow.DictionaryArray, described: np.ndarray, val
     return text(row, [*values, *default.dictionary.to_pylist()])
 
 
-def ran(source: Source) -> set[int]:
-    """Every (process, tensor) that is the result of an operator, as numbers from `identities`."""
-    contents, nodes = source.contents, source.rows("node")
-    graph, node = identities(nodes.raw("pid"), nodes.raw("graph")), nodes.raw("node")
-    shared_nodes, told = shared_codes(tuple(contents.nodes.T), (graph, node))
-    executed = np.isin(told, shared_nodes)
-    return {*identities(nodes.raw("pid"), nodes.raw("tensor"))[executed].tolist(), *contents.tensors.tolist()}
+def fused(columns: Columns, definitions: Definitions, pid: np.ndarray) -> pyarrow.DictionaryArray:
+    """The operators' types; "A+B" if the first source of B is the result of an A that did not run in the same step.
 
-
-def fused_types(definitions: pd.DataFrame, ran: set[int]) -> np.ndarray:
-    """The operator type of each definition; "A+B" if the first source of B is the result of an A that never ran by itself.
-
-    Engines fuse some pairs of operators and report only the second. Applies only if definitions have sources.
+    Definitions are compared, not only addresses, and step by step: other graphs use the same memory for other results, or
+    compute the same A by itself on another device.
     """
-    types = definitions["type"].to_numpy().copy()
-    pid = definitions["pid"].to_numpy()
-    identity = identities(pid, definitions["tensor"].to_numpy()).tolist()
-    sources = np.array([sources[0] if len(sources) else 0 for sources in definitions["sources"]], np.uint64)
-    by_tensor = {key: row for row, key in enumerate(identity)}
-    for row, first in enumerate(identities(pid, sources).tolist()):
-        maker = by_tensor.get(first, NONE) if first not in ran and sources[row] else NONE
-        if maker >= 0 and identity[row] in ran and types[maker] not in NEVER_RUN:
-            types[row] = f"{definitions['type'].iat[maker]}+{types[row]}"
-    return types
+    described, step = columns["described"], np.where(columns["token_id"] >= 0, columns["token_id"], -2 - columns["graph_id"])
+    source, maker = definitions.work.sources[described, 0], np.full(len(described), NONE)
+    real = np.flatnonzero(source != 0)
+    maker[real] = definitions.described.rows(pid[real], source[real], columns["described_ns"][real])
+    same = np.append(definitions.same, NONE)
+    ran, sought = shared_codes((step, same[described]), (step, same[maker]))
+    absent = (maker >= 0) & ~np.isin(sought, ran)
+    code, kinds = columns["type"].indices.to_numpy().copy(), [*columns["type"].dictionary.to_pylist(), *FUSED]
+    for number, pair in enumerate(FUSED, len(kinds) - len(FUSED)):
+        first, second = pair.split("+")
+        code[absent & np.append(definitions.types == first, False)[maker] & equals_any(columns["type"], second)] = number
+    return text(code, kinds)
 
 
 def finish(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:

@@ -1,9 +1,11 @@
-"""The status line: decode speed, records, losses, cost of the probes, and the levels that are on."""
+"""The status line: decode steps per second, records, losses, cost of the probes, and the levels that are on."""
 
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
+
+from tracer.recording.cost import probes_lately
 
 EVERY_S, SPARSE_S = 1.0, 5.0  # interval on a terminal, and in a log
 
@@ -22,8 +24,8 @@ class Reading:
 def describe(before: Reading, now: Reading, seconds: float) -> str:
     """The status line for the time between two readings."""
     tokens, records = (now.decode_steps - before.decode_steps) / seconds, (now.records - before.records) / seconds
-    cost = max(0, now.probe_ns - before.probe_ns) / seconds / 1e9  # a later window may lower the estimate for earlier runs
-    parts = (f"{tokens:.1f} tok/s", f"{records:,.0f} records/s", f"{now.lost:,} lost", f"probes {cost:.1%} of the time")
+    cost = probes_lately(now.probe_ns - before.probe_ns, seconds)  # a later window may lower the estimate for earlier runs
+    parts = (f"{tokens:.1f} decode steps/s", f"{records:,.0f} records/s", f"{now.lost:,} lost", cost)
     return " | ".join((*parts, ",".join(now.levels)))
 
 

@@ -19,6 +19,7 @@ from analyzer.questions.figures import hit_rate
 from analyzer.questions.live import Live, Snapshot
 from moescope.arguments import add_run
 from moescope.terminal import console, grid, words
+from tracer.recording.cost import probes_lately
 from tracer.recording.format import RecordingError
 from views.errors import ViewError
 
@@ -48,7 +49,7 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
     steps = now.tokens
     speed, tpot = steps.get("decode_tokens_per_s"), (steps.get("tpot_ms") or {}).get("mean")
     parts = [
-        f"{speed:,.1f} tok/s" if speed else "no decode steps yet" if now.state == "recording" else "no decode steps",
+        f"decode {speed:,.1f} tok/s" if speed else "no decode steps yet" if now.state == "recording" else "no decode steps",
         f"TPOT {tpot:,.2f} ms" if tpot else "",
     ]
     hits = hit_rate(now.hits, now.misses)
@@ -56,7 +57,7 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
         parts.append(f"expert hits {hits:.1%} of {now.hits + now.misses:,}")
     base = before if before and now.duration_ns > before.duration_ns else None
     spent, lasted = now.probe_ns - (base.probe_ns if base else 0), now.duration_ns - (base.duration_ns if base else 0)
-    parts.append(f"probes {max(0, spent) / lasted:.1%} of a CPU" if lasted else "")
+    parts.append(probes_lately(spent, lasted / 1e9) if lasted else "")
     second = [f"{now.records:,} records", f"{now.lost:,} lost", f"last {now.seconds:,.1f} s", now.state, str(run_dir)]
     if now.off:
         second.append(f"off: {', '.join(now.off)}")

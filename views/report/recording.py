@@ -10,7 +10,6 @@ PROBE_KEYS = ("program", "library", "symbol", "level", "at", "instruction", "why
 PROBE_COLUMNS = (
     "text program, text library, text symbol, text level, text at, text instruction, text why, number ns per hit, bar hits"
 )
-HIGH_COST = 0.05
 MISSING = (
     ("Ends without a begin", "ends_without_begin"),
     ("Begins without an end", "begins_without_end"),
@@ -63,11 +62,9 @@ def sampled(run: Run) -> list[tuple[str, str]]:
 
 
 def cost(run: Run) -> list[tuple[str, str]]:
-    """The accounted cost of the probes."""
-    share = (run.summary.get("cost") or {}).get("share_of_target_cpu")
-    if share is None:
-        return []
-    return [("warn" if share > HIGH_COST else "good", f"Tracing took {100 * share:.2f} % of the program's CPU time.")]
+    """What tracing cost, in the words of the summary."""
+    told = run.summary.get("cost") or {}
+    return [("warn" if told.get("notable") else "good", f"Tracing: {'; '.join(told['lines'])}.")] if told.get("lines") else []
 
 
 def changes(run: Run) -> list[Block]:
@@ -88,10 +85,6 @@ def recording_section(run: Run) -> Section:
     remarks = [*missing_parts(run), *sampled(run), *cost(run)] or [("good", "The recording is complete.")]
     blocks: list[Block] = [{"kind": "findings", "items": [{"level": level, "text": text} for level, text in remarks]}]
     blocks += changes(run)
-    times = {name: value for name, value in (manifest.get("cost") or {}).items() if name.endswith("_ns")}
-    spent = [(name.replace("_ns", " ms").replace("_", " "), value) for name, value in times.items()]
-    if spent:
-        blocks.append(pairs([(name, number(value / 1e6, 2)) for name, value in spent if isinstance(value, int | float)]))
     kept, lost = manifest.get("records") or {}, manifest.get("lost") or {}
     rows = [[kind, kept.get(kind, 0), lost.get(kind, 0)] for kind in sorted({*kept, *lost})]
     if rows:
