@@ -85,7 +85,7 @@ static INLINE int llama_batch_begin(struct pt_regs *ctx, struct traced *t, u32 p
 	if (batch->pos)
 		bpf_probe_read_user(&position, sizeof(position), (void *)batch->pos);
 	t->in_step = 1;
-	t->fills_batch = !(batch->pos && batch->seq_id && batch->n_seq_id && batch->logits);
+	t->fills_batch = batch->pos && batch->seq_id && batch->n_seq_id && batch->logits ? 0 : batch->n_tokens;
 	token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, t->warms_up ? PHASE_WARM_UP : phase, batch->n_tokens, position, ARG1(ctx));
 	send_batch(ctx, t, batch);
 	return 0;
@@ -104,13 +104,15 @@ UPROBE(llama_encode_begin)
 }
 
 #define LLAMA_PROCESS_TYPE_ENCODE 0
+#define ANY_ROWS 0xFFFFFFFF
 
 /* int32_t llama_process(struct llama_context *, enum llama_process_type, struct llama_batch_ext *): the batch is opaque */
 UPROBE(llama_process_begin)
 {
 	u32 phase = (u32)ARG2(ctx) == LLAMA_PROCESS_TYPE_ENCODE ? PHASE_PREFILL : PHASE_UNKNOWN;
 
-	t->in_step = t->fills_batch = 1;
+	t->in_step = 1;
+	t->fills_batch = ANY_ROWS;
 	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, t->warms_up ? PHASE_WARM_UP : phase, 0, ~0U, ARG1(ctx));
 }
 
@@ -141,12 +143,15 @@ UPROBE(llama_batch_fill)
 UPROBE(llama_batch_filled)
 {
 	struct llama_batch_view *batch = batch_of(t);
+	u32 rows = t->fills_batch;
 	struct call_args args;
 
-	if (!t->fills_batch || !take_args(CALL_LLAMA_BATCH, &args))
+	if (!rows || !take_args(CALL_LLAMA_BATCH, &args))
 		return 0;
 	t->fills_batch = 0;
-	if (!bpf_probe_read_user(batch, sizeof(*batch), (void *)args.arg[0]) && batch->pos && batch->seq_id)
+	if (bpf_probe_read_user(batch, sizeof(*batch), (void *)args.arg[0]) || !batch->pos || !batch->seq_id)
+		return 0;
+	if (rows == ANY_ROWS || rows == (u32)batch->n_tokens) /* else its members are in another order */
 		send_batch(ctx, t, batch);
 	return 0;
 }

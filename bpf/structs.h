@@ -80,7 +80,7 @@ struct traced {
 	u32 next_node; /* the first node that may follow */
 	u32 misfit; /* it has reported a graph that does not match the assumptions */
 	u32 in_step; /* a function that takes steps is running */
-	u32 fills_batch; /* its batch is not known in full yet */
+	u32 fills_batch; /* rows of its batch if it is not known in full yet, else 0 */
 	u32 warms_up; /* its next steps are a warm-up */
 	u32 is_step; /* the graph itself is a step */
 	u64 loop[LOOP_WORDS]; /* part of the stack with the loop's variables */

@@ -49,7 +49,7 @@ def speculative_lines(about: dict[str, Any]) -> list[str]:
     """Speculative decoding in a line or two."""
     if not about:
         return []
-    accepted = f"{about['accepted']:,} of {about['drafted']:,} drafted tokens accepted ({number(about['acceptance'], '.0%')})"
+    accepted = f"{about['accepted']:,} of {about['judged']:,} drafted tokens accepted ({number(about['acceptance'], '.0%')})"
     kept = f"{number(about['kept_per_check'], '.2f')} tokens per verification of {number(about['check_ms'], '.2f')} ms"
     drafts = (
         f"; {about['draft_steps']:,} draft steps of {number(about['draft_step_ms'], '.2f')} ms" if about["draft_steps"] else ""

@@ -28,14 +28,8 @@ PARTS_SHOWN, CAUSES_SHOWN, FINDINGS = 6, 4, 3
 OTHERS, LEAST = "others", 0.005
 APART = 0.02
 """Smallest share of TPOT between steps that is shown."""
-NOUNS = {
-    "warm-up": "warm-up step",
-    "refused": "refused call",
-    "blocks": "block request",
-    "loads": "expert load",
-    "qnn_executes": "NPU execution",
-    "qnn_calls": "QNN call",
-}
+NOUNS = {"warm-up": "warm-up step", "refused": "refused call"}
+NOUNS |= {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
 """One row of a table or step of a phase whose name does not say it."""
 Section = dict[str, Any]
 
@@ -97,7 +91,9 @@ def speed(answer: Section) -> list[Line]:
     second = f"TPOT {number(tpot['mean'], '.2f')} ms ({spread})"
     rest = f", decode {number(t['decode_tokens_per_s'])} tok/s, {counted(t['major_faults'], 'major fault')}"
     apart = ", ".join(counted(n, NOUNS[phase]) for phase, n in t["apart"].items())
-    return [first, second + rest, *([words((f"{apart}: not in these figures", "yellow"))] if apart else [])]
+    notes = [f"{apart}: not in these figures"] if apart else []
+    notes += [f"{counted(t['unread_rows'], 'row')} of large batches not recorded"] if t["unread_rows"] else []
+    return [first, second + rest, *(words((note, "yellow")) for note in notes)]
 
 
 def requests(r: Section) -> list[Line]:

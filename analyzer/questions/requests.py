@@ -20,15 +20,17 @@ def requests(tables: Tables) -> pd.DataFrame:
     groups = fed.groupby("request")
     rows = groups[["pid", "context", "sequence"]].first()
     first, answered = prefill.groupby("request").first(), prefill.groupby("request")["outputs"].last() > 0
-    checks = decode[(decode["rows"] > 1) & (decode["kept"] >= 0)]
+    checks = decode[decode["rows"] > 1]
+    known = checks[checks["kept"] >= 0]
     kept = decode["kept"].clip(lower=1).groupby(decode["request"]).sum()
     counted = {
         "steps": groups.size(),
         "prompt": prefill.groupby("request")["rows"].sum(),
         "generated": answered.astype(np.int64).add(kept, fill_value=0),
-        "checks": (decode["rows"] > 1).groupby(decode["request"]).sum(),
+        "checks": checks.groupby("request").size(),
         "drafted": (checks["rows"] - 1).groupby(checks["request"]).sum(),
-        "accepted": (checks["kept"] - 1).groupby(checks["request"]).sum(),
+        "judged": (known["rows"] - 1).groupby(known["request"]).sum(),
+        "accepted": (known["kept"] - 1).groupby(known["request"]).sum(),
     }
     for name, values in counted.items():
         rows[name] = values.reindex(rows.index).fillna(0).astype(np.int64)
@@ -84,7 +86,7 @@ def summary(tables: Tables) -> dict[str, Any]:
 def speculation(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
     """Speculative decoding: drafted and accepted tokens, verifications and drafts with their time; {} without any.
 
-    The last verification of a request counts as a step only: nothing shows how many of its tokens were accepted.
+    `acceptance` is that of the `judged` tokens: nothing shows how many a request's last verification accepted.
     """
     if not rows["checks"].sum():
         return {}
@@ -92,12 +94,13 @@ def speculation(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
     checks = fed[(fed["phase"] == "decode") & (fed["rows"] > 1)].drop_duplicates("token_id")
     known = checks[checks["kept"] >= 0]
     drafts = tables["tokens"][tables["tokens"]["phase"] == "draft"]
-    drafted, accepted = int(rows["drafted"].sum()), int(rows["accepted"].sum())
+    judged, accepted = int(rows["judged"].sum()), int(rows["accepted"].sum())
     return {
         "checks": int(rows["checks"].sum()),
-        "drafted": drafted,
+        "drafted": int(rows["drafted"].sum()),
+        "judged": judged,
         "accepted": accepted,
-        "acceptance": accepted / drafted if drafted else None,
+        "acceptance": accepted / judged if judged else None,
         "kept_per_check": float(known["kept"].mean()) if len(known) else None,
         "check_ms": float(checks["duration_ns"].mean()) / MS,
         "draft_steps": len(drafts),

@@ -141,6 +141,7 @@ def token_summary(tables: Tables) -> dict[str, Any]:
         "steps": len(table),
         "incomplete": int((~table["complete"]).sum()),
         "disturbed": disturbed.counts(table),
+        "unread_rows": unread_rows(tables),
         "apart": {phase: n for phase in APART if (n := int((table["phase"] == phase).sum()))},
         "generations": int(fed["request"].nunique()),
         "prefill_tokens": int(fed.loc[fed["phase"] == "prefill", "rows"].sum()),
@@ -153,6 +154,13 @@ def token_summary(tables: Tables) -> dict[str, Any]:
         "prefill_tokens_per_s": figures.prefill_tokens_per_s(steps),
         "major_faults": int(steps["maj_flt"].clip(lower=0).sum()),
     }
+
+
+def unread_rows(tables: Tables) -> int:
+    """Rows of batches that were too large to be recorded whole."""
+    known = tables["sequences"].groupby("token_id")["rows"].sum()
+    steps = tables["tokens"].set_index("token_id")["n_tokens"].reindex(known.index)
+    return int((steps - known).where(known > 0).clip(lower=0).sum())
 
 
 def _mean(values: pd.Series) -> float | None:

@@ -1,6 +1,6 @@
 """The rows that each step feeds to each sequence; which of them are prefill and which decode; the requests that they belong to.
 
-A sequence's rows in one step are a row set. Engines that do not tell the phase of a step get it from these rules; `end` is the
+A sequence's rows in one step are a row set. Engines that do not report the phase of a step get it from these rules; `end` is the
 sequence's last position so far, `prompt end` the last position of its latest prefill:
 
 decode    all rows' outputs are wanted (at most VERIFIED rows; several verify drafted tokens), the prompt is finished (its last
@@ -12,11 +12,12 @@ prefill   all other row sets, and the first one of a sequence, unless it is a si
 request   begins with the first row set of a sequence, and with prefill that follows decode or does not continue at `end` + 1. A
           prompt in chunks is one request whichever outputs are wanted, and so are an encoder's prompt and its decoder's
 
-What cannot be told apart: a request whose prompt continues the previous answer by exactly one token is decode of the previous
+What cannot be distinguished: a request whose prompt continues the previous answer by exactly one token is decode of the previous
 one; a request whose prompt continues that of a request without decode is a chunk of it.
 
-A context with decode row sets between most verifications of another context drafts for it: its row sets belong to the other's
-requests. Steps of a warm-up (llama.cpp's llama_set_warmup) and calls that return an error feed nothing.
+A context whose outputs precede the rows of most verifications of another one drafts for it: its row sets belong to the other's
+requests. Calls that return an error feed nothing. Nor do llama.cpp's warm-ups: steps under llama_set_warmup and, as newer builds
+do without, a context's first prompts of at most WARMING tokens that are not answered, if others follow.
 """
 
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ POSITIONS, SEQUENCES, OUTPUTS = 1, 2, 4  # enum batch_array
 LLAMACPP, GENAI = 2, 8
 CHECKED = (LLAMACPP, GENAI)
 """Engines whose steps return 0 if they fed their tokens."""
+WARMING = 2
+"""Most rows of a warm-up: the tokens that begin and end a text."""
 VERIFIED = 64
 """Most rows of a verification: engines draft at most a few tens of tokens."""
 
@@ -108,14 +111,14 @@ def recorded(source: Source, of_step: np.ndarray) -> RowSets:
     record, at = np.nonzero(slot < records["count"][:, None])
     given = records["given"][record]
     number = records["first"][record] + at
-    told = np.where(given & SEQUENCES, records["sequence"][record, at].astype(np.int64), 0)
+    reported = np.where(given & SEQUENCES, records["sequence"][record, at].astype(np.int64), 0)
     rows = {
         "step": step[record],
         "number": number,
         "position": np.where(given & POSITIONS, records["position"][record, at].astype(np.int64), NONE),
         "output": np.where(given & OUTPUTS, records["output"][record, at] != 0, number == records["n_rows"][record] - 1),
     }
-    row, sequence = shared_rows(records["sequences"], records["n_sequences"], record, at, told)
+    row, sequence = shared_rows(records["sequences"], records["n_sequences"], record, at, reported)
     return grouped({name: column[row] for name, column in rows.items()}, sequence)
 
 
@@ -149,39 +152,48 @@ def completed(sets: RowSets, n_tokens: np.ndarray, position: np.ndarray) -> RowS
     return joined.where(np.lexsort((joined.sequence, joined.step)))
 
 
-def fed(sets: RowSets, told: np.ndarray, steps: Columns, whole: bool) -> Fed:
+def fed(sets: RowSets, reported: np.ndarray, steps: Columns, whole: bool) -> Fed:
     """Phases and requests of row sets, by the rules above.
 
-    `told`: the phase of each row set that the engine tells, as index into PHASES; 0: none. `steps`: columns of all steps (pid,
-    tid, context, begin_ns, engine: its number). `whole`: every step since the program's begin was recorded.
+    `reported`: the phase of each row set that the engine reports, as index into PHASES; 0: none. `steps`: columns of all steps
+    (pid, tid, context, begin_ns, engine: its number). `whole`: every step since the program's begin was recorded.
     """
-    feeds = np.flatnonzero(~np.isin(told, (REFUSED, WARM_UP, DRAFT)))
+    feeds = np.flatnonzero(~np.isin(reported, (REFUSED, WARM_UP, DRAFT)))
     owner = np.where(steps["context"] != 0, steps["context"], -steps["tid"])
     key = numbered(steps["pid"][sets.step], owner[sets.step], sets.sequence)[0]
     order = feeds[np.lexsort((steps["begin_ns"][sets.step[feeds]], key[feeds]))]
     infers = (steps["engine"] == LLAMACPP)[sets.step[order]]
-    phase, position, start = life(sets.where(order), key[order], told[order], infers, whole)
-    answer = Fed(replace(sets, position=sets.position.copy()), told.copy(), np.full(len(told), NONE), np.full(len(told), NONE))
+    phase, position, start = life(sets.where(order), key[order], reported[order], infers, whole)
+    kept = kept_rows(sets.rows[order], position, phase, start)
+    if whole:
+        short = infers & start & (phase == PREFILL) & (sets.rows[order] <= WARMING) & (position == 0)
+        alone = short & np.append(start[1:], True)[: len(start)]
+        context = numbered(steps["pid"][sets.step[order]], owner[sets.step[order]])[0]
+        warms = warm_ups(context, alone, steps["begin_ns"][sets.step[order]])
+        phase, start = np.where(warms, WARM_UP, phase), start & ~warms
+    answer = Fed(
+        replace(sets, position=sets.position.copy()), reported.copy(), np.full(len(reported), NONE), np.full(len(reported), NONE)
+    )
     answer.phase[order] = phase
     answer.sets.position[order] = position
     begins = np.flatnonzero(start)
     rank = np.argsort(np.argsort(steps["begin_ns"][sets.step[order[begins]]], kind="stable"), kind="stable")
-    answer.request[order] = rank[np.cumsum(start) - 1] if len(order) else rank
-    answer.kept[order] = kept_rows(sets.rows[order], position, phase, start)
+    answer.request[order] = np.where(phase == WARM_UP, NONE, np.append(rank, NONE)[np.cumsum(start) - 1])
+    answer.kept[order] = kept
     return with_drafts(answer, steps)
 
 
 def life(
-    sets: RowSets, key: np.ndarray, told: np.ndarray, infers: np.ndarray, whole: bool
+    sets: RowSets, key: np.ndarray, reported: np.ndarray, infers: np.ndarray, whole: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(phase, position, whether a request begins) of row sets that are sorted by sequence (`key`) and time.
 
-    `told`: the phase that the engine tells, or 0; `infers`: unknown positions continue.
+    `reported`: the phase that the engine reports, or 0; `infers`: unknown positions continue.
     """
     answer = []
     before = end = prompt_end = NONE
     finished = encoded = decoded = False
-    columns = (key, told, infers, sets.position, sets.rows, sets.outputs, sets.last)
+    columns = (key, reported, infers, sets.position, sets.rows, sets.outputs, sets.last)
     for of, known, infer, at, n, outputs, last in zip(*(column.tolist() for column in columns), strict=True):
         first = of != before
         if first:
@@ -207,6 +219,18 @@ def life(
     return phase, position, start > 0
 
 
+def warm_ups(context: np.ndarray, alone: np.ndarray, begin_ns: np.ndarray) -> np.ndarray:
+    """Which row sets are the first ones of a context, `alone`, and not its last; `alone`: short prompts without an answer."""
+    order = np.lexsort((begin_ns, context))
+    starts = first_of_runs(context[order])
+    length = run_lengths(starts, len(order))
+    others = np.concatenate(([0], np.cumsum(~alone[order])))
+    answer = np.zeros(len(order), bool)
+    answer[order] = others[1:] == np.repeat(others[starts], length)
+    answer[order[starts + length - 1]] = False
+    return answer
+
+
 def kept_rows(rows: np.ndarray, position: np.ndarray, phase: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Rows that stayed in their sequence, of row sets sorted by sequence and time: all but those of rejected drafts.
 
@@ -221,25 +245,31 @@ def kept_rows(rows: np.ndarray, position: np.ndarray, phase: np.ndarray, start: 
 
 def with_drafts(answer: Fed, steps: Columns) -> Fed:
     """The row sets of contexts that draft for another one, with that one's requests."""
-    step = answer.sets.step
-    verifies = (answer.phase == DECODE) & (answer.sets.rows > 1) & (answer.request >= 0)
-    begin, context, pid = steps["begin_ns"][step], steps["context"][step], steps["pid"][step]
-    request, drafts = answer.request.copy(), np.zeros(len(step), bool)
+    sets, feeds = answer.sets, answer.request >= 0
+    verifies = (answer.phase == DECODE) & (sets.rows > 1) & feeds
+    begin, context, pid = steps["begin_ns"][sets.step], steps["context"][sets.step], steps["pid"][sets.step]
+    request, drafts = answer.request.copy(), np.zeros(len(begin), bool)
     for target in np.unique(context[verifies & (context != 0)]).tolist():
-        mine = (context == target) & (answer.request >= 0)
-        checks, steps_ns = np.unique(begin[mine & verifies]), np.unique(begin[mine])
-        since = np.concatenate(([NONE], steps_ns))[np.searchsorted(steps_ns, checks)]
-        for other in np.unique(context[(pid == pid[mine][0]) & (context != target) & (answer.request >= 0)]).tolist():
-            theirs = (context == other) & (answer.request >= 0)
-            times = np.sort(begin[theirs & (answer.phase == DECODE)])
-            between = np.searchsorted(times, checks) > np.searchsorted(times, since)
-            if not (theirs & verifies).any() and 2 * between.sum() >= len(checks):
+        mine = (context == target) & feeds
+        beside = feeds & (pid == pid[mine][0]) & (context != target)
+        for other in np.unique(context[beside]).tolist():
+            theirs = beside & (context == other)
+            if not (theirs & verifies).any() and 2 * foreseen(sets, begin, mine & verifies, theirs) >= (mine & verifies).sum():
                 drafts |= theirs
                 request[theirs] = owners(answer, mine, theirs, begin)
-    number = numbered(request[request >= 0])  # requests of a draft's own are gone: numbers stay without gaps
-    ordered = np.argsort(np.argsort(request[request >= 0][number[1]], kind="stable"), kind="stable")
-    request[request >= 0] = ordered[number[0]]
+    code, first = numbered(request[feeds])  # requests of a draft's own are gone: numbers stay without gaps
+    request[feeds] = np.argsort(np.argsort(request[feeds][first], kind="stable"), kind="stable")[code]
     return replace(answer, phase=np.where(drafts, DRAFT, answer.phase), request=request)
+
+
+def foreseen(sets: RowSets, begin: np.ndarray, checks: np.ndarray, others: np.ndarray) -> int:
+    """How many verifications have a row set among `others` before them whose last output is a row that they verify."""
+    verified = pd.DataFrame({"check": np.flatnonzero(checks), "at": begin[checks]})
+    verified = verified.assign(first=sets.position[checks], last=sets.position[checks] + sets.rows[checks] - 2)
+    wanted, moments = others & sets.last, np.append(np.unique(begin[checks]), NONE)
+    drafted = pd.DataFrame({"at": moments[np.searchsorted(moments[:-1], begin[wanted])]})
+    drafted = drafted.assign(position=sets.position[wanted] + sets.rows[wanted] - 1)
+    return int(drafted.merge(verified, on="at").query("first <= position <= last")["check"].nunique())
 
 
 def owners(answer: Fed, target: np.ndarray, draft: np.ndarray, begin: np.ndarray) -> np.ndarray:
@@ -257,29 +287,30 @@ def owners(answer: Fed, target: np.ndarray, draft: np.ndarray, begin: np.ndarray
     return found
 
 
-def step_phases(answer: Fed, told: np.ndarray) -> np.ndarray:
-    """The phase of each step: of most of its rows; `told`: the phases that engines tell, 0 if they do not."""
-    weight, steps = np.maximum(answer.sets.rows, 1), len(told)
-    counts = [np.bincount(answer.sets.step, weight * (answer.phase == phase), steps) for phase in (PREFILL, DECODE, DRAFT)]
-    guess = np.where(counts[2] > 0, DRAFT, np.where(counts[1] > counts[0], DECODE, PREFILL))
-    return np.where((told == REFUSED) | (told == WARM_UP), told, guess)
+def step_phases(answer: Fed, reported: np.ndarray) -> np.ndarray:
+    """The phase of each step: of most of its rows; `reported`: the phases that engines report, 0 if they do not."""
+    weight, steps = np.maximum(answer.sets.rows, 1), len(reported)
+    fed = {phase: np.bincount(answer.sets.step, weight * (answer.phase == phase), steps) for phase in range(len(PHASES))}
+    guess = np.where(fed[DRAFT] > 0, DRAFT, np.where(fed[DECODE] > fed[PREFILL], DECODE, PREFILL))
+    guess = np.where(fed[WARM_UP] > 0, WARM_UP, guess)
+    return np.where((reported == REFUSED) | (reported == WARM_UP), reported, guess)
 
 
 def renewed(tokens: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `sequences` for these steps, with requests numbered anew; a step without any gets one of sequence 0.
+    """Rows of `sequences` for these steps, with new numbers of requests; a step without any gets one of sequence 0.
 
-    For tables that were put together from several recordings' or imported.
+    For tables that were imported, or put together from those of several pieces of a recording.
     """
     code = {name: number for number, name in enumerate(PHASES.tolist())}
     rows = rows.assign(step=pd.Index(tokens["token_id"]).get_indexer(rows["token_id"])).query("step >= 0")
     n_tokens, position, numbers = (tokens[name].to_numpy(np.int64) for name in ("n_tokens", "position", "token_id"))
     step, sequence, n, at, outputs = rows[["step", "sequence", "rows", "position", "outputs"]].to_numpy(np.int64).T
     sets = completed(RowSets(step, sequence, n, at, outputs, outputs > 0), n_tokens, position)
-    told = tokens["phase"].map(code).to_numpy(np.int64)[sets.step]
+    reported = tokens["phase"].map(code).to_numpy(np.int64)[sets.step]
     phases = rows.set_index(["step", "sequence"])["phase"].map(code)
     given = phases.reindex(pd.MultiIndex.from_arrays([sets.step, sets.sequence])).to_numpy(np.float64)
-    told = np.where(np.isnan(given), np.where(told == 0, DECODE, told), given).astype(np.int64)
+    reported = np.where(np.isnan(given), np.where(reported == 0, DECODE, reported), given).astype(np.int64)
     steps = {name: tokens[name].to_numpy(np.int64) for name in ("pid", "tid", "begin_ns")}
     steps |= {"context": tokens["context"].to_numpy(np.int64) + 1, "engine": np.zeros(len(tokens), np.int64)}
-    columns = fed(sets, told, steps, whole=False).table()
+    columns = fed(sets, reported, steps, whole=False).table()
     return frame_of(arrow_table("sequences", columns | {"token_id": numbers[columns["token_id"]]}))

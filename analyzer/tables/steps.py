@@ -91,8 +91,8 @@ class Steps:
             lasting((self.begin[field], self.begin["ts"], self.until), (owner, ts), row)
         return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
-    def told_phases(self) -> np.ndarray:
-        """The phases that engines tell, as indices into PHASES, and REFUSED for calls with an error; 0: none."""
+    def reported_phases(self) -> np.ndarray:
+        """The phases that engines report, as indices into PHASES, and REFUSED for calls with an error; 0: none."""
         failed = np.isin(self.begin["engine"], CHECKED) & self.spans.complete & (self.spans.of_end(self.end, "result") != 0)
         return np.where(failed, REFUSED, self.begin["phase"])
 
@@ -100,7 +100,7 @@ class Steps:
         """What each step feeds to each sequence; `whole`: all steps since the program's begin were recorded."""
         steps = {name: self.begin[name] for name in ("pid", "tid", "context", "engine")} | {"begin_ns": self.begin["ts"]}
         sets = sequences.completed(self.sets, self.n_tokens, self.position)
-        return sequences.fed(sets, self.told_phases()[sets.step], steps, whole)
+        return sequences.fed(sets, self.reported_phases()[sets.step], steps, whole)
 
     def contexts(self) -> np.ndarray:
         """The number of each step's context among those of its process; -1: unknown."""
@@ -126,7 +126,7 @@ class Steps:
     def table(self, source: Source, fed: Fed) -> Columns:
         """The columns of `tokens`."""
         matched, steps = self.spans.end, len(self.begin)
-        phase = sequences.step_phases(fed, self.told_phases())
+        phase = sequences.step_phases(fed, self.reported_phases())
         return {
             "token_id": np.arange(len(self.begin)),
             **source.thread(self.begin),
