@@ -5,14 +5,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, JustifyMethod, RenderableType
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.table import Column, Table
 from rich.text import Text
 
 from moescope.plain import plain_text
 
 FILE_WIDTH = 160
 """Width of a wide table if the output is not a terminal."""
+ENOUGH_TEXT, LEAST_TEXT, BETWEEN = 30, 6, 2
+"""Beside numbers, the width of a column of text that leaves room for heads in one line, that of a column of text at least, and
+the space beside each column."""
 Line = str | Text | Table
 """Anything that a verb prints at once."""
 
@@ -43,6 +47,45 @@ def words(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*(plain_text(part) if isinstance(part, str) else (plain_text(part[0]), part[1]) for part in parts))
 
 
+class NumberTable(Table):
+    """A table whose right-aligned columns keep their cells whole, and their heads in one line, as long as there is room."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render it."""
+        numbers = [column for column in self.columns if column.justify == "right"]
+        texts = [line_width(column) for column in self.columns if column.justify != "right"]
+        room = options.max_width - BETWEEN * len(self.columns)
+        chosen: list[int | None] = [None] * len(numbers)
+        for measure, text in ((line_width, max(texts, default=0)), (line_width, ENOUGH_TEXT), (word_width, LEAST_TEXT)):
+            widths = [measure(column) for column in numbers]
+            if sum(widths) + sum(min(width, text) for width in texts) <= room:
+                chosen = [*widths]
+                break
+        for column, width in zip(numbers, chosen, strict=True):
+            column.width = width
+        yield from super().__rich_console__(console, options)
+
+
+def shown_width(text: RenderableType) -> int:
+    """The width of a cell or head as PlainConsole shows it."""
+    return cell_len(text.plain if isinstance(text, Text) else plain_text(str(text)))
+
+
+def cells_width(column: Column) -> int:
+    """The width of a column's longest cell."""
+    return max(map(shown_width, column.cells), default=0)
+
+
+def line_width(column: Column) -> int:
+    """The width of a column with its head in one line."""
+    return max(cells_width(column), shown_width(column.header))
+
+
+def word_width(column: Column) -> int:
+    """The width of a column with a line for each word of its head."""
+    return max(cells_width(column), *map(shown_width, str(column.header).split() or [""]))
+
+
 def grid(
     *columns: str,
     left: int | tuple[str, ...] = 1,
@@ -53,7 +96,7 @@ def grid(
 
     Cells that do not fit are wrapped, never cut: a number without its last digits would be another number.
     """
-    table = Table(
+    table = NumberTable(
         title=words((title, "bold")) if title else None,
         title_justify="left",
         box=None,

@@ -131,6 +131,13 @@ def test_ceilings_are_of_the_machine_that_a_recording_describes(monkeypatch, tmp
     assert ceilings.load({"machine": {**named, "cpu_model": "other"}}) is None
 
 
+def test_a_machines_ceilings_are_measured_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = ceilings.kept()
+    assert ceilings.kept() == first and ceilings.read(ceilings.cache_file()) == first
+    assert all(speed > 1e8 for table in (first.bandwidth, first.flops) for speed in table.values())
+
+
 def test_ceilings_of_another_machine_are_not_used_for_a_recording():
     manifest, _ = make()
     assert CEILINGS.fits(manifest["machine"])

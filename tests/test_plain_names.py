@@ -146,3 +146,13 @@ def test_a_console_shows_cells_titles_and_lines_as_they_are(cells: list[str], ti
     assert not OBEYED.search(shown)
     assert all(plain_text(text).strip() in shown for text in (*cells, title, line))
     assert shown.count("\n") <= 5
+
+
+@given(st.lists(st.integers(1, 10**7).map(lambda n: n / 100), min_size=2, max_size=7), st.integers(0, 60))
+def test_a_number_never_wraps_within_itself(numbers: list[float], length: int) -> None:
+    heads = [f"mean of figure {i}, ms" for i in range(len(numbers))]
+    cells = [f"{number:,.2f}" for number in numbers]
+    file = io.StringIO()
+    PlainConsole(file=file, width=98, color_system=None).print(grid("name", *heads, rows=[("x" * length, *cells)]))
+    assert [cell for cell in file.getvalue().split() if cell in cells] == cells
+    assert max(map(len, file.getvalue().splitlines())) <= 98

@@ -32,8 +32,10 @@ from views.colours import CAUSES
 from views.errors import ViewError
 from views.profdag.layout import HEIGHT, WIDTH, document, lay_out
 from views.profdag.page import write_profdag
+from views.report.operators import roofline_chart
 from views.report.page import plain, write_page
 from views.report.report import write_report
+from views.report.sections import Run
 from views.serving import server
 from workloads import tables_fixture as fixture
 
@@ -244,6 +246,18 @@ def test_names_from_the_traced_program_are_never_markup(tmp_path: Path) -> None:
         assert "<img" not in text and text.count("</script>") == text.count("<script")
     charts = [b for s in data_of(path)["sections"] for b in s["blocks"] if b["kind"] == "chart"]
     assert charts and "<img" not in json.dumps([c["traces"] for c in charts])
+
+
+def test_a_roofline_is_drawn_under_a_roof_or_not_at_all() -> None:
+    manifest, tables = fixture.make()
+    tables["operators"] = tables["operators"].assign(flops=4e6, read_bytes=1_000_000, written_bytes=1_000_000)
+    roof = ceilings.Ceilings("a CPU", 4, {"1": 5e9, "4": 16e9}, {"1": 30e9, "4": 96e9}, 1e3)
+    assert roofline_chart(Run(manifest, tables)) is None
+    drawn = roofline_chart(Run(manifest, tables, {}, roof))
+    lines = [trace for trace in (drawn or {})["traces"] if trace["mode"] == "lines"]
+    for line, bandwidth, flops in zip(lines, (5, 16), (30, 96), strict=True):
+        slope, top = float(line["y"][0] / line["x"][0]), float(max(line["y"]))
+        assert slope == pytest.approx(bandwidth) and top == pytest.approx(flops)
 
 
 def test_a_page_has_no_number_that_json_lacks(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Measure this machine's peak memory bandwidth and fp32 speed, of one thread and of all CPUs. `roofline` uses it.
 
 examples:
-  python -m analyzer ceilings                       measured once (about 3 s), then read from the cache
+  python -m analyzer ceilings                       measured once (a second), then read from the cache
   python -m analyzer ceilings --fresh --json
   python -m analyzer ceilings --out phone.json      to be given to: roofline RUN --ceilings phone.json, elsewhere
 """
@@ -23,10 +23,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure if needed, store and print."""
-    cache = ceilings.cache_file()
-    if args.fresh or not cache.exists():
-        ceilings.write(ceilings.measure(), cache)
-    measured = ceilings.read(cache)
+    measured = ceilings.kept(args.fresh)
     if args.out:
         ceilings.write(measured, args.out)
     if printed(args, measured):
@@ -38,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
             f"{threads:>3} threads: {speed / 1e9:6.1f} GB/s, {flops / 1e9:7.1f} GFLOP/s fp32; ridge at {flops / speed:.1f} FLOP/B"
         )
     print(f"shortest call: {measured.launch_ns:,.0f} ns")
-    print_plain(f"stored in {cache}")
+    print_plain(f"stored in {ceilings.cache_file()}")
     return 0

@@ -112,7 +112,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
                 session.finish()
         code = conclude(session, target)
         if with_views and session.saw_engine():
-            write_results(options.output, options.owner)
+            write_results(options.output, options.owner, ended=target.exit_code is not None)
         sys.stdout.flush()
         say(as_called(next_step(options.output, session.saw_engine())))
     return code if session.interrupted or not target.started_here else max(code, see_off(session, target))
@@ -158,9 +158,12 @@ def conclude(session: Session, target: Target | Followed) -> int:
 VIEWS = {"trace.pftrace": "timeline", "report.html": "report", "profdag.html": "ProfDAG"}
 
 
-def write_results(output: Path, owner: Owner) -> None:
-    """Write tables, summary and views as the invoking user, without root."""
-    as_owner(owner, ["-m", "views", "write", str(output)])
+def write_results(output: Path, owner: Owner, ended: bool = False) -> None:
+    """Write tables, summary and views as the invoking user, without root.
+
+    If the target `ended` here, the machine's ceilings may be measured: nothing is disturbed by that, and it is this machine.
+    """
+    as_owner(owner, ["-m", "views", "write", str(output), *["--ceilings"] * ended])
     as_owner(owner, ["-m", "analyzer", "summary", str(output)])
     for name, what in VIEWS.items():
         if (output / name).exists():

@@ -59,13 +59,13 @@ def execution_chart(rows: pd.DataFrame) -> Block:
     accelerator = rows["accel_us"]
     host, htp = rows["host_rpc_us"].fillna(accelerator), rows["htp_rpc_us"].fillna(accelerator)
     parts = (
-        ("accelerator", accelerator, 0),
-        ("HTP RPC beyond it", htp - accelerator, 1),
-        ("host RPC beyond it", host - htp, 2),
-        ("call beyond RPC", rows["mean_us"] - host, 7),
+        ("accelerator", accelerator, {"cause": "accelerator"}),
+        ("HTP RPC beyond it", htp - accelerator, {"slot": 1}),
+        ("host RPC beyond it", host - htp, {"slot": 2}),
+        ("call beyond RPC", rows["mean_us"] - host, {"slot": 7}),
     )
     bar = {"type": "bar", "orientation": "h", "y": y}
-    traces = [{**bar, "name": name, "x": values.clip(lower=0).round(3), "slot": slot} for name, values, slot in parts]
+    traces = [{**bar, "name": name, "x": values.clip(lower=0).round(3), **colour} for name, values, colour in parts]
     axes = {"xaxis": axis("µs per execution"), "yaxis": {"automargin": True}}
     return chart("An execution's time", traces, "", 120 + 28 * len(rows), GRAPHS_QUERY, barmode="stack", **axes)
 

@@ -71,13 +71,16 @@ def roofs(ceilings: Ceilings, low: float, high: float) -> list[dict]:
 
 
 def roofline_chart(run: Run) -> Block | None:
-    """Operators by shape under the machine's roofs; larger points took more time."""
+    """Operators by shape under the machine's roofs; larger points took more time. None without roofs or without known work."""
+    if run.ceilings is None:
+        return None
     rows = roofline.roofline(run.tables, run.ceilings, "shape")
     rows = rows[(rows["flops"] > 0) & (rows["bytes"] > 0) & (rows["backend"] == "cpu")].head(MOST_POINTS)
     if not len(rows):
         return None
-    low, high = float(rows["intensity"].min()) / 3, float(rows["intensity"].max()) * 3
-    traces = roofs(run.ceilings, low, high) if run.ceilings else []
+    bandwidth, flops = run.ceilings.of(run.ceilings.cpus)
+    low, high = float(rows["intensity"].min()) / 3, 3 * max(float(rows["intensity"].max()), flops / bandwidth)
+    traces = roofs(run.ceilings, low, high)
     for slot, kind in enumerate(rows.groupby("type")["ms"].sum().sort_values(ascending=False).index[:6]):
         part = rows[rows["type"] == kind]
         texts = [
@@ -99,8 +102,5 @@ def operator_section(run: Run) -> Section | None:
     if not run.tables["operators"]["complete"].any():
         return None
     blocks = [by_type(run), achieved(roofline.roofline(run.tables, run.ceilings))]
-    plot = roofline_chart(run)
-    blocks.append(plot or note(NO_WORK))
-    if plot and run.ceilings is None:
-        blocks.append(note(NO_CEILINGS))
+    blocks.append(roofline_chart(run) or note(NO_WORK if run.ceilings else NO_CEILINGS))
     return Section("operators", "Operators", [*blocks, *answer(run, *BACKENDS), *answer(run, *BY_NAME)])

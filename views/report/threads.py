@@ -4,12 +4,19 @@ import pandas as pd
 
 from views.report.sections import Block, Run, Section, answer, axis, chart, label, note, table
 
-STATES = (("running", 0), ("runnable", 2), ("waiting", 3), ("sleeping", 7), ("stopped", 4))
+STATES = {
+    "running": "computing",
+    "runnable": "run queue",
+    "waiting": "disk and faults",
+    "sleeping": "asleep",
+    "stopped": "stopped",
+}
+"""State → the cause whose colour it has."""
 MOST, LEAST = 24, 0.01
 """Maximum number of threads drawn, and their minimum observed time relative to the longest: others are too short."""
 STATES_QUERY = (
     "select s.tid, coalesce(any_value(t.name), '') as name, "
-    + ", ".join(f"coalesce(sum(s.duration_ns) filter (s.state = '{state}'), 0)/1e6 as {state}_ms" for state, _ in STATES)
+    + ", ".join(f"coalesce(sum(s.duration_ns) filter (s.state = '{state}'), 0)/1e6 as {state}_ms" for state in STATES)
     + ", count(*) filter (s.state = 'running') as times from thread_states s left join threads t using (tid) "
     "group by s.tid order by running_ms desc, s.tid"
 )
@@ -36,13 +43,13 @@ def states(run: Run) -> list[Block]:
     rows = run.ask(STATES_QUERY)
     if not len(rows):
         return []
-    ms = rows[[f"{state}_ms" for state, _ in STATES]].set_axis([state for state, _ in STATES], axis=1)
+    ms = rows[[f"{state}_ms" for state in STATES]].set_axis(list(STATES), axis=1)
     observed = ms.sum(axis=1)
     longest = ms[observed >= LEAST * observed.max()].head(MOST).iloc[::-1]
     share = longest.div(longest.sum(axis=1).clip(lower=1e-9), axis=0) * 100
     y = [f"{label(name, 20)} {tid}" for name, tid in rows.loc[longest.index, ["name", "tid"]].itertuples(index=False)]
     bar = {"type": "bar", "orientation": "h", "y": y}
-    traces = [{**bar, "name": state, "x": share[state].round(3), "slot": slot} for state, slot in STATES]
+    traces = [{**bar, "name": state, "x": share[state].round(3), "cause": cause} for state, cause in STATES.items()]
     columns = (
         "text thread, text tid, bar running ms, number runnable ms, number waiting ms, number sleeping ms, "
         "number stopped ms, number times on cpu"
