@@ -105,7 +105,7 @@ def computing(programs: int) -> Iterator[None]:
 
 
 def record(folder: Path, name: str, models: Path, levels: str = "token,graph,operator,expert,qnn,sched,io") -> Path:
-    """The recording `folder`/`name` of a use; raises CalledProcessError if its program or the tracer fails."""
+    """The recording `folder`/`name` of a use; raises RuntimeError if its program or the tracer fails."""
     use, paths = USES[name], Models(models)
 
     def fill(text: str) -> str:
@@ -115,7 +115,9 @@ def record(folder: Path, name: str, models: Path, levels: str = "token,graph,ope
     options = ["--no-views", "--levels", levels, "-o", str(folder / name)]
     command = [sys.executable, "-m", "tracer", "run", *options, "--", sys.executable, *map(fill, use.command)]
     with computing(use.beside):
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=180)
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr[-1000:]}")
     return folder / name
 
 

@@ -1,0 +1,287 @@
+"""Every kind of use: `time` tiles its steps exactly, and every screen that tells a cause's time or share tells that of `time`."""
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analyzer.__main__ import COMMANDS
+from analyzer.__main__ import main as analyzer_main
+from analyzer.questions.causes import CAUSES
+from analyzer.questions.step_time import counted, step_time
+from analyzer.tables.store import load
+from tests.conftest import made_once
+from tests.judge import Judge
+from views.__main__ import main as views_main
+from workloads import six_kinds
+
+VULKAN = pytest.param("vulkan-half", marks=pytest.mark.needs("llama.cpp on Vulkan"))
+KINDS = ["demo-small-cache", "llama", "server", "speculative", "overloaded", VULKAN]
+OTHER_WORDS = {
+    **dict.fromkeys(("ceilings", "import-qnn", "import-profile", "predict", "kernels", "quantization", "prompts"), None),
+    **dict.fromkeys(("device", "routes", "tables"), None),
+    "query": [
+        ["RUN", "select phase, cause, sum(m.duration_ns) ns from time m join tokens using (token_id) where complete group by all"]
+    ],
+    "time": [["RUN"], ["RUN", "--by", "cause"], ["RUN", "--by", "part"]],
+    "compare": [["RUN", "RUN"]],
+}
+"""Verb → how it is called instead of with a recording alone; None: it reads none, or writes tables in other tools' formats."""
+ELSEWHERE = ("dag", "time --step")
+"""What tells single operators or steps: tests of their own."""
+NANOSECONDS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+Told = tuple[str, str, float, float]
+"""Where it stands, the cause, the figure, and how far off its rounding may be."""
+
+
+class Recording:
+    """A recording with the figures that its screens may tell of causes: from `time`, by plain sums."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.tables = load(folder)
+        self.time = step_time(self.tables)
+
+    @cached_property
+    def pieces(self) -> pd.DataFrame:
+        """The pieces of the steps that count, with their phase."""
+        steps, rows = counted(self.tables, self.time)
+        return rows.assign(phase=steps["phase"].reindex(rows["token_id"]).to_numpy(), cause=rows["cause"].astype(str))
+
+    def scopes(self) -> Iterator[tuple[pd.DataFrame, int]]:
+        """(pieces, number of steps) of which screens tell: the run, its phases, what lies between operators, parts."""
+        steps = counted(self.tables, self.time)[0]
+        for phase in [None, *steps["phase"].unique()]:
+            rows, count = (
+                (self.pieces, len(steps))
+                if phase is None
+                else (self.pieces[self.pieces["phase"] == phase], int((steps["phase"] == phase).sum()))
+            )
+            yield rows, count
+            yield rows[(rows["op_id"] < 0) & (rows["load_id"] < 0)], count
+            for _, part in rows.groupby(rows["part"].astype(str)):
+                yield part, count
+
+    @cached_property
+    def figures(self) -> dict[str, np.ndarray]:
+        """Cause → every figure of it that is true: sums and means per step in each unit, shares, and percentages."""
+        found: dict[str, list[float]] = {cause: [0.0] for cause in CAUSES}
+        totals = {phase: rows["duration_ns"].sum() for phase, rows in self.pieces.groupby("phase")}
+        totals[""] = self.pieces["duration_ns"].sum()
+        for rows, steps in self.scopes():
+            for cause, ns in rows["duration_ns"].groupby(rows["cause"]).sum().items():
+                found[str(cause)] += [ns / each / unit for each in (1, steps) for unit in NANOSECONDS.values()]
+                found[str(cause)] += [ns / total * base for total in totals.values() for base in (1, 100)]
+        return {cause: np.array(values) for cause, values in found.items()}
+
+    def is_true(self, cause: str, figure: float, rounding: float) -> bool:
+        return bool((np.abs(self.figures[cause] - figure) <= np.maximum(rounding, 1e-6 * np.abs(figure))).any())
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def recording(request: pytest.FixtureRequest) -> Recording:
+    """A recording of a kind of use, with its views."""
+
+    def make(folder: Path) -> None:
+        six_kinds.record(folder, request.param, made_once("six kinds: models", lambda models: None))
+        assert views_main(["write", str(folder / request.param)]) == 0
+
+    return Recording(made_once(f"six kinds: {request.param}", make) / request.param)
+
+
+pytestmark = pytest.mark.needs("probes")
+
+
+def until(recording: Recording) -> list[int]:
+    """The end of each step, or of the last wait for an accelerator that its thread begins behind it and before another step."""
+    tokens, graphs = recording.tables["tokens"], recording.tables["graphs"]
+    waits = graphs[graphs["kind"] == "wait"]
+    ends = []
+    for step in tokens.itertuples():
+        later = tokens[(tokens["tid"] == step.tid) & (tokens["begin_ns"] > step.begin_ns)]["begin_ns"]
+        following = later.min() if len(later) else np.iinfo(np.int64).max
+        mine = waits[(waits["tid"] == step.tid) & (waits["end_ns"] > step.end_ns) & (waits["begin_ns"] < following)]
+        ends.append(max(int(step.end_ns), *(min(int(end), following) for end in mine["end_ns"]), 0))
+    return ends
+
+
+def test_the_pieces_of_every_step_tile_it_and_add_up_to_it_on_both_axes(recording: Recording) -> None:
+    tokens, time = recording.tables["tokens"].set_index("token_id"), recording.time
+    assert len(tokens) and set(time["cause"].astype(str)) <= set(CAUSES)
+    length = pd.Series(until(recording), tokens.index) - tokens["begin_ns"]
+    for by in ("part", "cause"):
+        sums = time.groupby(["token_id", by], observed=True)["duration_ns"].sum().groupby("token_id").sum()
+        assert sums.reindex(tokens.index, fill_value=0).tolist() == length.tolist()
+    rows = time.sort_values(["token_id", "begin_ns"])
+    same = rows["token_id"].eq(rows["token_id"].shift())
+    assert (rows["begin_ns"][same] == rows["end_ns"].shift()[same]).all()
+    assert (rows["begin_ns"][~same].to_numpy() == tokens["begin_ns"].reindex(rows["token_id"][~same])).all()
+    assert (rows["duration_ns"] > 0).all() and (rows["end_ns"] - rows["begin_ns"] == rows["duration_ns"]).all()
+
+
+def numbers(value: object, where: str, names: frozenset[str]) -> Iterator[tuple[str, float]]:
+    """The figures beside a cause: numbers of its row, by phase too, and the sum of a chart's heights."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if isinstance(inner, float) and (name in FIGURES or name in names):
+                yield f"{where}.{name}", inner
+            elif name in FIGURES and isinstance(inner, dict):
+                yield from numbers(inner, f"{where}.{name}", frozenset(inner))
+            elif name == "y" and isinstance(inner, list):
+                yield f"{where}.{name}", float(sum(inner))
+
+
+FIGURES = ("ms", "share", "base", "cand", "phases", "duration_ns", "ns")
+
+
+def told_in(data: object, where: str = "") -> Iterator[Told]:
+    """Every figure of a cause in JSON: a key that is a cause, or a row that names one."""
+    if isinstance(data, list):
+        for row in data:
+            yield from told_in(row, where)
+    if not isinstance(data, dict):
+        return
+    if {"columns", "rows"} <= data.keys() and any(column.get("name") == "cause" for column in data["columns"]):
+        yield from told_in_rows(data, where)
+    named = next((data[key] for key in ("cause", "type") if data.get(key) in CAUSES), None)
+    if named is not None:
+        yield from ((place, str(named), figure, 1e-9) for place, figure in numbers(data, where, frozenset()))
+    for name, inner in data.items():
+        if name in CAUSES and isinstance(inner, int | float):
+            yield f"{where}.{name}", name, float(inner), 1e-9
+        yield from told_in(inner, f"{where}.{name}")
+
+
+def told_in_rows(table: dict[str, Any], where: str) -> Iterator[Told]:
+    """Sums by cause, and by phase where it is a column, of a report's table in milliseconds."""
+    frame = pd.DataFrame(table["rows"], columns=[column["name"] for column in table["columns"]])
+    by = [name for name in ("phase", "cause") if name in frame]
+    for key, ms in frame.groupby(by)["total ms"].sum().items() if len(frame) == table.get("total", len(frame)) else ():
+        yield f"{where}.{table.get('title')}", str(key[-1] if isinstance(key, tuple) else key), float(ms), 1e-6
+
+
+NUMBER = r"([\d,]+\.?\d*(?:e-\d+)?)"
+
+
+def told_in_text(text: str, where: str) -> Iterator[Told]:
+    """`cause 12 %` in sentences, and the rows and columns of printed tables."""
+    for cause in CAUSES:
+        for found in re.finditer(rf"(?:^|[ (]){cause} {NUMBER} ?(?:%|ms\b)", text):
+            yield where, cause, *value_of(found[1])
+        for line in re.findall(rf"^{cause}  .*$", text, re.MULTILINE):
+            yield from ((where, cause, *value_of(cell)) for cell in re.findall(rf"(?<= ){NUMBER}", line))
+    heads: list[str] = []
+    for line in text.splitlines():
+        words = [word.strip() for word in re.split(r"\s{2,}", line)]
+        if words and re.search(r", ms$|^$", words[0]) and set(words) & set(CAUSES):
+            heads = words
+        elif heads and words[0] in ("all", "share"):
+            pairs = zip(heads[1:], words[1:], strict=False)
+            yield from (
+                (where, name, *value_of(cell.rstrip("%"))) for name, cell in pairs if name in CAUSES and cell[:1].isdigit()
+            )
+
+
+def value_of(text: str) -> tuple[float, float]:
+    """(a printed number, half a unit of its last digit)."""
+    digits, _, power = text.replace(",", "").partition("e")
+    places = len(digits.partition(".")[2]) - int(power or 0)
+    return float(text.replace(",", "")), 0.501 * 10.0**-places
+
+
+def wrong(recording: Recording, told: Iterator[Told]) -> list[Told]:
+    return [one for one in told if not recording.is_true(*one[1:])]
+
+
+def commands(folder: Path) -> Iterator[list[str]]:
+    """Every verb of the analyzer that a recording can be given."""
+    for verb in COMMANDS:
+        for words in OTHER_WORDS.get(verb, [["RUN"]]) or []:
+            yield [verb, *(str(folder) if word == "RUN" else word for word in words)]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_every_verb_tells_the_causes_of_time(
+    recording: Recording, form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    count, off = {}, []
+    for words in commands(recording.folder):
+        if words[0] in ELSEWHERE:
+            continue
+        code = analyzer_main([*words, *(["--json"] if form == "json" else [])])
+        printed = capsys.readouterr().out
+        if code == 2:
+            continue  # lacks what the verb is about
+        told = list(told_in(json.loads(printed), words[0]) if form == "json" else told_in_text(printed, words[0]))
+        count[words[0]] = count.get(words[0], 0) + len(told)
+        off += wrong(recording, iter(told))
+    assert off == []
+    assert all(count[verb] > 0 for verb in ("summary", "time", *(("findings", "query", "compare") if form == "json" else ())))
+
+
+def page_data(path: Path) -> Any:
+    found = re.search(r'id="asset-data">([^<]*)<', path.read_text())
+    assert found
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+
+
+def test_the_report_tells_the_causes_of_time(recording: Recording) -> None:
+    data = page_data(recording.folder / "report.html")
+    told = [(*one[:3], max(one[3], 1e-4 * len(recording.tables["tokens"]))) for one in told_in(data["sections"], "report")]
+    assert len({cause for _, cause, _, _ in told}) == recording.pieces["cause"].nunique()
+    assert wrong(recording, iter(told)) == []
+    texts = re.sub(r"<[^>]*>", " ", json.dumps(data))
+    assert wrong(recording, told_in_text(texts, "report's texts")) == []
+
+
+def test_the_timeline_has_as_much_of_each_cause_as_time(recording: Recording) -> None:
+    judge = Judge(recording.folder / "trace.pftrace")
+    drawn = dict(judge.rows("select name, sum(dur) as ns from slice where category = 'time' group by name"))
+    assert drawn == recording.time.groupby(recording.time["cause"].astype(str))["duration_ns"].sum().to_dict()
+
+
+def of_operators(recording: Recording, token_ids: list[int]) -> dict[str, float]:
+    """Cause → ns within operators of a mean step of these."""
+    rows = recording.time[(recording.time["op_id"] >= 0) & recording.time["token_id"].isin(token_ids)]
+    return {
+        str(cause): float(ns) / len(token_ids)
+        for cause, ns in rows.groupby(rows["cause"].astype(str))["duration_ns"].sum().items()
+    }
+
+
+def sum_of_nodes(nodes: list[dict[str, Any]]) -> dict[str, float]:
+    spent: dict[str, float] = {}
+    for node in nodes:
+        for cause, ns in (node.get("causes") or {}).items():
+            spent[cause] = spent.get(cause, 0.0) + ns
+    return spent
+
+
+def test_the_nodes_of_a_profdag_add_up_to_the_causes_within_its_operators(
+    recording: Recording, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = page_data(recording.folder / "profdag.html")
+    assert sum_of_nodes(page["nodes"]) == pytest.approx(of_operators(recording, [page["token"]]))
+    assert analyzer_main(["dag", str(recording.folder), "--token", str(page["token"]), "--json"]) == 0
+    graph = json.loads(capsys.readouterr().out)
+    assert sum_of_nodes(graph["nodes"]) == pytest.approx(of_operators(recording, [page["token"]]))
+
+
+def test_a_step_that_is_asked_for_tells_its_own_pieces(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    step = int(recording.pieces["token_id"].iloc[len(recording.pieces) // 2])
+    mine = recording.time[recording.time["token_id"] == step]
+    assert analyzer_main(["time", str(recording.folder), "--step", str(step), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    told = {cause: ms for part in answer["phases"].values() for cause, ms in part["cause_ms"].items()}
+    expected = mine.groupby(mine["cause"].astype(str))["duration_ns"].sum() / 1e6
+    assert told == pytest.approx(expected.to_dict())
+    assert [row["duration_ns"] for row in answer["pieces"]] == mine["duration_ns"].tolist()
