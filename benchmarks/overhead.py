@@ -15,7 +15,7 @@ Separately, the accounting, without a comparison: hits of each probe times the c
 caches) plus the measured time in its BPF program, per thread and time with probes; time in programs on the kernel's events,
 which run for every process, as a share of all CPUs; and the tracer's own CPU time, as a share of one core.
 
-"ledger" records everything that the ledger of a step needs. "limited" records operators only part of the time, by
+"causes" records everything that the causes of a step's time need. "limited" records operators only part of the time, by
 --max-overhead 10; its rounds compare mean tokens of windows of 10 s. "bpftrace" is the naive way: entry and return probes at
 the symbol of each ggml_compute_forward_* that the model runs; their hits are counted in a separate run and cost at least as
 much as an empty program's. It takes seconds to attach and detach, so that few of its rounds fit into a steady phase of the
@@ -62,7 +62,7 @@ VARIANTS = {
     "token, graph": "--levels token,graph",
     "operator": OPERATOR,
     "operator, sched": f"{OPERATOR},sched",
-    "operator, ledger": f"{OPERATOR},qnn,sched,io",
+    "operator, causes": f"{OPERATOR},qnn,sched,io",
     "operator, pmc": f"{OPERATOR} --pmc minor-faults,context-switches",
     "operator, bcc": f"{OPERATOR} --loader bcc",
     "operator, perf buffer": f"{OPERATOR} --buffer perf",

@@ -96,7 +96,7 @@ def causes(folder: Path) -> Iterator[Cause]:
 
     yield Cause("small cache", ("expert loads",), small, cached)
     alone = replace(llama(1), cpus="0")
-    yield Cause("another process", ("displaced",), replace(alone, burners=1), lambda _: alone)
+    yield Cause("another process", ("run queue",), replace(alone, burners=1), lambda _: alone)
     crowded = replace(llama(2), cpus="0")
     yield Cause("a thread too many", ("crowded",), crowded, lambda _: alone)
     package = folder / "package"
@@ -106,7 +106,7 @@ def causes(folder: Path) -> Iterator[Cause]:
     weights.parent.mkdir()
     weights.write_bytes(os.urandom(FILE_BYTES))
     warm = Run((sys.executable, "workloads/programs/cold_steps.py", str(weights), str(COLD_STEPS)))
-    yield Cause("cold file", ("disk", "gaps: disk wait"), replace(warm, cold=weights.parent), lambda _: warm)
+    yield Cause("cold file", ("disk and faults",), replace(warm, cold=weights.parent), lambda _: warm)
     place = ("--prefill-backend", "htp", "--tiers", "1,8", "--chunk", "16", "--expert-cache", "3MiB", "--max-new-tokens", "8")
     ahead = generate(model, "--package", str(package), *place)
     late = replace(ahead, removed=package / "htp")

@@ -19,7 +19,7 @@ COMMAND = re.compile(r"(sudo )?(python|moescope|trace_processor_shell) ")
 SUBJECTS = {
     "steps": ("What the engine ran", "tokens graphs operators op_threads tensors backends"),
     "requests": ("Sequences and requests", "sequences requests"),
-    "ledger": ("The ledger and what it is made of", "ledger ledger_pieces submissions"),
+    "time": ("The time of steps, and work for accelerators", "time submissions"),
     "experts": ("Experts", "routes experts loads counters"),
     "npu": ("NPU", "qnn_executes qnn_events qnn_calls qnn_objects"),
     "npu-host": (

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main
-from analyzer.commands.summary import ending, grouped_times, losses, phases, speed, top_findings
+from analyzer.commands.summary import CAUSES_SHOWN, PARTS_SHOWN, ending, losses, matrix, speed, time, top_findings
 from analyzer.compare.verdict_text import needed
 from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN, judge
 from analyzer.questions import expert_loads
@@ -78,8 +78,8 @@ def test_without_steps_no_figure_of_steps_is_said_and_a_program_that_failed_is_n
     assert capsys.readouterr().out == "this recording has no steps, so their costs are unknown\n"
     assert main(["summary", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "the program ended with exit code 2" in out and "loads: 1 startup" in out
-    assert not re.search(r"hit rate|per layer|of token time", out)
+    assert "the program ended with exit code 2" in out and "1 startup load 0 MiB" in out
+    assert not re.search(r"\bhits\b|per layer|of token time", out)
 
 
 def test_tpot_and_decode_speed_on_the_screen_follow_from_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,8 @@ def test_tpot_and_decode_speed_on_the_screen_follow_from_each_other(tmp_path: Pa
     run = str(w.write(tmp_path / "run"))
     assert main(["summary", run]) == 0
     said = re.search(
-        r"TPOT ([\d,.]+) ms \(median ([\d,.]+), p90 [\d,.]+, n 11\), decode ([\d,.]+) tok/s", capsys.readouterr().out
+        r"TPOT ([\d,.]+) ms \(median ([\d,.]+), p90 [\d,.]+, n 11\), decode ([\d,.]+) tok/s",
+        " ".join(capsys.readouterr().out.split()),
     )
     assert said is not None
     mean, median, speed = (float(text.replace(",", "")) for text in said.groups())
@@ -126,16 +127,12 @@ def test_a_request_whose_end_was_missed_is_not_called_open(tmp_path: Path) -> No
 def test_what_tpot_holds_besides_its_step_is_told(tmp_path: Path) -> None:
     w = Writer()
     for seq, (begin, end) in enumerate([(100, 200), (300, 400), (500, 600), (700, 800)]):
-        w.add("token_begin", engine=2, ts=begin, seq=seq, phase=2).add("token_end", engine=2, ts=end, seq=seq)
+        w.add("token_begin", engine=2, ts=begin * 10**6, seq=seq, phase=2).add("token_end", engine=2, ts=end * 10**6, seq=seq)
     answer: dict[str, Any] = summarize(Recording(w.write(tmp_path)), load(tmp_path))
-    screen = PlainConsole(width=80, file=io.StringIO())
-    screen.print(*phases(answer))
-    assert str(speed(answer)[0]) == "no prefill recorded"
-    assert any(line.split() == ["between", "steps", "0.000"] for line in screen.file.getvalue().splitlines())
-    answer["tokens"]["tpot_ms"]["mean"] = answer["phases"]["decode"]["total"]
-    screen = PlainConsole(width=80, file=io.StringIO())
-    screen.print(*phases(answer))
-    assert "between steps" not in screen.file.getvalue()
+    assert str(speed(answer)[0]) == "no prefill recorded" and str(speed(answer)[1]).startswith("TPOT 200.00 ms")
+    assert any(str(line).startswith("100.00 ms of TPOT are between steps") for line in time(answer))
+    answer["tokens"]["tpot_ms"]["mean"] = answer["time"]["phases"]["decode"]["ms"]
+    assert not any("between steps" in str(line) for line in time(answer))
 
 
 def test_a_signal_is_called_by_its_name_and_a_cost_that_is_not_known_not_at_all(tmp_path: Path) -> None:
@@ -305,19 +302,23 @@ def test_graphs_of_equal_names_are_told_apart_by_object_and_profile_level() -> N
     assert npu_labels(executes.assign(profile_level=1)).tolist() == ["main #4", "main #9", "main #9"]
 
 
-def test_the_rows_of_a_step_add_up_however_many_groups_there_are() -> None:
-    for count in (3, 9, 10, 17):
-        times = {f"group {i}": float(1 + i * 7 % 5) for i in range(count)}
-        phase = times | {"residual": 0.5, "total": sum(times.values()) + 0.5}
-        shown = grouped_times({"decode": phase, "prefill": {"group 1": 3.0, "residual": 0.0, "total": 3.0}})
-        assert list(shown["decode"]) == list(shown["prefill"]) and len(shown["decode"]) == min(count, 9) + 2
-        for one in shown.values():
-            assert sum(value or 0.0 for key, value in one.items() if key != "total") == pytest.approx(one["total"])
+def test_the_rows_and_columns_of_a_step_add_up_however_many_there_are() -> None:
+    for count in (3, 6, 7, 17):
+        ms = [float(1 + i * 7 % 5) for i in range(count)]
+        cells = [{"part": f"part-{i}", "cause": f"cause-{i}", "ms": each} for i, each in enumerate(ms)]
+        by = {f"{axis}_ms": {cell[axis]: cell["ms"] for cell in cells} for axis in ("part", "cause")}
+        screen = PlainConsole(width=200, file=io.StringIO())
+        screen.print(matrix("decode", {"ms": sum(ms), "cells": cells, **by}))
+        head, *rows, everything, _ = (line.split() for line in screen.file.getvalue().splitlines())
+        assert len(rows) <= PARTS_SHOWN + 1 and len(head) <= len(["decode,", "ms"]) + CAUSES_SHOWN + len(["others", "all"])
+        shown = [[float(cell) for cell in row[1:-1]] for row in rows]
+        assert sum(row[-1] for row in shown) == sum(ms) and all(sum(row[:-1]) == row[-1] for row in shown)
+        assert [float(cell) for cell in everything[1:-1]][-1] == sum(ms) == sum(float(cell) for cell in everything[1:-2])
 
 
-def test_the_ledger_names_what_is_a_mean_step_and_what_is_a_sum(capsys, tmp_path: Path) -> None:
-    assert main(["ledger", str(runtime(3).write(tmp_path))]) == 0
+def test_the_time_of_steps_names_what_is_a_mean_step_and_what_is_a_sum(capsys, tmp_path: Path) -> None:
+    assert main(["time", str(runtime(3).write(tmp_path)), "--by", "cause"]) == 0
     out = capsys.readouterr().out
-    assert "ms per step of each phase, and of all steps together" in out
-    (total,) = (line.split() for line in out.splitlines() if line.startswith("total"))
+    assert "ms by cause: a mean step of each phase, and all steps together" in out
+    (total,) = (line.split() for line in out.splitlines() if line.startswith("all "))
     assert [float(word) for word in total[1::2]] == pytest.approx([0.001, 0.001, 0.003])

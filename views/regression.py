@@ -127,7 +127,9 @@ def by_cause(document: Document) -> list[Block]:
         hover = {"hovertemplate": "%{y}, %{fullData.name}: %{x:.4g} ms<extra></extra>"}
         traces = [{**bar, **hover, "name": cause, "cause": cause, "x": ms[cause]} for cause in CAUSES if cause in ms]
         axes: dict[str, Any] = {"xaxis": axis("ms"), "yaxis": {"automargin": True}, "barmode": "stack"}
-        blocks.append(chart(f"{phase.capitalize()} step by cause", traces, "Mean step; the median over runs of each cause.", 230, **axes))
+        blocks.append(
+            chart(f"{phase.capitalize()} step by cause", traces, "Mean step; the median over runs of each cause.", 230, **axes)
+        )
     return blocks
 
 

@@ -1,4 +1,4 @@
-"""Turn a profile that a program wrote itself into a recording, for `summary`, `ledger`, `report` and the other verbs.
+"""Turn a profile that a program wrote itself into a recording, for `summary`, `time`, `report` and the other verbs.
 
 Supported: ONNX Runtime's profile (SessionOptions.enable_profiling; `end_profiling` returns its path), ExecuTorch's ETDump
 (write_etdump_result_to_file) and the log of llama.cpp's Hexagon backend with GGML_HEXAGON_PROFILE=1 or 2 and llama.cpp's debug
@@ -8,7 +8,7 @@ examples:
   python -m analyzer import-profile onnxruntime_profile.json --out recordings/imported
   python -m analyzer import-profile model.etdp --out recordings/executorch
   python -m analyzer import-profile hexagon.log --out recordings/npu
-  python -m analyzer ledger recordings/imported
+  python -m analyzer time recordings/imported
 """
 
 import argparse

@@ -4,8 +4,9 @@ A folder of recordings, a pattern or an address (s3://...) means all recordings 
 column `recording`, the row of the table `recordings` (recording, device, build, run, path). Unreadable recordings are reported,
 and the exit code is 1.
 
-These are derived on demand: phases, gaps, npu_gaps, npu_windows, displacements, operator_states, decode_steps, growth,
-activations, density, reuse, time_by_distance, cache_hits, cache_curves, thread_balance, displaced_by
+These are derived on demand: time, mean_steps, gaps, operator_times, requests, submissions, npu_gaps, npu_windows, displacements,
+displaced_by, operator_states, decode_steps, growth, activations, density, reuse, time_by_distance, cache_hits, cache_curves,
+thread_balance
 (analyzer/questions/derived.py explains them).
 
 examples:

@@ -165,7 +165,9 @@ def experts(e: Section) -> list[Line]:
     if e["hit_rate"] is not None:
         rate, reuse = number(e["hit_rate"], ".1%"), number(e["reuse_distance_median_steps"], ".0f")
         lines.append(f"{rate} hits, {e['misses']:,} misses, {e['evictions']:,} evictions, reuse after {reuse} steps (median)")
-    loads = [f"{v['loads']} {name} loads {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()]
+    loads = [
+        f"{counted(v['loads'], f'{name} load')} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()
+    ]
     return [*lines, f"{', '.join(loads)}{reasons(e['step_loads'])}"] if loads else lines
 
 

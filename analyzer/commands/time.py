@@ -21,6 +21,7 @@ from analyzer.questions.npu_windows import npu_sum
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_run
 from moescope.plain import print_plain
+from moescope.terminal import counted
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.by == "both":
         for phase, part in answer["phases"].items():
-            show(matrix(part), f"{phase or 'step'}: ms of a mean step ({part['steps']} steps)", 40)
+            show(matrix(part), f"{phase or 'step'}: ms of a mean step ({counted(part['steps'], 'step')})", 40)
     else:
-        show(side_by_side(answer, args.by), f"ms of a mean step by {args.by}", 40)
+        show(side_by_side(answer, args.by), f"ms by {args.by}: a mean step of each phase, and all steps together", 40)
     for line in closing(answer):
         print_plain(line)
     return 0
@@ -84,10 +85,9 @@ def matrix(part: dict[str, Any]) -> pd.DataFrame:
 
 
 def side_by_side(answer: dict[str, Any], by: str) -> pd.DataFrame:
-    """A row for each part or cause, two columns for each phase; the total is last."""
-    names = list(dict.fromkeys(name for part in answer["phases"].values() for name in part[f"{by}_ms"]))
-    table = pd.DataFrame({"": [*names, "all"]})
-    for phase, part in answer["phases"].items():
+    """A row for each part or cause, two columns for each phase and for all steps; the total is last."""
+    table = pd.DataFrame({"": [*answer["run"][f"{by}_ms"], "all"]})
+    for phase, part in {**answer["phases"], "all steps": answer["run"]}.items():
         table[phase or "step"] = table[""].map({**part[f"{by}_ms"], "all": part["ms"]})
         table[f"{phase or 'step'} share"] = (table[phase or "step"] / part["ms"]).map(lambda share: number(share, ".1%"))
     return table

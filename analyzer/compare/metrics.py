@@ -27,6 +27,7 @@ MS = 1e6
 NAMES_SHOWN = 3
 MIN_RUNNING_SHARE = 0.05
 NEGLIGIBLE_WAIT = 0.05
+NEGLIGIBLE_TIME = 0.01
 UNDISTURBED = 0.8
 """Share of an operator's executions, the fastest, that determine its time: the others mostly waited for something."""
 
@@ -104,7 +105,7 @@ def tail_metrics(facts: Facts) -> Iterator[Row]:
 
 
 def phase_metrics(facts: Facts) -> Iterator[Row]:
-    """Median ms per step of every part and of every cause, by phase."""
+    """ms per step of every part (median) and of every cause (mean, as on all screens: few steps have some), by phase."""
     steps = facts.steps
     if len(steps) == 0 or len(facts.tables["operators"]) == 0:
         return
@@ -113,10 +114,10 @@ def phase_metrics(facts: Facts) -> Iterator[Row]:
         for phase, every in spent.groupby(steps["phase"]):
             rows, means = every.iloc[1:] if len(every) > 1 else every, every.mean()
             total = float(steps.loc[rows.index, "duration_ns"].median()) / MS
-            for name, value in rows.median().items():
+            for name, value in (rows.median() if by == "part" else means).items():
                 if value > 0:
-                    share = value / total if total else np.nan
-                    more = {"phase": phase, "type": name, "share": share, "mean": means[name]}
+                    share, offset = (value / total if total else np.nan), NEGLIGIBLE_TIME * total * (by == "cause")
+                    more = {"phase": phase, "type": name, "share": share, "mean": means[name], "offset": offset}
                     yield row("phase", f"time by {by}", "ms", value, len(rows), **more)
 
 

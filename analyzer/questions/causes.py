@@ -182,12 +182,12 @@ def executions(hand: HandOver) -> Executions:
 
 
 def stalls(tables: Tables) -> Intervals:
-    """Major faults, reads, and minor faults that waited until a page had been read, of all threads, by thread."""
+    """Reads, faults that read the file or its following pages, and faults that waited for that, of all threads, by thread."""
     faults, states = tables["faults"], tables["thread_states"]
     waiting = Intervals.of_table(states).where((states["state"] == "waiting").to_numpy())
-    major = Intervals.of_table(faults).where((faults["kind"] == "major").to_numpy())
+    reading = Intervals.of_table(faults).where(((faults["kind"] == "major") | (faults["bytes"] > 0)).to_numpy())
     read_ahead = common(merged(waiting), merged(Intervals.of_table(faults)))
-    return merged(Intervals.joined(major, read_ahead, Intervals.of_table(tables["reads"])))
+    return merged(Intervals.joined(reading, read_ahead, Intervals.of_table(tables["reads"])))
 
 
 def of_others(steps: StepThreads, pieces: pd.DataFrame, npu: Executions, disk: Intervals) -> Iterator[Cause]:

@@ -22,6 +22,7 @@ from analyzer.records.schema import Tables
 
 DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "time": ("the time of steps by part and cause (analyzer/records/tables.toml)", step_time.step_time),
+    "counted": ("the steps that figures count: token_id, phase; not refused, warm-up or disturbed ones", step_time.counted_steps),
     "mean_steps": ("the mean step of each phase by part and cause; disturbed and refused steps left out", step_time.mean_steps),
     "operator_times": ("computing time of operators, and what they lost to each other cause", step_time.operator_times),
     "submissions": ("submissions to an accelerator, and when their completion was known", accelerators.submissions),

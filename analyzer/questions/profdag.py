@@ -17,7 +17,6 @@ import pandas as pd
 
 from analyzer.errors import AnalysisError
 from analyzer.jsonable import as_json
-from analyzer.questions.causes import EXPERT_LOAD
 from analyzer.questions.roofline import operator_backends
 from analyzer.questions.step_time import step_time
 from analyzer.records.schema import Tables
@@ -208,7 +207,7 @@ def average(graph: nx.DiGraph, used: pd.DataFrame, time: pd.DataFrame) -> int:
         for order, values in used.groupby("order")[list(MEASURED)].mean().iterrows():
             graph.nodes[f"op {order}"].update(values.to_dict())
     rows = time[time["op_id"].isin(step.index)]
-    cause = np.where(rows["load_id"] >= 0, EXPERT_LOAD, rows["cause"].astype(object))
+    cause = rows["cause"].astype(object)
     spent = rows["duration_ns"].groupby([step.reindex(rows["op_id"]).to_numpy(), cause]).sum().div(count)
     for order in used["order"].unique().tolist():
         graph.nodes[f"op {order}"]["causes"] = spent[order].to_dict() if order in spent.index.levels[0] else {}

@@ -13,7 +13,7 @@ from analyzer.questions.deciders import StepThreads, decisive_pieces
 from analyzer.questions.figures import undisturbed
 from analyzer.questions.parts import PARTS
 from analyzer.records.intervals import Intervals, by_precedence, overlaps, uncovered
-from analyzer.records.schema import Tables, conform
+from analyzer.records.schema import Tables, conform, empty
 from analyzer.tables.sequences import APART
 
 TABLES = (
@@ -108,6 +108,11 @@ def counted(tables: Tables, time: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFr
     return steps, time[time["token_id"].isin(steps.index)]
 
 
+def counted_steps(tables: Tables) -> pd.DataFrame:
+    """token_id and phase of the steps that figures count."""
+    return counted(tables, empty("time"))[0]["phase"].reset_index()
+
+
 def cells(steps: pd.DataFrame, time: pd.DataFrame) -> pd.DataFrame:
     """Sums of `counted` by phase, part and cause: phase, part, cause, ms; largest first."""
     phase = steps["phase"].reindex(time["token_id"]).to_numpy()
@@ -167,7 +172,7 @@ def operator_times(tables: Tables, time: pd.DataFrame | None = None) -> pd.DataF
     """
     operators, time = tables["operators"], step_time(tables) if time is None else time
     rows = time[(time["op_id"] >= 0).to_numpy()]
-    rows = rows.assign(cause=np.where(rows["load_id"] >= 0, EXPERT_LOAD, rows["cause"].astype(object)))
+    rows = rows.assign(cause=rows["cause"].astype(object))
     spent = rows[rows["cause"].isin(NOT_COMPUTING)].groupby(["op_id", "cause"])["duration_ns"].sum().unstack(fill_value=0)
     lost = spent.reindex(index=operators["op_id"], columns=list(NOT_COMPUTING), fill_value=0).reset_index()
     computing = operators["duration_ns"].to_numpy() - lost[list(NOT_COMPUTING)].sum(axis=1)

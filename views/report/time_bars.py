@@ -8,11 +8,7 @@ import pandas as pd
 from views.colours import CAUSES
 from views.report.sections import Block, Run
 
-QUERY = (
-    "select phase, cause, part, sum(m.duration_ns)/1e6/any_value(steps) ms from time m join tokens t using (token_id) "
-    "join (select phase, count(*) steps from tokens where complete group by phase) using (phase) where complete group by all"
-)
-STEPS_QUERY = "select phase, count(*) steps from tokens where complete group by phase"
+QUERY = "select phase, steps, cause, part, ms from mean_steps"
 FIRST = ("prefill", "decode")
 
 
@@ -45,5 +41,5 @@ def time_bars(frame: pd.DataFrame, steps: Mapping[str, int], query: str = "") ->
 
 def step_bars(run: Run) -> list[Block]:
     """The picture of a recording with complete steps."""
-    steps = run.ask(STEPS_QUERY)
-    return [time_bars(run.ask(QUERY), dict(steps.itertuples(index=False)), QUERY)] if len(steps) else []
+    rows = run.ask(QUERY)
+    return [time_bars(rows, dict(zip(rows["phase"], rows["steps"], strict=True)), QUERY)] if len(rows) else []

@@ -39,19 +39,18 @@ BETWEEN = (
     "Between operators",
     "select part, cause, after, before, count(*) pieces, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 longest_us, "
     "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
-    "from gaps where duration_ns > 0 group by all order by ms desc, part, cause, after, before",
+    "from gaps join counted using (token_id) group by all order by ms desc, part, cause, after, before",
     "text part, cause cause, text after, text before, number pieces, bar total ms, number longest µs, "
     "moment the longest in the timeline",
 )
 CELLS_QUERY = (
-    "select t.phase, m.part, m.cause, sum(m.duration_ns)/1e6 ms from time m join tokens t using (token_id) "
-    "where t.complete group by all order by ms desc"
+    "select phase, part, cause, sum(duration_ns)/1e6 ms from time join counted using (token_id) group by all order by ms desc"
 )
 STEPS_BY_CAUSE = (
-    "select token_id, cause, sum(m.duration_ns)/1e6 ms from time m join tokens t using (token_id) "
-    "where t.complete{} group by all order by token_id, cause"
+    "select token_id, cause, sum(duration_ns)/1e6 ms from time join counted using (token_id) "
+    "where true{} group by all order by token_id, cause"
 )
-DECODE = " and t.phase = 'decode'"
+DECODE = " and phase = 'decode'"
 UNSEEN = (
     "transport: to the accelerator and back, waiting in its queue where no profile reports it, and late answers. "
     "These cannot be distinguished from outside."

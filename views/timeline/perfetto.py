@@ -167,7 +167,7 @@ class TraceWriter:
             self.out.later(partial(counter_packets, self.sequence, ts, values, self.start))
 
     def marks(self) -> None:
-        """Write tracks of the program: ledger, slow tokens, and gaps in the recording."""
+        """Write tracks of the program: time of steps, slow tokens, and gaps in the recording."""
         tracks = (
             ("time", self.time_slices()),
             ("slow tokens", marks.slow_tokens(self.tables)),
