@@ -10,8 +10,8 @@ decode tokens/s   number of ITLs / their sum, in s: 1000 / TPOT, the speed of on
 prefill tokens/s  prompt rows fed in prefill steps / the sum of these steps' durations, in s
 hit rate          hits / (hits + misses), of distinct experts of each step and layer, by the cache's state when the layer began
 
-Steps of contexts that draft for another one do not count, nor do steps in which the tracer placed or learnt probes (`undisturbed`),
-unless a phase has no others.
+Steps of contexts that draft for another one do not count, nor do steps in which the tracer placed or learnt probes
+(`undisturbed`), unless a phase has no others.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-"""xllamacpp's server and its clients: llama_clients.py MODEL SLOTS CLIENTS [DRAFT_MODEL]. Prints what clients and server measured.
+"""xllamacpp's server and its clients: llama_clients.py MODEL SLOTS CLIENTS [DRAFT_MODEL]. Prints what both measured.
 
 After a first request alone, as client CLIENTS, all clients ask at once and stream their answers; client i's prompt has 20 + 7 i
-tokens, its answer 12 + i tokens (times LLAMA_TOKENS, default 1). As JSON: `requests` with the times (CLOCK_MONOTONIC, ns) at which
-the client sent it and received each chunk, and the server's own `timings`; `http_ns`, the times of empty requests; `metrics`, the
-server's counters.
+tokens, its answer 12 + i tokens (times LLAMA_TOKENS, default 1). As JSON: `requests` with the times (CLOCK_MONOTONIC, ns) when
+the client sent it and received each chunk, and the server's own `timings`; `http_ns`, the times of empty requests; `metrics`,
+the server's counters.
 """
 
 import http.client
