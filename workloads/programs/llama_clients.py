@@ -20,6 +20,8 @@ import xllamacpp
 
 TOKENS = int(os.environ.get("LLAMA_TOKENS", "1"))
 EMPTY_REQUESTS = 20
+PARTS_OF_LETTERS = range(128, 256)
+"""Tokens of gguf_model's tokenizer that the server holds back until others complete a letter: they have no chunk of their own."""
 
 
 def parameters(model: str, slots: int, draft: str) -> xllamacpp.CommonParams:
@@ -49,6 +51,7 @@ class Client:
             "top_k": 3,
             "seed": number,
         }
+        self.request["logit_bias"] = [[token, False] for token in PARTS_OF_LETTERS]
         self.request |= {"top_k": 3, "seed": number, "ignore_eos": True, "cache_prompt": False}
         self.answer: dict[str, Any] = {"chunk_ns": []}
 
