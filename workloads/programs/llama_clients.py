@@ -1,8 +1,9 @@
-"""xllamacpp's server and its clients: llama_clients.py MODEL SLOTS CLIENTS [DRAFT_MODEL]. Prints what clients and server measured.
+"""xllamacpp's server and its clients: llama_clients.py MODEL SLOTS CLIENTS [DRAFT_MODEL]. Prints what both measured.
 
 After a first request alone, as client CLIENTS, all clients ask at once and stream their answers; client i's prompt has 20 + 7 i
-tokens, its answer 12 + i tokens (times LLAMA_TOKENS, default 1). As JSON: `requests` with the client's times (CLOCK_MONOTONIC, ns)
-of each chunk and the server's own `timings`; `http_ns`, the times of empty requests; `metrics`, the server's counters.
+tokens, its answer 12 + i tokens (times LLAMA_TOKENS, default 1). As JSON: `requests` with the times (CLOCK_MONOTONIC, ns) when
+the client sent it and received each chunk, and the server's own `timings`; `http_ns`, the times of empty requests; `metrics`,
+the server's counters.
 """
 
 import http.client
@@ -19,6 +20,8 @@ import xllamacpp
 
 TOKENS = int(os.environ.get("LLAMA_TOKENS", "1"))
 EMPTY_REQUESTS = 20
+PARTS_OF_LETTERS = range(128, 256)
+"""Tokens of gguf_model's tokenizer that the server holds back until others complete a letter: they have no chunk of their own."""
 
 
 def parameters(model: str, slots: int, draft: str) -> xllamacpp.CommonParams:
@@ -48,6 +51,7 @@ class Client:
             "top_k": 3,
             "seed": number,
         }
+        self.request["logit_bias"] = [[token, False] for token in PARTS_OF_LETTERS]
         self.request |= {"top_k": 3, "seed": number, "ignore_eos": True, "cache_prompt": False}
         self.answer: dict[str, Any] = {"chunk_ns": []}
 
