@@ -15,7 +15,11 @@ struct llama_batch_view {
 	u64 logits;
 };
 
-#define MAX_BATCH_ROWS 4096
+#ifdef BUFFER_PERF /* the record on the stack makes more states for the verifier */
+#define MAX_BATCH_ROWS 1024
+#else
+#define MAX_BATCH_ROWS 2048 /* llama.cpp's default most */
+#endif
 #define BATCH_WORDS (BATCH_ROWS + BATCH_ROWS / 2) /* of the scratch memory: the arrays of a part; the batch follows */
 
 static INLINE struct llama_batch_view *batch_of(struct traced *t)
@@ -30,7 +34,7 @@ static INLINE struct llama_batch_view *batch_of(struct traced *t)
 /* Part of a batch, from row `first` on; arrays in one read each, as every read costs more than its bytes. */
 static INLINE bool send_batch_rows(void *ctx, struct traced *t, struct llama_batch_view *batch, u32 first)
 {
-	u64 *sequences = t->scratch, rows = ROWS_HERE((u64)(u32)batch->n_tokens - first);
+	u64 *sequences = t->scratch, one = read_u64(batch->seq_id + 8ULL * first), rows = ROWS_HERE((u64)(u32)batch->n_tokens - first);
 	u32 *counts = (u32 *)(t->scratch + BATCH_ROWS);
 	RECORD(rec_batch_rows, r);
 
@@ -39,18 +43,18 @@ static INLINE bool send_batch_rows(void *ctx, struct traced *t, struct llama_bat
 	r->n_rows = batch->n_tokens;
 	r->first = first;
 	r->count = rows;
-	r->given = (batch->pos ? BATCH_POSITIONS : 0) | (batch->seq_id && batch->n_seq_id ? BATCH_SEQUENCES : 0) |
-		   (batch->logits ? BATCH_OUTPUTS : 0);
+	r->given = BATCH_ALL - BATCH_POSITIONS * EQUAL(batch->pos, 0) - BATCH_SEQUENCES * EQUAL(batch->seq_id, 0) -
+		   BATCH_OUTPUTS * EQUAL(batch->logits, 0);
 	r->pad = 0;
 	/* what cannot be read becomes 0 */
 	bpf_probe_read_user(r->position, 4 * rows, (void *)(batch->pos + 4ULL * first));
 	bpf_probe_read_user(r->output, rows, (void *)(batch->logits + first));
 	bpf_probe_read_user(counts, 4 * rows, (void *)(batch->n_seq_id + 4ULL * first));
+	for (u32 i = 0; i < BATCH_ROWS; i++) /* where there is no row, the first one is read again: branches make too many paths */
+		sequences[i] = one;
 	bpf_probe_read_user(sequences, 8 * rows, (void *)(batch->seq_id + 8ULL * first));
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < BATCH_ROWS; i++) {
-		if (i >= rows)
-			break;
 		r->n_sequences[i] = counts[i];
 		bpf_probe_read_user(&r->sequence[i], sizeof(r->sequence[i]), (void *)sequences[i]); /* the number's lower half */
 	}

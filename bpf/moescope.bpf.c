@@ -6,12 +6,12 @@
 #include "ggml.h"
 
 #include "token.bpf.c"
-#include "batch.bpf.c"
 #include "graph.bpf.c"
 #include "expert.bpf.c"
 #include "pmc.bpf.c"
 #include "operator.bpf.c"
 #include "ggml.bpf.c"
+#include "batch.bpf.c"
 #include "hexagon.bpf.c"
 #include "qnn.bpf.c"
 #include "onnxruntime.bpf.c"

@@ -202,6 +202,7 @@ enum batch_array {
 	BATCH_POSITIONS = 1,
 	BATCH_SEQUENCES = 2,
 	BATCH_OUTPUTS = 4,
+	BATCH_ALL = 7,
 };
 
 /* Rows first .. first+count of the batch of the thread's current step. A later record of the same rows holds instead. */

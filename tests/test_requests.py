@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.__main__ import main as analyze
 from analyzer.questions import figures, requests
 from analyzer.questions.summary import summarize
 from analyzer.tables import sequences
@@ -95,7 +96,7 @@ def test_phases_requests_and_kept_rows_follow_from_positions_and_output_flags(se
 
 def test_what_a_batch_leaves_out_is_the_engines_default_and_rows_that_were_not_read_are_counted(tmp_path: Path) -> None:
     w = Writer()
-    for step, rows in enumerate((5000, 1, 1)):
+    for step, rows in enumerate((3000, 1, 1)):
         w.add("token_begin", engine=2, ts=10 * step, seq=2**64 - 1, n_tokens=rows, position=2**32 - 1)
         if rows > 1:
             w.add("batch_rows", engine=2, ts=1, n_rows=rows, first=0, count=16, given=1, position=np.arange(16))
@@ -104,7 +105,7 @@ def test_what_a_batch_leaves_out_is_the_engines_default_and_rows_that_were_not_r
     tables = tables_module.build(recording)
     rows = tables["sequences"]
     assert rows[["sequence", "rows", "position", "outputs"]].to_numpy().tolist() == [[0, 16, 0, 0], [0, 1, 16, 1], [0, 1, 17, 1]]
-    assert summarize(recording, tables)["tokens"]["unread_rows"] == 5000 - 16
+    assert summarize(recording, tables)["tokens"]["unread_rows"] == 3000 - 16
 
 
 def test_rows_that_several_sequences_share_belong_to_each(tmp_path: Path) -> None:
@@ -183,6 +184,14 @@ class TestPlans:
                     steps[request].append(step)
         spans = [(tokens["begin_ns"][mine[0]], tokens["end_ns"][mine[-1]]) for mine in steps.values()]
         assert sorted(zip(rows["begin_ns"], rows["end_ns"], strict=True)) == sorted(spans)
+
+    def test_the_verb_prints_what_the_tables_have(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        assert analyze(["requests", str(run.folder), "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["summary"]["count"] == len(answer["requests"]) == len(run.plan.requests)
+        assert answer["summary"]["generated"] == sum(one["generated"] for one in run.plan.requests)
+        assert analyze(["requests", str(run.folder)]) == 0
+        assert f"{len(run.plan.requests)} requests" in capsys.readouterr().out
 
     def test_refused_calls_are_counted_and_fed_nothing(self, run: Run) -> None:
         recording = Recording(run.folder)
