@@ -2,8 +2,8 @@
 
 Perfetto lists a process with every thread that it saw. Threads of the program without recorded work (helpers of libraries,
 the emulator's threads) and threads of other programs, known only from scheduling, would hide the rest: each kind is in one
-process, so that the UI shows it as one collapsed line. That of the others is 0, the idle threads' own, since the kernel does
-not tell whose they are; the program's helpers have a pid that no process has. Thread ids remain the kernel's.
+process, so that the UI shows it as one collapsed line. That of the others is 0, the idle threads' own, since their scheduling
+has no process of theirs; the program's helpers have a pid that no process has. Thread ids remain the kernel's.
 """
 
 from collections.abc import Mapping
