@@ -70,9 +70,9 @@ def test_a_fused_norm_is_told_as_such_where_other_graphs_use_its_address(tmp_pat
     try:
         both = Both(tmp_path, split_run([[20, 64, 1, 7], [3, 40]]))  # from 32 rows on the device computes the CPU's layers too
     except subprocess.CalledProcessError as crash:
-        if crash.returncode != -signal.SIGSEGV:
+        if crash.returncode not in (-signal.SIGSEGV, -signal.SIGABRT):
             raise
-        pytest.skip("llama.cpp crashes with such batches on this Vulkan device, untraced")
+        pytest.skip("llama.cpp often crashes with such batches on Mesa's llvmpipe, untraced")
     for step in range(len(both.place)):
         norms = {name for kind, name, _ in fused(both.computed(step)) if kind == "RMS_NORM+MUL"}
         kinds = {name: kind for backend, (kind, name, _) in traced(both, step) if backend == "cpu" and name in norms}

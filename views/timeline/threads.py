@@ -2,7 +2,8 @@
 
 Perfetto lists a process with every thread that it saw. Threads of the program without recorded work (helpers of libraries,
 the emulator's threads) and threads of other programs, known only from scheduling, would hide the rest: each kind is in one
-process with a pid that no kernel uses, so that the UI shows it as one collapsed line. Thread ids remain the kernel's.
+process, so that the UI shows it as one collapsed line. That of the others is 0, the idle threads' own, since their scheduling
+has no process of theirs; the program's helpers have a pid that no process has. Thread ids remain the kernel's.
 """
 
 from collections.abc import Mapping
@@ -18,8 +19,8 @@ from analyzer.tables.sched import LARGEST_ID, listed_threads
 from views.timeline.slices import distinct, rows_of
 
 INT32 = 1 << 31
-HELPERS, OTHERS = LARGEST_ID + 1, LARGEST_ID + 2
-"""Process ids that no process has."""
+HELPERS, OTHERS = LARGEST_ID + 1, 0
+"""Process ids of threads without recorded work, and of other programs' threads."""
 TOKEN_TRACKS = r"^tokens(: |$)"
 """The tracks of threads that compute steps, as `thread_roles` names them."""
 DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "npu_batches", "calls")
