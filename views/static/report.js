@@ -151,7 +151,7 @@ function logTicks(values) {
 
 /* Ticks as given, the most important first, without those that come too near to another. */
 function spacedTicks({ range, tickvals, ticktext }) {
-  const gap = (range[1] - range[0]) / (NARROW.matches ? 4 : 10), kept = [];
+  const gap = (range[1] - range[0]) / (NARROW.matches ? 4 : 12), kept = [];
   tickvals.forEach((at, i) => { if (kept.every((other) => Math.abs(tickvals[other] - at) >= gap)) kept.push(i); });
   return { tickvals: kept.map((i) => tickvals[i]), ticktext: kept.map((i) => ticktext[i]) };
 }
