@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,18 @@ from workloads import six_kinds
 
 VULKAN = pytest.param("vulkan-half", marks=pytest.mark.needs("llama.cpp on Vulkan"))
 KINDS = ["demo-small-cache", "llama", "server", "speculative", "overloaded", VULKAN]
-OTHER_WORDS = {
-    **dict.fromkeys(("ceilings", "import-qnn", "import-profile", "predict", "kernels", "quantization", "prompts"), None),
-    **dict.fromkeys(("device", "routes", "tables"), None),
-    "query": [
-        ["RUN", "select phase, cause, sum(m.duration_ns) ns from time m join tokens using (token_id) where complete group by all"]
-    ],
-    "time": [["RUN"], ["RUN", "--by", "cause"], ["RUN", "--by", "part"]],
-    "compare": [["RUN", "RUN"]],
+NO_CAUSES = {
+    **dict.fromkeys(
+        ("ceilings", "import-qnn", "import-profile", "predict", "kernels", "quantization", "prompts", "device"), "no recording"
+    ),
+    **dict.fromkeys(("routes", "tables"), "writes tables"),
+    "query": "answers what it is asked",
+    "threads": "states of threads, some named like causes",
+    "dag": "single operators: a test of its own",
+    "compare": "two groups: a test of its own",
 }
-"""Verb → how it is called instead of with a recording alone; None: it reads none, or writes tables in other tools' formats."""
-ELSEWHERE = ("dag", "time --step")
-"""What tells single operators or steps: tests of their own."""
+"""Verb → why it is not asked for causes."""
+MORE_WORDS = {"time": [[], ["--by", "cause"], ["--by", "part"]]}
 NANOSECONDS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 Told = tuple[str, str, float, float]
 """Where it stands, the cause, the figure, and how far off its rounding may be."""
@@ -57,7 +57,7 @@ class Recording:
         return rows.assign(phase=steps["phase"].reindex(rows["token_id"]).to_numpy(), cause=rows["cause"].astype(str))
 
     def scopes(self) -> Iterator[tuple[pd.DataFrame, int]]:
-        """(pieces, number of steps) of which screens tell: the run, its phases, what lies between operators, parts."""
+        """(pieces, number of steps) of which screens tell: the run, its phases, what lies between operators, cells."""
         steps = counted(self.tables, self.time)[0]
         for phase in [None, *steps["phase"].unique()]:
             rows, count = (
@@ -67,23 +67,32 @@ class Recording:
             )
             yield rows, count
             yield rows[(rows["op_id"] < 0) & (rows["load_id"] < 0)], count
-            for _, part in rows.groupby(rows["part"].astype(str)):
-                yield part, count
+            for name in ("part", "cause"):
+                yield from ((cell, count) for _, cell in rows.groupby(rows[name].astype(str)))
+
+    def figures_by(self, name: str) -> dict[str, np.ndarray]:
+        """Each value of a column of `time` → every figure of it that is true: sums and means per step in each unit, shares."""
+        found: dict[str, list[float]] = {cause: [0.0] for cause in CAUSES}
+        totals = [rows["duration_ns"].sum() for _, rows in self.pieces.groupby("phase")] + [self.pieces["duration_ns"].sum()]
+        for rows, steps in self.scopes():
+            for value, ns in rows["duration_ns"].groupby(rows[name].astype(str)).sum().items():
+                figures = found.setdefault(str(value), [])
+                figures += [ns / each / unit for each in (1, steps) for unit in NANOSECONDS.values()]
+                figures += [ns / total * base for total in totals for base in (1, 100)]
+        return {value: np.array(figures) for value, figures in found.items()}
 
     @cached_property
-    def figures(self) -> dict[str, np.ndarray]:
-        """Cause → every figure of it that is true: sums and means per step in each unit, shares, and percentages."""
-        found: dict[str, list[float]] = {cause: [0.0] for cause in CAUSES}
-        totals = {phase: rows["duration_ns"].sum() for phase, rows in self.pieces.groupby("phase")}
-        totals[""] = self.pieces["duration_ns"].sum()
-        for rows, steps in self.scopes():
-            for cause, ns in rows["duration_ns"].groupby(rows["cause"]).sum().items():
-                found[str(cause)] += [ns / each / unit for each in (1, steps) for unit in NANOSECONDS.values()]
-                found[str(cause)] += [ns / total * base for total in totals.values() for base in (1, 100)]
-        return {cause: np.array(values) for cause, values in found.items()}
+    def causes(self) -> dict[str, np.ndarray]:
+        return self.figures_by("cause")
 
-    def is_true(self, cause: str, figure: float, rounding: float) -> bool:
-        return bool((np.abs(self.figures[cause] - figure) <= np.maximum(rounding, 1e-6 * np.abs(figure))).any())
+    @cached_property
+    def parts(self) -> dict[str, np.ndarray]:
+        """Some have the name of a cause, and a printed table does not tell them apart."""
+        return self.figures_by("part")
+
+    def is_true(self, cause: str, figure: float, rounding: float, printed: bool = False) -> bool:
+        known = np.append(self.causes[cause], self.parts[cause] if printed else [])
+        return bool((np.abs(known - figure) <= np.maximum(rounding, 1e-6 * np.abs(figure))).any())
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -128,13 +137,15 @@ def test_the_pieces_of_every_step_tile_it_and_add_up_to_it_on_both_axes(recordin
 
 
 def numbers(value: object, where: str, names: frozenset[str]) -> Iterator[tuple[str, float]]:
-    """The figures beside a cause: numbers of its row, by phase too, and the sum of a chart's heights."""
+    """The figures beside a cause: numbers of its row, by phase too; a chart's bars where they have names, else their sum."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            if isinstance(inner, float) and (name in FIGURES or name in names):
+            if isinstance(inner, int | float) and (name in FIGURES or name in names):
                 yield f"{where}.{name}", inner
             elif name in FIGURES and isinstance(inner, dict):
                 yield from numbers(inner, f"{where}.{name}", frozenset(inner))
+            elif name == "y" and isinstance(inner, list) and all(isinstance(label, str) for label in inner):
+                yield from ((f"{where}.{label}", float(width)) for label, width in zip(inner, value["x"], strict=True) if width)
             elif name == "y" and isinstance(inner, list):
                 yield f"{where}.{name}", float(sum(inner))
 
@@ -155,6 +166,8 @@ def told_in(data: object, where: str = "") -> Iterator[Told]:
     if named is not None:
         yield from ((place, str(named), figure, 1e-9) for place, figure in numbers(data, where, frozenset()))
     for name, inner in data.items():
+        if name == "part_ms":
+            continue  # a part has the name of a cause
         if name in CAUSES and isinstance(inner, int | float):
             yield f"{where}.{name}", name, float(inner), 1e-9
         yield from told_in(inner, f"{where}.{name}")
@@ -174,7 +187,7 @@ NUMBER = r"([\d,]+\.?\d*(?:e-\d+)?)"
 def told_in_text(text: str, where: str) -> Iterator[Told]:
     """`cause 12 %` in sentences, and the rows and columns of printed tables."""
     for cause in CAUSES:
-        for found in re.finditer(rf"(?:^|[ (]){cause} {NUMBER} ?(?:%|ms\b)", text):
+        for found in re.finditer(rf"(?:^|[:,(] ?){cause} {NUMBER} ?(?:%|ms\b)", text):
             yield where, cause, *value_of(found[1])
         for line in re.findall(rf"^{cause}  .*$", text, re.MULTILINE):
             yield from ((where, cause, *value_of(cell)) for cell in re.findall(rf"(?<= ){NUMBER}", line))
@@ -197,15 +210,15 @@ def value_of(text: str) -> tuple[float, float]:
     return float(text.replace(",", "")), 0.501 * 10.0**-places
 
 
-def wrong(recording: Recording, told: Iterator[Told]) -> list[Told]:
-    return [one for one in told if not recording.is_true(*one[1:])]
+def wrong(recording: Recording, told: Iterable[Told], printed: bool = False) -> list[Told]:
+    return [one for one in told if not recording.is_true(*one[1:], printed)]
 
 
 def commands(folder: Path) -> Iterator[list[str]]:
     """Every verb of the analyzer that a recording can be given."""
     for verb in COMMANDS:
-        for words in OTHER_WORDS.get(verb, [["RUN"]]) or []:
-            yield [verb, *(str(folder) if word == "RUN" else word for word in words)]
+        for more in MORE_WORDS.get(verb, [[]]) if verb not in NO_CAUSES else []:
+            yield [verb, str(folder), *more]
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
@@ -213,19 +226,18 @@ def test_every_verb_tells_the_causes_of_time(
     recording: Recording, form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    count, off = {}, []
+    count: dict[str, int] = {}
+    off: list[Told] = []
     for words in commands(recording.folder):
-        if words[0] in ELSEWHERE:
-            continue
         code = analyzer_main([*words, *(["--json"] if form == "json" else [])])
         printed = capsys.readouterr().out
         if code == 2:
             continue  # lacks what the verb is about
         told = list(told_in(json.loads(printed), words[0]) if form == "json" else told_in_text(printed, words[0]))
         count[words[0]] = count.get(words[0], 0) + len(told)
-        off += wrong(recording, iter(told))
+        off += wrong(recording, told, printed=form == "text")
     assert off == []
-    assert all(count[verb] > 0 for verb in ("summary", "time", *(("findings", "query", "compare") if form == "json" else ())))
+    assert all(count[verb] > 0 for verb in ("summary", "time", *(("findings",) if form == "json" else ())))
 
 
 def page_data(path: Path) -> Any:
@@ -236,11 +248,12 @@ def page_data(path: Path) -> Any:
 
 def test_the_report_tells_the_causes_of_time(recording: Recording) -> None:
     data = page_data(recording.folder / "report.html")
-    told = [(*one[:3], max(one[3], 1e-4 * len(recording.tables["tokens"]))) for one in told_in(data["sections"], "report")]
+    sections = [section for section in data["sections"] if section["name"] != "threads"]  # states of threads, in causes' colours
+    told = [(*one[:3], max(one[3], 1e-4 * len(recording.tables["tokens"]))) for one in told_in(sections, "report")]
     assert len({cause for _, cause, _, _ in told}) == recording.pieces["cause"].nunique()
-    assert wrong(recording, iter(told)) == []
+    assert wrong(recording, told) == []
     texts = re.sub(r"<[^>]*>", " ", json.dumps(data))
-    assert wrong(recording, told_in_text(texts, "report's texts")) == []
+    assert wrong(recording, told_in_text(texts, "report's texts"), printed=True) == []
 
 
 def test_the_timeline_has_as_much_of_each_cause_as_time(recording: Recording) -> None:
@@ -270,10 +283,10 @@ def test_the_nodes_of_a_profdag_add_up_to_the_causes_within_its_operators(
     recording: Recording, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = page_data(recording.folder / "profdag.html")
-    assert sum_of_nodes(page["nodes"]) == pytest.approx(of_operators(recording, [page["token"]]))
-    assert analyzer_main(["dag", str(recording.folder), "--token", str(page["token"]), "--json"]) == 0
+    assert sum_of_nodes(page["nodes"]) == pytest.approx(of_operators(recording, [page["token"]["token_id"]]))
+    assert analyzer_main(["dag", str(recording.folder), "--token", str(page["token"]["token_id"]), "--json"]) == 0
     graph = json.loads(capsys.readouterr().out)
-    assert sum_of_nodes(graph["nodes"]) == pytest.approx(of_operators(recording, [page["token"]]))
+    assert sum_of_nodes(graph["nodes"]) == pytest.approx(of_operators(recording, [page["token"]["token_id"]]))
 
 
 def test_a_step_that_is_asked_for_tells_its_own_pieces(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,3 +298,25 @@ def test_a_step_that_is_asked_for_tells_its_own_pieces(recording: Recording, cap
     expected = mine.groupby(mine["cause"].astype(str))["duration_ns"].sum() / 1e6
     assert told == pytest.approx(expected.to_dict())
     assert [row["duration_ns"] for row in answer["pieces"]] == mine["duration_ns"].tolist()
+
+
+def test_the_query_that_a_finding_names_gives_its_figure(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyzer_main(["findings", str(recording.folder), "--json"]) == 0
+    found = [one for one in json.loads(capsys.readouterr().out) if "cause" in one["evidence"]]
+    for one in found:
+        assert analyzer_main(["query", str(recording.folder), one["query"], "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert sum(row["ms"] for row in rows) == pytest.approx(one["evidence"]["ms"]), one["rule"]
+    assert found[0]["evidence"]["ms"] == max(one["evidence"]["ms"] for one in found if one["evidence"]["cause"] != "computing")
+
+
+def test_a_comparison_tells_the_mean_step_of_each_cause(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyzer_main(["compare", str(recording.folder), str(recording.folder), "--json"]) == 0
+    told = [row for row in json.loads(capsys.readouterr().out)["metrics"] if row["metric"] == "time by cause"]
+    steps = counted(recording.tables, recording.time)[0]["phase"]
+    rows = recording.pieces
+    for row in told:
+        mine = rows[(rows["phase"] == row["phase"]) & (rows["cause"] == row["type"])].groupby("token_id")["duration_ns"].sum()
+        mean = mine.sum() / (steps == row["phase"]).sum() / 1e6
+        assert row["base"] == row["cand"] == pytest.approx(mean), row["type"]
+    assert told

@@ -36,10 +36,10 @@ class Use:
     beside: int = 0
 
 
-def steps(model: str, batches: str, new: int, threads: int, beside: int = 0, **environment: str) -> Use:
+def steps(model: str, batches: str, new: int, threads: int, beside: int = 0, environment: dict[str, str] | None = None) -> Use:
     """llama.cpp through its C API."""
     words = (str(PROGRAMS / "llama_steps.py"), "{" + model + "}", batches, str(new), PAUSE_S)
-    return Use(words, {"LLAMA_THREADS": str(threads), **environment}, beside)
+    return Use(words, {"LLAMA_THREADS": str(threads), **(environment or {})}, beside)
 
 
 def served(slots: int, clients: int, draft: str = "") -> Use:
@@ -51,7 +51,7 @@ def served(slots: int, clients: int, draft: str = "") -> Use:
 def vulkan(layers: int) -> Use:
     """llama.cpp with some layers on the first Vulkan device, which may be Mesa's on the CPU."""
     device = {"GGML_VK_DISABLE_FUSION": "1", "GGML_VK_VISIBLE_DEVICES": "0", "LLAMA_GPU_LAYERS": str(layers)}
-    return steps("deep", "20,7", 8, 2, **device, LLAMA_LIBRARY="{vulkan}")
+    return steps("deep", "20,7", 8, 2, environment={**device, "LLAMA_LIBRARY": "{vulkan}"})
 
 
 CPUS = len(os.sched_getaffinity(0))
