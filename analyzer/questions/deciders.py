@@ -118,7 +118,7 @@ def operator_pieces(steps: StepThreads, own: bool) -> tuple[pd.DataFrame, np.nda
     """(threads' shares of operators of steps, by the step's own thread or by others; when each began to wait)."""
     shares, operators = steps.tables["op_threads"], steps.tables["operators"]
     op = shares["op_id"].to_numpy()
-    step, tid = steps.rows(operators["token_id"])[op], shares["tid"].to_numpy()
+    step, tid = np.append(steps.rows(operators["token_id"]), NONE)[np.minimum(op, len(operators))], shares["tid"].to_numpy()
     rows = np.flatnonzero((step >= 0) & ((np.append(steps.owner, NONE)[step] == tid) == own))
     part = pd.Categorical(operator_parts(operators), PARTS).codes
     op, (begin, wait, end) = op[rows], (shares[name].to_numpy()[rows] for name in ("begin_ns", "wait_ns", "end_ns"))

@@ -12,8 +12,9 @@ import pandas as pd
 
 from analyzer.questions import accelerators, clocks, expert_loads, roofline, step_time, trends
 from analyzer.questions.cause_findings import by_cause
-from analyzer.questions.causes import CAUSES, COMPUTING
+from analyzer.questions.causes import CAUSES, COMPUTING, DISK
 from analyzer.questions.ceilings import Ceilings
+from analyzer.questions.disk_faults import disk_faults
 from analyzer.questions.facts import Facts, Finding
 from analyzer.questions.parts import HOST_CODE, LOAD
 from analyzer.records.intervals import Intervals, overlaps
@@ -60,29 +61,11 @@ def _reloads(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.Avoid
 
 def disk(facts: Facts) -> Iterator[Finding]:
     """Page faults within operators that wait for the disk: weights that are read while they are needed."""
-    faults = waiting_faults(facts.tables)
-    if len(faults) == 0:
-        return
-    operators = facts.tables["operators"].set_index("op_id")
-    layers = operators["layer"].reindex(faults["op_id"])
-    layers = layers[layers >= 0]
-    decode = facts.phase.index[facts.phase == "decode"]
-    steps = faults.loc[faults["token_id"].isin(decode), "token_id"].nunique() / max(len(decode), 1)
-    where = f"layers {int(layers.min())}-{int(layers.max())}" if len(layers) else "operators outside layers"
-    waited = faults.groupby(["op_id", "tid"])["waited_ns"].sum().groupby("op_id").max().sum()
-    moved = size(float(faults["bytes"].sum()))
-    text = f"{where} are read from disk by page faults on {steps:.0%} of decode steps ({len(faults)} faults, {moved})"
-    yield facts.finding("disk", text, float(waited), {"faults": len(faults), "decode_steps_share": steps}, "disk")
-
-
-def waiting_faults(tables: Tables) -> pd.DataFrame:
-    """Faults within operators of steps, with `waited_ns`: major faults, and minor ones that slept until a page was read ahead."""
-    faults, states = tables["faults"], tables["thread_states"]
-    faults = faults[(faults["op_id"] >= 0) & (faults["token_id"] >= 0)]
-    met = overlaps(Intervals.of_table(faults), Intervals.of_table(states).where((states["state"] == "waiting").to_numpy()))
-    asleep = np.bincount(met.left, met.length, len(faults))
-    waited = np.where(faults["kind"] == "major", faults["duration_ns"].clip(lower=0), asleep)
-    return faults.assign(waited_ns=waited)[waited > 0]
+    waited = facts.time[(facts.time["cause"] == DISK).to_numpy() & (facts.time["op_id"] >= 0).to_numpy()]
+    by_phase = waited["duration_ns"].groupby(facts.phase.reindex(waited["token_id"]).to_numpy()).sum()
+    for row in disk_faults(facts.tables):
+        evidence = {"phase": row.phase, "faults": row.faults, "steps": row.steps, "of_steps": row.of_steps}
+        yield facts.finding("disk", row.text, float(by_phase.get(row.phase, 0.0)), evidence, "disk")
 
 
 def crowded(facts: Facts) -> Iterator[Finding]:
