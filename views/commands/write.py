@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_ceilings(step: Callable[[str], None]) -> None:
-    """Have this machine's ceilings; without them the report has no roofline, which is no error."""
+    """Have this machine's ceilings; where they cannot be measured, the report has no roofline."""
     step("measuring this machine's ceilings")
     try:
         ceilings.kept()
