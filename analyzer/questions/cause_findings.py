@@ -38,8 +38,16 @@ def by_cause(facts: Facts) -> Iterator[Finding]:
 
 
 def above_roof(facts: Facts) -> float:
-    """ns of all operators beyond the roofline's time; 0 if that is unknown."""
-    return 1e6 * float(facts.roofline["above_ms"].sum()) if facts.ceilings else 0.0
+    """ns that the steps computed in operators beyond the roofline's time for them; 0 if that is unknown."""
+    if facts.ceilings is None:
+        return 0.0
+    roof = facts.roofline[facts.roofline["backend"] == "cpu"].set_index("type")
+    operators = facts.tables["operators"].set_index("op_id")["type"]
+    rows = facts.spent(cause=causes.COMPUTING)
+    rows = rows[rows["op_id"] >= 0]
+    computed = rows["duration_ns"].groupby(operators.reindex(rows["op_id"]).to_numpy()).sum()
+    least = (roof["roof_us"] * roof["count"] * 1e3).groupby(level=0).sum(min_count=1).reindex(computed.index)
+    return float((computed - least).clip(lower=0).sum())
 
 
 def amounts(facts: Facts, cause: str, rows: pd.DataFrame) -> pd.Series:
