@@ -98,6 +98,13 @@ def test_without_any_record_all_is_residual_and_without_operators_the_host_runs(
     }
 
 
+def test_without_scheduling_operators_compute_also_those_that_move_data():
+    rows = frame("operators", op_id=[0, 1], layer=[3, 3], type=["CPY", "MUL_MAT"], **spans((100, 300), (300, 700)))
+    tables = token(operators=rows, op_threads=shares((100, 300), (300, 700)))
+    assert causes(tables) == {"operators": 600, "residual": 400}
+    assert parts(tables) == {"copy": 200, "other operators": 400, "host code": 400}
+
+
 def test_a_thread_without_a_cpu_waits_in_the_run_queue_whatever_it_was_about_to_do():
     tables = token(
         operators=frame("operators", op_id=[0], graph_id=-1, layer=0, **spans((100, 600))),

@@ -15,7 +15,7 @@ from analyzer.questions import rpc
 from analyzer.questions.accelerators import QUEUED
 from analyzer.questions.deciders import BARRIER, OWN, WORKER, StepThreads, in_states, spans_of, wakers
 from analyzer.questions.deciders import STATES as THREAD_STATES
-from analyzer.questions.parts import BESIDE, COPY, HOST, HOST_CODE, LOAD, PARTS
+from analyzer.questions.parts import BESIDE, HOST, HOST_CODE, LOAD, PARTS
 from analyzer.records.intervals import Intervals, common, merged, overlaps
 from analyzer.records.schema import Tables
 from analyzer.records.spans import equal_rows
@@ -259,5 +259,5 @@ def candidates(hand: HandOver, pieces: pd.DataFrame) -> list[Cause]:
         *npu.others_rest,
         (ASLEEP, steps.state("sleeping")),
         (STOPPED, steps.state("stopped")),
-        (COMPUTING, part(*(name for name in PARTS if name not in (HOST_CODE, COPY)))),
+        (COMPUTING, part(*(name for name in PARTS if name != HOST_CODE))),
     ]
