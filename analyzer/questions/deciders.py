@@ -148,7 +148,10 @@ def load_pieces(steps: StepThreads, own: bool) -> pd.DataFrame:
     key = windows.key if own else steps.tables["tokens"]["pid"].to_numpy()
     met = overlaps(Intervals(key, windows.begin, windows.end), merged(Intervals.of_table(calls, "tid" if own else "pid")))
     made = piece_frame(step=met.left, begin=met.begin, end=met.end, tid=windows.key[met.left] if own else NONE, part=code)
-    return pd.concat([pieces, made], ignore_index=True)
+    pieces = pd.concat([pieces, made], ignore_index=True)
+    shares = steps.tables["op_threads"]
+    around = enclosing(shares, pieces.rename(columns={"begin": "begin_ns"}))
+    return pieces.assign(op=np.append(shares["op_id"].to_numpy(), NONE)[around])
 
 
 def graph_pieces(steps: StepThreads) -> pd.DataFrame:
@@ -221,7 +224,7 @@ def workers(steps: StepThreads) -> pd.DataFrame:
     shares = operator_pieces(steps, own=False)[0]
     pieces = innermost(pd.concat([shares, load_pieces(steps, own=False)], ignore_index=True), "tid")
     pieces, state = steps.by_state(pieces)
-    rank = 2 * np.maximum(state, 0) + (pieces["op"] < 0)
+    rank = 2 * np.maximum(state, 0) + (pieces["part"] == PARTS.index(LOAD))
     spans, row = foremost(spans_of(pieces), rank.to_numpy())
     return cut(pieces.assign(role=WORKER), row, spans.begin, spans.end)
 
@@ -253,11 +256,16 @@ def without_state(steps: StepThreads, own: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_workers(asleep: pd.DataFrame, working: pd.DataFrame) -> pd.DataFrame:
-    """The parts of `asleep` in which another thread works for the step; a load only if no other thread ends the sleep."""
+    """The parts of `asleep` in which another thread works for the step; a load only if no other thread ends the sleep.
+
+    A load is within the operator that waits for it.
+    """
     met = overlaps(spans_of(asleep), spans_of(working))
-    row, waker = (asleep[name].to_numpy()[met.left] for name in ("row", "waker"))
+    row, waker, op = (asleep[name].to_numpy()[met.left] for name in ("row", "waker", "op"))
     pieces = cut(working, met.right, met.begin, met.end).assign(row=row)
-    return pieces[(pieces["op"] >= 0) | (waker < 0) | (waker == pieces["tid"])]
+    loads = (pieces["part"] == PARTS.index(LOAD)).to_numpy()
+    pieces["op"] = np.where(loads & (op >= 0), op, pieces["op"])
+    return pieces[~loads | (waker < 0) | (waker == pieces["tid"].to_numpy())]
 
 
 def of_wakers(asleep: pd.DataFrame) -> pd.DataFrame:

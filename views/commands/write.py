@@ -53,11 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_ceilings(step: Callable[[str], None]) -> None:
-<<<<<<< HEAD
-    """Have this machine's ceilings; the report has no roofline without them."""
-=======
     """Have this machine's ceilings; where they cannot be measured, the report has no roofline."""
->>>>>>> pages
     step("measuring this machine's ceilings")
     try:
         ceilings.kept()
