@@ -20,6 +20,7 @@ from analyzer.compare.metrics import Facts, extract, routing
 from analyzer.compare.results import CompareError, Result, save
 from analyzer.compare.results import read as read_results
 from analyzer.compare.verdict_text import figure, percent
+from analyzer.questions import step_time
 from views.regression import metrics as regression_table
 from views.regression import write_regression
 from workloads import tables_fixture as fixture
@@ -57,7 +58,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_charged_time_and_residual_make_up_every_token() -> None:
     tables = fixture.make(tokens=6, layers=3)[1]
-    charges, tokens = charge(tables), tables["tokens"]
+    charges, tokens = charge(tables, step_time.step_time(tables)), tables["tokens"]
     spent = np.bincount(tables["operators"]["token_id"], charges.operators, len(tokens))
     loads = tables["loads"]
     spent += np.bincount(loads["token_id"], charges.loads, len(tokens))
