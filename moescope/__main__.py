@@ -14,7 +14,7 @@ ROOMS = {"tracer": "Record", "analyzer": "Analyze", "views": "View", "runtime": 
 """Room → group for its verbs that no group lists."""
 GROUPS = {
     "Record": "run attach probes plan doctor",
-    "Analyze": "summary time findings trends threads experts npu backends roofline fidelity dag tables query "
+    "Analyze": "summary time findings requests trends threads experts npu backends roofline fidelity dag tables query "
     "import-qnn import-profile routes",
     "View": "open top report profdag trace write queries export",
     "Compare": "compare compare-commands history regression",
