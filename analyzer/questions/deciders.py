@@ -67,6 +67,12 @@ class StepThreads:
         return np.append(self.owner, NONE)[self.rows(token_ids)]
 
     @cached_property
+    def operator(self) -> np.ndarray:
+        """The row in `operators` of each of `op_threads`; -1 for none."""
+        op = self.tables["op_threads"]["op_id"].to_numpy(np.int64)
+        return np.where(op < len(self.tables["operators"]), op, NONE)
+
+    @cached_property
     def windows(self) -> Intervals:
         """Steps by thread, each extended by the waits for its accelerator work before its thread begins another."""
         tokens, graphs = Intervals.of_table(self.tables["tokens"]), self.tables["graphs"]
@@ -117,8 +123,8 @@ class StepThreads:
 def operator_pieces(steps: StepThreads, own: bool) -> tuple[pd.DataFrame, np.ndarray]:
     """(threads' shares of operators of steps, by the step's own thread or by others; when each began to wait)."""
     shares, operators = steps.tables["op_threads"], steps.tables["operators"]
-    op = shares["op_id"].to_numpy()
-    step, tid = np.append(steps.rows(operators["token_id"]), NONE)[np.minimum(op, len(operators))], shares["tid"].to_numpy()
+    op, tid = steps.operator, shares["tid"].to_numpy()
+    step = np.append(steps.rows(operators["token_id"]), NONE)[op]
     rows = np.flatnonzero((step >= 0) & ((np.append(steps.owner, NONE)[step] == tid) == own))
     part = pd.Categorical(operator_parts(operators), PARTS).codes
     op, (begin, wait, end) = op[rows], (shares[name].to_numpy()[rows] for name in ("begin_ns", "wait_ns", "end_ns"))
@@ -149,9 +155,8 @@ def load_pieces(steps: StepThreads, own: bool) -> pd.DataFrame:
     met = overlaps(Intervals(key, windows.begin, windows.end), merged(Intervals.of_table(calls, "tid" if own else "pid")))
     made = piece_frame(step=met.left, begin=met.begin, end=met.end, tid=windows.key[met.left] if own else NONE, part=code)
     pieces = pd.concat([pieces, made], ignore_index=True)
-    shares = steps.tables["op_threads"]
-    around = enclosing(shares, pieces.rename(columns={"begin": "begin_ns"}))
-    return pieces.assign(op=np.append(shares["op_id"].to_numpy(), NONE)[around])
+    around = enclosing(steps.tables["op_threads"], pieces.rename(columns={"begin": "begin_ns"}))
+    return pieces.assign(op=np.append(steps.operator, NONE)[around])
 
 
 def graph_pieces(steps: StepThreads) -> pd.DataFrame:
