@@ -87,7 +87,7 @@ class StepThreads:
     def scheduled(self) -> tuple[Intervals, np.ndarray]:
         """(states of all threads as recorded, by thread; index in STATES of each)."""
         table = self.tables["thread_states"]
-        return Intervals.of_table(table), pd.Categorical(table["state"], STATES).codes.astype(np.int64)
+        return Intervals.of_table(table), pd.Index(STATES).get_indexer(table["state"])
 
     @cached_property
     def states(self) -> tuple[Intervals, np.ndarray, np.ndarray]:

@@ -92,33 +92,6 @@ def won_ns(tables: Tables, rows: pd.DataFrame, lost_ns: pd.Series) -> float:
     return float(ended.sum() + rows.loc[rows["op_id"] < 0, "lost"].sum())
 
 
-def displacers(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
-    """For each process other than the traced program: pid (the tid if unknown), name, and the time saved without it, won_ns."""
-    threads = tables["threads"].set_index("tid")
-    who = threads.reindex(rows["by_tid"])
-    foreign = (rows["by_tid"] > 0).to_numpy() & ~who["target"].eq(True).to_numpy()
-    pid = who["pid"].where(who["pid"] > 0).to_numpy(np.float64)
-    rows = rows.assign(pid=np.where(np.isnan(pid), rows["by_tid"], pid).astype(np.int64), name=who["name"].to_numpy())[foreign]
-    processes = [
-        (
-            pid,
-            str(mine["name"].mode().iat[0]) if mine["name"].any() else "?",
-            won_ns(tables, mine, mine["end_ns"] - mine["begin_ns"]),
-        )
-        for pid, mine in rows.groupby("pid")
-    ]
-    answer = pd.DataFrame(processes, columns=["pid", "name", "won_ns"])
-    return answer.sort_values("won_ns", ascending=False, ignore_index=True)
-
-
-def by_own_threads(tables: Tables, rows: pd.DataFrame) -> tuple[list[str], float]:
-    """(names of up to three displacing threads of the traced program; time saved if those had not run outside operators)."""
-    by = displaced_by(tables, rows)
-    by = by[by["own"]]
-    mine = rows[rows["by_tid"].isin(by["by_tid"])]
-    return list(dict.fromkeys(by["name"]))[:3], won_ns(tables, mine, mine["wasted_ns"])
-
-
 @dataclass(frozen=True)
 class Crowd:
     """`threads` compute on fewer `cpus`; as many threads as CPUs would save `won_ns`."""
