@@ -36,7 +36,7 @@ from views.timeline import marks, npu, sched
 from views.timeline.protobuf import field_bytes, valid
 from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets
 from views.timeline.slices import Slices, close_open, distinct, drawn_frame, on_program
-from views.timeline.threads import WORKING, shown_processes, thread_pids
+from views.timeline.threads import WORK, WORKING, shown_processes, thread_pids
 from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
@@ -64,6 +64,7 @@ class TraceWriter:
         self.time_slices = out.begin(partial(marks.time_slices, frames(tables, marks.TIME_TABLES)))
         self.written, self.names = Written(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
+        self.roles: dict[int, str] = {}
         self.pids = thread_pids(manifest, self.tables)
         target = manifest.get("target") or {}
         self.pid = int(target.get("pid") or next(iter(self.pids.values()), 1))
@@ -115,6 +116,7 @@ class TraceWriter:
             described = ProcessDescriptor(pid=process.pid, process_name=name, cmdline=command)
             self.track(PROCESS | process.pid, process=described)
             for tid, name in process.threads:
+                self.roles[tid] = name
                 thread = ThreadDescriptor(pid=process.pid, tid=tid, thread_name=valid(name))
                 self.track(THREAD | tid, PROCESS | process.pid, thread=thread)
 
@@ -143,7 +145,8 @@ class TraceWriter:
         by_tid = [groups_by(level.slices.tid) for level in levels]
         for tid in sorted({tid for groups in by_tid for tid in groups}):
             rows = [groups.get(tid, np.empty(0, np.int64)) for groups in by_tid]
-            self.draw(levels, rows, THREAD | tid, partial(self.new_track, "overlapping", THREAD | tid))
+            name = f"{WORK} {self.roles.get(tid) or 'thread'}"
+            self.draw(levels, rows, self.new_track(name, THREAD | tid), partial(self.new_track, "overlapping", THREAD | tid))
 
     def group(self, title: str, tracks: Sequence[tuple[str, Slices | None]]) -> None:
         """Write a group of tracks in this order."""

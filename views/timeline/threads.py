@@ -21,8 +21,10 @@ from views.timeline.slices import distinct, rows_of
 INT32 = 1 << 31
 HELPERS, OTHERS = LARGEST_ID + 1, 0
 """Process ids of threads without recorded work, and of other programs' threads."""
-TOKEN_TRACKS = r"^tokens(: |$)"
-"""The tracks of threads that compute steps, as `thread_roles` names them."""
+WORK = "work of"
+"""What distinguishes the name of a thread's slices from that of its states."""
+TOKEN_TRACKS = rf"^{WORK} tokens(: | \(|$)"
+"""The work of threads that compute steps, as `thread_roles` names them; the UI adds their ids."""
 DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "npu_batches", "calls")
 WORKING = (*DOING, "reads", "faults")
 """Tables of the program's work by thread; reads and page faults also occur on threads without other work."""
