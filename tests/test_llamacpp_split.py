@@ -73,10 +73,13 @@ def test_a_fused_norm_is_told_as_such_where_other_graphs_use_its_address(tmp_pat
         if crash.returncode not in (-signal.SIGSEGV, -signal.SIGABRT):
             raise
         pytest.skip("llama.cpp often crashes with such batches on Mesa's llvmpipe, untraced")
+    on_cpu = 0
     for step in range(len(both.place)):
         norms = {name for kind, name, _ in fused(both.computed(step)) if kind == "RMS_NORM+MUL"}
         kinds = {name: kind for backend, (kind, name, _) in traced(both, step) if backend == "cpu" and name in norms}
-        assert set(kinds.values()) == {"RMS_NORM+MUL"}, f"step {step}"
+        assert set(kinds.values()) <= {"RMS_NORM+MUL"}, f"step {step}"
+        on_cpu += len(kinds)
+    assert on_cpu
 
 
 def test_the_backend_of_every_operator_is_that_of_its_results_buffer(vulkan: Both) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -60,6 +61,8 @@ class Both:
         told = last_json(done)
         options = ["--no-views", "--levels", run.levels, "-o", str(folder / "run")]
         done = trace("run", *options, "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words, env=way)
+        if crash := re.search(r"the command ended with signal (\d+)", done.stderr):
+            raise subprocess.CalledProcessError(-int(crash[1]), done.args)
         assert done.returncode == 0, done.stderr
         assert last_json(done) == told["made"]
         recording = Recording(folder / "run")

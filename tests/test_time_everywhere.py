@@ -307,7 +307,7 @@ def test_the_query_that_a_finding_names_gives_its_figure(recording: Recording, c
         assert analyzer_main(["query", str(recording.folder), one["query"], "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)
         assert sum(row["ms"] for row in rows) == pytest.approx(one["evidence"]["ms"]), one["rule"]
-    assert found[0]["evidence"]["ms"] == max(one["evidence"]["ms"] for one in found if one["evidence"]["cause"] != "computing")
+    assert found[0]["evidence"]["ms"] >= max(one["evidence"]["ms"] for one in found if one["evidence"]["cause"] != "computing")
 
 
 def test_a_comparison_tells_the_mean_step_of_each_cause(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,17 +115,14 @@ def first_finding(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, An
 
 @contextlib.contextmanager
 def neighbour(wanted: bool) -> Iterator[None]:
-    """Another program that always computes, on the first CPU."""
-    if not wanted:
-        yield
-        return
-    with subprocess.Popen([sys.executable, "-c", NEIGHBOUR], stdout=subprocess.PIPE) as process:
-        try:
+    """Two other processes that always compute, on the first CPU: the larger part of it is theirs."""
+    with contextlib.ExitStack() as running:
+        for _ in range(2 * wanted):
+            process = running.enter_context(subprocess.Popen([sys.executable, "-c", NEIGHBOUR], stdout=subprocess.PIPE))
+            running.callback(process.kill)
             os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
             assert process.stdout is not None and process.stdout.readline()
-            yield
-        finally:
-            process.kill()
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,8 @@ def fed(sets: RowSets, reported: np.ndarray, steps: Columns, whole: bool) -> Fed
     phase, position, start = life(sets.where(order), key[order], reported[order], infers, whole)
     kept = kept_rows(sets.rows[order], position, phase, start)
     if whole:
-        short = infers & start & (phase == PREFILL) & (sets.rows[order] <= WARMING) & (position == 0)
+        few = (sets.rows[order] > 0) & (sets.rows[order] <= WARMING)
+        short = infers & start & (phase == PREFILL) & few & (position == 0)
         alone = short & np.append(start[1:], True)[: len(start)]
         context = numbered(steps["pid"][sets.step[order]], owner[sets.step[order]])[0]
         warms = warm_ups(context, alone, steps["begin_ns"][sets.step[order]])
