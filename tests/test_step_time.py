@@ -275,6 +275,24 @@ def test_the_first_cause_that_covers_a_moment_has_it(some, layers):
     assert moments(left) == [m for m in moments(windows) if m not in expected]
 
 
+@pytest.mark.parametrize(("lasting", "lacking"), [(20_000, 0), (20_001, 20_001)])
+def test_a_thread_lacks_a_cpu_once_it_stands_in_a_run_queue_for_longer_than_a_switch_takes(lasting, lacking):
+    woken, queued = 300, 350
+    run = queued + lasting
+    slept = states(("running", 0, 100), ("sleeping", 100, woken), ("runnable", woken, run), ("running", run, run + 10))
+    moments = [woken + AT, queued + AT, run + AT]
+    events = {
+        "event": ["waking", "wakeup", "switch"],
+        "next_tid": MAIN,
+        "prev_tid": [7, 7, 8],
+        "target_cpu": [0, 0, -1],
+        "cpu": 0,
+    }
+    one = frame("tokens", phase="decode", position=[7], **spans((0, run + 10)))
+    tables = token(thread_states=slept, sched=frame("sched", ts_ns=moments, **events)) | {"tokens": one}
+    assert causes(tables, run + 10).get("run queue", 0) == lacking
+
+
 def test_pieces_tile_their_steps_and_neighbours_differ():
     _, tables = make()
     pieces = times(tables)

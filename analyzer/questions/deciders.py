@@ -20,6 +20,8 @@ OWN, BARRIER, WORKER, WAKER = range(4)
 SETUPS = ("contextCreate", "contextCreateFromBinary", "graphFinalize")
 """QNN's calls that create the objects of an execution."""
 STATES = ("running", "runnable", "waiting", "stopped", "sleeping")
+SWITCH_NS = 20_000
+"""The longest time from a wake-up to running on a CPU whose thread gives way at once: an interrupt to that CPU and a switch."""
 COLUMNS = ("step", "begin", "end", "tid", "role", "part", "op", "load")
 """Pieces of steps are frames with these columns of integers: row of `tokens`, ns, ns, the thread that decides and why, index of
 PARTS, row of `operators` and row of `loads` or -1."""
@@ -93,7 +95,7 @@ class StepThreads:
     def states(self) -> tuple[Intervals, np.ndarray, np.ndarray]:
         """(states of all threads, by thread; index in STATES; when each ended).
 
-        A wait lasts until the thread stands in a run queue or, if the CPU is idle, until it runs there: it lacks no CPU before.
+        A wait lasts until the thread stands in a run queue or, if it gets the CPU at once, until it runs: it lacks no CPU before.
         """
         spans, state = self.scheduled
         before = equal_rows([spans.key, spans.end], [spans.key, spans.begin])
@@ -201,7 +203,7 @@ def in_states(states: tuple[Intervals, np.ndarray], names: tuple[str, ...], thre
 
 
 def queued_ns(sched: pd.DataFrame, ready: Intervals) -> np.ndarray:
-    """When threads that are `ready` stood in a run queue: at the begin if that was not recorded, at the end on an idle CPU."""
+    """When threads that are `ready` began to lack a CPU: at their end on an idle CPU, or if they displaced its thread at once."""
     switch, wakeup = (sched[(sched["event"] == event).to_numpy()] for event in ("switch", "wakeup"))
     row = equal_rows([switch["next_tid"].to_numpy(), switch["ts_ns"].to_numpy()], [ready.key, ready.end])
     last = latest(wakeup["next_tid"].to_numpy(), wakeup["ts_ns"].to_numpy(), ready.key, ready.end)
@@ -209,7 +211,8 @@ def queued_ns(sched: pd.DataFrame, ready: Intervals) -> np.ndarray:
     known = since >= ready.begin
     stayed = ~known | (cpu == np.append(switch["cpu"].to_numpy(), NONE)[row])
     idle = stayed & (np.append(switch["prev_tid"].to_numpy(), NONE)[row] == 0)
-    return np.where(idle, ready.end, np.where(known, since, ready.begin))
+    at_once = known & (ready.end - since <= SWITCH_NS)
+    return np.where(idle | at_once, ready.end, np.where(known, since, ready.begin))
 
 
 def wakers(steps: StepThreads) -> tuple[Intervals, np.ndarray]:
