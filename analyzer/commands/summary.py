@@ -217,13 +217,11 @@ def io(i: Section) -> list[Line]:
     """Bytes by what moved them, and time waiting for I/O."""
     mib = {name: f"{i[name] / 2**20:,.1f} MiB" for name in ("read_bytes", "fault_bytes", "device_read_bytes")}
     calls = f"{counted(i['reads'], 'read call')} returned {mib['read_bytes']}"
-    faults = f"{counted(i['major_faults'], 'major fault')} brought {mib['fault_bytes']} into the page cache"
-    device = (
-        f"{mib['device_read_bytes']} in {counted(i['device_reads'], 'block request')} (cache misses, read-ahead, direct reads)"
-    )
-    shares = ", ".join(f"{share:.0%} within {name}" for name, share in i["shares"].items() if share)
-    waited = f"waited {i['waited_ms']:,.1f} ms" + (f": {shares}" if shares else "")
-    return [words(("I/O", "bold"), f": {calls}; {faults}"), f"read from devices: {device}", waited]
+    faults = f"{counted(i['major_faults'], 'major fault')} cached {mib['fault_bytes']}"
+    device = f"devices read {mib['device_read_bytes']} in {counted(i['device_reads'], 'request')}"
+    within = ", ".join(f"{share:.0%} in {name}" for name, share in i["shares"].items() if share and name != "tokens")
+    waited = f"waited {i['waited_ms']:,.0f} ms" + (f" ({within})" if within else "")
+    return [words(("I/O", "bold"), f": {calls}, {faults}"), f"{device}; {waited}"]
 
 
 def losses(answer: Section) -> list[Line]:
