@@ -5,7 +5,7 @@
  * A plant is KIND:AMOUNT@THREAD, in operators of that thread:
  *   sleep        AMOUNT microseconds asleep
  *   lock         a lock that another thread holds for AMOUNT microseconds while it computes; `rest`: while it sleeps
- *   cold         AMOUNT pages of a file that are not in memory
+ *   cold         AMOUNT microseconds, or the page longer that it takes, of reading a file of which no page is in memory
  *   slow         every operator of the thread takes AMOUNT times as long
  *   beside       every operator takes AMOUNT microseconds, and other programs may displace the thread
  * The thread is bound to the first CPU, the other one to the last.
@@ -20,7 +20,7 @@
 #include <semaphore.h>
 
 #define GAP_NS 30000 /* longer than any interrupt */
-#define COLD_PAGES 8192
+#define COLD_PAGES 32768 /* enough where a page takes 4 us, faster than any disk */
 
 static struct {
 	char kind[8];
@@ -185,8 +185,11 @@ static inline void take_lock(void)
 
 static inline void touch_cold(void)
 {
-	for (int i = 0; i < plant.amount; i++)
-		(void)plant.file[(size_t)(plant.touched++ % COLD_PAGES) * PAGE];
+	for (u64 end = now() + plant.amount * 1000ULL; now() < end;) {
+		if (plant.touched == COLD_PAGES)
+			abort();
+		(void)plant.file[(size_t)plant.touched++ * PAGE];
+	}
 }
 
 /* Loses time in an operator of a thread as planted. */
