@@ -27,6 +27,7 @@ struct choice {
 	json_t *plan;
 	const char *folder;
 	const char *btf;
+	int questions, answers; /* descriptors of the planner's pipe; -1: a plan file stands in */
 	char **command; /* NULL if a process is followed */
 	pid_t pid;
 	double duration_s;
@@ -45,10 +46,19 @@ double cpu_s(void);
 
 /* plan.c */
 json_t *read_plan(const char *path);
+void check_plan(json_t *plan, const char *source); /* which is named where the plan is refused */
 const char *text_of(json_t *object, const char *key);
 s64 number_of(json_t *object, const char *key);
 bool lists(json_t *array, const char *text);
 json_t *planned_file(json_t *plan, const char *id);
+
+/* planner.c: who decides what is probed, where a plan file does not; answers and orders have one form (docs/devices.md) */
+json_t *begin_planning(int questions, int answers, json_t *machine); /* returns the plan */
+bool has_planner(void);
+void planner_wakes(void); /* an order ends `sleep_until` */
+void tell_planner(json_t *message);
+json_t *ask_planner(json_t *question); /* NULL if it is gone or silent */
+json_t *next_order(void); /* NULL if there is none */
 
 /* elf.c: the identity of a file */
 bool identify(const char *path, char *id, size_t bytes); /* build id or XXH3; false if it is not a 64-bit ELF file */
@@ -57,6 +67,7 @@ s64 own_offset(const void *function); /* in the executable of this process */
 /* kernel.c */
 void load_programs(const struct choice *choice);
 bool is_loaded(const char *program);
+void bring(json_t *programs); /* loads further programs (name → the number under which each counts its runs) */
 int map_fd(const char *name);
 void set_map(const char *name, const void *key, const void *value);
 void delete_from_map(const char *name, const void *key);
@@ -76,7 +87,7 @@ struct drained {
 };
 void open_rings(const struct choice *choice);
 int drain_turn(const bool *wanted, const u8 ***picked);
-void wake_on(int fd);
+void wake_on(int fd, bool once);
 void sleep_until(u64 deadline_ns);
 void seal(void);
 bool disk_failed(void);
@@ -111,10 +122,12 @@ void each_mapped(pid_t pid, void (*act)(const char *path, void *context), void *
 struct row {
 	json_t *row; /* of the plan, with its file */
 	int fd;
+	bool leaves; /* is to be removed */
 	u64 retired_ns;
 };
 void attach_kernel(const struct choice *choice);
 bool attach_file(const char *path, bool is_executable);
+void carry_out_order(json_t *order);
 void attach_row(json_t *row, const char *path, u64 offset, const char *symbol, const char *why);
 bool stands_in(const char *program, const char *path);
 void attach_spared(void);
@@ -122,7 +135,7 @@ void spare(json_t *row, const char *path, u64 offset, const char *symbol);
 void set_settings(bool stop);
 void detach_all(void);
 json_t *attached(void); /* rows for the manifest */
-u64 learning_since(void); /* when learning probes were placed; 0: never */
+bool is_learning(u64 *since_ns, u64 *until_ns); /* whether learning probes were ever placed; until: now, if they are still */
 json_t *libraries_of(const char *engine);
 const char *id_of(const char *path);
 

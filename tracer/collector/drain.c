@@ -99,9 +99,9 @@ void open_rings(const struct choice *choice)
 	}
 }
 
-void wake_on(int fd)
+void wake_on(int fd, bool once)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT};
+	struct epoll_event event = {.events = EPOLLIN | (once ? EPOLLONESHOT : 0)};
 
 	epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
 }

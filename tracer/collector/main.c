@@ -26,13 +26,14 @@
 static volatile sig_atomic_t asked_to_stop;
 
 static const char usage[] =
-	"usage: moescope-collect --plan FILE -o FOLDER [options] -- COMMAND ARGUMENTS\n"
-	"       moescope-collect --plan FILE -o FOLDER [options] --pid PID\n"
+	"usage: moescope-collect (--plan FILE | --planner OUT,IN) -o FOLDER [options] -- COMMAND ARGUMENTS\n"
+	"       moescope-collect (--plan FILE | --planner OUT,IN) -o FOLDER [options] --pid PID\n"
 	"       moescope-collect --probe-features > FILE\n"
 	"       moescope-collect --identify < FILE\n"
 	"\n"
 	"Records according to a plan; `moescope plan` writes it on a host, which also reads the recording.\n"
 	"  -p, --plan FILE       what to attach\n"
+	"  --planner OUT,IN      descriptors on which questions are written and answers read, a line of JSON each\n"
 	"  -o, --output FOLDER   new folder of the recording\n"
 	"  --pid PID             follow a running process, with its children\n"
 	"  --duration SECONDS    how long to record (default: to the end)\n"
@@ -93,7 +94,7 @@ static void check(struct choice *choice, const char *plan)
 	u64 mib = choice->ring_bytes >> 20;
 	struct stat pids;
 
-	if (!plan || !choice->folder || (!choice->pid == !choice->command)) {
+	if (!plan == (choice->questions < 0) || !choice->folder || (!choice->pid == !choice->command)) {
 		fputs(usage, stderr);
 		exit(2);
 	}
@@ -103,7 +104,8 @@ static void check(struct choice *choice, const char *plan)
 		fail("not root: probes need root (on Android: a root shell; elsewhere: sudo)");
 	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
 		fail("in a PID namespace of its own (a container), where programs have other numbers than in the kernel: give it the host's");
-	choice->plan = read_plan(plan);
+	choice->plan = plan ? read_plan(plan) : begin_planning(choice->questions, choice->answers, features());
+	check_plan(choice->plan, plan ? plan : "the planner's plan");
 }
 
 static void read_options(int argc, char **argv, struct choice *choice)
@@ -111,14 +113,19 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	static const struct option options[] = {{"plan", 1, 0, 'p'},	 {"output", 1, 0, 'o'},		{"pid", 1, 0, 'P'},
 						{"duration", 1, 0, 'd'}, {"ring-mib", 1, 0, 'r'},	{"btf", 1, 0, 'b'},
 						{"help", 0, 0, 'h'},	 {"probe-features", 0, 0, 'f'}, {"version", 0, 0, 'v'},
-						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'}, {0, 0, 0, 0}};
+						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'},	{"planner", 1, 0, 'a'}, {0, 0, 0, 0}};
 	const char *plan = NULL;
 	int each;
 
 	choice->ring_bytes = RING_MIB << 20;
+	choice->questions = choice->answers = -1;
 	while ((each = getopt_long(argc, argv, "+p:o:h", options, NULL)) != -1) {
 		switch (each) {
 		case 'p': plan = optarg; break;
+		case 'a':
+			if (sscanf(optarg, "%d,%d", &choice->questions, &choice->answers) != 2)
+				fail("--planner %s: give two descriptors, OUT,IN", optarg);
+			break;
 		case 'o': choice->folder = optarg; break;
 		case 'P': choice->pid = atoi(optarg); break;
 		case 'd': choice->duration_s = atof(optarg); break;
@@ -179,6 +186,8 @@ static bool turn(void)
 
 	for (int i = 0; i < count; i++)
 		answer(records[i]);
+	for (json_t *order; (order = next_order()); json_decref(order))
+		carry_out_order(order);
 	return count;
 }
 
@@ -276,7 +285,7 @@ static void wake_at_the_end(pid_t pid)
 	int fd = syscall(SYS_pidfd_open, pid, 0);
 
 	if (fd >= 0) /* before Linux 5.3 the end is noticed at the next turn */
-		wake_on(fd);
+		wake_on(fd, true);
 }
 
 int main(int argc, char **argv)
@@ -294,6 +303,7 @@ int main(int argc, char **argv)
 	load_programs(&choice);
 	measure_costs();
 	open_rings(&choice);
+	planner_wakes();
 	attach_kernel(&choice);
 	watch_begin(&choice);
 	set_settings(true);

@@ -81,7 +81,7 @@ def compose(
         raise TracerError("no engine library was found for this machine: give its folder with --libraries")
     files = list(seen.values())
     leave_unneeded(planner, files)
-    return {"plan_version": PLAN_VERSION, **about(planner, place, files), "files": files}
+    return {**about(planner, place, files, {name for file in files for name in file["engines"]}), "files": files}
 
 
 def leave_unneeded(planner: Planner, files: list[dict[str, Any]]) -> None:
@@ -118,23 +118,24 @@ def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[
     engine = next(engine for engine, probe in mine if probe.teaches)
     rows = planner.learnt(engine, {name: (plan.path, offset) for name, offset in loop.sites.items()}, loop.why)
     plan.rows = [row for row in plan.rows if row.program not in teachers] + rows
-    return {"learn": LEARN_NOTHING, "node_at": loop.node_at, "node_more": loop.node_more, "graph_at": loop.graph_at}
+    return {"learn": LEARN_NOTHING, **loop.settings()}
 
 
-def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]]) -> dict[str, Any]:
-    """The plan's entries other than files; its programs are those attached in the files and those on kernel events."""
+def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]], present: set[str]) -> dict[str, Any]:
+    """The plan's entries other than files, for the engines `present`; its programs: those in the files and on kernel events."""
     levels, numbers = planner.levels, program_numbers()
     kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, *ALWAYS)]
-    present = {name for file in files for name in file["engines"]}
     wanted = [(e, p) for e in planner.engines for p in e.probes if e.name in present and p.wanted(levels)]
     later = [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"]
     rows = [row for file in files for row in file["rows"]]
     programs = {name for name, _, _ in kernel} | {row["program"] for row in (*rows, *later)}
     chosen = {"operators": "operator" in levels, "experts": "expert" in levels, "files": "io" in levels}
+    chosen["steps"] = "token" in levels
     backends = enumeration("backend_id")
     identities = {i[:16]: backends[f"BACKEND_{n.upper()}"] for engine in planner.engines for n, i in engine.backends.items()}
     prefixes = {prefix for engine in planner.engines for prefix in engine.libraries} | planner.named.prefixes()
     return {
+        "plan_version": PLAN_VERSION,
         "arch": place.arch,
         "sources": number_of(BPF_SOURCE.parent),
         "levels": sorted(levels),
