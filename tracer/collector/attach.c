@@ -396,8 +396,10 @@ void carry_out_order(json_t *order)
 	json_array_foreach(json_object_get(order, "warnings"), index, each) {
 		warn("%s", json_string_value(each));
 	}
+	merge_into_manifest(json_object_get(order, "manifest"));
 	take_settings(json_object_get(order, "settings"));
-	set_settings(true);
+	if (json_object_size(order) > 0 && row_count)
+		set_settings(true);
 }
 
 bool attach_file(const char *path, bool is_executable)

@@ -103,6 +103,7 @@ struct target {
 	u64 cpu_ns, began_ns; /* CPU time while it was followed */
 };
 uid_t caller(void);
+void act_as_caller(bool as_caller); /* opens and creates files with the rights of who called sudo, from now on */
 void guard_begin(void);
 void guard(pid_t pid, bool watch);
 void guard_end(void);
@@ -111,6 +112,7 @@ void follow_target(struct target *target, pid_t pid);
 void release_target(struct target *target);
 bool poll_target(struct target *target);
 int tasks_of(pid_t pid, pid_t *tids, int most);
+void each_descendant(pid_t pid, void (*act)(pid_t pid, void *context), void *context); /* itself first */
 int name_of(pid_t pid, pid_t tid, char *name, size_t bytes);
 /* The file that contains an address of a process, by a path that opens here; false if there is none. */
 bool place_of(pid_t pid, u64 address, char *path, u64 *offset);
@@ -172,6 +174,7 @@ void governors(char *text, size_t bytes);
 /* manifest.c */
 void manifest_begin(const struct choice *choice, const struct target *target);
 u64 losses(json_t *by_kind);
+void merge_into_manifest(json_t *entries); /* they take the place of our own */
 void save_manifest(const char *state);
 
 #endif

@@ -63,7 +63,9 @@ static int create(const char *folder, const char *name, const char *suffix)
 	int fd;
 
 	snprintf(path, sizeof(path), "%s/%s.%s", folder, name, suffix);
+	act_as_caller(true);
 	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	act_as_caller(false);
 	if (fd < 0)
 		fail("cannot write %s: %s", path, strerror(errno));
 	return fd;

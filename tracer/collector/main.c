@@ -56,10 +56,12 @@ static void make_folder(const char *folder)
 	char manifest[PATH_MOST];
 
 	snprintf(manifest, sizeof(manifest), "%s/manifest.json", folder);
+	act_as_caller(true);
 	if (mkdir(folder, 0755) && errno != EEXIST)
 		fail("cannot make %s: %s", folder, strerror(errno));
 	if (!access(manifest, F_OK))
 		fail("%s already holds a recording: give another folder with -o", folder);
+	act_as_caller(false);
 }
 
 static void print_features(void)
@@ -156,8 +158,9 @@ static void attach_mapped(const char *path, void *context)
 }
 
 /* Registers a process's threads as the target's; if it runs already, attaches to what it has mapped. */
-static void adopt(const struct choice *choice, pid_t pid)
+static void adopt(pid_t pid, void *context)
 {
+	const struct choice *choice = context;
 	static pid_t tids[MOST_TASKS];
 	struct traced *nothing = calloc(1, sizeof(*nothing));
 	int count = tasks_of(pid, tids, MOST_TASKS);
@@ -194,6 +197,12 @@ static bool turn(void)
 static void show(const struct target *target)
 {
 	const struct drained *d = drained();
+
+	if (has_planner()) {
+		tell_planner(json_pack("{s{si sI sI sI}}", "progress", "pid", target->pid, "steps", (json_int_t)d->records[KIND_TOKEN_END],
+				       "records", (json_int_t)d->seen, "lost", (json_int_t)losses(NULL)));
+		return;
+	}
 
 	say("%llu s, %llu steps, %llu records, %llu lost, %.1f MB", (unsigned long long)((now_ns() - target->began_ns) / NS_PER_S),
 	    (unsigned long long)d->records[KIND_TOKEN_END], (unsigned long long)d->seen, (unsigned long long)losses(NULL), d->bytes * 1e-6);
@@ -243,6 +252,14 @@ static void record(const struct choice *choice, struct target *target)
 	}
 }
 
+static void take_last_words(void)
+{
+	json_t *answer = ask_planner(json_pack("{sb}", "end", true));
+
+	carry_out_order(answer);
+	json_decref(answer);
+}
+
 static void finish(struct target *target)
 {
 	heat_turn(true);
@@ -255,6 +272,8 @@ static void finish(struct target *target)
 	stats_turn(true);
 	poll_target(target);
 	name_living_threads();
+	if (has_planner())
+		take_last_words();
 	save_manifest(disk_failed() ? "recording" : "complete");
 }
 
@@ -315,7 +334,10 @@ int main(int argc, char **argv)
 	heat_begin();
 	heat_turn(false);
 	manifest_begin(&choice, &target);
-	adopt(&choice, target.pid);
+	if (choice.pid)
+		each_descendant(choice.pid, adopt, &choice);
+	else
+		adopt(target.pid, &choice);
 	set_settings(true);
 	wake_at_the_end(target.pid);
 	save_manifest("recording");
