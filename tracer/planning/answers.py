@@ -118,7 +118,8 @@ class Answers:
         return self._probe_loop(site["ts"], loop, LearntLoop.of(loop, call, last), call["path"])
 
     def _probe_loop(self, now_ns: int, loop: Loop, learnt: LearntLoop, path: str) -> Message:
-        why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {frame_place(loop.node_at)})"
+        place = frame_place(loop.node_at)
+        why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
         here = self.fetched(path, learnt.id)
         rows = self.planner.learnt(self._engine(), {name: (here, at) for name, at in learnt.sites.items()}, why)
         self.planner.rows += rows

@@ -25,6 +25,8 @@ REGISTERS = {
     "x86_64": ("rbx", "rbp", "r12", "r13", "r14", "r15"),
     "aarch64": tuple(f"x{number}" for number in range(19, 30)),
 }
+Site = Mapping[str, Any] | np.void
+"""A `site` record, or its fields."""
 LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/structs.h
 GRAPHS = 2  # the rest of the one in which learning began, and a whole one
 LEAST_SITES = 32  # if other devices run most operators, the CPU's graphs are short: with few sites a place may agree by chance
@@ -70,13 +72,13 @@ class LearntLoop:
 class Learning:
     """Collects a process's `site` records until they agree."""
 
-    sites: list[Mapping[str, Any]] = field(default_factory=list)
-    last_sites: list[Mapping[str, Any]] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    last_sites: list[Site] = field(default_factory=list)
     graphs: int = 0
     places: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Address → path, id and offset of the file that contains it, as far as they were told."""
 
-    def observe(self, record: Mapping[str, Any]) -> Loop | None:
+    def observe(self, record: Site) -> Loop | None:
         """Take another record; returns the loop once whole graphs identify it."""
         if not record["last"]:
             self.sites.append(record)
@@ -103,14 +105,14 @@ class Learning:
         return Loop(call, last_call, int(node.argmax()), more, int(graph.argmax()))
 
 
-def index(sites: list[Mapping[str, Any]], ends: list[Mapping[str, Any]]) -> tuple[np.ndarray, int]:
+def index(sites: list[Site], ends: list[Site]) -> tuple[np.ndarray, int]:
     """(votes for each place, how much its number exceeds the operator's index), for builds in which a probe sees the operator."""
     here, before = votes(sites, "here"), votes(sites, "before")
     more = int(before.max() > here.max())
     return before if more else here, more
 
 
-def growing_index(sites: list[Mapping[str, Any]], ends: list[Mapping[str, Any]]) -> tuple[np.ndarray, int]:
+def growing_index(sites: list[Site], ends: list[Site]) -> tuple[np.ndarray, int]:
     """The same for stripped builds; `ends` are the barriers after the last operators, if the loop itself calls them."""
     here = votes(sites, "here")
     growing = here >= AGREE * len(sites)
@@ -121,7 +123,7 @@ def growing_index(sites: list[Mapping[str, Any]], ends: list[Mapping[str, Any]])
     return here * (growing & (votes(sites, "before" if more else "last_but_one") > 0)), more
 
 
-def votes(sites: list[Mapping[str, Any]], field: str) -> np.ndarray:
+def votes(sites: list[Site], field: str) -> np.ndarray:
     """For each bit, the number of masks in a field that have it set, shape [64]."""
     masks = np.array([site[field] for site in sites], np.uint64)
     return ((masks[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).sum(axis=0).astype(np.int64)
