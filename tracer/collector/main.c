@@ -107,6 +107,7 @@ static void check(struct choice *choice, const char *plan)
 	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
 		fail("in a PID namespace of its own (a container), where programs have other numbers than in the kernel: give it the host's");
 	choice->plan = plan ? read_plan(plan) : begin_planning(choice->questions, choice->answers, features());
+	merge_into_manifest(json_object_get(choice->plan, "manifest"));
 	check_plan(choice->plan, plan ? plan : "the planner's plan");
 }
 
