@@ -412,7 +412,7 @@ bool attach_file(const char *path, bool is_executable)
 		return false;
 	if (file->planned) {
 		carry_out(file->planned, file->path);
-	} else if (has_planner()) {
+	} else if (asks_about(is_executable)) {
 		answer = ask_planner(json_pack("{so ss sb}", "path", plain_text(path), "id", file->id, "executable", is_executable));
 		carry_out_order(answer);
 		json_decref(answer);

@@ -53,8 +53,9 @@ bool lists(json_t *array, const char *text);
 json_t *planned_file(json_t *plan, const char *id);
 
 /* planner.c: who decides what is probed, where a plan file does not; answers and orders have one form (docs/devices.md) */
-json_t *begin_planning(int questions, int answers, json_t *machine); /* returns the plan */
+void begin_planning(int questions, int answers, json_t **plan); /* NULL: it is asked for */
 bool has_planner(void);
+bool asks_about(bool is_executable); /* a plan file names the programs already, and a command may execute many others */
 void planner_wakes(void); /* an order ends `sleep_until` */
 void tell_planner(json_t *message);
 json_t *ask_planner(json_t *question); /* NULL if it is gone or silent */
@@ -103,6 +104,7 @@ struct target {
 	u64 cpu_ns, began_ns; /* CPU time while it was followed */
 };
 uid_t caller(void);
+void be_urgent(pid_t pid, bool urgent); /* before all ordinary threads, so that the stopped target does not wait for them too */
 void act_as_caller(bool as_caller); /* opens and creates files with the rights of who called sudo, from now on */
 void guard_begin(void);
 void guard(pid_t pid, bool watch);

@@ -26,14 +26,15 @@
 static volatile sig_atomic_t asked_to_stop;
 
 static const char usage[] =
-	"usage: moescope-collect (--plan FILE | --planner OUT,IN) -o FOLDER [options] -- COMMAND ARGUMENTS\n"
-	"       moescope-collect (--plan FILE | --planner OUT,IN) -o FOLDER [options] --pid PID\n"
+	"usage: moescope-collect --plan FILE -o FOLDER [options] -- COMMAND ARGUMENTS\n"
+	"       moescope-collect --plan FILE -o FOLDER [options] --pid PID\n"
 	"       moescope-collect --probe-features > FILE\n"
 	"       moescope-collect --identify < FILE\n"
 	"\n"
 	"Records according to a plan; `moescope plan` writes it on a host, which also reads the recording.\n"
 	"  -p, --plan FILE       what to attach\n"
-	"  --planner OUT,IN      descriptors on which questions are written and answers read, a line of JSON each\n"
+	"  --planner OUT,IN      descriptors on which questions are written and answers read (docs/devices.md):\n"
+	"                        what the plan does not know is asked there, and the plan itself unless --plan gives it\n"
 	"  -o, --output FOLDER   new folder of the recording\n"
 	"  --pid PID             follow a running process, with its children\n"
 	"  --duration SECONDS    how long to record (default: to the end)\n"
@@ -96,7 +97,7 @@ static void check(struct choice *choice, const char *plan)
 	u64 mib = choice->ring_bytes >> 20;
 	struct stat pids;
 
-	if (!plan == (choice->questions < 0) || !choice->folder || (!choice->pid == !choice->command)) {
+	if ((!plan && choice->questions < 0) || !choice->folder || (!choice->pid == !choice->command)) {
 		fputs(usage, stderr);
 		exit(2);
 	}
@@ -106,7 +107,9 @@ static void check(struct choice *choice, const char *plan)
 		fail("not root: probes need root (on Android: a root shell; elsewhere: sudo)");
 	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
 		fail("in a PID namespace of its own (a container), where programs have other numbers than in the kernel: give it the host's");
-	choice->plan = plan ? read_plan(plan) : begin_planning(choice->questions, choice->answers, features());
+	choice->plan = plan ? read_plan(plan) : NULL;
+	if (choice->questions >= 0)
+		begin_planning(choice->questions, choice->answers, &choice->plan);
 	merge_into_manifest(json_object_get(choice->plan, "manifest"));
 	check_plan(choice->plan, plan ? plan : "the planner's plan");
 }
@@ -199,7 +202,7 @@ static void show(const struct target *target)
 {
 	const struct drained *d = drained();
 
-	if (has_planner()) {
+	if (asks_about(true)) { /* it is here, and shows progress */
 		tell_planner(json_pack("{s{si sI sI sI}}", "progress", "pid", target->pid, "steps", (json_int_t)d->records[KIND_TOKEN_END],
 				       "records", (json_int_t)d->seen, "lost", (json_int_t)losses(NULL)));
 		return;
@@ -273,7 +276,7 @@ static void finish(struct target *target)
 	stats_turn(true);
 	poll_target(target);
 	name_living_threads();
-	if (has_planner())
+	if (asks_about(true))
 		take_last_words();
 	save_manifest(disk_failed() ? "recording" : "complete");
 }

@@ -16,6 +16,8 @@ static char *text; /* what was received and is not a whole line yet, or not look
 static size_t used, room;
 static json_t *orders; /* that came while an answer was awaited */
 static json_int_t asked;
+static bool has_plan_file;
+static pid_t planner; /* 0: on another machine */
 
 bool has_planner(void)
 {
@@ -112,6 +114,11 @@ static json_t *next_message(int patience_ms)
 	return NULL;
 }
 
+bool asks_about(bool is_executable)
+{
+	return has_planner() && !(is_executable && has_plan_file);
+}
+
 void tell_planner(json_t *message)
 {
 	if (has_planner())
@@ -127,14 +134,13 @@ json_t *ask_planner(json_t *question)
 
 	json_object_set_new(question, "ask", json_integer(number));
 	tell_planner(question);
-	while ((message = next_message(PATIENCE_MS))) {
-		if (number_of(message, "answer") == number)
-			return message;
+	be_urgent(planner, true);
+	while ((message = next_message(PATIENCE_MS)) && number_of(message, "answer") != number)
 		json_array_append_new(orders, message);
-	}
-	if (has_planner())
+	be_urgent(planner, false);
+	if (!message && has_planner())
 		lose("does not answer");
-	return NULL;
+	return message;
 }
 
 json_t *next_order(void)
@@ -154,16 +160,17 @@ void planner_wakes(void)
 		wake_on(in, false);
 }
 
-json_t *begin_planning(int questions, int answers, json_t *machine)
+void begin_planning(int questions, int answers, json_t **plan)
 {
-	json_t *plan;
-
 	out = questions;
 	in = answers;
 	orders = json_array();
-	tell_planner(json_pack("{so}", "machine", machine));
-	plan = next_message(PATIENCE_MS);
-	if (!plan)
+	has_plan_file = *plan;
+	if (has_plan_file)
+		return;
+	tell_planner(json_pack("{so}", "machine", features()));
+	*plan = next_message(PATIENCE_MS);
+	if (!*plan)
 		fail("the planner has sent no plan");
-	return plan;
+	planner = number_of(*plan, "planner_pid");
 }

@@ -6,6 +6,7 @@
 #include <grp.h>
 #include <libgen.h>
 #include <pwd.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,6 +120,14 @@ uid_t caller(void)
 	const char *uid = getenv("SUDO_UID");
 
 	return !getuid() && uid && getenv("SUDO_GID") && getenv("SUDO_USER") ? (uid_t)atol(uid) : getuid();
+}
+
+void be_urgent(pid_t pid, bool urgent)
+{
+	struct sched_param parameter = {.sched_priority = urgent};
+
+	if (pid) /* where it is forbidden, the target waits longer */
+		sched_setscheduler(pid, urgent ? SCHED_RR | SCHED_RESET_ON_FORK : SCHED_OTHER, &parameter);
 }
 
 void act_as_caller(bool as_caller)

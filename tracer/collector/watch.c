@@ -556,12 +556,22 @@ json_t *sites(void)
 	return answer;
 }
 
+/* Whether the target waits for the answer. */
+static bool is_held_for(u8 kind)
+{
+	return kind == KIND_TASK_EXEC || kind == KIND_LIBRARY || kind == KIND_API_TABLE || kind == KIND_QNN_TABLE ||
+	       kind == KIND_QNN_CALLBACK || kind == KIND_QNN_READER;
+}
+
 void answer(const u8 *record)
 {
 	const void *r = record;
+	u8 kind = ((const struct header *)r)->kind;
 
 	answer_began = now_ns();
-	switch (((const struct header *)r)->kind) {
+	if (is_held_for(kind))
+		be_urgent(getpid(), true);
+	switch (kind) {
 	case KIND_TASK_FORK: on_fork(r); break;
 	case KIND_TASK_EXIT: on_exit_of(r); break;
 	case KIND_TASK_EXEC: on_exec(r); break;
@@ -575,4 +585,6 @@ void answer(const u8 *record)
 	case KIND_SITE: on_site(r); break;
 	case KIND_MISFIT: on_misfit(r); break;
 	}
+	if (is_held_for(kind))
+		be_urgent(getpid(), false);
 }

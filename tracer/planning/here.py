@@ -104,7 +104,13 @@ class Attendance:
             self.planner.fast_nop = lambda: bool(machine["fast_nop"])
             answers = Answers(self.planner, FileRoot("", machine["arch"]), self.loops.known(), self.loops.keep)
             self.model_files = models.named(self.command, Path.cwd())
-            self.recorder.send({**answers.plan(), "manifest": {"options": self.given, "model": model_config.of_command(self.command)}})
+            self.recorder.send(
+                {
+                    **answers.plan(),
+                    "planner_pid": os.getpid(),
+                    "manifest": {"options": self.given, "model": model_config.of_command(self.command)},
+                }
+            )
             for message in messages:
                 self._react(answers, message)
         return self.recorder.process.wait()
