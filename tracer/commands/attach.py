@@ -4,7 +4,7 @@ import argparse
 
 from tracer.commands.on_device import add_on_and_libraries, record_on
 from tracer.commands.options import add_options, session_options
-from tracer.commands.run import by_recorder, record, record_here, show_results
+from tracer.commands.run import record, show_results
 from tracer.config import parse
 from tracer.target.process import Followed
 
@@ -28,6 +28,4 @@ def run(args: argparse.Namespace) -> int:
     if args.on:
         return record_on(args, [str(args.pid)], show_results)
     options = session_options(args)
-    if by_recorder(options):
-        return record_here(options, [], args.pid, not args.no_views)
     return record(options, lambda: Followed(args.pid), not args.no_views)

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -19,9 +18,6 @@ from tracer.commands.options import add_options, session_options
 from tracer.config import parse
 from tracer.control.status import Status
 from tracer.errors import TargetError, TracerError
-from tracer.planning.here import Attendance, Loops, start
-from tracer.probes.plan import KERNEL
-from tracer.probes.planner import Planner
 from tracer.recording.paths import VENV_PYTHON, Owner
 from tracer.session import Options, Session
 from tracer.target.process import Followed, Target
@@ -40,7 +36,6 @@ after --duration or --tokens the command runs on untraced; the tracer writes its
 """
 DEMO_OPTIONS = "--max-new-tokens 32 --prefill-backend auto --decode-backend cpu --chunk 16 --tiers 1,8 --expert-cache 3MiB"
 WAIT_SECONDS = 0.1
-WRONG = 2
 DEMO_PROMPT = (
     "The router looks at the token and picks a few experts. A cache keeps the experts that were used last, "
     "and a good guess hides the load behind the computation. Numbers need company: where did the time go?"
@@ -60,15 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.on:
         return record_on(args, command, show_results)
     options = session_options(args)
-    words = command or demo_command(options)
-    if by_recorder(options):
-        return record_here(options, words, 0, not args.no_views)
-    return record(options, lambda: Target(words, options.owner), not args.no_views)
-
-
-def by_recorder(options: Options) -> bool:
-    """Whether the C recorder has all of these options."""
-    return bool(os.environ.get("MOESCOPE_RECORDER")) and options.loader == "libbpf"
+    return record(options, lambda: Target(command or demo_command(options), options.owner), not args.no_views)
 
 
 def python() -> str:
@@ -99,48 +86,6 @@ def demo_command(options: Options) -> list[str]:
 def say(line: str) -> None:
     """Print a line of progress."""
     print(f"moescope: {plain_text(line)}", file=sys.stderr, flush=True)
-
-
-def record_here(options: Options, words: list[str], pid: int, with_views: bool) -> int:
-    """Record a command or a process, and write the results; shared by `run` and `attach`. Root is given up at once."""
-    planner = Planner(options.engines, options.levels, options.functions, everywhere=True)
-    more = ["--pid", str(pid)] if pid else []
-    recorder = start([*recorder_options(options), *more], words, options.owner)
-    if options.owner.uid:
-        options.owner.become()
-    for number in (signal.SIGINT, signal.SIGTERM):  # both reach the recorder, which ends the recording, and so this
-        signal.signal(number, lambda number, _: recorder.process.send_signal(number) if number == signal.SIGTERM else None)
-    say(f"recording {' '.join(words)[:120] or f'process {pid}'} to {options.output}")
-    loops = Loops(options.owner.kept() / "sysroot")
-    attendance = Attendance(recorder, planner, words or command_of(pid), options.given, loops, lambda progress: None)
-    code = attendance.run()
-    if not (options.output / "manifest.json").exists():
-        discard_empty(options.output)
-        return WRONG
-    manifest = json.loads((options.output / "manifest.json").read_text())
-    saw_engine = any(row["engine"] != KERNEL for row in manifest["probes"])
-    if not saw_engine:
-        say("no engine that tracer/engines declares was seen, so only threads were recorded")
-    if with_views and saw_engine:
-        write_results(options.output, options.owner, ended=manifest["target"]["exit_code"] is not None)
-    sys.stdout.flush()
-    say(as_called(next_step(options.output, saw_engine)))
-    return code
-
-
-def command_of(pid: int) -> list[str]:
-    """The command line of a process; empty if it is gone."""
-    with contextlib.suppress(OSError):
-        return [part.decode(errors="replace") for part in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if part]
-    return []
-
-
-def recorder_options(options: Options) -> list[str]:
-    """The session's options in the recorder's words."""
-    words = ["-o", str(options.output), "--ring-mib", str(options.ring_bytes >> 20)]
-    words += ["--duration", str(options.duration_s)] if options.duration_s else []
-    words += ["--tokens", str(options.tokens)] if options.tokens else []
-    return [*words, *(["--btf", str(options.btf)] if options.btf else [])]
 
 
 def record(options: Options, make_target: Any, with_views: bool) -> int:
