@@ -385,6 +385,10 @@ void carry_out_order(json_t *order)
 	json_t *each;
 
 	bring(json_object_get(order, "programs"));
+	take_settings(json_object_get(order, "settings")); /* before the programs that read them */
+	if (json_object_get(order, "settings"))
+		set_settings(true);
+	json_array_extend(json_object_get(plan, "at_run_time"), json_object_get(order, "at_run_time"));
 	json_array_foreach(json_object_get(order, "files"), index, each) {
 		json_array_append(json_object_get(plan, "files"), each);
 		attach_planned(each, text_of(each, "path"));
@@ -397,9 +401,10 @@ void carry_out_order(json_t *order)
 		warn("%s", json_string_value(each));
 	}
 	merge_into_manifest(json_object_get(order, "manifest"));
-	take_settings(json_object_get(order, "settings"));
-	if (json_object_size(order) > 0 && row_count)
+	if (row_count)
 		set_settings(true);
+	if (json_array_size(json_object_get(order, "rows")))
+		tell_planner(json_pack("{s{sI}}", "placed", "ts", (json_int_t)now_ns()));
 }
 
 bool attach_file(const char *path, bool is_executable)

@@ -8,7 +8,7 @@
 
 #include "collect.h"
 
-#define PATIENCE_MS 30000
+#define PATIENCE_MS 15000
 #define MOST_BYTES (64UL << 20) /* of a line */
 
 static int out = -1, in = -1;

@@ -129,7 +129,8 @@ class Visit:
         self.voice.progress(f"fetching {len(files)} files of the engine that are not cached yet")
         root = self.held.enter_context(kept.laid_out(device, files))
         plan = kept.plan(device, planner, programs, root)
-        self.answering = Answering(device, planner, kept, root)
+        present = {name for file in plan["files"] for name in file["engines"]}
+        self.answering = Answering(device, planner, kept, root, present)
         self.held.callback(self.answering.close)
         for warning in planner.warnings + planner.named.missing():
             self.voice.say(warning)

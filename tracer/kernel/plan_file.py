@@ -9,7 +9,6 @@ from typing import Any
 
 from tracer.collector.pack import number_of
 from tracer.engines import Engine, Probe
-from tracer.errors import TracerError
 from tracer.kernel.loaders import enumeration, layouts, program_numbers
 from tracer.probes import reach
 from tracer.probes.driver_events import DRIVER_EVENTS
@@ -69,7 +68,7 @@ def libraries(planner: Planner, folders: list[Path]) -> Iterator[str]:
 def compose(
     planner: Planner, place: FileRoot, programs: list[str], folders: list[Path], loops: list[LearntLoop]
 ) -> dict[str, Any]:
-    """The whole plan, for programs (executables) and the libraries in folders. Raises TracerError if it has no probe."""
+    """The whole plan, for programs (executables) and the libraries in folders; without rows if they contain no engine."""
     seen: dict[str, dict[str, Any]] = {}
     candidates = [*((path, True) for path in programs), *((path, False) for path in libraries(planner, folders))]
     for path, is_executable in candidates:
@@ -77,8 +76,6 @@ def compose(
             plan = planner.file(path, is_executable)
             planner.rows += plan.rows
             seen[real] = described(planner, place, plan, loops)
-    if not planner.rows:
-        raise TracerError("no engine library was found for this machine: give its folder with --libraries")
     files = list(seen.values())
     leave_unneeded(planner, files)
     return {**about(planner, place, files, {name for file in files for name in file["engines"]}), "files": files}
@@ -125,8 +122,7 @@ def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]], presen
     """The plan's entries other than files, for the engines `present`; its programs: those in the files and on kernel events."""
     levels, numbers = planner.levels, program_numbers()
     kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, *ALWAYS)]
-    wanted = [(e, p) for e in planner.engines for p in e.probes if e.name in present and p.wanted(levels)]
-    later = [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"]
+    later = found_at_run_time(planner, present)
     rows = [row for file in files for row in file["rows"]]
     programs = {name for name, _, _ in kernel} | {row["program"] for row in (*rows, *later)}
     chosen = {"operators": "operator" in levels, "experts": "expert" in levels, "files": "io" in levels}
@@ -157,6 +153,12 @@ def described_engine(engine: Engine, planner: Planner) -> dict[str, Any]:
     """An engine's entry for the manifest, with the newest function table that its slots were checked against."""
     names = {"operators": planner.operators[engine.name], "graphs": list(engine.graphs)}
     return {"id": engine.id, **names, "api": [engine.api_major, engine.api_minor]}
+
+
+def found_at_run_time(planner: Planner, engines: set[str]) -> list[dict[str, Any]]:
+    """The entries of these engines' probes whose addresses are known only at run time."""
+    wanted = [(e, p) for e in planner.engines for p in e.probes if e.name in engines and p.wanted(planner.levels)]
+    return [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"]
 
 
 def at_run_time(engine: Engine, probe: Probe) -> dict[str, Any]:

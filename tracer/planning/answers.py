@@ -6,7 +6,7 @@ from typing import Any
 
 from tracer.engines import Engine
 from tracer.kernel.loaders import enumeration, program_numbers
-from tracer.kernel.plan_file import FileRoot, about, described
+from tracer.kernel.plan_file import FileRoot, about, described, found_at_run_time
 from tracer.probes import reach
 from tracer.probes.learning import (
     GRAPHS,
@@ -28,6 +28,7 @@ MISFITS = {
 """Names of enum misfit_of (bpf/records.h) → message."""
 MASKS = ("address", "here", "before", "graph", "last_but_one")
 """Fields of a site that are unsigned; JSON's numbers have a sign in the recorder."""
+INFINITY_NS = 1 << 63
 Message = dict[str, Any]
 
 
@@ -41,6 +42,8 @@ class Answers:
     learnt: Callable[[LearntLoop], None] = lambda loop: None
     fetched: Callable[[str, str], str] = lambda path, identity: path
     """The path here of a file that has this path and id there."""
+    present: set[str] = field(default_factory=set)
+    """The engines whose probes at run time the plan has."""
 
     def __post_init__(self) -> None:
         self._numbers = program_numbers()
@@ -49,13 +52,14 @@ class Answers:
         self._seen: set[str] = set()
         self._learning: dict[int, Learning] = {}
         self._loop: Loop | None = None
-        self._learns, self._stands_since, self._graphs_since = LEARN_PLACES, 0, 0
+        self._learns, self._graphs_since = LEARN_PLACES, 0
+        self._stands_since = INFINITY_NS  # when the recorder had placed the learnt probes
         self._told = len(self.planner.warnings)
 
     def plan(self) -> Message:
         """The plan with which the recorder begins: nothing in any file, but all programs that files may need."""
-        engines = {engine.name for engine in self.planner.engines}
-        plan = about(self.planner, self.place, [], engines)
+        self.present = {engine.name for engine in self.planner.engines}
+        plan = about(self.planner, self.place, [], self.present)
         programs = self._bring(self.planner.programs())
         return {**plan, "programs": {**plan["programs"], **programs}, "files": []}
 
@@ -66,8 +70,11 @@ class Answers:
             order = self._files(path, message["executable"]) | {"answer": message["ask"]}
         elif "site" in message:
             order = self._site({**message["site"], **{key: message["site"][key] & (1 << 64) - 1 for key in MASKS}})
+        elif "placed" in message:
+            self._stands_since = min(self._stands_since, message["placed"]["ts"]) if self._loop else INFINITY_NS
+            order = {}
         else:
-            order = self._misfit(message["misfit"]["what"])
+            order = self._misfit(message["misfit"]["what"]) if "misfit" in message else {}
         said, self._told = self.planner.warnings[self._told :], len(self.planner.warnings)
         return order | {"warnings": said} if said else order or None
 
@@ -79,8 +86,18 @@ class Answers:
         plans = [self.planner.file(name, is_executable) for name in names if self.place.is_of(name)]
         rows = [row for plan in plans for row in self._ready(plan)]
         files = [described(self.planner, self.place, plan, self.loops) for plan in plans]
-        programs = {row["program"] for file in files for row in file["rows"]} | {row.program for row in rows}
-        return {"files": files, "rows": [self._row(row) for row in rows], "programs": self._bring(programs)}
+        new = {name for plan in plans for name in plan.engines} - self.present
+        self.present |= new
+        later = found_at_run_time(self.planner, new)
+        programs = {row["program"] for each in files for row in each["rows"]} | {row["program"] for row in later}
+        programs |= {row.program for row in rows}
+        order = {
+            "files": files,
+            "rows": [self._row(row) for row in rows],
+            "at_run_time": later,
+            "programs": self._bring(programs),
+        }
+        return {key: value for key, value in order.items() if value}
 
     def _ready(self, plan: FilePlan) -> list[Row]:
         """Sets aside a file's rows that wait for a late engine; returns those that waited for the engine of this file."""
@@ -115,9 +132,9 @@ class Answers:
         call, last = learning.places.get(loop.call), learning.places.get(loop.last_call)
         if not (call and last and self._learns):
             return {}
-        return self._probe_loop(site["ts"], loop, LearntLoop.of(loop, call, last), call["path"])
+        return self._probe_loop(loop, LearntLoop.of(loop, call, last), call["path"])
 
-    def _probe_loop(self, now_ns: int, loop: Loop, learnt: LearntLoop, path: str) -> Message:
+    def _probe_loop(self, loop: Loop, learnt: LearntLoop, path: str) -> Message:
         place = frame_place(loop.node_at)
         why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
         here = self.fetched(path, learnt.id)
@@ -126,7 +143,7 @@ class Answers:
         if not rows:
             return self._learn(LEARN_NOTHING)
         self.learnt(learnt)
-        self._loop, self._stands_since = loop, now_ns
+        self._loop = loop
         order = self._learn(LEARN_ENDS)
         order["settings"] |= learnt.settings()
         return {**order, "rows": [self._row(row) for row in rows], "programs": self._bring({row.program for row in rows})}

@@ -23,13 +23,15 @@ class Answering:
     planner: Planner
     kept: Sysroot
     root: Path
+    present: set[str]
+    """The engines of the plan's files."""
     rest: bytes = b""
     link: subprocess.Popen[bytes] | None = None
     answers: Answers = field(init=False)
 
     def __post_init__(self) -> None:
         place = FileRoot(str(self.root), self.device.features["arch"])
-        self.answers = Answers(self.planner, place, self.kept.loops(), fetched=self.fetch)
+        self.answers = Answers(self.planner, place, self.kept.loops(), fetched=self.fetch, present=self.present)
 
     def fetch(self, path: str, identity: str) -> str:
         """The path here of one of the device's files."""
