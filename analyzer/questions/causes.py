@@ -21,11 +21,11 @@ from analyzer.records.schema import Tables
 from analyzer.records.spans import equal_rows
 
 COMPUTING, RUN_QUEUE, ASLEEP, OTHER_THREAD = "computing", "run queue", "asleep", "lock or other thread"
-DISK, EXPERT_LOAD, STOPPED, RESIDUAL = "disk and faults", "expert load", "stopped", "residual"
+DISK, EXPERT_LOAD, STOPPED, TRACING, RESIDUAL = "disk and faults", "expert load", "stopped", "tracing itself", "residual"
 SUBMISSION, QUEUE, TRANSPORT, ACCELERATOR, COMPLETION = "submission", "queue", "transport", "accelerator", "completion"
 CAUSES = (
     *(COMPUTING, RUN_QUEUE, ASLEEP, OTHER_THREAD, DISK, EXPERT_LOAD),
-    *(SUBMISSION, QUEUE, TRANSPORT, ACCELERATOR, COMPLETION, STOPPED, RESIDUAL),
+    *(SUBMISSION, QUEUE, TRANSPORT, ACCELERATOR, COMPLETION, STOPPED, TRACING, RESIDUAL),
 )
 ASLEEP_STATES = ("sleeping", "waiting")
 EXECUTION = ["token_id", "tid", "begin_ns", "end_ns", "worked_ns", "queue_us", "accel_us", "asynchronous"]
@@ -215,6 +215,8 @@ def of_others(steps: StepThreads, pieces: pd.DataFrame, npu: Executions, disk: I
 
     yield from during(npu.others)
     yield RUN_QUEUE, of_state("runnable")
+    yield STOPPED, of_state("stopped")
+    yield TRACING, of_state("held")
     yield from during(npu.others_rest)
     yield EXPERT_LOAD, spans.where((split["part"] == PARTS.index(LOAD)).to_numpy())
     yield EXPERT_LOAD, within(loads)
@@ -223,7 +225,6 @@ def of_others(steps: StepThreads, pieces: pd.DataFrame, npu: Executions, disk: I
     yield ASLEEP, Intervals(own[(split["role"] == BARRIER).to_numpy()][sleepers.left], sleepers.begin, sleepers.end)
     yield OTHER_THREAD, spans.where(waited_for)
     yield ASLEEP, of_state("sleeping")
-    yield STOPPED, of_state("stopped")
     yield COMPUTING, spans
 
 
@@ -244,6 +245,8 @@ def candidates(hand: HandOver, pieces: pd.DataFrame) -> list[Cause]:
         (COMPLETION, common(merged(hand.woken()), hand.all)),
         *of_others(steps, pieces, npu, disk),
         (RUN_QUEUE, steps.state("runnable")),
+        (STOPPED, steps.state("stopped")),
+        (TRACING, steps.state("held")),
         *npu.own_rest,
         (ACCELERATOR, messages[ACCELERATOR]),
         (SUBMISSION, hand.batches_sent()),
@@ -258,6 +261,5 @@ def candidates(hand: HandOver, pieces: pd.DataFrame) -> list[Cause]:
         *npu.others,
         *npu.others_rest,
         (ASLEEP, steps.state("sleeping")),
-        (STOPPED, steps.state("stopped")),
         (COMPUTING, part(*(name for name in PARTS if name != HOST_CODE))),
     ]

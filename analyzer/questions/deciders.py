@@ -14,12 +14,16 @@ from analyzer.questions.parts import BESIDE, COPY, HOST, HOST_CODE, LOAD, OFFLOA
 from analyzer.records.intervals import Intervals, foremost, merged, overlaps, uncovered
 from analyzer.records.schema import Tables
 from analyzer.records.spans import EVER, NONE, Nest, enclosing, equal_rows, latest, successors
+from analyzer.tables.sched import TRACER
 
 OWN, BARRIER, WORKER, WAKER = range(4)
 """Why a thread decides: it is the step's own; the others wait for it; it works for the step; it wakes the step's thread up."""
 SETUPS = ("contextCreate", "contextCreateFromBinary", "graphFinalize")
 """QNN's calls that create the objects of an execution."""
-STATES = ("running", "runnable", "waiting", "stopped", "sleeping")
+STATES = ("running", "runnable", "waiting", "stopped", "held", "sleeping")
+"""Those of `thread_states`; "held" is a stop that the tracer ended, which it does only to its own."""
+WOKEN_FROM = tuple(map(STATES.index, ("waiting", "stopped", "held", "sleeping")))
+"""States that end with a wake-up."""
 SWITCH_NS = 20_000
 """The longest time from a wake-up to running on a CPU whose thread gives way at once: an interrupt to that CPU and a switch."""
 COLUMNS = ("step", "begin", "end", "tid", "role", "part", "op", "load")
@@ -88,8 +92,13 @@ class StepThreads:
     @cached_property
     def scheduled(self) -> tuple[Intervals, np.ndarray]:
         """(states of all threads as recorded, by thread; index in STATES of each)."""
-        table = self.tables["thread_states"]
-        return Intervals.of_table(table), pd.Index(STATES).get_indexer(table["state"])
+        table, threads = self.tables["thread_states"], self.tables["threads"]
+        spans, state = Intervals.of_table(table), pd.Index(STATES).get_indexer(table["state"])
+        stopped = np.flatnonzero(state == STATES.index("stopped"))
+        ended_by = waker_of(self.tables["sched"], spans.key[stopped], spans.end[stopped])
+        tracer = threads.loc[(threads["name"] == TRACER).to_numpy() & ~threads["target"].to_numpy(bool), "tid"]
+        state[stopped[np.isin(ended_by, tracer)]] = STATES.index("held")
+        return spans, state
 
     @cached_property
     def states(self) -> tuple[Intervals, np.ndarray, np.ndarray]:
@@ -99,7 +108,7 @@ class StepThreads:
         """
         spans, state = self.scheduled
         before = equal_rows([spans.key, spans.end], [spans.key, spans.begin])
-        waited = np.isin(np.append(state, NONE)[before], (STATES.index("waiting"), STATES.index("sleeping")))
+        waited = np.isin(np.append(state, NONE)[before], WOKEN_FROM)
         woken = np.flatnonzero((state == STATES.index("runnable")) & waited)
         queued = queued_ns(self.tables["sched"], spans.where(woken))
         begin, end = spans.begin.copy(), spans.end.copy()
@@ -215,14 +224,19 @@ def queued_ns(sched: pd.DataFrame, ready: Intervals) -> np.ndarray:
     return np.where(idle | at_once, ready.end, np.where(known, since, ready.begin))
 
 
+def waker_of(sched: pd.DataFrame, tid: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """The thread that woke each `tid` up when its state ended; 0: an interrupt, -1: not recorded."""
+    woken = sched[(sched["event"] == "waking").to_numpy()]
+    row = equal_rows([woken[name].to_numpy() for name in ("next_tid", "ts_ns")], [tid, ended])
+    return np.append(woken["prev_tid"].to_numpy(), NONE)[row]
+
+
 def wakers(steps: StepThreads) -> tuple[Intervals, np.ndarray]:
     """(times in which threads slept, by thread; the thread of the program that ended each, -1: none is known)."""
     spans, state, ended = steps.states
     asleep = state == STATES.index("sleeping")
-    slept, ended, sched, threads = spans.where(asleep), ended[asleep], steps.tables["sched"], steps.tables["threads"]
-    woken = sched[(sched["event"] == "waking").to_numpy()]
-    row = equal_rows([woken[name].to_numpy() for name in ("next_tid", "ts_ns")], [slept.key, ended])
-    by = np.append(woken["prev_tid"].to_numpy(), NONE)[row]
+    slept, threads = spans.where(asleep), steps.tables["threads"]
+    by = waker_of(steps.tables["sched"], slept.key, ended[asleep])
     ours = np.isin(by, threads.loc[threads["target"].to_numpy(bool), "tid"]) & (by != slept.key)
     return slept, np.where(ours, by, NONE)
 

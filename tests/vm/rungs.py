@@ -13,6 +13,7 @@ from pathlib import Path
 OUT = Path("/out")
 ROOT = Path(__file__).resolve().parents[2]
 CALLS, DEPTH, RELOADS = 300, 40, 50
+KPROBE_TYPE, TASK_PT_REGS = 2, 175  # the helper of Linux 5.15, tried with a type of program that may call it
 PRIORITY = 120  # of an ordinary thread, as the kernel counts
 SIGNING = {0xD503233F: "paciasp", 0xD503245F: "bti c"}
 
@@ -147,7 +148,11 @@ def lockdown() -> tuple[bool, str]:
 
 
 def answers() -> tuple[bool, str]:
-    """A program reads a disk past the page cache: every request has its answer, and every waking a name, a priority and a CPU."""
+    """A program reads a disk past the page cache: every request has its answer, and every waking a name, a priority and a CPU.
+
+    Where the kernel tells whether the thread that ran was in a system call, it does so for every waking.
+    """
+    from tracer.kernel.libbpf import Kernel
     from workloads.raw_records import RawRecording
 
     reads = [sys.executable, "workloads/programs/direct_reads.py", "/dev/vda", str(CALLS)]
@@ -162,7 +167,10 @@ def answers() -> tuple[bool, str]:
     ok = asked == answered and asked.total() >= CALLS and not errors
     ok &= len(own) > 0 and cpus <= set(range(os.cpu_count() or 1)) and priorities == {PRIORITY}
     ok &= all(name.startswith(b"python") for name in names)
-    seen = f"{answered.total()} of {asked.total()} requests answered, {errors} errors; {len(own)} wakings"
+    tells = Kernel().lib.libbpf_probe_bpf_helper(KPROBE_TYPE, TASK_PT_REGS, None) == 1
+    doing = Counter(wakings["waker"].tolist())
+    ok &= (0 not in doing) if tells else set(doing) == {0}
+    seen = f"{answered.total()} of {asked.total()} requests answered, {errors} errors; {len(own)} wakings, wakers {dict(doing)}"
     return ok, f"{seen} of {names} on CPUs {cpus}, priorities {priorities}"
 
 

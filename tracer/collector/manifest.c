@@ -248,9 +248,9 @@ static json_t *compose(const char *state)
 						   "io", io_files(), "probes", rows, "functions", json_object_get(plan, "functions"),
 						   "warnings", warnings(), "threads", threads(), "cost", cost, "disturbances",
 						   disturbances()));
-	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so}", "checksums", "xxh3_64", "state", state, "started_utc",
+	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so si}", "checksums", "xxh3_64", "state", state, "started_utc",
 						   started, "duration_ns", (json_int_t)(now_ns() - target->began_ns), "command", words(),
-						   "model", model, "models", "target", target_row()));
+						   "model", model, "models", "target", target_row(), "tracer_pid", (int)getpid()));
 	json_object_update_new(manifest, json_pack("{ss ss so sO s[] sn sn ss sO sO so so s{} sn so sO}", "loader", "libbpf", "buffer", "ring",
 						   "options", options(), "levels", json_object_get(plan, "levels"), "level_changes",
 						   "sampling", "step_latency", "sched", "target", "clocks", clocks, "heat", heat_found(), "records", counts(),
