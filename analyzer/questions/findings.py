@@ -96,7 +96,7 @@ def imbalance(facts: Facts) -> Iterator[Finding]:
 
 
 def uneven_ns(tables: Tables) -> pd.DataFrame:
-    """By op_id the thread that computes longest, `tid`, and `ns` that it does beyond the mean, without sleep and lack of a CPU."""
+    """By op_id the thread that computes longest, `tid`, and `ns` beyond the mean; not sleep, nor lack of a CPU."""
     shares, states = tables["op_threads"], tables["thread_states"]
     spans = Intervals.of_table(shares, end="wait_ns")
     running = Intervals.of_table(states).where((states["state"] == "running").to_numpy())
