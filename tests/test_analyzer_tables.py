@@ -243,7 +243,8 @@ def ignored(events: list[tuple[int, str, int, int]], event: tuple[int, str, int,
     return bool(before) and before[-1][1] == "in"
 
 
-SWITCH = st.tuples(st.sampled_from(["in", "out", "waking", "wakeup"]), st.sampled_from([0, 1, 2, 0x100 | 2, 4]), st.integers(0, 1))
+EVENT = st.sampled_from(["in", "out", "waking", "wakeup"])
+SWITCH = st.tuples(EVENT, st.sampled_from([0, 1, 2, 0x100 | 2, 4]), st.integers(0, 1))
 
 
 @SHARED

@@ -120,6 +120,26 @@ def test_rows_that_several_sequences_share_belong_to_each(tmp_path: Path) -> Non
     assert rows[["sequence", "rows", "position", "outputs"]].to_numpy().tolist() == [[i, 4, 0, 1] for i in range(3)]
 
 
+@pytest.mark.parametrize(("outputs", "sampled"), [(1, [250, 450]), (0, [200, 400])], ids=["before sampling", "behind it"])
+def test_a_step_is_sampled_behind_its_draft_if_that_reads_the_same_rows_for_an_output(
+    tmp_path: Path, outputs: int, sampled: list[int]
+) -> None:
+    """Prompt, draft's copy of it, two drafted tokens, verification, draft's copy of that, a last token."""
+    w, steps = Writer(), [(1, 100, 0, 5, 1), (2, 210, 0, 5, outputs), (2, 260, 5, 1, 1), (2, 280, 6, 1, 1)]
+    steps += [(1, 300, 5, 3, 3), (2, 410, 5, 3, outputs), (1, 500, 8, 1, 1)]
+    for context, begin, position, rows, wanted in steps:
+        w.add("token_begin", engine=2, ts=begin, seq=2**64 - 1, n_tokens=rows, position=position, context=context)
+        given = {"position": position + np.arange(16), "output": np.arange(16) >= rows - wanted, "n_sequences": np.ones(16)}
+        w.add("batch_rows", engine=2, ts=begin + 1, n_rows=rows, first=0, count=rows, given=7, **given)
+        w.add("token_end", engine=2, ts=begin + (100 if context == 1 else 10 if rows == 1 else 40), seq=2**64 - 1)
+    tables = tables_module.build(Recording(w.write(tmp_path)))
+    assert tables["sequences"]["phase"].tolist() == ["prefill", "draft", "draft", "draft", "decode", "draft", "decode"]
+    (one,) = requests.requests(tables).to_dict("records")
+    assert one["ttft_ms"] == pytest.approx((sampled[0] - 100) / 1e6)
+    assert one["tpot_ms"] == pytest.approx((600 - sampled[0]) / 4e6)
+    assert figures.turns(tables)["end_ns"].tolist() == [*sampled, 600]
+
+
 def test_a_rejected_append_of_genai_feeds_nothing(tmp_path: Path) -> None:
     w = Writer()
     for step, (phase, n, result) in enumerate([(1, 2000, -1), (1, 20, 0), (2, 1, 0), (2, 1, 0)]):

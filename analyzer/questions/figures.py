@@ -26,13 +26,14 @@ MS = 1e6
 def turns(tables: Tables) -> pd.DataFrame:
     """What complete steps feed to requests: rows of `sequences` with the step's times and `itl_ms`, by request and time.
 
-    `end_ns` is when the step's tokens could be sampled (`sampled_ns`). `itl_ms` is the time per token of decode; NaN of prefill, of disturbed steps and where it is not known how many tokens were
-    kept. Tables without `sequences` (imported ones) have one sequence per context or thread.
+    `end_ns` is when the step's tokens could be sampled (`sampled_ns`). `itl_ms` is the time per token of decode; NaN of
+    prefill, of disturbed steps and where it is not known how many tokens were kept. Tables without `sequences` (imported ones)
+    have one sequence per context or thread.
     """
     tokens, rows = tables["tokens"], tables["sequences"] if "sequences" in tables else empty("sequences")
     rows = rows if len(rows) else renewed(tokens, rows)
     steps = tokens[tokens["complete"] & tokens["phase"].isin(("prefill", "decode"))]
-    times = steps[["token_id", "begin_ns", "duration_ns", "disturbed"]].assign(end_ns=sampled_ns(tokens, rows).reindex(steps.index))
+    times = steps[["token_id", "begin_ns", "duration_ns", "disturbed"]].join(sampled_ns(tokens, rows))
     fed = rows[rows["request"] >= 0].merge(times, on="token_id").sort_values(["request", "end_ns"], ignore_index=True)
     since_last = fed.groupby("request")["end_ns"].diff() / MS
     known = (fed["phase"] == "decode") & (fed["kept"] > 0) & fed["token_id"].isin(undisturbed(steps)["token_id"])

@@ -95,10 +95,10 @@ class OpenStates:
     def thread_states(self, switch: Rows, woken: tuple[Rows, Rows], fork: Rows, final: bool, gaps: list[Gaps]) -> pyarrow.Table:
         """The table `thread_states` of one time range.
 
-        The states of each thread tile its time from its first to its last event, except for `gaps`. `woken`: wakings and wake-ups,
-        of which the first makes a thread runnable; neither affects a running one, and a waking may come while a thread that
-        falls asleep still runs. Rows are sorted by the event that ended them; the last state of each thread comes at the very end, when
-        `final` states that no time range follows.
+        The states of each thread tile its time from its first to its last event, except for `gaps`. Of `woken`, wakings and
+        wake-ups, the first makes a thread runnable unless it runs: a thread that is falling asleep may run at its waking. Rows
+        are sorted by the event that ended them; the last state of each thread comes at the very end, when `final` states that no
+        time range follows.
         """
         out, back = (self.target.place(switch[name]) for name in ("prev_tid", "next_tid"))
         switches = np.stack([switch["ts"], switch.position, out, switch["prev_state"], back, switch["cpu"]])
