@@ -44,7 +44,7 @@ def sampled_ns(tokens: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
     """When each step's outputs could be sampled, by the index of `tokens`: at its end, or at that of its draft's step.
 
     Engines may feed the rows of a step to the draft as well before they sample: in the thread's next step, which has the same row
-    sets and wants an output. Without an output it prepares the draft for the tokens that were sampled already.
+    sets and asks for an output. Without an output it prepares the draft for the tokens that were sampled already.
     """
     order = tokens[tokens["complete"]].sort_values(["pid", "tid", "begin_ns"])
     step, draft = order.iloc[:-1], order.iloc[1:]
