@@ -243,7 +243,8 @@ def ignored(events: list[tuple[int, str, int, int]], event: tuple[int, str, int,
     return bool(before) and before[-1][1] == "in"
 
 
-SWITCH = st.tuples(st.sampled_from(["in", "out", "waking"]), st.sampled_from([0, 1, 2, 0x100 | 2, 4]), st.integers(0, 1))
+EVENT = st.sampled_from(["in", "out", "waking", "wakeup"])
+SWITCH = st.tuples(EVENT, st.sampled_from([0, 1, 2, 0x100 | 2, 4]), st.integers(0, 1))
 
 
 @SHARED
@@ -253,13 +254,13 @@ def test_thread_states_equal_an_event_by_event_reading_and_tile_the_threads_time
     for i, (tid, event) in enumerate([(MAIN, e) for e in main] + [(WORKER, e) for e in worker]):
         what, bits, cpu = event
         ts = 10 + i
-        per_thread[tid].append((ts, what, bits, cpu))
+        per_thread[tid].append((ts, "waking" if what == "wakeup" else what, bits, cpu))
         if what == "in":
             w.add("sched_switch", ts=ts, tid=0, pid=0, engine=0, cpu=cpu, prev_tid=0, next_tid=tid)
         elif what == "out":
             w.add("sched_switch", ts=ts, tid=tid, engine=0, cpu=cpu, prev_tid=tid, next_tid=0, prev_state=bits)
         else:
-            w.add("sched_waking", ts=ts, tid=77, pid=7, engine=0, cpu=cpu, woken_tid=tid, target_cpu=1)
+            w.add(f"sched_{what}", ts=ts, tid=77, pid=7, engine=0, cpu=cpu, woken_tid=tid, target_cpu=1)
     states = tables_of(w, tmp_path)["thread_states"]
     for tid, events in per_thread.items():
         mine = states[states["tid"] == tid]

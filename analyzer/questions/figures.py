@@ -2,7 +2,7 @@
 
 request           the life of a sequence: its prompt's row sets and the decoded ones that follow (tables/sequences.py)
 TTFT              end of the step with the last prompt row set of a request - begin of the first; a recording's is the median over
-                  requests
+                  requests. An end is when outputs could be sampled (`sampled_ns`), here and in ITL
 ITL               end of a request's decode step - end of its previous step: time from one token to the next; a verification that
                   kept n tokens gives n ITLs of 1/n of that time each
 TPOT              mean ITL: time per output token after the first; its median and quantiles are those of the ITLs
@@ -26,17 +26,39 @@ MS = 1e6
 def turns(tables: Tables) -> pd.DataFrame:
     """What complete steps feed to requests: rows of `sequences` with the step's times and `itl_ms`, by request and time.
 
-    `itl_ms` is the time per token of decode; NaN of prefill, of disturbed steps and where it is not known how many tokens were
-    kept. Tables without `sequences` (imported ones) have one sequence per context or thread.
+    `end_ns` is when the step's tokens could be sampled (`sampled_ns`). `itl_ms` is the time per token of decode; NaN of
+    prefill, of disturbed steps and where it is not known how many tokens were kept. Tables without `sequences` (imported ones)
+    have one sequence per context or thread.
     """
     tokens, rows = tables["tokens"], tables["sequences"] if "sequences" in tables else empty("sequences")
     rows = rows if len(rows) else renewed(tokens, rows)
     steps = tokens[tokens["complete"] & tokens["phase"].isin(("prefill", "decode"))]
-    times = steps[["token_id", "begin_ns", "end_ns", "duration_ns", "disturbed"]]
+    times = steps[["token_id", "begin_ns", "duration_ns", "disturbed"]].join(sampled_ns(tokens, rows))
     fed = rows[rows["request"] >= 0].merge(times, on="token_id").sort_values(["request", "end_ns"], ignore_index=True)
     since_last = fed.groupby("request")["end_ns"].diff() / MS
     known = (fed["phase"] == "decode") & (fed["kept"] > 0) & fed["token_id"].isin(undisturbed(steps)["token_id"])
     return fed.assign(itl_ms=(since_last / fed["kept"]).where(known))
+
+
+def sampled_ns(tokens: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
+    """When each step's outputs could be sampled, by the index of `tokens`: at its end, or at that of its draft's step.
+
+    Engines may feed the rows of a step to the draft as well before they sample: in the thread's next step, which has the same row
+    sets and asks for an output. Without an output it prepares the draft for the tokens that were sampled already.
+    """
+    order = tokens[tokens["complete"]].sort_values(["pid", "tid", "begin_ns"])
+    step, draft = order.iloc[:-1], order.iloc[1:]
+    behind = (draft["phase"].to_numpy() == "draft") & step["phase"].isin(("prefill", "decode")).to_numpy()
+    behind &= (step[["pid", "tid"]].to_numpy() == draft[["pid", "tid"]].to_numpy()).all(axis=1)
+    sampled = tokens["end_ns"].copy()
+    if behind.any():
+        step, draft, fed = step[behind], draft[behind], rows.groupby("token_id")
+        sets = fed[["sequence", "rows", "position"]].apply(lambda mine: frozenset(mine.itertuples(index=False)))
+        same = (sets.reindex(step["token_id"]).to_numpy() == sets.reindex(draft["token_id"]).to_numpy()) & (
+            fed["outputs"].sum().reindex(draft["token_id"]).to_numpy() > 0
+        )
+        sampled[step.index[same]] = draft["end_ns"].to_numpy()[same]
+    return sampled
 
 
 def undisturbed(steps: pd.DataFrame) -> pd.DataFrame:

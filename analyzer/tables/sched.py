@@ -94,23 +94,23 @@ class OpenStates:
         self.target = target
         self.rows = np.full((4, len(target.tid)), NONE, np.int64)
 
-    def thread_states(self, switch: Rows, waking: Rows, fork: Rows, final: bool, gaps: list[Gaps]) -> pyarrow.Table:
+    def thread_states(self, switch: Rows, woken: tuple[Rows, Rows], fork: Rows, final: bool, gaps: list[Gaps]) -> pyarrow.Table:
         """The table `thread_states` of one time range.
 
-        The states of each thread tile its time from its first to its last event, except for `gaps`. A waking does not affect a
-        running thread. Rows are sorted by the event that ended them; the last state of each thread comes at the very end, when
-        `final` states that no time range follows.
+        The states of each thread tile its time from its first to its last event, except for `gaps`. Of `woken`, wakings and
+        wake-ups, the first makes a thread runnable unless it runs: a thread that is falling asleep may run at its waking. Rows
+        are sorted by the event that ended them; the last state of each thread comes at the very end, when `final` states that no
+        time range follows.
         """
         out, back = (self.target.place(switch[name]) for name in ("prev_tid", "next_tid"))
         switches = np.stack([switch["ts"], switch.position, out, switch["prev_state"], back, switch["cpu"]])
-        woken = np.stack([waking["ts"], waking.position, waking["woken_tid"]])
-        if len(fork):
-            woken = np.concatenate((woken, np.stack([fork["ts"], fork.position, fork["child_tid"]])), axis=1)
-            woken = np.ascontiguousarray(woken[:, np.lexsort(woken[1::-1])])
-        woken[2] = self.target.place(woken[2])
-        n, m, threads = len(switch), woken.shape[1], len(self.target.tid)
+        kinds = [(rows, rows["woken_tid"]) for rows in woken] + [(fork, fork["child_tid"])]
+        starts = np.concatenate([np.stack([rows["ts"], rows.position, tid]) for rows, tid in kinds], axis=1)
+        starts = np.ascontiguousarray(starts[:, np.lexsort(starts[1::-1])])
+        starts[2] = self.target.place(starts[2])
+        n, m, threads = len(switch), starts.shape[1], len(self.target.tid)
         rows = np.empty((5, 2 * n + m + threads), np.int64)
-        count = loops.states(final, threads, n, switches, m, woken, self.rows, rows)
+        count = loops.states(final, threads, n, switches, m, starts, self.rows, rows)
         thread, state, cpu, begin, end = rows[:, :count]
         stop = clipped(begin, end, gaps)
         if stop is not end:
@@ -141,9 +141,10 @@ class Scheduling:
 
     def piece(self, source: Source, final: bool) -> dict[str, pyarrow.Table]:
         """`thread_states` and `sched` of one time range; `final`: it is the last."""
-        switch, waking, fork = (source.rows(kind) for kind in ("sched_switch", "sched_waking", "task_fork"))
+        kinds = ("sched_switch", "sched_waking", "sched_wakeup", "task_fork")
+        switch, waking, wakeup, fork = (source.rows(kind) for kind in kinds)
         fork = fork.where((fork["ts"] >= source.begin_ns) & (fork["ts"] < source.end_ns))
-        states = self.open.thread_states(switch, waking, fork, final, self.gaps)
+        states = self.open.thread_states(switch, (waking, wakeup), fork, final, self.gaps)
         self._meet(switch, waking)
         return {"thread_states": states, "sched": events(source)}
 
