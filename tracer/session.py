@@ -38,6 +38,7 @@ from tracer.recording.format import STREAMS, write_manifest
 from tracer.recording.heat import Heat
 from tracer.recording.paths import Owner
 from tracer.recording.tokens import Misses
+from tracer.recording.user_files import act_for
 from tracer.target import model_config, models
 from tracer.target.guard import Guard
 from tracer.target.process import Followed, Target, children, runs, tasks
@@ -164,6 +165,8 @@ class Session:
     def follow(self, target: Target | Followed) -> None:
         """Register the target's threads, attach to the files that it has mapped already, and let it run."""
         self.target = target
+        if isinstance(target, Followed):
+            act_for(target.owner)
         self.clocks = [machine.clocks()]
         self.heat = Heat(self.layouts["heat"], self.drain.add)
         self.heat.turn()

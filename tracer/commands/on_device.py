@@ -22,6 +22,7 @@ from tracer.probes.functions import read_probe_files
 from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
 from tracer.remote.answering import Answering
+from tracer.recording.user_files import read_text
 from tracer.remote.device import Device, reach, settle
 from tracer.remote.job import QUESTIONS, STATE, Job, resumed, start
 from tracer.remote.sysroot import Sysroot, files_of_command, files_of_process
@@ -58,7 +59,7 @@ def add_on_and_libraries(parser: argparse.ArgumentParser) -> None:
 
 def targets(words: list[str]) -> list[str]:
     """The named machines without duplicates; a file names one per line."""
-    lines = [line for word in words for line in (Path(word[1:]).read_text().splitlines() if word[:1] == "@" else [word])]
+    lines = [line for word in words for line in (read_text(word[1:]).splitlines() if word[:1] == "@" else [word])]
     named = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not named:
         raise TracerError(f"{words[0]} is not a machine: write ssh:USER@HOST, adb or exec:COMMAND, one per line")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tracer.errors import TargetError
 from tracer.probes import reach
-from tracer.recording.paths import Owner
+from tracer.recording.paths import Owner, owner_of
 
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of a task's flags."""
@@ -188,6 +188,7 @@ class Followed:
         self.pid, self.started = pid, time.monotonic_ns()
         self.cpu_ns, self._cpu_before = 0, cpu_ns(pid)  # while it was followed, as of the last `poll`
         self.command = [part.decode(errors="replace") for part in command_line(pid).split(b"\0") if part]
+        self.owner = owner_of(pid)
 
     def folder(self) -> Path:
         """The folder of relative paths on its command line, unless it has changed folders."""
