@@ -20,6 +20,7 @@ typedef int64_t s64;
 
 #define PATH_MOST 4096
 #define DIGEST_BYTES 17
+#define MOST_GROUPS 64
 #define NS_PER_S 1000000000ULL
 
 /* The settings from the command line and the plan; constant while recording. */
@@ -60,6 +61,9 @@ void planner_wakes(void); /* an order ends `sleep_until` */
 void tell_planner(json_t *message);
 json_t *ask_planner(json_t *question); /* NULL if it is gone or silent */
 json_t *next_order(void); /* NULL if there is none */
+/* files.c: files that the user names or the target can change, opened with that user's rights: regular ones of at most so many bytes */
+int open_as_user(const char *path, s64 most); /* -1 and errno */
+void act_for_user_of(pid_t pid);
 
 /* elf.c: the identity of a file */
 bool identify(const char *path, char *id, size_t bytes); /* build id or XXH3; false if it is not a 64-bit ELF file */
@@ -95,6 +99,7 @@ bool disk_failed(void);
 const struct drained *drained(void);
 void add_event(const struct header *record);
 void digest(const void *data, size_t bytes, char *text);
+bool digest_file(int fd, s64 most, char *text); /* false if it is longer */
 
 /* target.c */
 struct target {

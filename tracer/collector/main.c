@@ -170,6 +170,8 @@ static void adopt(pid_t pid, void *context)
 	int count = tasks_of(pid, tids, MOST_TASKS);
 	char program[PATH_MOST];
 
+	if (choice->pid)
+		act_for_user_of(pid);
 	guard(pid, true);
 	for (int i = 0; i < count; i++) {
 		set_map("threads", &tids[i], nothing);

@@ -80,17 +80,14 @@ static json_t *small_object(const char *folder, const char *name)
 {
 	char path[PATH_MOST];
 	json_t *value;
-	FILE *file;
-	long size;
+	int fd;
 
 	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	file = fopen(path, "re");
-	if (!file)
+	fd = open_as_user(path, LARGEST_CONFIG);
+	if (fd < 0)
 		return NULL;
-	size = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
-	rewind(file);
-	value = size >= 0 && size <= LARGEST_CONFIG ? json_loadf(file, 0, NULL) : NULL;
-	fclose(file);
+	value = json_loadfd(fd, 0, NULL);
+	close(fd);
 	if (!json_is_object(value)) {
 		json_decref(value);
 		return NULL;

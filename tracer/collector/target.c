@@ -21,7 +21,6 @@
 #include "collect.h"
 
 #define MOST_GUARDED 4096
-#define MOST_GROUPS 64
 #define MOST_TASKS 4096
 #define NOT_EXECUTED 127
 

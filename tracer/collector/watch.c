@@ -453,11 +453,10 @@ static void on_qnn_log(const struct rec_qnn_log *r)
 
 static s64 copy_file(const char *from, const char *to)
 {
-	int in = open(from, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), out = -1;
-	struct stat status;
+	int in = open_as_user(from, INT64_MAX), out = -1;
 	s64 bytes = -1;
 
-	if (in >= 0 && !fstat(in, &status) && S_ISREG(status.st_mode))
+	if (in >= 0)
 		out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 	if (out >= 0) {
 		ssize_t part;

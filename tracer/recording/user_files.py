@@ -51,8 +51,12 @@ def _open(name: str, most: int | None) -> BinaryIO:
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     """A regular file's content; raises OSError as `open_regular` does."""
+    parts, left = [], most
     with open_regular(path, most) as file:
-        return b"".join(iter(lambda: file.read(most), b""))[: most + 1]
+        while left > 0 and (part := file.read(left)):
+            parts.append(part)
+            left -= len(part)
+    return b"".join(parts)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
