@@ -20,6 +20,8 @@ typedef int64_t s64;
 
 #define PATH_MOST 4096
 #define DIGEST_BYTES 17
+#define FAILED 125 /* the exit code of this program's own failures, as those of env, timeout and docker */
+#define LEAST_DESCRIPTORS 512
 #define MOST_GROUPS 64
 #define NS_PER_S 1000000000ULL
 
@@ -39,7 +41,8 @@ struct choice {
 /* messages.c: one line on standard error each; warnings go into the manifest, too */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn)); /* exit code 2 */
+void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn)); /* exit code FAILED */
+void check_descriptors(u64 least); /* fails if fewer files may be open */
 json_t *warnings(void);
 json_t *plain_text(const char *text); /* bytes that are not UTF-8 become ? */
 u64 now_ns(void);
@@ -104,7 +107,7 @@ bool digest_file(int fd, s64 most, char *text); /* false if it is longer */
 /* target.c */
 struct target {
 	pid_t pid;
-	bool started_here, over;
+	bool started_here, over, never_ran;
 	int status; /* as from waitpid */
 	u64 cpu_ns, began_ns; /* CPU time while it was followed */
 };

@@ -14,7 +14,7 @@ from moescope.plain import print_plain
 from moescope.terminal import counted
 from tracer.commands.options import make_output, need_root, output_folder, seconds, share
 from tracer.commands.run import python, say
-from tracer.errors import TargetError, TracerError
+from tracer.errors import FAILED, TargetError, TracerError
 from tracer.recording.paths import ROOT, Owner, invoking_user
 
 EXAMPLES = """examples:
@@ -104,7 +104,7 @@ def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]],
         words = ["-m", "tracer", "run", "--no-views", *args.trace.split(), "-o", str(target), "--", *command]
         tracing = subprocess.Popen([python(), *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ)
         code, errors = waited(tracing)
-        if not (target / "manifest.json").exists() or code == 2:
+        if not (target / "manifest.json").exists() or code == FAILED:
             raise TargetError(
                 f"{side} was not recorded: {errors.strip().splitlines()[-1] if errors.strip() else f'status {code}'}"
             )
