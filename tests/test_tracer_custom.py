@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
 from tracer.engines import all_engines, choose
-from tracer.errors import EngineError
+from tracer.errors import FAILED, EngineError
 from tracer.probes.functions import SIZES, SPEC, parse_argument, read_probe_files
 from tracer.recording.format import Recording
 from workloads.trace_processor import TraceProcessorWasm
@@ -239,7 +239,7 @@ def test_a_bad_file_is_answered_with_its_name_the_key_and_the_remedy(tmp_path: P
 def test_a_bad_file_ends_the_command_in_one_line(tmp_path: Path) -> None:
     path = declare(tmp_path, FUNCTION + 'args = { n = "f64 return" }\n')
     done = trace("run", "--probes", path, "-o", str(tmp_path / "run"), "--", "true")
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.returncode == FAILED and "Traceback" not in done.stderr
     assert f"tracer: {path}: function foo: key args.n: a float in a register cannot be read" in done.stderr
     assert not (tmp_path / "run").exists()
 
