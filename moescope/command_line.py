@@ -194,6 +194,8 @@ def guarded(label: str, action: Callable[[], int | None], failure: int = WRONG_U
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards output that is still to be flushed
         return GOOD
+    except MemoryError:
+        reason = "there is not enough memory: raise its limit (ulimit -v), or end other programs"
     except OSError as error:
         reason = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
     except Exception as error:

@@ -11,7 +11,7 @@
 
 #define MOST_SEGMENTS 4096
 #define MOST_NOTES (1U << 20)  /* bytes of a segment with notes */
-#define MOST_HASHED (2LL << 30) /* bytes of a file without a build id */
+#define MOST_HASHED (1LL << 30) /* bytes of a file without a build id */
 
 /* Searches notes for the build id and writes it as hexadecimal digits. */
 static bool build_id_in(const u8 *notes, size_t size, char *id, size_t bytes)

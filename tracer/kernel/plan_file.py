@@ -18,6 +18,7 @@ from tracer.probes.learning import LEARN_NOTHING, LEARN_PLACES, LearntLoop
 from tracer.probes.plan import FilePlan, planned
 from tracer.probes.planner import Planner
 from tracer.recording.checksums import digest
+from tracer.recording.user_files import read_bytes
 from tracer.recording.paths import BPF_SOURCE
 
 PLAN_VERSION = 1
@@ -51,9 +52,13 @@ def contains_elf(path: str) -> bool:
         return False
 
 
+MOST_HASHED = 1 << 30
+"""Bytes of a file without a build id, here and in the collector."""
+
+
 def identity(path: str, build_id: str) -> str:
     """What identifies a file wherever it is stored: its build id, or the XXH3 of its content if it has none."""
-    return build_id or f"xxh3:{digest(Path(reach.way_to(path)).read_bytes())}"
+    return build_id or f"xxh3:{digest(read_bytes(reach.way_to(path), MOST_HASHED))}"
 
 
 def libraries(planner: Planner, folders: list[Path]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from tracer.recording.paths import TRACER, Owner, invoking_user
 
 MOST_TEXT = 8 << 20
 """Bytes of a text file (JSON, TOML) that are read at most."""
+PIECE = 1 << 20
 AS_MAPPED = "/map_files/"
 _acting_for: list[Owner] = []
 
@@ -53,7 +54,7 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     """A regular file's content; raises OSError as `open_regular` does."""
     parts, left = [], most
     with open_regular(path, most) as file:
-        while left > 0 and (part := file.read(left)):
+        while left > 0 and (part := file.read(min(left, PIECE))):
             parts.append(part)
             left -= len(part)
     return b"".join(parts)
