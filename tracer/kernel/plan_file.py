@@ -18,8 +18,8 @@ from tracer.probes.learning import LEARN_NOTHING, LEARN_PLACES, LearntLoop
 from tracer.probes.plan import FilePlan, planned
 from tracer.probes.planner import Planner
 from tracer.recording.checksums import digest
-from tracer.recording.user_files import read_bytes
 from tracer.recording.paths import BPF_SOURCE
+from tracer.recording.user_files import read_bytes
 
 PLAN_VERSION = 1
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
