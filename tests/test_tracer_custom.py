@@ -324,3 +324,27 @@ def test_the_example_of_the_documentation_records_a_librarys_calls(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     (args,) = tables_module.load(tmp_path / "run")["calls"]["args"]
     assert json.loads(args) == {"n": 1, "rows": 40, "scale": 0.5, "name": "expert", "result": 42}
+
+
+@pytest.mark.needs("probes")
+def test_a_function_is_recorded_at_whatever_levels_as_the_user_named_it(program: Path, tmp_path: Path) -> None:
+    path = declare(tmp_path, DECLARED.format(library="executable"))
+    options = ["--no-views", "--levels", "token", "--probes", path, "-o", str(tmp_path / "run")]
+    done = trace("run", *options, "--", str(program), "5", "3")
+    assert done.returncode == 0, done.stderr
+    assert Recording(tmp_path / "run").manifest["records"]["call_begin"] >= 5
+
+
+@pytest.mark.needs("probes", "collector")
+@pytest.mark.parametrize("library", ["executable", "{path}"])
+def test_a_function_of_the_executable_is_recorded_elsewhere_as_here(program: Path, tmp_path: Path, library: str) -> None:
+    path, counts = declare(tmp_path, DECLARED.format(library=library.format(path=program))), []
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\nexec sh -c "$1"\n')
+    shell.chmod(0o755)
+    for place, where in (("here", ()), ("there", ("--on", f"exec:{shell}"))):
+        options = ["--no-views", "--levels", "token", "--probes", path, "-o", str(tmp_path / place), *where]
+        done = trace("run", *options, "--", str(program), "5", "3")
+        assert done.returncode == 0, done.stderr
+        counts.append({k: n for k, n in Recording(tmp_path / place).manifest["records"].items() if k.startswith("call")})
+    assert counts[0] == counts[1] and counts[0]["call_begin"] >= 5

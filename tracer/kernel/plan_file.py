@@ -75,6 +75,7 @@ def compose(
 ) -> dict[str, Any]:
     """The whole plan, for programs (executables) and the libraries in folders; without rows if they contain no engine."""
     seen: dict[str, dict[str, Any]] = {}
+    planner.named.below = place.sysroot
     candidates = [*((path, True) for path in programs), *((path, False) for path in libraries(planner, folders))]
     for path, is_executable in candidates:
         if place.is_of(path) and (real := reach.real(path)) not in seen:

@@ -82,7 +82,7 @@ class Planner:
         everywhere: bool = False,
     ):
         self.engines, self.levels, self.fast_nop, self.everywhere = engines, levels, fast_nop, everywhere
-        self.named = NamedFunctions([f for f in functions or [] if f.level in levels])
+        self.named = NamedFunctions(functions or [])
         self.rows: list[Row] = []
         self.warnings: list[str] = []
         self.operators = {engine.name: list(engine.operators) for engine in engines}
