@@ -158,6 +158,7 @@ void answer(const u8 *slot);
 void note_thread(pid_t pid, pid_t tid, const char *name);
 void name_living_threads(void);
 void forget_threads(void);
+void tell_survivors(pid_t target); /* warns of processes that it started and that outlive it */
 json_t *threads(void);
 json_t *sites(void);
 json_t *io_files(void);

@@ -322,6 +322,8 @@ static void finish(struct target *target)
 	name_living_threads();
 	if (asks_about(true))
 		take_last_words();
+	if (target->over)
+		tell_survivors(target->pid);
 	save_manifest(disk_failed() ? "recording" : "complete");
 }
 

@@ -110,6 +110,17 @@ void forget_threads(void)
 		delete_from_map("threads", &list[i].tid);
 }
 
+void tell_survivors(pid_t target)
+{
+	for (int i = 0; i < count; i++) {
+		char path[64], program[PATH_MOST];
+
+		snprintf(path, sizeof(path), "/proc/%d/exe", list[i].pid);
+		if (list[i].tid == list[i].pid && list[i].pid != target && readlink(path, program, sizeof(program)) > 0)
+			warn("process %d was started by the target and outlives it; it is not recorded any more", list[i].pid);
+	}
+}
+
 json_t *threads(void)
 {
 	json_t *answer = json_array();
