@@ -121,7 +121,7 @@ def test_what_a_full_ring_loses_is_counted_to_the_record(tmp_path: Path) -> None
     run, made, code = held_up(tmp_path / "run", tmp_path / "plan.json", program)
     lost = run.manifest["lost"]["evict"]
     hits = next(row["hits"] for row in run.manifest["probes"] if row["program"] == "moescope_evict")
-    assert len(run.records("evict")) + lost == hits == made and lost > 0 and code == 1
+    assert len(run.records("evict")) + lost == hits == made and lost > 0 and code == 0
 
 
 def held_up(folder: Path, plan: Path, program: Path) -> tuple[RawRecording, int, int]:
@@ -352,7 +352,7 @@ def test_a_full_disk_ends_the_recording_in_one_line_and_the_target_lives(of_site
     )
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip("mount namespaces are not allowed here")
-    assert "status 2" in done.stdout and "True" in done.stdout and "done " in done.stdout
+    assert f"status {FAILED}" in done.stdout and "True" in done.stdout and "done " in done.stdout
     assert done.stderr.count("everything written before is readable") == 1, done.stderr
 
 

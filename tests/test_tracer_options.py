@@ -30,7 +30,7 @@ ENV = {"PYTHONPATH": str(ROOT)}
 class Verb:
     """The verb `run`, but for what it does with its options."""
 
-    EXAMPLES, help = "", ""
+    EXAMPLES, help, failure = "", "", 2
     parse = staticmethod(run_verb.parse)
     prepare_parser = staticmethod(run_verb.prepare_parser)
 
