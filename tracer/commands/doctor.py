@@ -132,7 +132,7 @@ def _process_numbers() -> Check:
 
 def _descriptors() -> Check:
     allowed, why = resource.getrlimit(resource.RLIMIT_NOFILE)[0], few_descriptors()
-    return Check("open files", "everything", True, not why, f"{allowed} allowed", why)
+    return Check("open files", "everything", True, not why, f"{allowed} allowed", why or "nothing to do")
 
 
 def _architecture() -> Check:

@@ -21,8 +21,8 @@ from tracer.errors import FAILED, TracerError
 from tracer.probes.functions import read_probe_files
 from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
-from tracer.remote.answering import Answering
 from tracer.recording.user_files import read_text
+from tracer.remote.answering import Answering
 from tracer.remote.device import Device, reach, settle
 from tracer.remote.job import QUESTIONS, STATE, Job, resumed, start
 from tracer.remote.sysroot import Sysroot, files_of_command, files_of_process
