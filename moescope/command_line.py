@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -35,6 +36,8 @@ class Room:
     """`module:function` that every verb of the room calls first."""
     label: str = ""
     """The prefix of its messages, if it is not its name."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Verb → exit code of its own failure, wrong use included, if it is not 2."""
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run a verb of `python -m ROOM`; returns the exit code."""
@@ -56,6 +59,11 @@ class Verb:
     def load(self) -> Any:
         """Import the verb's module."""
         return import_module(f"{self.room.name}.commands.{self.name.replace('-', '_')}")
+
+    @property
+    def failure(self) -> int:
+        """The exit code of its own failure."""
+        return self.room.failures.get(self.name, WRONG_USE)
 
     def prepare(self) -> None:
         """Run the room's preparation for all verbs."""
@@ -81,7 +89,7 @@ class Program:
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run the verb named by the first word; returns the exit code."""
-        if argv is not None or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        if argv is not None or signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, signal.SIG_DFL):
             return self.dispatch(list(sys.argv[1:] if argv is None else argv))
         signal.signal(signal.SIGINT, interrupt)
         try:
@@ -93,7 +101,7 @@ class Program:
         """Run the verb named by the first of these words; returns the exit code."""
         name = words[0] if words else ""
         if name in self.verbs:
-            return guarded(self.label, lambda: run(self.verbs[name], f"{self.prog} {name}", words[1:]))
+            return self.call(self.verbs[name], f"{self.prog} {name}", words[1:])
         if name in ("-h", "--help"):
             return guarded(self.label, lambda: print(self.help()))
         if name == "--version" and self.version:
@@ -101,6 +109,15 @@ class Program:
             return GOOD
         print(self.complaint(name), file=sys.stderr)
         return WRONG_USE
+
+    def call(self, verb: Verb, prog: str, words: list[str]) -> int:
+        """Run a verb; returns the exit code, its own number if it fails."""
+        try:
+            return guarded(self.label, lambda: run(verb, prog, words), verb.failure)
+        except SystemExit as end:
+            if end.code != WRONG_USE:
+                raise
+            return verb.failure
 
     def help(self) -> str:
         """The help: one line per verb, by groups."""
@@ -162,8 +179,8 @@ def interrupt(*_: object) -> None:
 interrupts: list[float] = []
 
 
-def guarded(label: str, action: Callable[[], int | None]) -> int:
-    """The action's exit code; errors that a user can cause become one line on standard error."""
+def guarded(label: str, action: Callable[[], int | None], failure: int = WRONG_USE) -> int:
+    """The action's exit code, or `failure`; errors that a user can cause become one line on standard error."""
     try:
         code = action() or GOOD
         sys.stdout.flush()
@@ -177,16 +194,21 @@ def guarded(label: str, action: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards output that is still to be flushed
         return GOOD
+    except MemoryError:
+        reason = "there is not enough memory: raise its limit (ulimit -v), or end other programs"
     except OSError as error:
         reason = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
     except Exception as error:
         if interrupts and time.monotonic() - interrupts[-1] < ANSWER_S:
             return INTERRUPTED
-        if not doubts:
+        if not doubts and failure == WRONG_USE:
             raise
+        if not doubts:
+            traceback.print_exc()
+            return failure
         reason = f"{doubts[-1]} cannot be read: it is damaged, or not from MoEScope ({type(error).__name__}: {error})"
     print(f"{label}: {one_line(as_called(reason))}", file=sys.stderr)
-    return WRONG_USE
+    return failure
 
 
 def missing(error: ModuleNotFoundError) -> str:

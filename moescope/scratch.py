@@ -21,6 +21,14 @@ def scratch(parent: Path, prefix: str) -> Iterator[Path]:
         os.close(lock)
 
 
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A new file that replaces `path` on success; several processes may do so at once."""
+    with scratch(path.parent, f".{path.name}-") as folder:
+        yield folder / path.name
+        os.replace(folder / path.name, path)
+
+
 def locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
     """(new folder, descriptor of its lock). Until it is locked, another process may consider it abandoned."""
     while True:

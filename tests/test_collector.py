@@ -20,6 +20,7 @@ import pytest
 
 from analyzer.tables import store
 from tests.conftest import COLLECTOR, ROOT, trace
+from tracer.errors import FAILED
 from tracer.kernel.features import has_ring_buffers
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.plan_file import identity
@@ -120,7 +121,7 @@ def test_what_a_full_ring_loses_is_counted_to_the_record(tmp_path: Path) -> None
     run, made, code = held_up(tmp_path / "run", tmp_path / "plan.json", program)
     lost = run.manifest["lost"]["evict"]
     hits = next(row["hits"] for row in run.manifest["probes"] if row["program"] == "moescope_evict")
-    assert len(run.records("evict")) + lost == hits == made and lost > 0 and code == 1
+    assert len(run.records("evict")) + lost == hits == made and lost > 0 and code == 0
 
 
 def held_up(folder: Path, plan: Path, program: Path) -> tuple[RawRecording, int, int]:
@@ -140,7 +141,7 @@ def held_up(folder: Path, plan: Path, program: Path) -> tuple[RawRecording, int,
 def test_every_call_of_a_childs_library_is_recorded_and_all_checksums_hold(of_sites: Path, tmp_path: Path) -> None:
     program = compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)
     done = collect(of_sites, tmp_path / "run", "sh", "-c", f"true; {program} {CALLS}; exit 3", "Grüße \t☃")
-    assert done.returncode == 1 and "status 3" in done.stderr
+    assert done.returncode == 3 and "status 3" in done.stderr
     run = RawRecording(tmp_path / "run")
     assert run.is_whole and run.manifest["target"]["exit_code"] == 3 and run.manifest["command"][-1] == "Grüße \t☃"
     kinds = ("token_begin", "token_end", "graph_begin", "graph_end", "op_begin", "op_end", "expert_begin", "expert_end", "evict")
@@ -181,7 +182,7 @@ def test_a_plan_for_something_else_is_refused_in_one_line(of_sites: Path, tmp_pa
     plan = json.loads(of_sites.read_text()) | changed
     (tmp_path / "plan.json").write_text(json.dumps({key: value for key, value in plan.items() if value is not None}))
     done = collect(tmp_path / "plan.json", tmp_path / "run", "touch", str(tmp_path / "ran"))
-    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == FAILED and said in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "ran").exists() and not (tmp_path / "run").exists()
 
 
@@ -191,7 +192,7 @@ def test_another_build_of_a_planned_file_is_refused_by_name(of_sites: Path, tmp_
         file["id"] = "00" * 20
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     done = collect(tmp_path / "plan.json", tmp_path / "run", "true")
-    assert done.returncode == 2 and f"{SITES} is build" in done.stderr and "plan again" in done.stderr
+    assert done.returncode == FAILED and f"{SITES} is build" in done.stderr and "plan again" in done.stderr
 
 
 def test_a_library_that_the_plan_does_not_know_is_named_and_left_alone(of_sites: Path, tmp_path: Path) -> None:
@@ -351,7 +352,7 @@ def test_a_full_disk_ends_the_recording_in_one_line_and_the_target_lives(of_site
     )
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip("mount namespaces are not allowed here")
-    assert "status 2" in done.stdout and "True" in done.stdout and "done " in done.stdout
+    assert f"status {FAILED}" in done.stdout and "True" in done.stdout and "done " in done.stdout
     assert done.stderr.count("everything written before is readable") == 1, done.stderr
 
 

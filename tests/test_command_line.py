@@ -24,6 +24,7 @@ def moescope(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
 class Verb:
     """A verb whose act is given."""
 
+    failure = 2
     help, EXAMPLES = "acts", "examples:\n  sudo python -m tracer compare -- A --vs B\n  python -m analyzer dag RUN"
 
     def __init__(self, act: object) -> None:

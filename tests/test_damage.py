@@ -15,7 +15,8 @@ from analyzer.records.reading import Source
 from analyzer.records.stamps import outdated, stamp, stamp_of
 from analyzer.tables.store import load
 from moescope import plain
-from tracer.recording.format import Recording, write_manifest
+from tracer.recording.checksums import digest
+from tracer.recording.format import SEAL_BYTES, Recording, sealed, write_manifest
 from views.__main__ import main as views_main
 from views.commands.open import written_trace
 from workloads.recordings import Writer, runtime
@@ -78,6 +79,26 @@ def test_what_a_killed_tracer_left_says_that_its_end_has_no_checksum(tmp_path: P
 
 def test_recordings_older_than_checksums_are_read_without_a_word(tmp_path: Path) -> None:
     assert damage(runtime().write(tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize("number", ["5e-5", "5e-05", "0.00005"])
+def test_a_manifest_is_sealed_over_its_bytes_however_its_numbers_are_written(tmp_path: Path, number: str) -> None:
+    folder = runtime(3).write_sealed(tmp_path / "run")
+    path = folder / "manifest.json"
+    body = path.read_bytes()[:-SEAL_BYTES].replace(b"{", b'{"number": %s, ' % number.encode(), 1)
+    path.write_bytes(body + f'{digest(body)}"}}\n'.encode())
+    assert damage(folder) == []
+    path.write_bytes(path.read_bytes().replace(number.encode(), b"5e-6", 1))
+    assert damage(folder) == ["manifest.json was changed after it was written: every figure may be wrong"]
+
+
+def test_a_manifest_sealed_over_its_content_as_earlier_ones_is_checked(tmp_path: Path) -> None:
+    folder = runtime(3).write_sealed(tmp_path / "run")
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(sealed(json.loads(path.read_text())), indent=1))
+    assert damage(folder) == []
+    path.write_text(path.read_text().replace('"complete"', '"recording"'))
+    assert damage(folder) == ["manifest.json was changed after it was written: every figure may be wrong"]
 
 
 @pytest.mark.parametrize("lost", [{"checksum"}, {"checksum", "checksums"}])

@@ -21,6 +21,7 @@ from tests.conftest import ROOT, trace
 from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, processes, wait_until
 from tests.test_tracer_series import state_of
 from tracer.commands.options import RING_MIB, RING_MIB_ON_DEVICES
+from tracer.errors import FAILED
 from tracer.recording.paths import invoking_user
 from tracer.remote.device import PATIENCE_S as KEEPER_S
 from tracer.remote.transport import way_to
@@ -78,9 +79,9 @@ def test_a_recording_from_elsewhere_has_the_tables_of_one_made_here(device: Path
     program = str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES))
     command = ["sh", "-c", f"true; {program} {CALLS}; echo said; echo also >&2; exit 3"]
     done = run_on("--on", f"exec:{device}", "-o", str(tmp_path / "there"), "--", *command)
-    assert done.returncode == 1 and done.stdout == "said\n" and "\nalso\n" in done.stderr and "status 3" in done.stderr
+    assert done.returncode == 3 and done.stdout == "said\n" and "\nalso\n" in done.stderr and "status 3" in done.stderr
     here = trace("run", "--no-views", "--levels", LEVELS, "-o", str(tmp_path / "here"), "--", *command)
-    assert here.returncode == 1
+    assert here.returncode == 3
     there = RawRecording(tmp_path / "there")
     assert there.is_whole and there.manifest["lost"] == {} and left_on(device) == []
     assert there.manifest["options"]["ring-mib"] == RING_MIB_ON_DEVICES
@@ -382,7 +383,7 @@ def test_androids_shell_and_tools_suffice(android: Path, tmp_path: Path) -> None
     done = run_on(
         "--on", f"exec:{android}", "-o", str(tmp_path / "run"), "--", "sh", "-c", f"{program} {CALLS}; echo said; exit 3"
     )
-    assert done.returncode == 1 and done.stdout == "said\n" and "status 3" in done.stderr
+    assert done.returncode == 3 and done.stdout == "said\n" and "status 3" in done.stderr
     run = RawRecording(tmp_path / "run")
     assert run.is_whole and len(run.records("op_end")) == CALLS and left_on(android) == []
     target = subprocess.Popen([sys.executable, STEPS, "100000", "0.01", "--until", str(end)], cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -433,7 +434,7 @@ def test_what_a_device_lacks_is_said_in_one_line(tmp_path: Path, shell: str, sai
     program.write_text(f"#!/bin/sh\nexec {shell}\n")
     program.chmod(0o755)
     done = run_on("--on", f"exec:{program}", "-o", str(tmp_path / "run"), "--", "true")
-    assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and not (tmp_path / "run").exists()
+    assert done.returncode == FAILED and said in done.stderr.splitlines()[-1] and not (tmp_path / "run").exists()
 
 
 def test_a_kernel_without_types_is_said_in_one_line_and_leaves_nothing(device: Path, tmp_path: Path) -> None:
@@ -441,7 +442,7 @@ def test_a_kernel_without_types_is_said_in_one_line_and_leaves_nothing(device: P
         device.read_text().replace("unshare -m sh -c '", "unshare -m sh -c 'mount -t tmpfs none /sys/kernel/btf && ")
     )
     done = run_on("--on", f"exec:{device}", "-o", str(tmp_path / "run"), "--", "touch", str(tmp_path / "ran"))
-    assert done.returncode == 2 and "this kernel has no BTF" in done.stderr.splitlines()[-1]
+    assert done.returncode == FAILED and "this kernel has no BTF" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "ran").exists() and not (tmp_path / "run").exists() and left_on(device) == []
 
 
@@ -452,7 +453,7 @@ def test_a_full_disk_there_is_said_and_what_was_recorded_is_here(device: Path, t
     try:
         command = [sys.executable, STEPS, "30000", "0"]
         done = run_on("--on", f"exec:{device}", "-o", str(tmp_path / "run"), "--", *command)
-        assert done.returncode == 2 and said in done.stderr and left_on(device) == []
+        assert done.returncode == FAILED and said in done.stderr and left_on(device) == []
     finally:
         subprocess.run(["umount", str(there)], check=True)
     if size != "1m":
@@ -476,5 +477,5 @@ def test_adb_carries_a_recording_from_a_stand_in_for_the_daemon(
         done = run_on("--on", f"adb:{phone.serial}", "-o", str(tmp_path / "run"), "--", *command)
     finally:
         subprocess.run(["adb", "kill-server"], check=True)
-    assert done.returncode == 1 and done.stdout == "said\n" and "status 3" in done.stderr
+    assert done.returncode == 3 and done.stdout == "said\n" and "status 3" in done.stderr
     assert len(RawRecording(tmp_path / "run").records("op_end")) == CALLS and left_on(device) == []

@@ -13,6 +13,7 @@ from analyzer.tables import store
 from tests.conftest import COLLECTOR, ROOT
 from tests.test_collector import STEPS, facts, llama
 from tracer.engines import choose
+from tracer.errors import FAILED
 from tracer.kernel.plan_file import FileRoot
 from tracer.planning.answers import Answers, Message
 from tracer.probes.learning import LearntLoop
@@ -89,4 +90,4 @@ def test_a_planner_that_fails_costs_what_it_would_have_planned_and_nothing_else(
 
 def test_a_recorder_without_a_plan_starts_nothing(tmp_path: Path) -> None:
     done = record(tmp_path / "run", ["touch", str(tmp_path / "ran")], lambda message: None)
-    assert done.returncode == 2 and not (tmp_path / "ran").exists() and not (tmp_path / "run").exists()
+    assert done.returncode == FAILED and not (tmp_path / "ran").exists() and not (tmp_path / "run").exists()

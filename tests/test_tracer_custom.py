@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
 from tracer.engines import all_engines, choose
-from tracer.errors import EngineError
+from tracer.errors import FAILED, EngineError
 from tracer.probes.functions import SIZES, SPEC, parse_argument, read_probe_files
 from tracer.recording.format import Recording
 from workloads.trace_processor import TraceProcessorWasm
@@ -239,7 +239,7 @@ def test_a_bad_file_is_answered_with_its_name_the_key_and_the_remedy(tmp_path: P
 def test_a_bad_file_ends_the_command_in_one_line(tmp_path: Path) -> None:
     path = declare(tmp_path, FUNCTION + 'args = { n = "f64 return" }\n')
     done = trace("run", "--probes", path, "-o", str(tmp_path / "run"), "--", "true")
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.returncode == FAILED and "Traceback" not in done.stderr
     assert f"tracer: {path}: function foo: key args.n: a float in a register cannot be read" in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -324,3 +324,27 @@ def test_the_example_of_the_documentation_records_a_librarys_calls(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     (args,) = tables_module.load(tmp_path / "run")["calls"]["args"]
     assert json.loads(args) == {"n": 1, "rows": 40, "scale": 0.5, "name": "expert", "result": 42}
+
+
+@pytest.mark.needs("probes")
+def test_a_function_is_recorded_at_whatever_levels_as_the_user_named_it(program: Path, tmp_path: Path) -> None:
+    path = declare(tmp_path, DECLARED.format(library="executable"))
+    options = ["--no-views", "--levels", "token", "--probes", path, "-o", str(tmp_path / "run")]
+    done = trace("run", *options, "--", str(program), "5", "3")
+    assert done.returncode == 0, done.stderr
+    assert Recording(tmp_path / "run").manifest["records"]["call_begin"] >= 5
+
+
+@pytest.mark.needs("probes", "collector")
+@pytest.mark.parametrize("library", ["executable", "{path}"])
+def test_a_function_of_the_executable_is_recorded_elsewhere_as_here(program: Path, tmp_path: Path, library: str) -> None:
+    path, counts = declare(tmp_path, DECLARED.format(library=library.format(path=program))), []
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\nexec sh -c "$1"\n')
+    shell.chmod(0o755)
+    for place, where in (("here", ()), ("there", ("--on", f"exec:{shell}"))):
+        options = ["--no-views", "--levels", "token", "--probes", path, "-o", str(tmp_path / place), *where]
+        done = trace("run", *options, "--", str(program), "5", "3")
+        assert done.returncode == 0, done.stderr
+        counts.append({k: n for k, n in Recording(tmp_path / place).manifest["records"].items() if k.startswith("call")})
+    assert counts[0] == counts[1] and counts[0]["call_begin"] >= 5

@@ -15,7 +15,7 @@ import pytest
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tracer.errors import TracerError
+from tracer.errors import FAILED, TracerError
 from tracer.kernel import pmc
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
@@ -244,7 +244,7 @@ def test_without_the_level_nothing_of_it_is_attached(tmp_path: Path) -> None:
 )
 def test_an_event_that_cannot_be_counted_is_refused_before_anything_is_recorded(tmp_path: Path, events: str, words: str) -> None:
     done = trace("run", "--pmc", events, "-o", str(tmp_path / "run"), "--", "true")
-    assert done.returncode == 2 and words in done.stderr
+    assert done.returncode == FAILED and words in done.stderr
     assert "at most" in words or "major-faults" in done.stderr.split(" has: ")[1]
     assert not (tmp_path / "run").exists()
 

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.test_tracer_custom import COUNT, DECLARED
 from tests.vm import table
-from tracer.errors import ProbeError
+from tracer.errors import FAILED, ProbeError
 from tracer.kernel import features, loaders
 from tracer.kernel.btf import VMLINUX
 from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines
@@ -182,7 +182,7 @@ def test_a_file_holds_the_types_of_a_kernel_that_holds_none(tmp_path: Path) -> N
     options = ("--no-views", "--levels", "token,sched", "-o", str(tmp_path / "run"))
     command = ("--", sys.executable, STEPS, "50", "0.001")
     refused = altered("--without-btf", "run", *options, *command)
-    assert refused.returncode == 2
+    assert refused.returncode == FAILED
     assert "--btf FILE" in refused.stderr
     done = altered("--without-btf", "run", "--btf", str(types), *options, *command)
     assert done.returncode == 0, done.stderr
@@ -202,7 +202,7 @@ def test_a_kernel_without_uprobes_still_shows_its_scheduler(tmp_path: Path) -> N
     assert len(run.records("sched_switch")) >= 50
     assert len(run.records("token_end")) == 0
     nothing = altered("--without-uprobes", "run", "--levels", "token", "-o", str(tmp_path / "other"), *command)
-    assert nothing.returncode == 2
+    assert nothing.returncode == FAILED
     assert "only the levels sched and io are available" in nothing.stderr
 
 
@@ -233,7 +233,7 @@ def test_root_without_capabilities_is_told_so_and_not_that_something_is_missing(
     run = subprocess.run(
         [*bare, "run", "-o", str(tmp_path / "run"), "--", "true"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert run.returncode == 2
+    assert run.returncode == FAILED
     assert "lacks CAP_BPF and CAP_PERFMON" in run.stderr
     doctor = subprocess.run([*bare, "doctor", "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
     checks = {check["name"]: check for check in json.loads(doctor.stdout)}

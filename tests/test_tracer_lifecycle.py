@@ -17,6 +17,8 @@ import pytest
 from analyzer.tables import store as tables_module
 from tests.conftest import COLLECTOR, ROOT, trace
 from tests.test_tracer_series import state_of
+from tracer.commands.run import exit_code
+from tracer.errors import FAILED
 from tracer.target.process import Followed
 from workloads.attach_cycles import changed_sites
 from workloads.raw_records import RawRecording
@@ -130,15 +132,16 @@ def test_an_interrupted_tracer_detaches_and_completes_its_recording(traced: Trac
 def test_ctrl_c_ends_both_and_the_recording_tells_how(traced: Traced) -> None:
     traced.wait_for_records("token_end", 50)
     os.killpg(traced.tracer.pid, signal.SIGINT)
-    assert traced.tracer.wait(PATIENCE_S) == 1
+    code = traced.tracer.wait(PATIENCE_S)
     done = RawRecording(traced.folder).manifest
     assert done["state"] == "complete" and done["target"]["exit_code"] in (-signal.SIGINT, 1, 130)
+    assert code == exit_code(done["target"]["exit_code"])
 
 
 def test_a_target_that_is_killed_ends_the_recording_cleanly(traced: Traced) -> None:
     pid = traced.wait_for_records("token_end", 50)["target"]["pid"]
     os.kill(pid, signal.SIGKILL)
-    assert traced.tracer.wait(PATIENCE_S) == 1
+    assert traced.tracer.wait(PATIENCE_S) == 128 + signal.SIGKILL
     done = RawRecording(traced.folder).manifest
     assert done["state"] == "complete" and done["target"]["exit_code"] == -signal.SIGKILL
 
@@ -216,7 +219,7 @@ def test_a_full_disk_ends_the_recording_in_one_line_and_keeps_what_was_written(t
     )
     if "unshare" in done.stderr or "mount" in done.stderr.split("tracer:")[0]:
         pytest.skip("mount namespaces are not allowed here")
-    assert "status 2" in done.stdout and "True" in done.stdout
+    assert f"status {FAILED}" in done.stdout and "True" in done.stdout
     assert "No space left on device; everything written before is readable" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -270,7 +273,7 @@ def test_wrong_use_is_answered_in_one_line(tmp_path: Path, arguments: tuple[str,
     (tmp_path / "i386").write_bytes(I386)
     done = trace(*(argument.format(tmp=tmp_path) for argument in arguments))
     last = [line for line in done.stderr.splitlines() if line.startswith("tracer:")]
-    assert done.returncode == 2
+    assert done.returncode == (FAILED if arguments[0] == "run" else 2)
     assert len(last) == 1 and words in last[0]
     assert "Traceback" not in done.stderr
 
@@ -287,7 +290,7 @@ def test_a_command_that_fails_at_once_is_said_in_one_line(tmp_path: Path) -> Non
 )
 def test_a_value_that_no_option_has_is_refused_by_its_name(words: tuple[str, str]) -> None:
     done = trace("run", *words, "--", "true")
-    assert done.returncode == 2
+    assert done.returncode == FAILED
     assert f"argument {'-o/--output' if words[0] == '-o' else words[0]}" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -307,7 +310,7 @@ def test_a_process_that_has_ended_unasked_is_said(tmp_path: Path) -> None:
 def test_numbers_of_sudo_that_are_none_are_refused(tmp_path: Path) -> None:
     for text in ("abc", "-1", "4294967295", "1e3"):
         done = trace("run", "-o", str(tmp_path / "run"), "--", "true", env={"SUDO_UID": text})
-        assert done.returncode == 2 and f"SUDO_UID={text!r}" in done.stderr and "Traceback" not in done.stderr
+        assert done.returncode == FAILED and f"SUDO_UID={text!r}" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_doctor_serves_without_root() -> None:
@@ -322,14 +325,14 @@ def test_the_doctor_serves_without_root() -> None:
 def test_an_existing_recording_is_not_overwritten(tmp_path: Path) -> None:
     assert trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", "true").returncode == 0
     again = trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", "true")
-    assert again.returncode == 2 and "already holds a recording" in again.stderr
+    assert again.returncode == FAILED and "already holds a recording" in again.stderr
 
 
 def test_without_root_one_line_says_how(tmp_path: Path) -> None:
     script = "import os, sys; import tracer.__main__ as program; import tracer.commands.run\n"
     script += "os.setuid(65534); sys.argv = ['tracer', 'run', '--', 'true']; sys.exit(program.main())"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    assert done.returncode == FAILED
     assert done.stderr.count("\n") == 1 and "not root" in done.stderr and "sudo python -m tracer" in done.stderr
 
 
@@ -366,7 +369,7 @@ def test_a_kernel_without_btf_and_headers_is_said_in_one_line(tmp_path: Path) ->
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if "unshare" in done.stderr or "mount" in done.stderr.split("tracer:")[0]:
         pytest.skip("mount namespaces are not allowed here")
-    assert done.returncode == 2
+    assert done.returncode == FAILED
     assert "has no BTF" in done.stderr and "no headers either" in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -394,7 +397,7 @@ def test_a_tracer_that_fails_before_it_lets_the_command_go_ends_and_the_command_
     script += "session.Session.save_manifest = fail\n"
     script += f"sys.argv = ['tracer', 'run', '-o', '{tmp_path}/run', '--', 'touch', '{tmp_path}/ran']; sys.exit(program.main())"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 2 and "no such luck" in done.stderr
+    assert done.returncode == FAILED and "no such luck" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 

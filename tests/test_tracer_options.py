@@ -20,6 +20,7 @@ from tracer.commands import run as run_verb
 from tracer.commands.options import seconds
 from tracer.config import options
 from tracer.control.status import Reading, describe
+from tracer.errors import FAILED
 from tracer.recording.format import Recording
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
@@ -29,7 +30,7 @@ ENV = {"PYTHONPATH": str(ROOT)}
 class Verb:
     """The verb `run`, but for what it does with its options."""
 
-    EXAMPLES, help = "", ""
+    EXAMPLES, help, failure = "", "", 2
     parse = staticmethod(run_verb.parse)
     prepare_parser = staticmethod(run_verb.prepare_parser)
 
@@ -193,14 +194,14 @@ def test_after_a_limit_the_command_goes_on_untraced_and_the_tracer_waits_for_it(
 def test_the_exit_code_is_the_commands_even_after_a_limit(tmp_path: Path) -> None:
     command = ("sh", "-c", "sleep 1; exit 3")
     done = trace("run", "--no-views", "--levels", "token", "--duration", "0.2", "-o", str(tmp_path / "run"), "--", *command)
-    assert done.returncode == 1
+    assert done.returncode == 3
 
 
 @pytest.mark.needs("probes")
 def test_limits_that_go_by_tokens_need_the_level_token(tmp_path: Path) -> None:
     for option in (("--tokens", "5"), ("--min-tps", "5"), ("--only-slower-than", "5ms")):
         done = trace("run", "--levels", "graph", *option, "-o", str(tmp_path / "run"), "--", "true")
-        assert done.returncode == 2 and "add the level token to --levels" in done.stderr
+        assert done.returncode == FAILED and "add the level token to --levels" in done.stderr
 
 
 @pytest.mark.needs("probes")

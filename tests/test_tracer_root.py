@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, trace
+from tracer.errors import FAILED
 from tracer.recording.drain import SlotFile
 from tracer.recording.format import write_manifest
 from tracer.recording.paths import Owner
@@ -61,7 +62,7 @@ def test_a_folder_that_holds_files_is_refused_and_nothing_of_it_changes(shared: 
     folder = furnished(shared / "theirs")
     before = {path: seen(path) for path in (folder, *folder.rglob("*"))}
     done = record(folder, **environment)
-    assert done.returncode == 2
+    assert done.returncode == FAILED
     assert done.stderr.count("\n") == 1 and "is not empty (it holds hard): give a new or an empty folder with -o" in done.stderr
     assert {path: seen(path) for path in (folder, *folder.rglob("*"))} == before
 
@@ -72,7 +73,7 @@ def test_a_folder_where_the_user_may_not_write_is_refused_though_root_may(shared
     for folder in (shared / "roots", shared / "roots" / "inner"):
         done = record(folder, **SUDO)
         assert (
-            done.returncode == 2
+            done.returncode == FAILED
             and f"cannot write to {folder}: Permission denied; give a folder that nobody may write" in done.stderr
         )
     assert seen(shared / "roots") == before
@@ -82,7 +83,7 @@ def test_a_link_to_where_the_user_may_not_write_leads_nowhere(shared: Path) -> N
     (shared / "roots").mkdir(mode=0o755)
     (shared / "link").symlink_to(shared / "roots")
     done = record(shared / "link", **SUDO)
-    assert done.returncode == 2 and "Permission denied" in done.stderr
+    assert done.returncode == FAILED and "Permission denied" in done.stderr
     assert not list((shared / "roots").iterdir())
 
 

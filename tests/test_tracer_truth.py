@@ -78,7 +78,7 @@ def test_a_ring_too_small_counts_every_lost_record(tmp_path: Path) -> None:
     run = RawRecording(folder)
     for kind in ("token_begin", "token_end"):
         assert len(run.records(kind)) + run.manifest["lost"].get(kind, 0) == 200_000
-    assert done.returncode == (1 if run.manifest["lost"] else 0)
+    assert done.returncode == 0
 
 
 @pytest.mark.needs("htp")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.errors import TracerError
+from tracer.recording.user_files import read_text
 
 NOT_OPTIONS = ("help", "config")
 
@@ -53,7 +54,7 @@ def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 def read(path: Path) -> dict[str, Any]:
     """The file's keys and values."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise TracerError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

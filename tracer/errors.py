@@ -2,6 +2,9 @@
 
 from moescope.errors import UserError
 
+FAILED = 125
+"""The exit code of `run` if the tracer fails, as that of env, timeout and docker: all others are the command's."""
+
 
 class TracerError(UserError):
     """Base of all tracer errors: shown as one line, exit code 2."""

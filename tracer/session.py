@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import struct
 import threading
 import time
@@ -38,6 +39,7 @@ from tracer.recording.format import STREAMS, write_manifest
 from tracer.recording.heat import Heat
 from tracer.recording.paths import Owner
 from tracer.recording.tokens import Misses
+from tracer.recording.user_files import act_for
 from tracer.target import model_config, models
 from tracer.target.guard import Guard
 from tracer.target.process import Followed, Target, children, runs, tasks
@@ -82,8 +84,10 @@ class Session:
         self.guard = Guard()
         self.undo = contextlib.ExitStack()
         self.undo.callback(self.guard.close)
-        self.stop_requested = self.interrupted = False
+        self.stop_requested = 0  # the signal that asks
+        self.interrupted = False
         self.ended_ns = 0
+        self.losses_at_end: dict[str, int] = {}
         self.model_files: list[Path] = []
         self.models: list[dict[str, Any]] = []
         self.layouts = layouts()
@@ -162,8 +166,10 @@ class Session:
         return {name: Ring(maps[name], size, width) for name, width in STREAMS.items()}
 
     def follow(self, target: Target | Followed) -> None:
-        """Register the target's threads, attach to the files that it has mapped already, and let it run."""
+        """Register the target's threads, and attach to the files that it has mapped already."""
         self.target = target
+        if isinstance(target, Followed):
+            act_for(target.owner)
         self.clocks = [machine.clocks()]
         self.heat = Heat(self.layouts["heat"], self.drain.add)
         self.heat.turn()
@@ -187,7 +193,6 @@ class Session:
             self.probes.look_ahead(target.command)
         self.model_files = models.named(target.command, target.folder())
         self.save_manifest("recording")
-        target.release()
 
     def turn(self, last: bool = False) -> bool:
         """Empty the buffers once and answer the target; True if anything was answered."""
@@ -204,7 +209,9 @@ class Session:
         alive, limit_reached, looked = True, False, False
         while alive and not limit_reached:
             if self.stop_requested and self.target.started_here:
-                self.stop_requested, self.interrupted = False, True
+                if self.stop_requested == signal.SIGTERM:  # Ctrl-C has reached the target, too
+                    self.target.end()
+                self.stop_requested, self.interrupted = 0, True
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             elif self.stop_requested:
                 break
@@ -230,8 +237,8 @@ class Session:
                 progress(self)
             limit_reached = time.monotonic() >= deadline or 0 < self.options.tokens <= self.drain.tokens.steps
 
-    def finish(self) -> None:
-        """Stop recording, drain what is left, and complete the manifest.
+    def finish(self, failure: BaseException | None = None) -> None:
+        """Stop recording, drain what is left, and complete the manifest, unless recording ended by a failure.
 
         Removing a probe waits for a grace period of the kernel, a tenth of a second each. If the target is gone, removal
         continues in the background while results are written.
@@ -258,8 +265,11 @@ class Session:
             with self.options.owner.acting():
                 self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, ended, self.options.owner.uid)
         self.models = models.describe(self.model_files)
-        self.save_manifest("complete")
+        self.losses_at_end = self.losses()
         self.target.check_start()
+        if failure:
+            self.probes.warnings.append(f"the recording is not complete: the tracer failed ({type(failure).__name__}: {failure})")
+        self.save_manifest("recording" if failure else "complete")
 
     def survivors(self) -> list[str]:
         """A line for each child process that outlives the target; it is not followed further."""

@@ -71,7 +71,7 @@ def optrace_of(tables: Tables, path: Path, execute: int | None) -> Any:
 
 def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None], tables: Tables | None = None) -> dict[str, Any]:
     """Write the report."""
-    from analyzer.questions.summary import summarize
+    from analyzer.questions.cached import kept
     from analyzer.tables.store import load
     from tracer.recording.format import Recording
     from views.report.report import write_report
@@ -79,7 +79,7 @@ def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None], ta
     path, recording = out or run_dir / REPORT, Recording(run_dir)
     tables = load(run_dir) if tables is None else tables
     step("report: summary")
-    summary = summarize(recording, tables)
+    summary, _ = kept(run_dir, recording, tables)
     step("report: page")
     return {"path": str(path), "bytes": write_report(recording.manifest, tables, summary, path)}
 

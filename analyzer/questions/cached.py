@@ -2,12 +2,16 @@
 
 import contextlib
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analyzer.records.stamps import INPUTS, stat_of
+from moescope.scratch import replaced
 from tracer.recording.format import Recording, is_whole, sealed
+
+if TYPE_CHECKING:
+    from analyzer.records.reading import Source
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -31,20 +35,25 @@ def summary(run_dir: Path) -> dict[str, Any]:
         cached = json.loads(path.read_text())
         if cached["stamp"] == now and now["files"][0] and is_whole(cached):
             return dict(cached["summary"])
-    figures = fresh(run_dir)
-    with contextlib.suppress(OSError):  # a read-only recording is summarised every time
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(sealed({"stamp": now, "summary": figures})))
-        os.replace(temporary, path)
-    return figures
-
-
-def fresh(run_dir: Path) -> dict[str, Any]:
-    """The summary computed from the tables."""
-    from analyzer.jsonable import plain
-    from analyzer.questions.summary import NEEDED, summarize
+    from analyzer.questions.summary import NEEDED
     from analyzer.records.reading import Source
     from analyzer.tables.store import load
 
     source = Source(Recording(run_dir))
-    return dict(plain(summarize(source.recording, load(run_dir, NEEDED, source), source)))
+    return kept(run_dir, source.recording, load(run_dir, NEEDED, source), source)[1]
+
+
+def kept(
+    run_dir: Path, recording: Recording, tables: Mapping[str, Any], source: "Source | None" = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """summary.summarize of a recording's tables, and the same as JSON has it, which is written beside them."""
+    from analyzer.jsonable import plain
+    from analyzer.questions.ceilings import cache_file
+    from analyzer.questions.summary import summarize
+
+    now = stamp(run_dir, cache_file())
+    figures = summarize(recording, tables, source)
+    written = dict(plain(figures))
+    with contextlib.suppress(OSError), replaced(run_dir / "tables" / "summary.json") as file:  # not in a read-only recording
+        file.write_text(json.dumps(sealed({"stamp": now, "summary": written})))
+    return figures, written

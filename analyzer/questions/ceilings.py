@@ -21,6 +21,7 @@ import numpy as np
 
 from analyzer.errors import AnalysisError
 from analyzer.records.manifest import section
+from moescope.scratch import replaced
 from tracer.recording.machine import describe
 
 VECTOR_BYTES = 64 << 20
@@ -74,9 +75,8 @@ def read(path: Path) -> Ceilings:
 def write(ceilings: Ceilings, path: Path) -> None:
     """Write ceilings to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(ceilings), indent=1))
-    os.replace(temporary, path)
+    with replaced(path) as temporary:
+        temporary.write_text(json.dumps(asdict(ceilings), indent=1))
 
 
 def measure() -> Ceilings:

@@ -274,7 +274,7 @@ static struct file *new_file(const char *path)
 			return NULL;
 	}
 	if (!identify(path, file->id, sizeof(file->id)))
-		return NULL;
+		*file->id = 0;
 	file->dev = status.st_dev;
 	file->ino = status.st_ino;
 	file->path = strdup(path);
@@ -417,6 +417,9 @@ bool attach_file(const char *path, bool is_executable)
 		return false;
 	if (file->planned) {
 		carry_out(file->planned, file->path);
+	} else if (!*file->id) {
+		if (!is_executable)
+			warn("%s cannot be read as a program or library: nothing is probed in it", path);
 	} else if (asks_about(is_executable)) {
 		answer = ask_planner(json_pack("{so ss sb}", "path", plain_text(path), "id", file->id, "executable", is_executable));
 		carry_out_order(answer);

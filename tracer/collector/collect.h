@@ -20,6 +20,9 @@ typedef int64_t s64;
 
 #define PATH_MOST 4096
 #define DIGEST_BYTES 17
+#define FAILED 125 /* the exit code of this program's own failures, as those of env, timeout and docker */
+#define LEAST_DESCRIPTORS 512
+#define MOST_GROUPS 64
 #define NS_PER_S 1000000000ULL
 
 /* The settings from the command line and the plan; constant while recording. */
@@ -38,7 +41,8 @@ struct choice {
 /* messages.c: one line on standard error each; warnings go into the manifest, too */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn)); /* exit code 2 */
+void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn)); /* exit code FAILED */
+void check_descriptors(u64 least); /* fails if fewer files may be open */
 json_t *warnings(void);
 json_t *plain_text(const char *text); /* bytes that are not UTF-8 become ? */
 u64 now_ns(void);
@@ -60,6 +64,9 @@ void planner_wakes(void); /* an order ends `sleep_until` */
 void tell_planner(json_t *message);
 json_t *ask_planner(json_t *question); /* NULL if it is gone or silent */
 json_t *next_order(void); /* NULL if there is none */
+/* files.c: files that the user names or the target can change, opened with that user's rights: regular ones of at most so many bytes */
+int open_as_user(const char *path, s64 most); /* -1 and errno */
+void act_for_user_of(pid_t pid);
 
 /* elf.c: the identity of a file */
 bool identify(const char *path, char *id, size_t bytes); /* build id or XXH3; false if it is not a 64-bit ELF file */
@@ -95,11 +102,12 @@ bool disk_failed(void);
 const struct drained *drained(void);
 void add_event(const struct header *record);
 void digest(const void *data, size_t bytes, char *text);
+bool digest_file(int fd, s64 most, char *text); /* false if it is longer */
 
 /* target.c */
 struct target {
 	pid_t pid;
-	bool started_here, over;
+	bool started_here, over, never_ran;
 	int status; /* as from waitpid */
 	u64 cpu_ns, began_ns; /* CPU time while it was followed */
 };
@@ -150,6 +158,7 @@ void answer(const u8 *slot);
 void note_thread(pid_t pid, pid_t tid, const char *name);
 void name_living_threads(void);
 void forget_threads(void);
+void tell_survivors(pid_t target); /* warns of processes that it started and that outlive it */
 json_t *threads(void);
 json_t *sites(void);
 json_t *io_files(void);

@@ -1,36 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* What identifies a file wherever it is stored: its build id, or the XXH3 of its content if it has none. */
 #include <elf.h>
-#include <fcntl.h>
 #include <link.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "collect.h"
 
-/* Maps a file for reading; NULL if it is not a 64-bit ELF file. */
-static const Elf64_Ehdr *map_elf(const char *path, size_t *size)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	struct stat status;
-	void *data = MAP_FAILED;
-
-	if (fd >= 0 && !fstat(fd, &status) && S_ISREG(status.st_mode) && status.st_size >= (off_t)sizeof(Elf64_Ehdr)) {
-		*size = status.st_size;
-		data = mmap(NULL, *size, PROT_READ, MAP_PRIVATE, fd, 0);
-	}
-	if (fd >= 0)
-		close(fd);
-	if (data == MAP_FAILED)
-		return NULL;
-	if (!memcmp(data, ELFMAG, SELFMAG) && ((Elf64_Ehdr *)data)->e_ident[EI_CLASS] == ELFCLASS64)
-		return data;
-	munmap(data, *size);
-	return NULL;
-}
+#define MOST_SEGMENTS 4096
+#define MOST_NOTES (1U << 20)  /* bytes of a segment with notes */
+#define MOST_HASHED (1LL << 30) /* bytes of a file without a build id */
 
 /* Searches notes for the build id and writes it as hexadecimal digits. */
 static bool build_id_in(const u8 *notes, size_t size, char *id, size_t bytes)
@@ -53,35 +34,47 @@ static bool build_id_in(const u8 *notes, size_t size, char *id, size_t bytes)
 	return false;
 }
 
-static bool find_build_id(const Elf64_Ehdr *elf, size_t size, char *id, size_t bytes)
+static bool read_build_id(int fd, const Elf64_Phdr *segment, char *id, size_t bytes)
 {
-	const Elf64_Phdr *segments = (const void *)((const u8 *)elf + elf->e_phoff);
+	u8 *notes = segment->p_filesz <= MOST_NOTES ? malloc(segment->p_filesz) : NULL;
+	bool found = notes && pread(fd, notes, segment->p_filesz, segment->p_offset) == (ssize_t)segment->p_filesz &&
+		     build_id_in(notes, segment->p_filesz, id, bytes);
 
-	if (elf->e_phoff > size || elf->e_phnum * sizeof(*segments) > size - elf->e_phoff)
+	free(notes);
+	return found;
+}
+
+static bool find_build_id(int fd, const Elf64_Ehdr *elf, char *id, size_t bytes)
+{
+	static Elf64_Phdr segments[MOST_SEGMENTS];
+	ssize_t size = elf->e_phnum * sizeof(*segments);
+
+	if (elf->e_phnum > MOST_SEGMENTS || pread(fd, segments, size, elf->e_phoff) != size)
 		return false;
-	for (u32 i = 0; i < elf->e_phnum; i++) {
-		const Elf64_Phdr *each = &segments[i];
-
-		if (each->p_type == PT_NOTE && each->p_offset < size && each->p_filesz <= size - each->p_offset &&
-		    build_id_in((const u8 *)elf + each->p_offset, each->p_filesz, id, bytes))
+	for (u32 i = 0; i < elf->e_phnum; i++)
+		if (segments[i].p_type == PT_NOTE && read_build_id(fd, &segments[i], id, bytes))
 			return true;
-	}
 	return false;
 }
 
+/* Nothing is mapped: the target may cut its file off meanwhile. */
 bool identify(const char *path, char *id, size_t bytes)
 {
-	size_t size;
-	const Elf64_Ehdr *elf = map_elf(path, &size);
+	int fd = open_as_user(path, INT64_MAX);
+	bool known = false;
+	Elf64_Ehdr elf;
 
-	if (!elf)
+	if (fd < 0)
 		return false;
-	if (!find_build_id(elf, size, id, bytes)) {
-		strcpy(id, "xxh3:");
-		digest(elf, size, id + strlen(id));
+	if (pread(fd, &elf, sizeof(elf), 0) == sizeof(elf) && !memcmp(&elf, ELFMAG, SELFMAG) && elf.e_ident[EI_CLASS] == ELFCLASS64) {
+		known = find_build_id(fd, &elf, id, bytes);
+		if (!known) {
+			strcpy(id, "xxh3:");
+			known = digest_file(fd, MOST_HASHED, id + strlen(id));
+		}
 	}
-	munmap((void *)elf, size);
-	return true;
+	close(fd);
+	return known;
 }
 
 struct wanted {

@@ -300,6 +300,8 @@ static bool is_silent(json_t *plan, const char *program)
 	return false;
 }
 
+static char btf_path[64];
+
 static void size_or_share_maps(struct bpf_object *object)
 {
 	struct bpf_map *map;
@@ -317,7 +319,7 @@ static void size_or_share_maps(struct bpf_object *object)
 
 static struct bpf_object *open_object(json_t *programs, void *data, size_t size)
 {
-	LIBBPF_OPTS(bpf_object_open_opts, options, .object_name = "moescope", .btf_custom_path = chosen->btf);
+	LIBBPF_OPTS(bpf_object_open_opts, options, .object_name = "moescope", .btf_custom_path = *btf_path ? btf_path : NULL);
 	struct bpf_object *object = bpf_object__open_mem(data, size, &options);
 	struct bpf_program *program;
 
@@ -351,6 +353,8 @@ static void load(json_t *programs)
 		if (!error)
 			break;
 		bpf_object__close(object);
+		if (error == -EMFILE)
+			check_descriptors(UINT64_MAX);
 		if (!note_refusal())
 			fail("the kernel refused the BPF programs: %s: %.300s", strerror(-error), messages);
 	}
@@ -385,6 +389,16 @@ void bring(json_t *programs)
 	json_decref(missing);
 }
 
+/* libbpf opens the file by the descriptor's name: it is a regular one, opened with the user's rights. */
+static void open_btf(const struct choice *choice)
+{
+	int fd = open_as_user(choice->btf, INT64_MAX);
+
+	if (fd < 0)
+		fail("--btf %s cannot be read: %s", choice->btf, strerror(errno));
+	snprintf(btf_path, sizeof(btf_path), "/proc/self/fd/%d", fd);
+}
+
 void load_programs(const struct choice *choice)
 {
 	json_t *wanted = json_copy(json_object_get(choice->plan, "programs"));
@@ -397,8 +411,10 @@ void load_programs(const struct choice *choice)
 		fail("BPF ring buffers are not available: they need Linux 5.8, root, and a kernel that is not locked down");
 	if (access(UPROBES "type", R_OK) && !has_multi_links())
 		fail("this kernel has no uprobes (CONFIG_UPROBE_EVENTS)");
-	if (access(choice->btf ? choice->btf : VMLINUX, R_OK))
-		fail("this kernel has no BTF (%s): give --btf FILE with its types", choice->btf ? choice->btf : VMLINUX);
+	if (choice->btf)
+		open_btf(choice);
+	else if (access(VMLINUX, R_OK))
+		fail("this kernel has no BTF (%s): give --btf FILE with its types", VMLINUX);
 	load(wanted);
 	json_decref(wanted);
 }

@@ -3,6 +3,7 @@
  * moescope-collect: records by a plan, on a machine without Python. The plan is made on a host (`moescope plan`); the
  * recording is read on a host, like any other (docs/devices.md).
  */
+#include <dirent.h>
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
@@ -44,31 +45,66 @@ static const char usage[] =
 	"  --probe-features      print this machine's features, for `moescope plan --features`\n"
 	"  --identify            print the build ids of programs and libraries, whose paths are read line by line\n"
 	"  --version             print the version and the checksum of its programs' sources\n"
-	"Exit code: 0 good; 1 records were lost or the command failed; 2 nothing or only a part was recorded.\n";
+	"Exit code: the command's, 128 + N if signal N ended it; 125 if nothing or only a part was recorded.\n"
+	"With --pid: 1 if records were lost.\n";
 
 static void stop(int number)
 {
-	(void)number;
-	asked_to_stop = 1;
+	asked_to_stop = number;
+}
+
+static const char *const parts[] = {"events.bin", "events.sum", "details.bin", "details.sum", "manifest.json", ""};
+static char written[sizeof(parts) / sizeof(*parts)][PATH_MOST]; /* what of the recording to remove, at last its folder */
+static volatile sig_atomic_t unbegun;
+
+/* Removes the recording of a command that never ran; called at exit, and by a signal's handler. */
+static void discard(void)
+{
+	act_as_caller(true);
+	for (size_t i = 0; unbegun && i < sizeof(parts) / sizeof(*parts); i++)
+		if (*parts[i] ? unlink(written[i]) : rmdir(written[i]))
+			continue;
+	act_as_caller(false);
+}
+
+static void stop_early(int number)
+{
+	discard();
+	_exit(128 + number);
 }
 
 static void make_folder(const char *folder)
 {
-	char manifest[PATH_MOST];
+	struct dirent *entry;
+	DIR *there;
 
-	snprintf(manifest, sizeof(manifest), "%s/manifest.json", folder);
 	act_as_caller(true);
 	if (mkdir(folder, 0755) && errno != EEXIST)
 		fail("cannot make %s: %s", folder, strerror(errno));
-	if (!access(manifest, F_OK))
-		fail("%s already holds a recording: give another folder with -o", folder);
+	there = opendir(folder);
+	if (!there)
+		fail("cannot read %s: %s", folder, strerror(errno));
+	while ((entry = readdir(there))) {
+		if (!strcmp(entry->d_name, "manifest.json"))
+			fail("%s already holds a recording: give another folder with -o", folder);
+		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+			fail("%s is not empty (it holds %s): give a new or an empty folder with -o", folder, entry->d_name);
+	}
+	closedir(there);
 	act_as_caller(false);
+	for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
+		snprintf(written[i], PATH_MOST, "%s/%s", folder, parts[i]);
+	unbegun = true;
+	atexit(discard);
 }
 
 static void print_features(void)
 {
-	char *text = json_dumps(features(), 0);
+	char *text;
 
+	if (geteuid())
+		fail("not root: what the kernel offers can only be tried as root (on Android: a root shell; elsewhere: sudo)");
+	text = json_dumps(features(), 0);
 	puts(text);
 	free(text);
 	exit(0);
@@ -99,7 +135,7 @@ static void check(struct choice *choice, const char *plan)
 
 	if ((!plan && choice->questions < 0) || !choice->folder || (!choice->pid == !choice->command)) {
 		fputs(usage, stderr);
-		exit(2);
+		exit(FAILED);
 	}
 	if (!mib || mib & (mib - 1))
 		fail("--ring-mib %llu is not a power of two", (unsigned long long)mib);
@@ -107,6 +143,7 @@ static void check(struct choice *choice, const char *plan)
 		fail("not root: probes need root (on Android: a root shell; elsewhere: sudo)");
 	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
 		fail("in a PID namespace of its own (a container), where programs have other numbers than in the kernel: give it the host's");
+	check_descriptors(LEAST_DESCRIPTORS);
 	choice->plan = plan ? read_plan(plan) : NULL;
 	if (choice->questions >= 0)
 		begin_planning(choice->questions, choice->answers, &choice->plan);
@@ -142,7 +179,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 'i': print_identities(); break;
 		case 'v': printf("%s (programs %s)\n", VERSION, SOURCES); exit(0);
 		case 'h': fputs(usage, stdout); exit(0);
-		default: fputs(usage, stderr); exit(2);
+		default: fputs(usage, stderr); exit(FAILED);
 		}
 	}
 	choice->command = optind < argc ? argv + optind : NULL;
@@ -170,6 +207,8 @@ static void adopt(pid_t pid, void *context)
 	int count = tasks_of(pid, tids, MOST_TASKS);
 	char program[PATH_MOST];
 
+	if (choice->pid)
+		act_for_user_of(pid);
 	guard(pid, true);
 	for (int i = 0; i < count; i++) {
 		set_map("threads", &tids[i], nothing);
@@ -232,6 +271,8 @@ static void record(const struct choice *choice, struct target *target)
 
 		if (asked_to_stop && !interrupted) { /* Ctrl-C reaches the command too: wait for it to end */
 			interrupted = 1;
+			if (asked_to_stop == SIGTERM && target->started_here)
+				kill(target->pid, SIGTERM);
 			deadline = earlier(deadline, now_ns() + (target->started_here ? NS_PER_S : 0));
 		}
 		now = choice->tokens ? now_ns() + WATCHFUL_NS : UINT64_MAX;
@@ -275,9 +316,14 @@ static void finish(struct target *target)
 	turn();
 	stats_turn(true);
 	poll_target(target);
+	unbegun = target->never_ran;
+	if (target->never_ran) /* poll_target said why */
+		exit(FAILED);
 	name_living_threads();
 	if (asks_about(true))
 		take_last_words();
+	if (target->over)
+		tell_survivors(target->pid);
 	save_manifest(disk_failed() ? "recording" : "complete");
 }
 
@@ -300,7 +346,9 @@ static int conclude(struct target *target)
 		status = WIFSIGNALED(target->status) ? -WTERMSIG(target->status) : WEXITSTATUS(target->status);
 	if (status)
 		say("the command ended with %s %d", status < 0 ? "signal" : "status", abs(status));
-	return disk_failed() ? 2 : lost || status;
+	if (disk_failed())
+		return FAILED;
+	return !target->started_here ? lost > 0 : status < 0 ? 128 - status : status;
 }
 
 static void wake_at_the_end(pid_t pid)
@@ -317,8 +365,8 @@ int main(int argc, char **argv)
 	struct target target = {0};
 
 	read_options(argc, argv, &choice);
-	signal(SIGINT, stop);
-	signal(SIGTERM, stop);
+	signal(SIGINT, stop_early);
+	signal(SIGTERM, stop_early);
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN);
 	make_folder(choice.folder);
@@ -345,6 +393,9 @@ int main(int argc, char **argv)
 	set_settings(true);
 	wake_at_the_end(target.pid);
 	save_manifest("recording");
+	signal(SIGINT, stop);
+	signal(SIGTERM, stop);
+	unbegun = false;
 	release_target(&target);
 	record(&choice, &target);
 	finish(&target);

@@ -15,7 +15,7 @@
 
 #define SCHEMA_VERSION 1
 #define LARGEST_CONFIG (1 << 20)
-#define PYTHON_LIKE (JSON_ENSURE_ASCII | JSON_REAL_PRECISION(15))
+#define SEAL ", \"checksum\": \"" /* before the digits that end the file: the checksum of all bytes before them */
 
 static const struct choice *choice;
 static const struct target *target;
@@ -80,17 +80,14 @@ static json_t *small_object(const char *folder, const char *name)
 {
 	char path[PATH_MOST];
 	json_t *value;
-	FILE *file;
-	long size;
+	int fd;
 
 	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	file = fopen(path, "re");
-	if (!file)
+	fd = open_as_user(path, LARGEST_CONFIG);
+	if (fd < 0)
 		return NULL;
-	size = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
-	rewind(file);
-	value = size >= 0 && size <= LARGEST_CONFIG ? json_loadf(file, 0, NULL) : NULL;
-	fclose(file);
+	value = json_loadfd(fd, 0, NULL);
+	close(fd);
 	if (!json_is_object(value)) {
 		json_decref(value);
 		return NULL;
@@ -205,12 +202,6 @@ static json_t *target_row(void)
 	return json_pack("{si si so}", "pid", target->pid, "uid", (int)caller(), "exit_code", code);
 }
 
-/* Rounded so that it is written as in Python, on which manifests' checksums depend. */
-static double rounded(double value)
-{
-	return (s64)(value * 100000 + 0.5) / 100000.0;
-}
-
 static json_t *cost_row(json_t *rows)
 {
 	json_t *cost = json_object(), *given = json_pack("{sO sO}", "rows", rows, "programs", json_object_get(choice->plan, "programs"));
@@ -224,15 +215,15 @@ static json_t *cost_row(json_t *rows)
 	json_object_update_new(cost, json_pack("{sI sI sO sI sf sI sf}", "tracer_cpu_ns", (json_int_t)(cpu_s() * 1e9),
 					       "tracer_recording_cpu_ns", (json_int_t)cpu, "calibration_ns", costs(),
 					       "target_cpu_ns", (json_int_t)target->cpu_ns, "tracer_core_share",
-					       rounded(wall ? (double)cpu / wall : 0), "written_bytes",
+					       wall ? (double)cpu / wall : 0.0, "written_bytes",
 					       (json_int_t)drained()->bytes, "bytes_per_record",
-					       rounded(records ? (double)drained()->bytes / records : 0)));
+					       records ? (double)drained()->bytes / records : 0.0));
 	return cost;
 }
 
 static json_t *options(void)
 {
-	return json_pack("{ss sf sI sI ss}", "output", choice->folder, "duration", rounded(choice->duration_s), "tokens",
+	return json_pack("{ss sf sI sI ss}", "output", choice->folder, "duration", choice->duration_s, "tokens",
 			 (json_int_t)choice->tokens, "ring-mib",
 			 (json_int_t)(choice->ring_bytes >> 20), "recorder", "moescope-collect");
 }
@@ -267,21 +258,7 @@ void merge_into_manifest(json_t *entries)
 	json_object_update(merged, entries);
 }
 
-/* Python writes the hexadecimal digits of escapes in lower case. */
-static void like_python(char *text)
-{
-	for (char *at = text; *at; at++) {
-		if (*at != '\\')
-			continue;
-		if (*++at != 'u')
-			continue;
-		for (int i = 1; i <= 4; i++)
-			if (at[i] >= 'A' && at[i] <= 'F')
-				at[i] += 'a' - 'A';
-	}
-}
-
-static bool replace(const char *text, const char *sum)
+static bool replace(const char *body, const char *sum)
 {
 	char draft[PATH_MOST], place[PATH_MOST];
 	FILE *file;
@@ -295,7 +272,7 @@ static bool replace(const char *text, const char *sum)
 	file = fd < 0 ? NULL : fdopen(fd, "w");
 	if (!file)
 		return false;
-	good = fprintf(file, "{\"checksum\": \"%s\", %s\n", sum, text + 1) > 0;
+	good = fprintf(file, "%s%s\"}\n", body, sum) > 0;
 	good = !fclose(file) && good && !rename(draft, place);
 	if (!good)
 		unlink(draft);
@@ -313,7 +290,7 @@ static void complete(void)
 void save_manifest(const char *state)
 {
 	static bool said; /* report once, and not if the disk was full before */
-	char sum[DIGEST_BYTES], *text;
+	char sum[DIGEST_BYTES], *text, *body;
 	json_t *manifest;
 
 	act_as_caller(true);
@@ -322,17 +299,19 @@ void save_manifest(const char *state)
 		complete();
 	act_as_caller(false);
 	manifest = compose(state);
-	text = json_dumps(manifest, PYTHON_LIKE);
+	text = json_dumps(manifest, JSON_REAL_PRECISION(9));
 	json_decref(manifest);
-	if (!text)
+	if (text)
+		text[strlen(text) - 1] = 0; /* the brace, which follows the checksum */
+	if (!text || asprintf(&body, "%s" SEAL, text) < 0)
 		fail("the manifest cannot be written: out of memory");
-	like_python(text);
-	digest(text, strlen(text), sum);
+	digest(body, strlen(body), sum);
 	act_as_caller(true);
-	if (!replace(text, sum) && !said && !disk_failed()) {
+	if (!replace(body, sum) && !said && !disk_failed()) {
 		said = true;
 		say("cannot write %s/manifest.json: %s; everything written before is readable", choice->folder, strerror(errno));
 	}
 	act_as_caller(false);
+	free(body);
 	free(text);
 }

@@ -49,7 +49,16 @@ void fail(const char *format, ...)
 	va_start(arguments, format);
 	line(format, arguments, text, sizeof(text));
 	va_end(arguments);
-	exit(2);
+	exit(FAILED);
+}
+
+void check_descriptors(u64 least)
+{
+	struct rlimit allowed;
+
+	if (!getrlimit(RLIMIT_NOFILE, &allowed) && allowed.rlim_cur < least)
+		fail("only %llu files may be open at once, and each program and probe needs one: type `ulimit -n %llu` first",
+		     (unsigned long long)allowed.rlim_cur, (unsigned long long)(least == UINT64_MAX ? 4 * allowed.rlim_cur : least));
 }
 
 json_t *warnings(void)

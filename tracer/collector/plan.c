@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Reads the plan; refuses one made for another machine, other programs or another build of a file, which it names. */
+#include <errno.h>
 #include <string.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include "collect.h"
 
 #define PLAN_VERSION 1
+#define LARGEST_PLAN (256 << 20)
 
 const char *text_of(json_t *object, const char *key)
 {
@@ -116,8 +118,12 @@ static void check_shape(const char *path, json_t *plan)
 json_t *read_plan(const char *path)
 {
 	json_error_t error;
-	json_t *plan = json_load_file(path, 0, &error);
+	int fd = open_as_user(path, LARGEST_PLAN);
+	json_t *plan = fd < 0 ? NULL : json_loadfd(fd, 0, &error);
 
+	if (fd < 0)
+		fail("%s cannot be read as a plan: %s", path, strerror(errno));
+	close(fd);
 	if (!plan)
 		fail("%s cannot be read as a plan: line %d: %s", path, error.line, error.text);
 	return plan;

@@ -21,7 +21,6 @@
 #include "collect.h"
 
 #define MOST_GUARDED 4096
-#define MOST_GROUPS 64
 #define MOST_TASKS 4096
 #define NOT_EXECUTED 127
 
@@ -156,13 +155,13 @@ static void be_the_command(int held, int told, char **command)
 	char byte;
 	int error;
 
-	close(gate);
-	if (read(held, &byte, 1) != 1)
-		_exit(NOT_EXECUTED);
 	signal(SIGINT, SIG_DFL);
 	signal(SIGTERM, SIG_DFL);
 	signal(SIGPIPE, SIG_DFL);
 	signal(SIGXFSZ, SIG_DFL);
+	close(gate);
+	if (read(held, &byte, 1) != 1)
+		_exit(NOT_EXECUTED);
 	if (become_the_caller())
 		execvp(command[0], command);
 	error = errno;
@@ -218,8 +217,8 @@ void release_target(struct target *target)
 {
 	if (!target->started_here)
 		return;
-	if (write(gate, "g", 1) != 1)
-		fail("the command has ended before it began");
+	if (write(gate, "g", 1) != 1 && errno != EPIPE) /* Ctrl-C has ended it */
+		fail("the command cannot be let go: %s", strerror(errno));
 	close(gate);
 	gate = -1;
 	fcntl(failure, F_SETFL, O_NONBLOCK);
@@ -247,7 +246,9 @@ bool poll_target(struct target *target)
 	target->cpu_ns = (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * NS_PER_S;
 	target->cpu_ns += (used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000ULL;
 	if (read(failure, &error, sizeof(error)) == sizeof(error))
-		warn("the command cannot be run: %s; give its full path", strerror(error));
+		target->never_ran = true;
+	if (target->never_ran)
+		say("the command cannot be run: %s; give its full path or check $PATH", strerror(error));
 	return false;
 }
 

@@ -110,6 +110,17 @@ void forget_threads(void)
 		delete_from_map("threads", &list[i].tid);
 }
 
+void tell_survivors(pid_t target)
+{
+	for (int i = 0; i < count; i++) {
+		char path[64], program[PATH_MOST];
+
+		snprintf(path, sizeof(path), "/proc/%d/exe", list[i].pid);
+		if (list[i].tid == list[i].pid && list[i].pid != target && readlink(path, program, sizeof(program)) > 0)
+			warn("process %d was started by the target and outlives it; it is not recorded any more", list[i].pid);
+	}
+}
+
 json_t *threads(void)
 {
 	json_t *answer = json_array();
@@ -453,11 +464,10 @@ static void on_qnn_log(const struct rec_qnn_log *r)
 
 static s64 copy_file(const char *from, const char *to)
 {
-	int in = open(from, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), out = -1;
-	struct stat status;
+	int in = open_as_user(from, INT64_MAX), out = -1;
 	s64 bytes = -1;
 
-	if (in >= 0 && !fstat(in, &status) && S_ISREG(status.st_mode))
+	if (in >= 0)
 		out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 	if (out >= 0) {
 		ssize_t part;

@@ -14,7 +14,7 @@ from moescope.plain import print_plain
 from moescope.terminal import counted
 from tracer.commands.options import make_output, need_root, output_folder, seconds, share
 from tracer.commands.run import python, say
-from tracer.errors import TargetError, TracerError
+from tracer.errors import FAILED, TargetError, TracerError
 from tracer.recording.paths import ROOT, Owner, invoking_user
 
 EXAMPLES = """examples:
@@ -26,6 +26,7 @@ results: DIR/base, DIR/cand (recordings), DIR/regression.html, DIR/comparison.js
 the exit code is that of `python -m analyzer compare`
 """
 SEPARATOR = "--vs"
+BUDGET_S = 300.0
 LEAST_PAIRS = 5
 """With fewer runs per side no test reaches significance in a family of five metrics."""
 EARLY_ALPHA = 0.001
@@ -42,9 +43,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget",
         type=seconds,
-        default=300.0,
         metavar="TIME",
-        help="longest time for all runs together, in seconds (default: 300)",
+        help="longest time for all runs together, in seconds (default: 300; with --runs, none)",
     )
     parser.add_argument(
         "--width",
@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise TracerError("--warmup and --runs are numbers of runs: give 0 or more")
     owner, folder = invoking_user(), args.output or Path("recordings") / time.strftime("compare-%Y%m%d-%H%M%S")
     make_output(folder, owner)
+    budget = args.budget or (float("inf") if args.runs else BUDGET_S)
     began, pairs = time.monotonic(), 0
     for number in range(args.warmup):
         record_pair(args, commands, folder / "warmup", number, owner)
@@ -89,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
         record_pair(args, commands, folder, pairs, owner)
         pairs += 1
         spent = time.monotonic() - began
-        if enough(args, folder, pairs, owner) or spent + spent / (pairs + args.warmup) > args.budget:
+        if enough(args, folder, pairs, owner):
+            break
+        if spent + spent / (pairs + args.warmup) > budget:
+            say(f"--budget {budget:g} s does not allow another run of each side: give a longer one")
             break
     say(f"{counted(pairs, 'run')} per side in {time.monotonic() - began:.0f} s")
     return report(args, folder, owner)
@@ -104,7 +108,7 @@ def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]],
         words = ["-m", "tracer", "run", "--no-views", *args.trace.split(), "-o", str(target), "--", *command]
         tracing = subprocess.Popen([python(), *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ)
         code, errors = waited(tracing)
-        if not (target / "manifest.json").exists() or code == 2:
+        if not (target / "manifest.json").exists() or code == FAILED:
             raise TargetError(
                 f"{side} was not recorded: {errors.strip().splitlines()[-1] if errors.strip() else f'status {code}'}"
             )

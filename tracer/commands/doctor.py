@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from tracer.kernel.features import option_state
 from tracer.kernel.libbpf import BpfObject, Kernel
 from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.probes.calibration import measure
-from tracer.probes.denials import denials, lockdown, selinux_enforces
+from tracer.probes.denials import OTHER_PIDS, denials, few_descriptors, has_other_pids, lockdown, selinux_enforces
 from tracer.probes.perf_events import SYSCALL
 from tracer.probes.tracefs import MOUNT, has_tracepoint, tracefs, why_absent
 from tracer.probes.uprobes import UPROBE, has_uprobes
@@ -122,6 +123,16 @@ def _attempt(action: Callable[[], str]) -> tuple[bool, str]:
 
 def _root() -> Check:
     return Check("root", "everything", True, os.geteuid() == 0, f"uid {os.geteuid()}", "type `sudo python -m tracer ...`")
+
+
+def _process_numbers() -> Check:
+    name, seen = "process numbers", OTHER_PIDS if has_other_pids() else "the kernel's"
+    return Check(name, "run, attach", True, not has_other_pids(), seen, OTHER_PIDS)
+
+
+def _descriptors() -> Check:
+    allowed, why = resource.getrlimit(resource.RLIMIT_NOFILE)[0], few_descriptors()
+    return Check("open files", "everything", True, not why, f"{allowed} allowed", why or "nothing to do")
 
 
 def _architecture() -> Check:
@@ -324,6 +335,8 @@ def _program(name: str, purpose: str, remedy: str) -> Check:
 CHECKS: list[Callable[[], Check]] = [
     _architecture,
     _root,
+    _process_numbers,
+    _descriptors,
     _permitted,
     _uprobes,
     _tracefs,

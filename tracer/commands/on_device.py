@@ -17,10 +17,11 @@ from typing import Any
 from moescope.errors import UserError
 from tracer.commands.options import chosen_levels, make_output, names_in, refuse_impossible, refuse_missing_levels
 from tracer.engines import choose, with_needed
-from tracer.errors import TracerError
+from tracer.errors import FAILED, TracerError
 from tracer.probes.functions import read_probe_files
 from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
+from tracer.recording.user_files import read_text
 from tracer.remote.answering import Answering
 from tracer.remote.device import Device, reach, settle
 from tracer.remote.job import QUESTIONS, STATE, Job, resumed, start
@@ -39,7 +40,7 @@ HOST_ONLY = {
     "btf": None,
 }
 """Options that only the host's tracer has, with their defaults."""
-GOOD, FINDING, WRONG = 0, 1, 2
+WRONG, KILLED = 2, 128
 Then = Callable[[Path, Owner], None]
 
 
@@ -58,7 +59,7 @@ def add_on_and_libraries(parser: argparse.ArgumentParser) -> None:
 
 def targets(words: list[str]) -> list[str]:
     """The named machines without duplicates; a file names one per line."""
-    lines = [line for word in words for line in (Path(word[1:]).read_text().splitlines() if word[:1] == "@" else [word])]
+    lines = [line for word in words for line in (read_text(word[1:]).splitlines() if word[:1] == "@" else [word])]
     named = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not named:
         raise TracerError(f"{words[0]} is not a machine: write ssh:USER@HOST, adb or exec:COMMAND, one per line")
@@ -101,7 +102,12 @@ class Visit:
             self.voice.say(f"{error}{later}")
         except (UserError, OSError) as error:
             self.voice.say(error)
-        return WRONG
+        return self.failure
+
+    @property
+    def failure(self) -> int:
+        """The exit code if the recording fails; that of `run` differs from a command's own."""
+        return WRONG if "pid" in self.args else FAILED
 
     def resumed(self) -> Job | None:
         """The job that an earlier call had to leave on the device, or None."""
@@ -149,12 +155,14 @@ class Visit:
             job.fetch(self.voice.progress)
         if (job.output / "manifest.json").exists():
             kept_files().learn(job.output)
-        if status == "2" and job.device.is_full():
+        if status == str(FAILED) and job.device.is_full():
             self.voice.say("the device's disk is full: everything recorded before that was fetched")
         job.finish()
-        if status not in ("0", "1", "2"):
+        code = int(status) if status.isdigit() else KILLED
+        if code >= KILLED and not is_complete(job.output):  # otherwise it is the command that a signal ended
             self.voice.say(f"the collector was killed (status {status})")
-        return int(status) if status in ("0", "1", "2") else WRONG
+            return self.failure
+        return self.failure if code == FAILED else code
 
     def interrupt(self) -> None:
         """Handle Ctrl-C: the first ends the recording and fetches it, the second abandons it."""
@@ -166,6 +174,14 @@ class Visit:
         """Raise TracerError if Ctrl-C was pressed before the recording began."""
         if self.interrupts:
             raise TracerError("interrupted before the recording began")
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a recording's writer came to its end."""
+    try:
+        return bool(json.loads((folder / "manifest.json").read_text())["state"] == "complete")
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 @contextlib.contextmanager

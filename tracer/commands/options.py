@@ -12,7 +12,7 @@ from tracer.errors import RequirementError, TracerError
 from tracer.kernel.btf import check_file
 from tracer.kernel.loaders import LOADERS
 from tracer.kernel.pmc import MAX_EVENTS, parse
-from tracer.probes.denials import OTHER_PIDS, has_other_pids
+from tracer.probes.denials import OTHER_PIDS, few_descriptors, has_other_pids
 from tracer.probes.functions import read_probe_files
 from tracer.recording.paths import Owner, invoking_user
 from tracer.session import Options
@@ -119,8 +119,9 @@ def need_root() -> None:
     """Raise if the user may not load BPF programs, or if these would see the target under another pid."""
     if os.geteuid() != 0:
         raise RequirementError("not root: probes need root; type `sudo python -m tracer ...` (see `python -m tracer doctor`)")
-    if has_other_pids():
-        raise RequirementError(OTHER_PIDS)
+    for reason in (OTHER_PIDS if has_other_pids() else "", few_descriptors()):
+        if reason:
+            raise RequirementError(reason)
 
 
 def chosen_levels(text: str) -> set[str]:

@@ -19,6 +19,7 @@ from tracer.probes.functions import read_probe_files
 from tracer.probes.learning import of_recording
 from tracer.probes.planner import Planner
 from tracer.recording.paths import invoking_user
+from tracer.recording.user_files import read_text
 
 EXAMPLES = """examples:
   python -m tracer plan -o plan.json --libraries ./lib -- ./llama-cli -m model.gguf            for this machine
@@ -77,7 +78,7 @@ def read_features(path: Path | None) -> dict[str, Any]:
     if not path:
         return {"arch": platform.machine(), "fast_nop": has_fast_nop()}
     try:
-        features = json.loads(path.read_text())
+        features = json.loads(read_text(path))
         if features["arch"] in ARCHITECTURES and isinstance(features["fast_nop"], bool):
             return dict(features)
     except (OSError, ValueError, KeyError, TypeError):

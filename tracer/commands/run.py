@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moescope.calling import as_called
+from moescope.interrupts import ENDING, ended_by_signals
 from moescope.plain import plain_text, print_plain
 from tracer.commands.on_device import add_on_and_libraries, record_on
 from tracer.commands.options import add_options, session_options
 from tracer.config import parse
 from tracer.control.status import Status
-from tracer.errors import TargetError, TracerError
+from tracer.errors import TargetError
 from tracer.recording.paths import VENV_PYTHON, Owner
 from tracer.session import Options, Session
 from tracer.target.process import Followed, Target
@@ -33,6 +36,7 @@ EXAMPLES = """examples:
   sudo python -m tracer run --config phone.toml -- ./llama-bench -m model.gguf   options from a file, e.g. levels = "token,expert"
   python -m tracer run --on ssh:root@board -- ./llama-cli -m model.gguf   on another machine (docs/devices.md)
 after --duration or --tokens the command runs on untraced; the tracer writes its results and waits for the command's end
+the exit code is the command's, 128 + N if signal N ended it, and 125 if the tracer failed; lost records do not change it
 """
 DEMO_OPTIONS = "--max-new-tokens 32 --prefill-backend auto --decode-backend cpu --chunk 16 --tiers 1,8 --expert-cache 3MiB"
 WAIT_SECONDS = 0.1
@@ -50,7 +54,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trace the command; the exit code is 1 if the command failed or records were lost."""
+    """Trace the command; the exit code is the command's, 128 plus a signal's number, or 125 if the tracer fails."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if args.on:
         return record_on(args, command, show_results)
@@ -89,55 +93,88 @@ def say(line: str) -> None:
 
 
 def record(options: Options, make_target: Any, with_views: bool) -> int:
-    """Run a session over the target and write its results; shared by `run` and `attach`."""
-    with Session(options) as session:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: setattr(session, "stop_requested", True))
-        say(f"loading programs ({options.loader}), measuring the cost of a probe")
-        try:
+    """Run a session over the target and write its results; shared by `run` and `attach`.
+
+    The exit code is the command's; of a process that was running before, 1 if records were lost.
+    """
+    for number in ENDING:
+        signal.signal(number, lambda number, _: setattr(session, "stop_requested", number))
+    with contextlib.ExitStack() as undo:
+        with discarded_unless_begun(options), ended_by_signals(partial(discard, options)):
+            session = undo.enter_context(Session(options))
+            say(f"loading programs ({options.loader}), measuring the cost of a probe")
             session.load()
-        except TracerError:
-            with options.owner.acting():
-                discard_empty(options.output)
-            raise
-        target: Target | Followed = make_target()
-        session.undo.callback(target.abandon)
-        say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
-        with contextlib.closing(Status()) as status:  # created before the target starts, which would wait for its imports
+            target: Target | Followed = make_target()
+            session.undo.callback(target.abandon)
+            say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
+            status = Status()  # created before the target starts, which would wait for its imports
             session.follow(target)
-            try:
-                session.run(lambda now: status.show(now.reading()) if status.due() else None)
-            finally:
-                status.close()
-                session.finish()
-        code = conclude(session, target)
+        with discarded_unless_begun(options, TargetError), contextlib.closing(status):
+            follow_to_the_end(session, target, status)
+        conclude(session, target)
         if with_views and session.saw_engine():
-            write_results(options.output, options.owner, ended=target.exit_code is not None)
+            with ended_by_signals(lambda: None):
+                write_results(options.output, options.owner, ended=target.exit_code is not None)
         sys.stdout.flush()
         say(as_called(next_step(options.output, session.saw_engine())))
-    return code if session.interrupted or not target.started_here else max(code, see_off(session, target))
+    if not target.started_here:
+        return int(bool(session.losses_at_end))
+    if not session.interrupted:
+        see_off(session, target)
+    return exit_code(target.exit_code or 0)
 
 
-def see_off(session: Session, target: Target | Followed) -> int:
-    """Wait for a command that outlives the recording; returns 1 if it fails."""
+def follow_to_the_end(session: Session, target: Target | Followed, status: Status) -> None:
+    """Let the target run and record it; the recording is completed whatever happens, and says if it is not whole."""
+    failure: BaseException | None = None
+    try:
+        target.release()
+        session.run(lambda now: status.show(now.reading()) if status.due() else None)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        status.close()
+        session.finish(failure)
+
+
+@contextlib.contextmanager
+def discarded_unless_begun(options: Options, error: type[BaseException] = BaseException) -> Iterator[None]:
+    """Remove the recording after an error that means that the target never ran."""
+    try:
+        yield
+    except error:
+        discard(options)
+        raise
+
+
+def exit_code(status: int) -> int:
+    """The exit code for a command's status, as a shell has it: 128 plus the number of a signal, which is negative here."""
+    return status if status >= 0 else 128 - status
+
+
+def see_off(session: Session, target: Target | Followed) -> None:
+    """Wait for a command that outlives the recording, unless interrupted."""
     while target.poll() and not session.stop_requested:
         time.sleep(WAIT_SECONDS)
-    return int(bool(target.exit_code))
+    if session.stop_requested == signal.SIGTERM:
+        target.end()
 
 
-def discard_empty(folder: Path) -> None:
+def discard(options: Options) -> None:
     """Remove the folder of a recording that never began."""
-    for name in ("events.bin", "details.bin"):
-        (folder / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    with options.owner.acting():
+        for name in ("events.bin", "events.sum", "details.bin", "details.sum", "manifest.json"):
+            (options.output / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            options.output.rmdir()
 
 
-def conclude(session: Session, target: Target | Followed) -> int:
-    """Print how the recording ended; returns 1 if the user should look into it."""
+def conclude(session: Session, target: Target | Followed) -> None:
+    """Print how the recording ended."""
     for warning in session.probes.warnings:
         say(warning)
-    lost = session.losses()
+    lost = session.losses_at_end
     if lost:
         kinds = ", ".join(f"{kind} {count}" for kind, count in lost.items())
         say(f"{sum(lost.values()):,} records were lost ({kinds}); give a larger --ring-mib")
@@ -152,7 +189,6 @@ def conclude(session: Session, target: Target | Followed) -> int:
         status = f"{status}; {what}" if status else what
     if status:
         say(status)
-    return 1 if lost or target.exit_code else 0
 
 
 VIEWS = {"trace.pftrace": "timeline", "report.html": "report", "profdag.html": "ProfDAG"}

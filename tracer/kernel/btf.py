@@ -9,6 +9,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from tracer.errors import TracerError
+from tracer.recording.user_files import read_bytes
 
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
 
@@ -23,16 +24,18 @@ class BtfError(TracerError):
 
 
 MAGIC = b"\x9f\xeb"
+MOST_BYTES = 1 << 30
+"""Of a file with types; a kernel with debugging information has about half of that."""
 
 
 def check_file(path: Path) -> None:
     """Raise BtfError if a file is neither raw BTF nor an ELF file with a BTF section."""
-    if not path.is_file():
-        raise BtfError(f"--btf {path}: no such file")
     try:
-        with path.open("rb") as file:
-            known = file.read(2) == MAGIC or ELFFile(file).get_section_by_name(".BTF")
-    except (ELFError, OSError):
+        blob = read_bytes(path, MOST_BYTES)
+        known = blob.startswith(MAGIC) or ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")
+    except OSError as error:
+        raise BtfError(f"--btf {path} cannot be read: {error.strerror}") from None
+    except (ELFError, ValueError, OverflowError):
         known = None
     if not known:
         raise BtfError(f"--btf {path} contains no BTF, neither raw nor in an ELF section: see docs/kernels.md")
@@ -61,7 +64,7 @@ class Btf:
     @classmethod
     def of_file(cls, path: Path) -> "Btf":
         """Types of a raw BTF file, or of an ELF file such as a compiled BPF object or a kernel."""
-        blob = path.read_bytes()
+        blob = path.read_bytes() if path.is_relative_to("/sys") else read_bytes(path, MOST_BYTES)
         if blob.startswith(MAGIC):
             return cls(blob)
         section = ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")

@@ -1,10 +1,12 @@
 """The default loader: compiled CO-RE objects through libbpf, called by ctypes."""
 
 import ctypes
+import errno
 import itertools
 import os
 import re
 import struct
+import sys
 from collections.abc import Iterable
 from ctypes import byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from dataclasses import asdict
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from tracer.errors import ProbeError, RequirementError
 from tracer.kernel.features import Offered, offered
-from tracer.probes.denials import why_denied
+from tracer.probes.denials import few_descriptors, why_denied
 from tracer.probes.elf import read_binary
 from tracer.probes.uprobes import KPROBE_PROGRAM, UPROBE_MULTI, has_multi_links, load_program
 
@@ -198,6 +200,8 @@ class BpfObject:
             raise self._refusal(-error)
 
     def _refusal(self, code: int) -> ProbeError:
+        if code == errno.EMFILE:
+            raise RequirementError(few_descriptors(sys.maxsize))
         text, reason = "".join(self.kernel.messages), os.strerror(code)
         program, denied, said = REFUSED.search(text), why_denied(code), last_lines(text)
         if program and (said or not denied):

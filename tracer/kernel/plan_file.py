@@ -19,6 +19,7 @@ from tracer.probes.plan import FilePlan, planned
 from tracer.probes.planner import Planner
 from tracer.recording.checksums import digest
 from tracer.recording.paths import BPF_SOURCE
+from tracer.recording.user_files import read_bytes
 
 PLAN_VERSION = 1
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
@@ -51,9 +52,13 @@ def contains_elf(path: str) -> bool:
         return False
 
 
+MOST_HASHED = 1 << 30
+"""Bytes of a file without a build id, here and in the collector."""
+
+
 def identity(path: str, build_id: str) -> str:
     """What identifies a file wherever it is stored: its build id, or the XXH3 of its content if it has none."""
-    return build_id or f"xxh3:{digest(Path(reach.way_to(path)).read_bytes())}"
+    return build_id or f"xxh3:{digest(read_bytes(reach.way_to(path), MOST_HASHED))}"
 
 
 def libraries(planner: Planner, folders: list[Path]) -> Iterator[str]:
@@ -70,6 +75,7 @@ def compose(
 ) -> dict[str, Any]:
     """The whole plan, for programs (executables) and the libraries in folders; without rows if they contain no engine."""
     seen: dict[str, dict[str, Any]] = {}
+    planner.named.below = place.sysroot
     candidates = [*((path, True) for path in programs), *((path, False) for path in libraries(planner, folders))]
     for path, is_executable in candidates:
         if place.is_of(path) and (real := reach.real(path)) not in seen:

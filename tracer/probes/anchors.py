@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-from elftools.elf.relocation import RelocationSection
-from elftools.elf.sections import SymbolTableSection
 
-from tracer.errors import ProbeError
+from tracer.probes.elf_headers import PT_LOAD, RELOCATION, SYMBOL, SYMBOL_TABLES, Headers, reading
 from tracer.probes.reach import way_to
+from tracer.recording.user_files import open_regular
 
 CHUNK = 1 << 24
+PT_GNU_EH_FRAME, SHT_RELA = 0x6474E550, 4
+EXECUTABLE = 1  # PF_X
+MOST_LOADED = 1 << 30  # bytes of a program that is searched
 EH_HEADER = 12  # version, three encodings, pointer to .eh_frame, count of the table that follows
 PCREL_TABLE = b"\x01\x1b\x03\x3b"  # the encodings that linkers write
 STUB_STARTS = (0, 1, 4, 5)  # bytes before a stub's jump: none, a prefix, endbr64, both
@@ -39,20 +39,18 @@ class Image:
     """A program's code, the start addresses of its functions, and its data, by address."""
 
     def __init__(self, path: str):
-        self.raw = np.memmap(way_to(path), np.uint8, "r")
-        with open(way_to(path), "rb") as file:
-            elf = ELFFile(file)
-            self.machine = elf.get_machine_arch()
-            loads = [s for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
-            self.loads = [(s["p_vaddr"], s["p_offset"], s["p_filesz"]) for s in loads]
-            self.codes = [
-                Code(s["p_vaddr"], s["p_offset"], self.raw[s["p_offset"] : s["p_offset"] + s["p_filesz"]])
-                for s in loads
-                if s["p_flags"] & 1
-            ]
-            header = next((s for s in elf.iter_segments() if s["p_type"] == "PT_GNU_EH_FRAME"), None)
-            self.starts = self._starts(header["p_vaddr"], header["p_offset"]) if header is not None else np.empty(0, np.int64)
-            self.slots = import_slots(elf)
+        with open_regular(way_to(path)) as file:
+            headers = Headers(file)
+            self.raw = np.memmap(file, np.uint8, "r")
+            self.machine, self.loads = headers.machine, headers.loads
+            loaded = headers.segments[headers.segments["type"] == PT_LOAD]
+            if sum(size for *_, size in self.loads) > MOST_LOADED:
+                raise ValueError("it loads too much for a search")
+            code = loaded[loaded["flags"] & EXECUTABLE > 0][["vaddr", "offset", "filesz"]].tolist()
+            self.codes = [Code(address, offset, self.raw[offset : offset + size]) for address, offset, size in code]
+            tables = headers.segments[headers.segments["type"] == PT_GNU_EH_FRAME][["vaddr", "offset"]].tolist()
+            self.starts = self._starts(*tables[0]) if tables else np.empty(0, np.int64)
+            self.slots = import_slots(headers)
 
     def _starts(self, address: int, offset: int) -> np.ndarray:
         if bytes(self.raw[offset : offset + 4]) != PCREL_TABLE:
@@ -91,15 +89,19 @@ class Image:
         return int(self.starts[row]) if row < len(self.starts) else start + 1
 
 
-def import_slots(elf: ELFFile) -> dict[str, int]:
+def import_slots(headers: Headers) -> dict[str, int]:
     """Imported function → address of the slot that holds its address."""
     slots: dict[str, int] = {}
-    for section in elf.iter_sections():
-        symbols = elf.get_section(section["sh_link"]) if isinstance(section, RelocationSection) else None
-        if isinstance(section, RelocationSection) and isinstance(symbols, SymbolTableSection):
-            for relocation in section.iter_relocations():
-                if relocation["r_info_sym"]:
-                    slots[symbols.get_symbol(relocation["r_info_sym"]).name] = relocation["r_offset"]
+    for section in headers.of_type(SHT_RELA):
+        table = headers.sections[section["link"]]
+        if table["type"] not in SYMBOL_TABLES:
+            continue
+        names, strings = np.frombuffer(headers.data(table), SYMBOL)["name"], headers.data(headers.sections[table["link"]])
+        relocations = np.frombuffer(headers.data(section), RELOCATION)
+        named = relocations[relocations["info"] >> np.uint64(32) > 0]
+        for symbol, slot in zip((named["info"] >> np.uint64(32)).tolist(), named["offset"].tolist(), strict=True):
+            position = int(names[symbol])
+            slots[strings[position : strings.index(0, position)].decode(errors="replace")] = slot
     return slots
 
 
@@ -248,11 +250,9 @@ def _image(path: str, stamp: tuple[int, int]) -> Image:
 
 def image_of(path: str) -> Image:
     """A program's image; raises ProbeError if it cannot be read."""
-    try:
+    with reading(path):
         status = Path(path).stat()
         return _image(path, (status.st_ino, status.st_mtime_ns))
-    except (OSError, ELFError, ValueError) as error:
-        raise ProbeError(f"{path} cannot be searched for functions: {error}") from None
 
 
 def find(path: str, anchor: dict[str, Any]) -> int | None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ LOCKDOWN = Path("/sys/kernel/security/lockdown")
 SELINUX = Path("/sys/fs/selinux/enforce")
 CLOSED = "confidentiality"
 """The lockdown mode that forbids reading kernel memory."""
+LEAST_DESCRIPTORS = 512
+"""What a recording of one engine needs at most, twice over."""
 CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """The inode of the initial PID namespace: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
@@ -70,6 +73,15 @@ def selinux_domain() -> str:
         return Path("/proc/self/attr/current").read_text().strip("\0\n") or "unknown"
     except OSError:
         return "unknown"
+
+
+def few_descriptors(enough: int = LEAST_DESCRIPTORS) -> str:
+    """The limit on open files with the remedy, if it is below `enough`, else empty."""
+    allowed, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed >= enough:
+        return ""
+    raising = f"ulimit -n {max(LEAST_DESCRIPTORS, 4 * allowed, min(highest, 4096))}"
+    return f"only {allowed} files may be open at once, and each program and probe needs one: type `{raising}` first"
 
 
 def has_capability(number: int) -> bool:

@@ -1,45 +1,24 @@
 """What the tracer reads from ELF files: symbols, USDT sites, build ids, and the mapping of addresses to file offsets."""
 
+import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from io import SEEK_END
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 import numpy as np
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
 
-from tracer.errors import ProbeError
 from tracer.probes import anchors
+from tracer.probes.elf_headers import DAMAGE, SYMBOL, SYMBOL_TABLES, Headers, places, reading
 from tracer.probes.reach import way_to
 from tracer.probes.symbol_names import SymbolNames
+from tracer.recording.user_files import open_regular
 
-SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
 FUNCTION_TYPES = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
-SEGMENT = np.dtype(
-    [("type", "<u4"), ("flags", "<u4"), *((name, "<u8") for name in ("offset", "vaddr", "paddr", "filesz", "memsz", "align"))]
-)
-SECTION = np.dtype(
-    [
-        *(("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("addr", "<u8"), ("offset", "<u8"), ("size", "<u8")),
-        *(("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8")),
-    ]
-)
-PT_LOAD, SHT_PROGBITS, SHT_NOTE, NT_BUILD_ID = 1, 1, 7, 3
-SHF_ALLOC, SHF_EXECINSTR = 2, 4
-PIECE = 1 << 18  # bytes of a file that are searched at a time
-NOTE = struct.Struct("<III")
 STUB = "@plt"
-SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
-FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-LITTLE_64 = b"\x7fELF\x02\x01"  # the first bytes of a 64-bit little-endian file
-MACHINES = {62: "x64", 183: "AArch64"}  # pyelftools' names
-RESERVED = 0xFF00  # from this value on, the number of sections or segments is stored elsewhere
-
+NT_BUILD_ID = 3
 
 # What the compiler appends to the names of a function's clones.
 CLONE = re.compile(rb"(\.(isra|constprop|lto_priv|llvm)\.\d+)+|\.\d+")
@@ -177,91 +156,8 @@ class Binary:
 
     def bytes_at(self, offset: int, count: int = 1024) -> bytes:
         """Raw bytes at a file offset."""
-        with open(way_to(self.path), "rb") as file:
-            file.seek(offset)
-            return file.read(count)
-
-
-class FileHeader(NamedTuple):
-    """The header of an ELF file; segments and sections as (file offset, bytes of each, count)."""
-
-    machine: str
-    segments: tuple[int, int, int]
-    sections: tuple[int, int, int]
-    names_at: int
-
-    @classmethod
-    def of(cls, file: BinaryIO) -> "FileHeader":
-        """Read the header: directly for ordinary files of known machines, otherwise by pyelftools, which takes a millisecond."""
-        raw = file.read(FILE_HEADER.size)
-        if raw.startswith(LITTLE_64) and len(raw) == FILE_HEADER.size:
-            _, _, machine, _, _, first_segment, first_section, *_ = header = FILE_HEADER.unpack(raw)
-            segment_bytes, segment_count, section_bytes, section_count, names_at = header[-5:]
-            if machine in MACHINES and max(segment_count, section_count, names_at) < RESERVED and section_count:
-                segments = first_segment, segment_bytes, segment_count
-                sections = first_section, section_bytes, section_count
-                return cls(MACHINES[machine], segments, sections, names_at)
-        elf = ELFFile(file)
-        segments = elf["e_phoff"], elf["e_phentsize"], elf.num_segments()
-        sections = elf["e_shoff"], elf["e_shentsize"], elf.num_sections()
-        return cls(elf.get_machine_arch(), segments, sections, elf.get_shstrndx())
-
-
-class Headers:
-    """An ELF file's segments and sections, each table read at once: the target is stopped meanwhile, and pyelftools would
-    create an object for each entry.
-
-    `loads`: (address, file offset, size) of loaded segments. Everything is empty if the file is not a 64-bit one.
-    """
-
-    def __init__(self, file: BinaryIO):
-        self.file = file
-        header = FileHeader.of(file)
-        self.machine = header.machine
-        segments = self._table(*header.segments, SEGMENT)
-        self.loads = segments[segments["type"] == PT_LOAD][["vaddr", "offset", "filesz"]].tolist()
-        self.sections = self._table(*header.sections, SECTION)
-        number = header.names_at
-        self._names = self.data(self.sections[number]) if number < len(self.sections) else b""
-
-    def _table(self, offset: int, row_bytes: int, count: int, dtype: np.dtype) -> np.ndarray:
-        if row_bytes != dtype.itemsize:
-            return np.empty(0, dtype)
-        return np.frombuffer(self.at(offset, count * dtype.itemsize), dtype)
-
-    def data(self, section: np.void) -> bytes:
-        """A section's content."""
-        return self.at(int(section["offset"]), int(section["size"]))
-
-    def at(self, offset: int, size: int) -> bytes:
-        """`size` bytes of the file at an offset."""
-        self.file.seek(offset)
-        return self.file.read(size)
-
-    def of_type(self, *types: int) -> np.ndarray:
-        """The sections of these types."""
-        return self.sections[np.isin(self.sections["type"], types)]
-
-    def constants(self) -> list[tuple[int, int, int]]:
-        """(address, file offset, size) of loaded sections other than code; `loads` if the file has no sections."""
-        is_data = self.sections["flags"] & (SHF_ALLOC | SHF_EXECINSTR) == SHF_ALLOC
-        kept = self.sections[is_data & (self.sections["type"] == SHT_PROGBITS)]
-        rows: list[tuple[int, int, int]] = kept[["addr", "offset", "size"]].tolist()
-        return rows or self.loads
-
-    def named(self, name: str) -> np.void | None:
-        """The section with this name; None if there is none."""
-        return next((each for each in self.sections if self._names.startswith(name.encode() + b"\0", each["name"])), None)
-
-
-def notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
-    """(owner, type, description) of each note in a section."""
-    offset = 0
-    while offset + NOTE.size <= len(data):
-        name_bytes, size, kind = NOTE.unpack_from(data, offset)
-        name, offset = data[offset + NOTE.size :][:name_bytes], offset + NOTE.size + (name_bytes + 3 & ~3)
-        yield name.rstrip(b"\0"), kind, data[offset : offset + size]
-        offset += size + 3 & ~3
+        with open_regular(way_to(self.path)) as file:
+            return os.pread(file.fileno(), count, offset)
 
 
 def _usdt(headers: Headers, data: bytes, binary: Binary) -> None:
@@ -277,18 +173,17 @@ def _usdt(headers: Headers, data: bytes, binary: Binary) -> None:
 
 @lru_cache(maxsize=256)
 def _read(path: str, _: tuple[int, int, int]) -> Binary:
-    with open(way_to(path), "rb") as file:
+    with open_regular(way_to(path)) as file:
         headers = Headers(file)
         binary = Binary(path, headers.machine, "", headers.loads)
         for table in headers.of_type(*SYMBOL_TABLES):
             entries, strings = headers.data(table), headers.data(headers.sections[table["link"]])
             binary.tables.append((np.frombuffer(entries, SYMBOL), strings))
-        for section in headers.of_type(SHT_NOTE):
-            for whose, kind, data in notes(headers.data(section)):
-                if whose == b"stapsdt" and len(data) >= 24:
-                    _usdt(headers, data, binary)
-                elif (whose, kind) == (b"GNU", NT_BUILD_ID):
-                    binary.build_id = data.hex()
+        for whose, kind, data in headers.notes():
+            if whose == b"stapsdt" and len(data) >= 24:
+                _usdt(headers, data, binary)
+            elif (whose, kind) == (b"GNU", NT_BUILD_ID):
+                binary.build_id = data.hex()
         return binary
 
 
@@ -300,32 +195,19 @@ def stamp(path: str) -> tuple[int, int, int]:
 
 def read_binary(path: str) -> Binary:
     """Parse an ELF file; parsed files are cached until they change."""
-    try:
+    with reading(path):
         return _read(path, stamp(path))
-    except (OSError, ELFError, UnicodeDecodeError, ValueError, IndexError, struct.error) as error:
-        raise ProbeError(f"{path} cannot be read as a program or library: {error}") from None
 
 
 def contains(path: str, text: bytes) -> bool:
     """Whether a file contains `text`: a quick check before an executable is parsed, cached until the file changes."""
     try:
         return _contains(path, text, stamp(path))
-    except (OSError, ValueError):
+    except DAMAGE:
         return False
 
 
 @lru_cache(maxsize=256)
 def _contains(path: str, text: bytes, _: tuple[int, int, int]) -> bool:
-    with open(way_to(path), "rb") as file:
-        return next(places(file, text, 0, file.seek(0, SEEK_END)), -1) >= 0
-
-
-def places(file: BinaryIO, text: bytes, begin: int, end: int) -> Iterator[int]:
-    """Offsets of `text` between two offsets of a file, searched in pieces that fit the processor's cache."""
-    for offset in range(begin, end, PIECE):
-        file.seek(offset)
-        piece = file.read(min(PIECE + len(text) - 1, end - offset))
-        index = piece.find(text)
-        while index >= 0:
-            yield offset + index
-            index = piece.find(text, index + 1)
+    with open_regular(way_to(path)) as file:
+        return next(places(file, text, 0, os.fstat(file.fileno()).st_size), -1) >= 0

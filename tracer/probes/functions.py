@@ -10,6 +10,7 @@ from typing import Any
 
 from tracer.engines import LEVELS, Engine, parse_engine
 from tracer.errors import EngineError
+from tracer.recording.user_files import read_text
 
 SIZES = {f"{sign}{bits}": bits // 8 for bits in (8, 16, 32, 64) for sign in "us"} | {"ptr": 8, "f32": 4, "f64": 8, "str": 0}
 RETURN, NOTHING = 6, 7  # sources other than the six argument registers
@@ -183,7 +184,7 @@ def read_probe_files(paths: list[Path]) -> tuple[list[Engine], list[Function]]:
     functions: list[Function] = []
     for path in paths:
         try:
-            data = tomllib.loads(path.read_text())
+            data = tomllib.loads(read_text(path))
         except OSError as error:
             raise EngineError(f"{path} cannot be read: {error.strerror}; give a TOML file to --probes") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

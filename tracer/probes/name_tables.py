@@ -3,25 +3,20 @@
 import re
 
 import numpy as np
-from elftools.common.exceptions import ELFError
 
-from tracer.errors import ProbeError
-from tracer.probes.elf import Headers, places
+from tracer.probes.elf_headers import RELOCATION, Headers, places, reading
 from tracer.probes.reach import way_to
+from tracer.recording.user_files import open_regular
 
 RELATIVE = {"x64": 8, "AArch64": 1027}
-RELOCATION = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<i8")])
 NAME = re.compile(rb"([A-Z0-9_]+)\0")
 MOST, LONGEST = 1024, 64
 
 
 def read(path: str, first: tuple[str, ...]) -> list[str]:
     """The names in the table that begins with `first`; empty if the file has no such table."""
-    try:
-        with open(way_to(path), "rb") as file:
-            return _read(Headers(file), first)
-    except (OSError, ELFError, ValueError) as error:
-        raise ProbeError(f"{path} cannot be searched for names: {error}") from None
+    with reading(path), open_regular(way_to(path)) as file:
+        return _read(Headers(file), first)
 
 
 def _read(headers: Headers, first: tuple[str, ...]) -> list[str]:
@@ -69,7 +64,7 @@ def names(headers: Headers, table: list[int]) -> list[str]:
     answer: list[str] = []
     for target in table:
         place = next((target - start + offset for start, offset, size in headers.loads if start <= target < start + size), None)
-        match = NAME.match(headers.at(place, LONGEST)) if place is not None else None
+        match = NAME.match(headers.at(place, min(LONGEST, headers.bytes - place))) if place is not None else None
         if match is None:
             break
         answer.append(match[1].decode())

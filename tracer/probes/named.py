@@ -37,6 +37,7 @@ class NamedFunctions:
 
     def __init__(self, declared: list[Function]):
         self.declared = declared
+        self.below = ""  # the folder in which another machine's files lie, whose paths the declarations name
         self.found: list[dict[str, Any]] = []  # the manifest's `functions`
         self._sites: dict[tuple[Function, int, int, int], Site] = {}
         self._seen: dict[Function, set[str]] = {function: set() for function in declared}
@@ -51,15 +52,22 @@ class NamedFunctions:
         """Prefixes of the file names to watch for."""
         return {function.prefix for function in self.declared if function.prefix}
 
+    def paths(self) -> list[str]:
+        """The absolute paths of declared files."""
+        return sorted({function.library for function in self.declared if function.library.startswith("/")})
+
     def wants(self, path: str, file_name: str, is_executable: bool) -> bool:
         """Whether any declaration is for this file."""
-        return os.path.isfile(path) and any(function.owns(path, file_name, is_executable) for function in self.declared)
+        return os.path.isfile(path) and any(self._is_of(function, path, file_name, is_executable) for function in self.declared)
+
+    def _is_of(self, function: Function, path: str, file_name: str, is_executable: bool) -> bool:
+        return function.owns(path.removeprefix(self.below), file_name, is_executable)
 
     def sites(self, binary: Binary, file_name: str, is_executable: bool, warnings: list[str]) -> list[Site]:
         """The functions to probe in a file; a pattern that matches too many is refused with a warning."""
         answer = []
         for function in self.declared:
-            if not function.owns(binary.path, file_name, is_executable):
+            if not self._is_of(function, binary.path, file_name, is_executable):
                 continue
             self._seen[function].add(binary.path)
             matches = binary.functions(function.matches)

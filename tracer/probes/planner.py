@@ -12,6 +12,7 @@ from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
 from tracer.probes import anchors, name_tables, reach
 from tracer.probes.elf import STUB, Binary, Symbol, contains, read_binary
+from tracer.probes.elf_headers import reading
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions
@@ -81,7 +82,7 @@ class Planner:
         everywhere: bool = False,
     ):
         self.engines, self.levels, self.fast_nop, self.everywhere = engines, levels, fast_nop, everywhere
-        self.named = NamedFunctions([f for f in functions or [] if f.level in levels])
+        self.named = NamedFunctions(functions or [])
         self.rows: list[Row] = []
         self.warnings: list[str] = []
         self.operators = {engine.name: list(engine.operators) for engine in engines}
@@ -109,10 +110,10 @@ class Planner:
             if is_executable:
                 wanted = bool(engine.marker) and contains(real, engine.marker.encode())
             if wanted and os.path.isfile(reach.way_to(real)):
-                with self.reported():
+                with self.reported(), reading(real):
                     self._plan_engine(engine, plan)
         if self.named.wants(real, os.path.basename(path), is_executable):
-            with self.reported():
+            with self.reported(), reading(real):
                 self._plan_named(plan, os.path.basename(path), is_executable)
         return plan
 

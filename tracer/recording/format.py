@@ -33,6 +33,11 @@ SHAPE = {
 """The manifest's parts that are objects, and those that are lists of objects."""
 
 
+SEAL = b'"checksum": "'
+"""What stands in a sealed file before the digits of its checksum, which end it."""
+SEAL_BYTES = len('0123456789abcdef"}\n')
+
+
 class RecordingError(UserError):
     """A recording cannot be written or read; the message names the file and the remedy."""
 
@@ -73,6 +78,19 @@ def is_whole(content: dict[str, Any]) -> bool:
     return bool(sealed(content)["checksum"] == content.get("checksum"))
 
 
+def seal(content: dict[str, Any], indent: int | None = None) -> bytes:
+    """A JSON object as the bytes of a file that ends with a checksum of all bytes before its digits."""
+    held = json.dumps({key: value for key, value in content.items() if key != "checksum"}, indent=indent)
+    body = f"{held.removesuffix('}').rstrip()}, ".encode() + SEAL
+    return body + f'{digest(body)}"}}\n'.encode()
+
+
+def is_unchanged(raw: bytes, content: dict[str, Any]) -> bool:
+    """Whether a file's bytes match their seal; before there were seals, whether its content, as Python writes it, matches."""
+    body, digits = raw[:-SEAL_BYTES], raw[-SEAL_BYTES:].removesuffix(b'"}\n')
+    return digest(body).encode() == digits if body.endswith(SEAL) else is_whole(content)
+
+
 def check_shape(path: Path, manifest: Any) -> None:
     """Raise RecordingError if a part of the manifest has the wrong type."""
     if not isinstance(manifest, dict):
@@ -90,8 +108,8 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     temporary = folder / "manifest.json.new"
     indent = 1 if manifest.get("state") == "complete" else None  # without is ten times as fast, and this happens every second
     temporary.unlink(missing_ok=True)
-    with temporary.open("x") as file:  # exclusive creation: others who may write to the folder cannot redirect it by a link
-        file.write(json.dumps(sealed(manifest), indent=indent))
+    with temporary.open("xb") as file:  # exclusive creation: others who may write to the folder cannot redirect it by a link
+        file.write(seal(manifest, indent))
     os.replace(temporary, folder / "manifest.json")
 
 
@@ -111,12 +129,13 @@ class Recording:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         try:
-            self.manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
+            raw = (self.path / "manifest.json").read_bytes()
+            self.manifest: dict[str, Any] = json.loads(raw)
         except FileNotFoundError:
             raise RecordingError(f"{self.path} is not a recording: it has no manifest.json") from None
         except (ValueError, OSError, RecursionError) as error:
             raise RecordingError(f"{self.path}/manifest.json cannot be read: {error}") from None
-        self.is_whole = isinstance(self.manifest, dict) and (is_whole(self.manifest) or not self.was_sealed)
+        self.is_whole = isinstance(self.manifest, dict) and (is_unchanged(raw, self.manifest) or not self.was_sealed)
         if not self.is_whole or "checksum" not in self.manifest:
             doubts.append(str(self.path))
         check_shape(self.path, self.manifest)

@@ -4,8 +4,10 @@ import contextlib
 import ctypes
 import os
 import pwd
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 from moescope.errors import UserError
@@ -31,7 +33,9 @@ LIBRARIES = [
 BUILT_PARTS = [*BPF_OBJECTS.values(), *MAPS_OBJECTS.values(), *LIBRARIES]
 """Everything that CMakeLists.txt builds."""
 BUILD = ROOT / "build"
-LIBC = ctypes.CDLL(None)
+LIBC = ctypes.CDLL(None, use_errno=True)
+SETGROUPS = {"x86_64": 116, "aarch64": 159}
+"""The system call's number."""
 NOBODY_AT_ALL = 2**32 - 1
 """The id that no user has: in the kernel's calls it means "leave unchanged"."""
 VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -55,13 +59,23 @@ class Owner:
         if os.geteuid() or not self.uid:
             yield
             return
-        LIBC.setfsgid(self.gid)
-        LIBC.setfsuid(self.uid)  # the kernel drops root's file capabilities with it, and restores them later
+        groups = os.getgroups()
+        set_thread_groups(self.groups)
+        gid, uid = LIBC.setfsgid(self.gid), LIBC.setfsuid(self.uid)  # the kernel drops root's file capabilities with it
         try:
             yield
         finally:
-            LIBC.setfsuid(0)
-            LIBC.setfsgid(0)
+            LIBC.setfsuid(uid)
+            LIBC.setfsgid(gid)
+            set_thread_groups(groups)
+
+    @cached_property
+    def groups(self) -> list[int]:
+        """The groups that the owner belongs to."""
+        try:
+            return os.getgrouplist(self.name, self.gid)
+        except OSError:
+            return [self.gid]
 
     def become(self) -> None:
         """Permanently drop root in this (child) process."""
@@ -78,14 +92,33 @@ class Owner:
         return BUILD if IN_CHECKOUT else Path(os.environ.get("XDG_CACHE_HOME") or Path(self.home) / ".cache") / "moescope"
 
 
+def set_thread_groups(groups: list[int]) -> None:
+    """Set the supplementary groups of this thread alone, which the C library sets for all threads."""
+    numbers = struct.pack(f"={len(groups)}I", *groups)
+    if LIBC.syscall(SETGROUPS[os.uname().machine], len(groups), numbers):
+        raise OSError(ctypes.get_errno(), "the groups of the user cannot be taken")
+
+
+def owner_of(pid: int) -> Owner:
+    """The user whose rights a process has for files; raises OSError if it is gone."""
+    lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    uid, gid = int(lines["Uid"].split()[3]), int(lines["Gid"].split()[3])
+    return user(uid, gid)
+
+
 def invoking_user() -> Owner:
     """The user who invoked sudo, or the current one."""
-    uid = _number_from_sudo("SUDO_UID", os.getuid())
+    return user(_number_from_sudo("SUDO_UID", os.getuid()), _number_from_sudo("SUDO_GID", os.getgid()))
+
+
+@cache
+def user(uid: int, gid: int) -> Owner:
+    """The user with this id; one that has no account keeps the given group."""
     try:
         entry = pwd.getpwuid(uid)
         return Owner(uid, entry.pw_gid, entry.pw_name, entry.pw_dir)
     except KeyError:
-        return Owner(uid, _number_from_sudo("SUDO_GID", os.getgid()), str(uid), "/")
+        return Owner(uid, gid, str(uid), "/")
 
 
 def _number_from_sudo(name: str, own: int) -> int:

@@ -73,7 +73,7 @@ done; true"""
     programs = list(dict.fromkeys(device.way.ask(script).splitlines()))
     places = " ".join(map(quote, folders or folders_beside(programs, words)))
     names = " -o ".join(f"-name {quote(prefix + '*')}" for prefix in prefixes(planner))
-    shown = "".join(f"echo {quote(path)}; " for path in programs)
+    shown = "".join(f"echo {quote(path)}; " for path in [*programs, *planner.named.paths()])
     files = device.identify(f"{shown}find {places} \\( {names} \\) ! -type d 2> /dev/null")
     return [path for path in programs if path in files], files
 

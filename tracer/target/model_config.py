@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tracer.recording.user_files import read_bytes
+
 LARGEST = 1 << 20
 PACKAGE = ".moescope-package"
 KEPT = ("precisions", "target", "model_type", "fingerprint")
@@ -23,9 +25,7 @@ def of_command(command: list[str]) -> dict[str, Any] | None:
 def read(path: Path) -> dict[str, Any] | None:
     """Read a small JSON object; None if there is none."""
     try:
-        if path.stat().st_size > LARGEST:
-            return None
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = json.loads(read_bytes(path, LARGEST))
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -3,8 +3,11 @@
 import contextlib
 import hashlib
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from tracer.recording.user_files import is_regular, names_in, open_regular, regular_size
 
 SUFFIXES = (".gguf", ".safetensors", ".onnx", ".ort", ".pte", ".tflite", ".dlc", ".pt", ".pth", ".bin")
 SAMPLES, SAMPLE_BYTES = 8, 1 << 16
@@ -17,12 +20,11 @@ def named(command: list[str], folder: Path) -> list[Path]:
     for word in command:
         for text in (word, word.partition("=")[2]):
             path = os.path.join(folder, text)
-            if text and os.path.isfile(path):
+            if text and path.endswith(SUFFIXES):
                 paths[Path(path)] = None
-            elif text and os.path.isdir(path):
-                with contextlib.suppress(OSError):
-                    paths |= dict.fromkeys(sorted(Path(path).iterdir()))
-    return [path for path in paths if path.suffix in SUFFIXES and path.is_file()][:MOST_FILES]
+            if text:
+                paths |= dict.fromkeys(each for each in names_in(path) if each.suffix in SUFFIXES)
+    return list(islice(filter(is_regular, paths), MOST_FILES))
 
 
 def largest_in_use(pid: int) -> list[Path]:
@@ -35,8 +37,8 @@ def largest_in_use(pid: int) -> list[Path]:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 names.add(os.readlink(link))
-    paths = [Path(name) for name in sorted(names) if name.endswith(SUFFIXES) and os.path.isfile(name)]
-    return sorted(paths, key=lambda path: path.stat().st_size)[-1:]
+    sizes = {name: regular_size(name) for name in sorted(names) if name.endswith(SUFFIXES)}
+    return [Path(max(sizes, key=sizes.__getitem__))] if max(sizes.values(), default=-1) >= 0 else []
 
 
 def describe(paths: list[Path]) -> list[dict[str, Any]]:
@@ -46,7 +48,7 @@ def describe(paths: list[Path]) -> list[dict[str, Any]]:
     """
     rows = []
     for path in paths:
-        with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+        with contextlib.suppress(OSError), open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             digest = hashlib.sha256(size.to_bytes(8, "little"))
             for sample in range(SAMPLES):

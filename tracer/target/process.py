@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tracer.errors import TargetError
 from tracer.probes import reach
-from tracer.recording.paths import Owner
+from tracer.recording.paths import Owner, owner_of
 
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of a task's flags."""
@@ -107,11 +107,11 @@ class Target:
 
     def _child(self, gate: int, failure: int, owner: Owner) -> None:
         try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):  # Python changes all of these
+                signal.signal(number, signal.SIG_DFL)
             os.close(self._gate)
             if not os.read(gate, 1):
                 os._exit(127)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):  # Python changes all of these
-                signal.signal(number, signal.SIG_DFL)
             if os.geteuid() == 0 and owner.uid != 0:
                 owner.become()
             os.execvpe(self.command[0], self.command, owner.environment())
@@ -126,8 +126,14 @@ class Target:
 
     def release(self) -> None:
         """Let the command run; raises TargetError if it cannot be executed."""
-        os.write(self._gate, b"g")
+        with contextlib.suppress(BrokenPipeError):  # Ctrl-C has ended it
+            os.write(self._gate, b"g")
         self.abandon()
+
+    def end(self) -> None:
+        """Ask it to end."""
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGTERM)
 
     def abandon(self) -> None:
         """End a command that was not released, without running it; a running command is left alone."""
@@ -188,6 +194,7 @@ class Followed:
         self.pid, self.started = pid, time.monotonic_ns()
         self.cpu_ns, self._cpu_before = 0, cpu_ns(pid)  # while it was followed, as of the last `poll`
         self.command = [part.decode(errors="replace") for part in command_line(pid).split(b"\0") if part]
+        self.owner = owner_of(pid)
 
     def folder(self) -> Path:
         """The folder of relative paths on its command line, unless it has changed folders."""
@@ -198,6 +205,9 @@ class Followed:
 
     def abandon(self) -> None:
         """It runs already."""
+
+    def end(self) -> None:
+        """It is never ended."""
 
     def check_start(self) -> None:
         """It runs already."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tracer.engines import Engine
-from tracer.errors import EngineError, TracerError
+from tracer.errors import EngineError, ProbeError, TracerError
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.kernel.pmc import Counters, Event
@@ -185,8 +185,14 @@ class Watcher:
         name = self.names[int(slot[KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[0])]
         dtype = self.dtypes[name]
         record = slot[RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize].view(dtype)[0]
+        pid = int(record["pid"])
         with urgent() if name in HOLDING else contextlib.nullcontext():
-            getattr(self, f"_on_{name}")(record, int(record["pid"]))
+            try:
+                getattr(self, f"_on_{name}")(record, pid)
+            except ProbeError as error:  # as when the process, and with it its view of the files, has ended meanwhile
+                self.probes.warnings.append(str(error))
+                if name in HOLDING:
+                    self._continue(record, pid)
 
     def _on_task_fork(self, record: np.void, pid: int) -> None:
         """Track a new thread; it is named at its end or with the living ones: now is too early, and there may be thousands."""
@@ -315,7 +321,9 @@ class Watcher:
         place = frame_place(loop.node_at)
         why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
         sites = {"loop": site} if site == last else {"loop": site, "last": last}
-        stands = self.probes.attach_learnt(self._llamacpp(), sites, why)
+        stands = False
+        with self.probes.planner.reported():
+            stands = self.probes.attach_learnt(self._llamacpp(), sites, why)
         self.set_chosen()  # makes all graphs new again, so that the probes note nodes that are new to them
         self.stands_since = time.monotonic_ns()
         if not stands:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from moescope.scratch import replaced
 from views import colours
 
 SCRIPTS = {"report": ("common", "time_bars", "report"), "profdag": ("common", "profdag_causes", "profdag")}
@@ -103,7 +104,6 @@ def write_page(
         assets="\n".join(asset(key, value) for key, value in ({"data": document} | (assets or {})).items()),
         script="".join(static(f"{part}.js") for part in SCRIPTS[name]),
     ).encode(errors="replace")
-    partial = path.with_name(path.name + ".new")
-    partial.write_bytes(page)
-    partial.replace(path)
+    with replaced(path) as partial:
+        partial.write_bytes(page)
     return len(page)

@@ -32,6 +32,7 @@ from analyzer.records.memory import keep_freed_memory
 from analyzer.records.schema import TABLES
 from analyzer.records.stamps import stamp
 from analyzer.tables.store import Tables
+from moescope.scratch import replaced
 from views.timeline import marks, npu, sched
 from views.timeline.protobuf import field_bytes, valid
 from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets
@@ -246,9 +247,8 @@ def write_trace(
     `threads` share the work (None: one per usable CPU); the bytes are the same for any number of them.
     """
     keep_freed_memory()
-    partial = path.with_name(path.name + ".new")
-    with partial.open("wb") as file, TraceFile(file, threads or usable_cpus(), zipped) as out:
-        written = TraceWriter(manifest, Tables.of(tables), out).write(progress)
-    written.bytes = partial.stat().st_size
-    partial.replace(path)
+    with replaced(path) as partial:
+        with partial.open("wb") as file, TraceFile(file, threads or usable_cpus(), zipped) as out:
+            written = TraceWriter(manifest, Tables.of(tables), out).write(progress)
+        written.bytes = partial.stat().st_size
     return written
