@@ -33,6 +33,9 @@ struct choice {
 	double duration_s;
 	u64 tokens; /* 0: no limit */
 	u64 ring_bytes;
+	bool perf; /* perf buffers instead of rings */
+	char *events; /* to count per thread, "name=type:config,..."; or NULL */
+	bool everyone; /* the scheduler of all threads */
 };
 
 /* messages.c: one line on standard error each; warnings go into the manifest, too */
@@ -79,6 +82,9 @@ void find_field(const char *category, const char *event, const char *name, struc
 int attach_tracepoint(const char *program, const char *category, const char *name); /* -1 and errno */
 int attach_software(const char *program, u32 config);
 int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie);
+struct perf_event_attr;
+int open_event(struct perf_event_attr *attributes, pid_t tid, int cpu); /* -1: all; returns -1 and errno */
+bool has_ring_buffers(void);
 json_t *features(void);
 
 /* drain.c: `picked` are the slots of kinds that are answered, oldest first; valid until the next turn */
@@ -93,8 +99,18 @@ void sleep_until(u64 deadline_ns);
 void seal(void);
 bool disk_failed(void);
 const struct drained *drained(void);
+json_t *lost_by_cpu(void);
 void add_event(const struct header *record);
 void digest(const void *data, size_t bytes, char *text);
+
+/* counters.c: performance counters */
+void choose_events(char *text);
+u32 event_count(void);
+void allow_many_files(void);
+void count_thread(pid_t tid);
+void uncount_thread(pid_t tid);
+void uncount_all(void);
+json_t *counters(void);
 
 /* target.c */
 struct target {

@@ -1,6 +1,6 @@
-"""Deflates a BPF object for object.S, and writes the hash of the programs' sources: pack.py OBJECT PACKED SOURCES FOLDER.
+"""Deflates BPF objects for object.S, and writes the hash of the programs' sources: pack.py SOURCES FOLDER OBJECT...
 
-FOLDER holds the sources; the planner computes their hash by this module.
+FOLDER holds the sources; the planner computes their hash by this module. NAME.bpf.o becomes NAME.bpf.z.
 """
 
 import hashlib
@@ -16,10 +16,11 @@ def number_of(folder: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
-def main(compiled: str, packed: str, header: str, folder: str) -> None:
-    """Write both files."""
-    content = Path(compiled).read_bytes()
-    Path(packed).write_bytes(struct.pack("<Q", len(content)) + zlib.compress(content, 9))
+def main(header: str, folder: str, *compiled: str) -> None:
+    """Write the files."""
+    for path in map(Path, compiled):
+        content = path.read_bytes()
+        path.with_suffix(".z").write_bytes(struct.pack("<Q", len(content)) + zlib.compress(content, 9))
     Path(header).write_text(f'#define SOURCES "{number_of(Path(folder))}"\n')
 
 

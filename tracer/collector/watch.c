@@ -224,6 +224,7 @@ static void on_fork(const struct rec_task_fork *r)
 	char path[96];
 	pid_t child = r->child_tid;
 
+	count_thread(child);
 	snprintf(path, sizeof(path), "/proc/%d/task/%d", r->h.pid, child);
 	if (!access(path, F_OK)) {
 		note_thread(r->h.pid, child, "");
@@ -244,6 +245,7 @@ static void on_exit_of(const struct rec_task_exit *r)
 
 	snprintf(name, sizeof(name), "%.15s", r->comm);
 	note_thread(r->h.pid, r->h.tid, name);
+	uncount_thread(r->h.tid);
 	if (r->h.tid == r->h.pid)
 		guard(r->h.pid, false);
 }
