@@ -304,6 +304,29 @@ def manifest_when(done: Callable[[dict], object], folder: Path, tracer: subproce
     raise AssertionError(manifest)
 
 
+ON_EXEC = ("--on", "exec:sh -c", "--libraries", str(ROOT / "runtime" / "telemetry" / "_probes.so"))
+"""Options of `run` and `attach` by which moescope-collect records this machine; of programs with our runtime's sites."""
+
+
+@pytest.fixture(scope="module", params=["local", "exec"])
+def on(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Options for either recorder of this machine: the tracer itself, and moescope-collect."""
+    if request.param == "exec" and lacking("collector"):
+        pytest.skip(lacking("collector"))
+    return ON_EXEC if request.param == "exec" else ()
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """A machine of its own as far as its temporary folder goes: a script that runs a line with that folder for /var/tmp."""
+    there = tmp_path / "device"
+    there.mkdir()
+    program = tmp_path / "shell"
+    program.write_text(f'#!/bin/sh\nexec unshare -m sh -c \'mount --bind {there} /var/tmp && exec sh -c "$1"\' sh "$1"\n')
+    program.chmod(0o755)
+    return program
+
+
 class DemoRun:
     """A traced run of the bundled demo with its results."""
 

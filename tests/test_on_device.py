@@ -35,17 +35,6 @@ SSHD = Path("/usr/sbin/sshd")
 
 
 @pytest.fixture
-def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of its own as far as its temporary folder goes: a script that runs a line with that folder for /var/tmp."""
-    there = tmp_path / "device"
-    there.mkdir()
-    program = tmp_path / "shell"
-    program.write_text(f'#!/bin/sh\nexec unshare -m sh -c \'mount --bind {there} /var/tmp && exec sh -c "$1"\' sh "$1"\n')
-    program.chmod(0o755)
-    return program
-
-
-@pytest.fixture
 def android(device: Path, tmp_path: Path) -> Path:
     """The same with Android's shell and tools alone: mksh and toybox."""
     toybox, mksh, tools = shutil.which("toybox"), shutil.which("mksh"), tmp_path / "tools"

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, trace
+from tests.conftest import ON_EXEC, ROOT, trace
 from tracer.errors import TracerError
 from tracer.kernel import pmc
 from tracer.kernel.libbpf import Kernel
@@ -88,9 +88,9 @@ def answered(run: Run) -> bool:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory, on: tuple[str, ...]) -> Run:
     for _ in range(MOST_RUNS):
-        run = run_program(tmp_path_factory.mktemp("io"), "--pmc", EVENTS)
+        run = run_program(tmp_path_factory.mktemp("io"), "--pmc", EVENTS, *on)
         if answered(run):
             break
     return run
@@ -201,8 +201,10 @@ def test_every_waking_of_a_sleeper_is_followed_by_its_wakeup(run: Run) -> None:
     assert each_waking_has_its_wakeup(events)
 
 
-def test_the_whole_machines_scheduling_leaves_no_gap_on_any_cpu_but_what_the_kernel_skipped(tmp_path: Path) -> None:
-    run = run_program(tmp_path, "--sched", "all", "--levels", "sched,operator,token")
+def test_the_whole_machines_scheduling_leaves_no_gap_on_any_cpu_but_what_the_kernel_skipped(
+    tmp_path: Path, on: tuple[str, ...]
+) -> None:
+    run = run_program(tmp_path, "--sched", "all", "--levels", "sched,operator,token", *on)
     own, switch = target_threads(run), run.tables["sched"].query("event == 'switch'")
     assert (~np.isin(switch["prev_tid"], own) & ~np.isin(switch["next_tid"], own)).any()
     leavers = switch["prev_tid"].unique()  # some kernel keeps a few threads' own events from every observer
@@ -246,6 +248,14 @@ def test_an_event_that_cannot_be_counted_is_refused_before_anything_is_recorded(
     done = trace("run", "--pmc", events, "-o", str(tmp_path / "run"), "--", "true")
     assert done.returncode == 2 and words in done.stderr
     assert "at most" in words or "major-faults" in done.stderr.split(" has: ")[1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.needs("collector")
+@pytest.mark.parametrize("events", ["branches-of-law", "faults,cs,task-clock,cpu-clock,migrations", "0xfffffffffffffff"])
+def test_neither_is_one_recorded_that_another_machine_cannot_count(tmp_path: Path, events: str) -> None:
+    done = trace("run", *ON_EXEC, "--pmc", events, "-o", str(tmp_path / "run"), "--", sys.executable, PROGRAM)
+    assert done.returncode == 2 and events.split(",")[-1] in done.stderr + "migrations"
     assert not (tmp_path / "run").exists()
 
 

@@ -132,11 +132,27 @@ bool poll_target(struct target *target);
 int tasks_of(pid_t pid, pid_t *tids, int most);
 void each_descendant(pid_t pid, void (*act)(pid_t pid, void *context), void *context); /* itself first */
 int name_of(pid_t pid, pid_t tid, char *name, size_t bytes);
+
+/* reach.c */
+struct mapping {
+	u64 start, end, offset, inode;
+	bool is_code;
+	u32 major, minor;
+	char path[PATH_MOST]; /* of a file: one that opens it here; else as in /proc/PID/maps */
+};
 /* The file that contains an address of a process, by a path that opens here; false if there is none. */
 bool place_of(pid_t pid, u64 address, char *path, u64 *offset);
 bool program_of(pid_t pid, char *path);
 bool opened_by(pid_t pid, const char *name, char *path);
-void each_mapped(pid_t pid, void (*act)(const char *path, void *context), void *context);
+void each_mapping(pid_t pid, void (*act)(const struct mapping *mapping, void *context), void *context);
+
+/* qnn_tables.c: function tables in the memory of a running program */
+#define QNN_SLOTS 72
+struct provider {
+	u32 backend, api[3];
+	u64 slots[QNN_SLOTS]; /* addresses */
+};
+int find_providers(pid_t pid, json_t *libraries, u32 major, struct provider *found, int most);
 
 /* attach.c: carries out the plan */
 struct row {
@@ -175,6 +191,7 @@ void disturbed_since(u64 begin_ns); /* probes were placed, or the target was sto
 json_t *disturbances(void);
 json_t *keep_qnn_logs(const char *folder, bool whole);
 void note_mapped_files(pid_t pid);
+void probe_earlier_tables(pid_t pid);
 
 /* costs.c: cost of probe hits and of the programs */
 void measure_costs(void);

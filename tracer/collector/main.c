@@ -166,12 +166,15 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	check(choice, plan);
 }
 
-static void attach_mapped(const char *path, void *context)
+static void attach_mapped(const struct mapping *mapping, void *context)
 {
 	json_t *prefixes = context, *prefix;
-	const char *name = strrchr(path, '/') + 1;
+	const char *path = mapping->path, *name = strrchr(path, '/');
 	size_t index;
 
+	if (!mapping->is_code || path[0] != '/')
+		return;
+	name++;
 	json_array_foreach(prefixes, index, prefix) {
 		if (!strncmp(name, json_string_value(prefix), json_string_length(prefix)))
 			attach_file(path, false);
@@ -196,12 +199,11 @@ static void adopt(pid_t pid, void *context)
 	free(nothing);
 	if (!choice->pid)
 		return;
-	if (lists(json_object_get(choice->plan, "levels"), "qnn"))
-		warn("qnn: function tables that process %d already has are not searched: calls through them are not recorded", pid);
 	note_mapped_files(pid);
 	if (program_of(pid, program))
 		attach_file(program, true);
-	each_mapped(pid, attach_mapped, json_object_get(choice->plan, "patterns"));
+	each_mapping(pid, attach_mapped, json_object_get(choice->plan, "patterns"));
+	probe_earlier_tables(pid);
 }
 
 static bool turn(void)

@@ -38,6 +38,17 @@ def check_file(path: Path) -> None:
         raise BtfError(f"--btf {path} contains no BTF, neither raw nor in an ELF section: see docs/kernels.md")
 
 
+def blob_of(path: Path) -> bytes:
+    """The BTF in a file, raw or in an ELF section."""
+    blob = path.read_bytes()
+    if blob.startswith(MAGIC):
+        return blob
+    section = ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")
+    if section is None:
+        raise BtfError(f"{path} has no BTF; compile it with clang -g")
+    return bytes(section.data())
+
+
 class Btf:
     """The types of one BTF blob, by id and by name."""
 
@@ -61,13 +72,7 @@ class Btf:
     @classmethod
     def of_file(cls, path: Path) -> "Btf":
         """Types of a raw BTF file, or of an ELF file such as a compiled BPF object or a kernel."""
-        blob = path.read_bytes()
-        if blob.startswith(MAGIC):
-            return cls(blob)
-        section = ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")
-        if section is None:
-            raise BtfError(f"{path} has no BTF; compile it with clang -g")
-        return cls(section.data())
+        return cls(blob_of(path))
 
     def string(self, offset: int) -> str:
         """The NUL-terminated name at `offset` of the string section."""

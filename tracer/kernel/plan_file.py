@@ -152,7 +152,7 @@ def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]], presen
 def described_engine(engine: Engine, planner: Planner) -> dict[str, Any]:
     """An engine's entry for the manifest, with the newest function table that its slots were checked against."""
     names = {"operators": planner.operators[engine.name], "graphs": list(engine.graphs)}
-    return {"id": engine.id, **names, "api": [engine.api_major, engine.api_minor]}
+    return {"id": engine.id, **names, "api": [engine.api_major, engine.api_minor], "inspectable": engine.inspectable}
 
 
 def found_at_run_time(planner: Planner, engines: set[str]) -> list[dict[str, Any]]:

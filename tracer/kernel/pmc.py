@@ -4,6 +4,7 @@ import contextlib
 import os
 import resource
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,11 @@ class Event:
     type: int
     config: int
 
+    @property
+    def word(self) -> str:
+        """The event as moescope-collect takes it."""
+        return f"{self.name}={self.type}:{self.config:x}"
+
     def open(self, tid: int) -> int:
         """Count the event on one thread, on any CPU, until the returned descriptor is closed. Raises OSError.
 
@@ -104,22 +110,25 @@ def offered() -> list[str]:
 
 def parse(names: list[str]) -> tuple[Event, ...]:
     """The events with these names; raises TracerError if one is unknown, absent on this machine, or there are too many."""
-    if len(names) > MAX_EVENTS:
-        raise TracerError(f"--pmc takes at most {MAX_EVENTS} events, {len(names)} were given")
-    events = tuple(_event(name) for name in names)
+    events = named(names, lambda: f"this machine has: {', '.join(offered())}")
     missing = [event.name for event in events if not event.works()]
     if missing:
         raise TracerError(f"this machine does not have the event {', '.join(missing)}; it has: {', '.join(offered())}")
     return events
 
 
-def _event(name: str) -> Event:
+def named(names: list[str], choice: Callable[[], str] = lambda: f"perf's names: {', '.join(NAMED)}") -> tuple[Event, ...]:
+    """The events with these names, whether or not a machine has them; raises TracerError with the `choice` if one is unknown."""
+    if len(names) > MAX_EVENTS:
+        raise TracerError(f"--pmc takes at most {MAX_EVENTS} events, {len(names)} were given")
+    return tuple(_event(name, choice) for name in names)
+
+
+def _event(name: str, choice: Callable[[], str]) -> Event:
     config = raw_config(name)
     kind, config = NAMED.get(name, (RAW, config))
     if config is None:
-        raise TracerError(
-            f"unknown event {name!r}; this machine has: {', '.join(offered())}, and raw codes where it has a PMU: r1c2 or 0x1c2"
-        )
+        raise TracerError(f"unknown event {name!r}; {choice()}, and raw codes where it has a PMU: r1c2 or 0x1c2")
     return Event(name, kind, config)
 
 
