@@ -128,12 +128,14 @@ def test_what_a_full_ring_loses_is_counted_to_the_record(tmp_path: Path, buffer:
 
 
 def held_up(folder: Path, plan: Path, program: Path, buffer: str) -> tuple[RawRecording, int, int]:
-    """(recording, hits by the program's count, exit code) of a collector that stands still until the program has ended."""
+    """(recording, hits by the program's count, exit code) of a collector that stands still twice, at last until the end."""
     events = folder / "events.bin"
     words = ["--plan", str(plan), "-o", str(folder), "--ring-mib", "1", "--buffer", buffer, "--", str(program), "6", "2"]
     with subprocess.Popen([str(COLLECTOR), *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as collector:
         assert wait_until(lambda: events.exists() and events.stat().st_size > 1 << 18)
-        collector.send_signal(signal.SIGSTOP)
+        for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
+            collector.send_signal(number)
+            time.sleep(0.5)
         assert collector.stdout
         made = json.loads(collector.stdout.readline())["hits"]
         collector.send_signal(signal.SIGCONT)

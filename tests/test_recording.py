@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import ROOT
 from tracer.kernel.btf import UNION, Btf, BtfError
-from tracer.kernel.loaders import layouts
+from tracer.kernel.definitions import layouts
 from tracer.kernel.ring import Ring
 from tracer.recording.drain import SlotFile
 from tracer.recording.format import (

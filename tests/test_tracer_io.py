@@ -17,6 +17,7 @@ from analyzer.tables import store as tables_module
 from tests.conftest import ON_EXEC, ROOT, trace
 from tracer.errors import TracerError
 from tracer.kernel import pmc
+from tracer.kernel.definitions import constant
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.probes.kernel_probes import IN_INTERRUPTS
@@ -279,7 +280,7 @@ def test_counters_of_ended_threads_make_room_and_none_stays_open() -> None:
     counters = pmc.Counters(
         Kernel(), {name: loader.map_fd(name) for name in ("counters", "counted")}, pmc.parse(["cs", "faults"])
     )
-    for _ in range(2 * pmc.MAX_THREADS // 100):
+    for _ in range(2 * constant("MAX_COUNTED_THREADS") // 100):
         stay = threading.Event()
         threads = [threading.Thread(target=stay.wait, daemon=True) for _ in range(100)]
         for thread in threads:

@@ -147,7 +147,7 @@ bool opened_by(pid_t pid, const char *name, char *path);
 void each_mapping(pid_t pid, void (*act)(const struct mapping *mapping, void *context), void *context);
 
 /* qnn_tables.c: function tables in the memory of a running program */
-#define QNN_SLOTS 72
+#define QNN_SLOTS (TABLE_PARTS * TABLE_SLOTS)
 struct provider {
 	u32 backend, api[3];
 	u64 slots[QNN_SLOTS]; /* addresses */

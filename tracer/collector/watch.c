@@ -13,11 +13,9 @@
 
 #define MOST_THREADS 65536
 #define MOST_TASKS 4096
-#define LAST_TABLE_PART 48 /* first slot of the last part that the BPF program sends */
 #define MOST_SLOTS QNN_SLOTS
 #define MOST_PROVIDERS 16
 #define MOST_TABLES 32
-#define QNN_HTP 6 /* QNN's number for the HTP backend */
 #define MOST_SITES 512
 #define MOST_IO_FILES 65536
 #define NEAR_NS 20000000ULL /* disturbances that are closer become one */
@@ -423,7 +421,7 @@ static void on_qnn_table(const struct rec_qnn_table *r)
 	if (!r->first)
 		memset(table->slots, 0, sizeof(table->slots));
 	collect_slots(table, r->first, r->slots, sizeof(r->slots));
-	if (r->first < LAST_TABLE_PART)
+	if (r->first < (TABLE_PARTS - 1) * TABLE_SLOTS)
 		return;
 	probe_qnn_table(r->h.pid, r->backend, r->api, table->slots);
 	set_settings(true);

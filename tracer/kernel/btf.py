@@ -97,10 +97,14 @@ class Btf:
         rows = [struct.unpack_from("<III", self.data, position + 12 * i) for i in range(count)]
         return [(self.string(name), kind, (offset & 0xFFFFFF) // 8) for name, kind, offset in rows]
 
+    def enums(self) -> list[str]:
+        """The names of all enums."""
+        return [name for kind, name in self.by_name if kind == ENUM]
+
     def enum(self, name: str) -> dict[str, int]:
-        """Name → value of an enum."""
+        """Name → value of an enum without negative values."""
         _, _, count, _, position = self.head(self.find(ENUM, name))
-        rows = [struct.unpack_from("<Ii", self.data, position + 8 * i) for i in range(count)]
+        rows = [struct.unpack_from("<II", self.data, position + 8 * i) for i in range(count)]
         return {self.string(text): value for text, value in rows}
 
     def offset(self, struct_name: str, member: str) -> int:
