@@ -67,12 +67,10 @@ static int create(const char *folder, const char *name, const char *suffix)
 	return fd;
 }
 
-static void wake_always_on(const int *fds, int count)
+static void wake_on_all(const int *fds, int count)
 {
-	struct epoll_event event = {.events = EPOLLIN};
-
 	for (int i = 0; i < count; i++)
-		epoll_ctl(poller, EPOLL_CTL_ADD, fds[i], &event);
+		wake_on(fds[i], false);
 }
 
 void open_rings(const struct choice *choice)
@@ -83,13 +81,13 @@ void open_rings(const struct choice *choice)
 	if (choice->perf) {
 		int count = open_doorbell(&bells);
 
-		wake_always_on(bells, count);
+		wake_on_all(bells, count);
 	}
 	for (size_t i = 0; i < RINGS; i++) {
 		struct ring *r = &rings[i];
 
 		r->buffer = (choice->perf ? open_perf : open_ring)(r->name, r->slot, choice->ring_bytes);
-		wake_always_on(r->buffer->fds, r->buffer->fd_count);
+		wake_on_all(r->buffer->fds, r->buffer->fd_count);
 		r->file = create(choice->folder, r->name, "bin");
 		r->sums = create(choice->folder, r->name, "sum");
 		r->hash = XXH3_createState();

@@ -140,11 +140,7 @@ def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]], presen
         "driver": [[name, *fields] for name, fields in DRIVER_EVENTS.items()],
         "patterns": sorted(p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes)),
         "backends": identities,
-        "settings": {
-            "mul_mat_id": constant("UNKNOWN_OPERATOR"),
-            "stop": 1,
-            **{name: int(is_on) for name, is_on in chosen.items()},
-        },
+        "settings": {"mul_mat_id": constant("UNKNOWN_OPERATOR"), "stop": 1} | {name: int(on) for name, on in chosen.items()},
         "engines": {engine.name: described_engine(engine, planner) for engine in planner.engines},
         "at_run_time": later,
         "functions": planner.named.found,
