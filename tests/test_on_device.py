@@ -21,6 +21,7 @@ from tests.conftest import ROOT, trace
 from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, processes, wait_until
 from tests.test_tracer_series import state_of
 from tracer.commands.options import RING_MIB, RING_MIB_ON_DEVICES
+from tracer.kernel.btf import VMLINUX
 from tracer.recording.paths import invoking_user
 from tracer.remote.device import PATIENCE_S as KEEPER_S
 from tracer.remote.transport import way_to
@@ -75,6 +76,20 @@ def test_a_recording_from_elsewhere_has_the_tables_of_one_made_here(device: Path
     assert there.manifest["options"]["ring-mib"] == RING_MIB_ON_DEVICES
     assert facts(store.build(there)) == facts(store.build(RawRecording(tmp_path / "here")))
     assert sorted(os.listdir(tmp_path / "there")) == sorted(os.listdir(tmp_path / "here"))
+
+
+def test_a_file_holds_the_types_of_a_device_whose_kernel_holds_none(device: Path, tmp_path: Path) -> None:
+    types = tmp_path / "types.btf"
+    types.write_bytes(VMLINUX.read_bytes())
+    hidden = "mount -t tmpfs none /sys/kernel/btf && mount --bind"
+    device.write_text(device.read_text().replace("mount --bind", hidden))
+    words = ("--on", f"exec:{device}", "-o", str(tmp_path / "run"))
+    command = ("--", str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)), str(CALLS))
+    refused = run_on(*words, *command)
+    assert refused.returncode == 2 and "--btf FILE" in refused.stderr and not (tmp_path / "run").exists()
+    done = run_on(*words, "--btf", str(types), *command)
+    assert done.returncode == 0, done.stderr
+    assert len(RawRecording(tmp_path / "run").records("op_end")) == CALLS and left_on(device) == []
 
 
 class Server:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from analyzer.tables import store as tables_module
-from tests.conftest import ON_EXEC, ROOT, trace
+from tests.conftest import ROOT, trace
 from tracer.errors import TracerError
 from tracer.kernel import pmc
 from tracer.kernel.definitions import constant
@@ -240,23 +240,17 @@ def test_without_the_level_nothing_of_it_is_attached(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        ("major-faults,branches-of-law", "unknown event 'branches-of-law'; this machine has: "),
+        ("major-faults,branches-of-law", "unknown event 'branches-of-law'; "),
         ("faults,cs,task-clock,cpu-clock,migrations", "--pmc takes at most 4 events, 5 were given"),
-        ("0xfffffffffffffff", "this machine does not have the event 0xfffffffffffffff; it has: "),
+        ("0xfffffffffffffff", "this machine does not have the event 0xfffffffffffffff"),
     ],
 )
-def test_an_event_that_cannot_be_counted_is_refused_before_anything_is_recorded(tmp_path: Path, events: str, words: str) -> None:
-    done = trace("run", "--pmc", events, "-o", str(tmp_path / "run"), "--", "true")
+def test_an_event_that_cannot_be_counted_is_refused_before_anything_is_recorded(
+    tmp_path: Path, events: str, words: str, on: tuple[str, ...]
+) -> None:
+    done = trace("run", "--pmc", events, "-o", str(tmp_path / "run"), *on, "--", sys.executable, PROGRAM)
     assert done.returncode == 2 and words in done.stderr
-    assert "at most" in words or "major-faults" in done.stderr.split(" has: ")[1]
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.needs("collector")
-@pytest.mark.parametrize("events", ["branches-of-law", "faults,cs,task-clock,cpu-clock,migrations", "0xfffffffffffffff"])
-def test_neither_is_one_recorded_that_another_machine_cannot_count(tmp_path: Path, events: str) -> None:
-    done = trace("run", *ON_EXEC, "--pmc", events, "-o", str(tmp_path / "run"), "--", sys.executable, PROGRAM)
-    assert done.returncode == 2 and events.split(",")[-1] in done.stderr + "migrations"
+    assert on or "at most" in words or "major-faults" in done.stderr.split(" has: ")[1]
     assert not (tmp_path / "run").exists()
 
 
