@@ -304,16 +304,16 @@ def manifest_when(done: Callable[[dict], object], folder: Path, tracer: subproce
     raise AssertionError(manifest)
 
 
-ON_EXEC = ("--on", "exec:sh -c", "--libraries", str(ROOT / "runtime" / "telemetry" / "_probes.so"))
-"""Options of `run` and `attach` by which moescope-collect records this machine; of programs with our runtime's sites."""
+RECORDERS = {"local": (), "exec": ("--on", "exec:sh -c", "--libraries", str(ROOT / "runtime" / "telemetry" / "_probes.so"))}
+"""The recorder in Python, and the one in C that `--on` uses → the options for it."""
 
 
-@pytest.fixture(scope="module", params=["local", "exec"])
+@pytest.fixture(scope="module", params=RECORDERS)
 def on(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Options for either recorder of this machine: the tracer itself, and moescope-collect."""
+    """The options for either recorder."""
     if request.param == "exec" and lacking("collector"):
         pytest.skip(lacking("collector"))
-    return ON_EXEC if request.param == "exec" else ()
+    return RECORDERS[request.param]
 
 
 @pytest.fixture
