@@ -151,7 +151,7 @@ static void search_area(struct search *s, const struct area *area)
 
 /*
  * The providers of a major API version: first in these libraries' data and in the heap, else elsewhere. A provider's addresses are in
- * the libraries' code. Returns how many.
+ * the libraries' code. Returns how many; -1 if the process has mapped none of these libraries.
  */
 int find_providers(pid_t pid, json_t *libraries, u32 major, struct provider *found, int most)
 {
@@ -164,7 +164,7 @@ int find_providers(pid_t pid, json_t *libraries, u32 major, struct provider *fou
 		for (int i = 0; i < s->area_count; i++)
 			if (s->areas[i].is_near == is_near)
 				search_area(s, &s->areas[i]);
-	count = s->count;
+	count = s->code_count ? s->count : -1;
 	free(s);
 	return count;
 }

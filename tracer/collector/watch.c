@@ -398,7 +398,7 @@ void probe_earlier_tables(pid_t pid)
 	number = find_providers(pid, libraries, json_integer_value(json_array_get(json_object_get(engine, "api"), 0)), found, MOST_PROVIDERS);
 	for (int i = 0; i < number; i++)
 		probe_qnn_table(pid, found[i].backend, found[i].api, found[i].slots);
-	if (json_array_size(libraries) && !number)
+	if (!number)
 		warn("qnn: process %d has mapped QNN, but no function table was found in its memory: calls through an earlier one are "
 		     "not recorded", pid);
 	json_decref(libraries);

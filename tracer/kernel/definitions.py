@@ -35,6 +35,11 @@ def enumeration(name: str) -> dict[str, int]:
     return types().enum(name)
 
 
+def name_in(enum: str, number: int) -> str:
+    """The name of an enum's member with this value."""
+    return next(name for name, value in enumeration(enum).items() if value == number)
+
+
 @cache
 def _constants() -> dict[str, int]:
     return {name: value for each in types().enums() for name, value in types().enum(each).items()}

@@ -14,14 +14,14 @@ import numpy as np
 
 from tracer.engines import Engine
 from tracer.errors import EngineError, TracerError
-from tracer.kernel.definitions import constant, enumeration, packed, struct_of
+from tracer.kernel.definitions import constant, enumeration, name_in, packed, struct_of
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.kernel.pmc import Counters, Event
 from tracer.probes.attach import Attachments
 from tracer.probes.disturbances import LEARNING, span
 from tracer.probes.kernel_probes import FAULT_BEGINS
-from tracer.probes.learning import GRAPHS, Learning, Loop, frame_place
+from tracer.probes.learning import GRAPHS, MISFITS, Learning, Loop, frame_place
 from tracer.probes.reach import opened, way_to
 from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
@@ -33,11 +33,6 @@ from tracer.target.process import executable, mappings, tasks, urgent
 from tracer.target.qnn_logs import SerializedLogs
 
 QNN_EMULATED_MACHINES = ("x86_64",)
-MISFITS = {
-    "MISFIT_TENSOR": "the tensors of its graphs have an unknown layout",
-    "MISFIT_LOOP": "its graph loop differs from the learnt one: a node came twice, or does not belong to its graph",
-}
-"""Names of enum misfit_of → message."""
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", "misfit", *QNN_WATCHED)
 HOLDING = ("task_exec", "library", "api_table", "qnn_table", "qnn_callback", "qnn_reader")  # the target waits for the answer
@@ -67,11 +62,6 @@ def places(pid: int, addresses: Iterable[int], first: int = 0) -> dict[int, tupl
         if place:
             found[number] = place.path, place.file_offset(address)
     return found
-
-
-def misfit(number: int) -> str:
-    """The message for a number of enum misfit_of."""
-    return next(MISFITS[name] for name, each in enumeration("misfit_of").items() if each == number)
 
 
 class Watcher:
@@ -338,7 +328,7 @@ class Watcher:
     def _on_misfit(self, record: np.void, pid: int) -> None:
         """Stop recording what cannot be recorded correctly with this build."""
         self._learn("LEARN_NOTHING", None)
-        self.probes.give_up(self._llamacpp(), misfit(int(record["what"])))
+        self.probes.give_up(self._llamacpp(), MISFITS[name_in("misfit_of", int(record["what"]))])
         self.set_chosen()
 
     def is_learning(self) -> bool:
