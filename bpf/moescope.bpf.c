@@ -98,6 +98,12 @@ const enum backend_id backend_ids = 0;
 const enum hexagon_call hexagon_calls = 0;
 const enum heat_of heat_ofs = 0;
 const enum driver_event driver_events = 0;
+const enum engine_id engine_ids = 0;
+const enum misfit_of misfits = 0;
+const enum learning learnings = 0;
+const enum qnn_backend qnn_backends = 0;
+const enum limit limits = 0;
+const enum none nones = 0;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #endif

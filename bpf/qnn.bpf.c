@@ -13,7 +13,6 @@
 
 #define MAX_PROVIDERS 4
 #define PROFILE_OPTION_MAX_EVENTS 1
-#define TABLE_PARTS 3 /* 72 slots: more than core API 2.40 has */
 #define PROVIDER_API 16   /* uint32 core API major, minor, patch */
 #define PROVIDER_TABLE 40 /* the first function pointer */
 

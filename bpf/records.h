@@ -16,6 +16,24 @@
 #define MAX_KINDS 96
 
 /* The kind of struct rec_<name> is KIND_<NAME>; Python pairs them by name. */
+/* Sizes that user space needs, too. */
+enum limit {
+	MAX_PMC = 4,
+	MAX_COUNTED_THREADS = 1024,
+	MAX_PATTERNS = 16,
+	MAX_CALL_SPECS = 1024,
+	CALL_VALUES = 3,
+	CALL_PARTS = 5,
+	TABLE_SLOTS = 24,
+	TABLE_PARTS = 3, /* of a QNN provider's table: 72 slots, more than core API 2.40 has */
+};
+
+/* Instead of a number: there is none. */
+enum none {
+	NO_PROVIDER = 0xFFFFFFFF,
+	UNKNOWN_OPERATOR = 0xFFFFFFFF,
+};
+
 enum record_kind {
 	KIND_TOKEN_BEGIN = 1,
 	KIND_TOKEN_END = 2,
@@ -320,7 +338,6 @@ struct rec_misfit {
 	unsigned int pad[3];
 };
 
-#define MAX_PMC 4
 #define NO_COUNT 0xFFFFFFFFFFFFFFFFULL
 /* The thread's counters, right after the thread's operator record to which they belong. */
 struct rec_pmc {
@@ -428,8 +445,6 @@ struct rec_qnn_harvest {
 	unsigned long long pad[3];
 };
 
-#define CALL_VALUES 3
-#define CALL_PARTS 5
 /* A function that the user declared. Values are as wide as they were read; their types are in the manifest. */
 struct rec_call_begin {
 	struct header h;
@@ -665,8 +680,11 @@ struct rec_qnn_log {
 	char path[208];
 };
 
-#define TABLE_SLOTS 24
-#define NO_PROVIDER 0xFFFFFFFF
+/* QNN's numbers of backends */
+enum qnn_backend {
+	QNN_HTP = 6,
+};
+
 /* Part of a QNN provider's function table, read when QnnInterface_getProviders returns; NO_PROVIDER: it returned none. */
 struct rec_qnn_table {
 	struct header h;

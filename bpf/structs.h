@@ -14,7 +14,6 @@ struct pattern {
 	char text[28];
 };
 
-#define MAX_PATTERNS 16
 #define MAX_PROGRAMS 256
 #define PATH_BYTES 208
 
@@ -25,7 +24,7 @@ struct path_scratch {
 
 /* The loader's settings: choices, and numbers that differ between builds of an engine. */
 struct settings {
-	u32 mul_mat_id; /* llama.cpp's number of GGML_OP_MUL_MAT_ID; 2^32-1: not known */
+	u32 mul_mat_id; /* llama.cpp's number of GGML_OP_MUL_MAT_ID, or UNKNOWN_OPERATOR */
 	u32 stop;       /* stop the target when a library or a function table appears, until probes are attached */
 	u32 operators;  /* record ggml's operators */
 	u32 experts;    /* record the experts passed to MUL_MAT_ID */
@@ -126,8 +125,6 @@ struct call_spec {
 	struct arg_spec texts[CALL_PARTS - 1];
 };
 
-#define MAX_CALL_SPECS 1024
-
 /* The position of a field in a tracepoint's record; width 0: the tracepoint has no such field. */
 struct driver_field {
 	u32 offset;
@@ -171,7 +168,5 @@ struct asker {
 	u32 pid;
 	u32 tid;
 };
-
-#define MAX_COUNTED_THREADS 1024
 
 #endif

@@ -304,6 +304,29 @@ def manifest_when(done: Callable[[dict], object], folder: Path, tracer: subproce
     raise AssertionError(manifest)
 
 
+RECORDERS = {"local": (), "exec": ("--on", "exec:sh -c", "--libraries", str(ROOT / "runtime" / "telemetry" / "_probes.so"))}
+"""The recorder in Python, and the one in C that `--on` uses → the options for it."""
+
+
+@pytest.fixture(scope="module", params=RECORDERS)
+def on(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The options for either recorder."""
+    if request.param == "exec" and lacking("collector"):
+        pytest.skip(lacking("collector"))
+    return RECORDERS[request.param]
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """A machine of its own as far as its temporary folder goes: a script that runs a line with that folder for /var/tmp."""
+    there = tmp_path / "device"
+    there.mkdir()
+    program = tmp_path / "shell"
+    program.write_text(f'#!/bin/sh\nexec unshare -m sh -c \'mount --bind {there} /var/tmp && exec sh -c "$1"\' sh "$1"\n')
+    program.chmod(0o755)
+    return program
+
+
 class DemoRun:
     """A traced run of the bundled demo with its results."""
 

@@ -15,7 +15,7 @@ from analyzer.questions.findings import findings
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import build
 from tests.conftest import COLLECTOR, ROOT
-from tracer.kernel.loaders import enumeration, layouts
+from tracer.kernel.definitions import enumeration, layouts
 from tracer.probes.kernel_probes import KERNEL_PROBES
 from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import heat

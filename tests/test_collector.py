@@ -115,22 +115,28 @@ def test_graphs_of_a_build_that_calls_its_backends_directly_are_all_recorded(tmp
     assert len(hits) > 1 and len(store.build(run)["graphs"]) == 7
 
 
-def test_what_a_full_ring_loses_is_counted_to_the_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("buffer", ["ring", "perf"])
+def test_what_a_full_ring_loses_is_counted_to_the_record(tmp_path: Path, buffer: str) -> None:
     program = compiled(tmp_path / "stress", "stress.c", flags=WITH_SITES)
     make_plan(tmp_path / "plan.json", "--libraries", str(SITES), "--levels", "expert", "--", str(program))
-    run, made, code = held_up(tmp_path / "run", tmp_path / "plan.json", program)
+    run, made, code = held_up(tmp_path / "run", tmp_path / "plan.json", program, buffer)
     lost = run.manifest["lost"]["evict"]
     hits = next(row["hits"] for row in run.manifest["probes"] if row["program"] == "moescope_evict")
     assert len(run.records("evict")) + lost == hits == made and lost > 0 and code == 0
+    assert run.is_whole and run.manifest["buffer"] == buffer
+    told = sum(run.manifest["lost_by_cpu"].get("events", {}).values())
+    assert 0 < told <= lost if buffer == "perf" else told == 0  # told with the next record that finds room
 
 
-def held_up(folder: Path, plan: Path, program: Path) -> tuple[RawRecording, int, int]:
-    """(recording, hits by the program's count, exit code) of a collector that stands still until the program has ended."""
+def held_up(folder: Path, plan: Path, program: Path, buffer: str) -> tuple[RawRecording, int, int]:
+    """(recording, hits by the program's count, exit code) of a collector that stands still twice, at last until the end."""
     events = folder / "events.bin"
-    words = ["--plan", str(plan), "-o", str(folder), "--ring-mib", "1", "--", str(program), "6", "2"]
+    words = ["--plan", str(plan), "-o", str(folder), "--ring-mib", "1", "--buffer", buffer, "--", str(program), "6", "2"]
     with subprocess.Popen([str(COLLECTOR), *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as collector:
         assert wait_until(lambda: events.exists() and events.stat().st_size > 1 << 18)
-        collector.send_signal(signal.SIGSTOP)
+        for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
+            collector.send_signal(number)
+            time.sleep(0.5)
         assert collector.stdout
         made = json.loads(collector.stdout.readline())["hits"]
         collector.send_signal(signal.SIGCONT)

@@ -11,8 +11,9 @@ from analyzer.questions import rpc
 from analyzer.tables import store
 from analyzer.tables.driver import EVENTS
 from tests.test_step_time import causes, execution, states, token
+from tracer.kernel.definitions import enumeration
 from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import LibbpfLoader, enumeration
+from tracer.kernel.loaders import LibbpfLoader
 from tracer.kernel.ring import Ring
 from tracer.probes.driver_events import DRIVER_EVENTS, driver_layout
 from tracer.probes.kernel_probes import kernel_probes, lacking

@@ -22,6 +22,7 @@ from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, 
 from tests.test_tracer_series import state_of
 from tracer.commands.options import RING_MIB, RING_MIB_ON_DEVICES
 from tracer.errors import FAILED
+from tracer.kernel.btf import VMLINUX
 from tracer.recording.paths import invoking_user
 from tracer.remote.device import PATIENCE_S as KEEPER_S
 from tracer.remote.transport import way_to
@@ -33,17 +34,6 @@ LEVELS = "token,graph,operator,expert"
 MOMENTS, PARTS, LATEST_S = (10, 10, 6.0) if os.environ.get("MOESCOPE_SERIES") == "long" else (2, 1, 6.0)
 """Moments of a part, parts, and the last moment after the begin; MOESCOPE_SERIES=long tries 100."""
 SSHD = Path("/usr/sbin/sshd")
-
-
-@pytest.fixture
-def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of its own as far as its temporary folder goes: a script that runs a line with that folder for /var/tmp."""
-    there = tmp_path / "device"
-    there.mkdir()
-    program = tmp_path / "shell"
-    program.write_text(f'#!/bin/sh\nexec unshare -m sh -c \'mount --bind {there} /var/tmp && exec sh -c "$1"\' sh "$1"\n')
-    program.chmod(0o755)
-    return program
 
 
 @pytest.fixture
@@ -87,6 +77,20 @@ def test_a_recording_from_elsewhere_has_the_tables_of_one_made_here(device: Path
     assert there.manifest["options"]["ring-mib"] == RING_MIB_ON_DEVICES
     assert facts(store.build(there)) == facts(store.build(RawRecording(tmp_path / "here")))
     assert sorted(os.listdir(tmp_path / "there")) == sorted(os.listdir(tmp_path / "here"))
+
+
+def test_a_file_holds_the_types_of_a_device_whose_kernel_holds_none(device: Path, tmp_path: Path) -> None:
+    types = tmp_path / "types.btf"
+    types.write_bytes(VMLINUX.read_bytes())
+    hidden = "mount -t tmpfs none /sys/kernel/btf && mount --bind"
+    device.write_text(device.read_text().replace("mount --bind", hidden))
+    words = ("--on", f"exec:{device}", "-o", str(tmp_path / "run"))
+    command = ("--", str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)), str(CALLS))
+    refused = run_on(*words, *command)
+    assert refused.returncode == 2 and "--btf FILE" in refused.stderr and not (tmp_path / "run").exists()
+    done = run_on(*words, "--btf", str(types), *command)
+    assert done.returncode == 0, done.stderr
+    assert len(RawRecording(tmp_path / "run").records("op_end")) == CALLS and left_on(device) == []
 
 
 class Server:

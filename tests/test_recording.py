@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from tests.conftest import ROOT
 from tracer.kernel.btf import UNION, Btf, BtfError
-from tracer.kernel.loaders import layouts
+from tracer.kernel.definitions import constant, layouts, packed, struct_of
+from tracer.kernel.libbpf import Kernel
+from tracer.kernel.loaders import LibbpfLoader
 from tracer.kernel.ring import Ring
 from tracer.recording.drain import SlotFile
 from tracer.recording.format import (
@@ -34,6 +36,25 @@ from tracer.recording.paths import BPF_OBJECT
 from workloads.raw_records import RawRecording
 
 SLOT = STREAMS["events"]
+
+
+def test_a_struct_is_packed_by_the_names_of_all_its_members() -> None:
+    row = np.frombuffer(packed("pattern", length=3, text=b"lib"), struct_of("pattern"))[0]
+    assert (row["length"], row["text"]) == (3, b"lib") and struct_of("pattern").itemsize == 32
+    for members in ({"length": 3}, {"length": 3, "text": b"", "depth": 0}):
+        with pytest.raises(BtfError, match=r"struct pattern: (text|depth) "):
+            packed("pattern", **members)
+    with pytest.raises(BtfError, match="no constant MAX_NOTHING"):
+        constant("MAX_NOTHING")
+
+
+@pytest.mark.needs("probes")
+def test_what_is_written_to_a_map_has_the_maps_size() -> None:
+    loader = LibbpfLoader(Kernel(), set(), {})
+    with pytest.raises(BtfError, match="map chosen"):
+        loader.update("chosen", bytes(4), bytes(struct_of("settings").itemsize - 4))
+    loader.update("chosen", bytes(4), bytes(struct_of("settings").itemsize))
+    loader.close()
 
 
 def test_every_layout_has_the_size_and_offsets_that_c_gives_it(tmp_path: Path) -> None:

@@ -129,11 +129,12 @@ def test_both_buffers_see_the_same_run(demo: DemoRun, demo_perf: DemoRun) -> Non
 
 
 @pytest.mark.needs("probes")
-def test_perf_buffers_record_every_call_of_a_program_and_its_child(tmp_path: Path) -> None:
-    options = ("--no-views", "--buffer", "perf", "--levels", "token", "-o", str(tmp_path / "run"))
+def test_perf_buffers_record_every_call_of_a_program_and_its_child(tmp_path: Path, on: tuple[str, ...]) -> None:
+    options = ("--no-views", "--buffer", "perf", "--levels", "token", "-o", str(tmp_path / "run"), *on)
     done = trace("run", *options, "--", sys.executable, STEPS, "3000", "0", "--child", env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     run = RawRecording(tmp_path / "run")
+    assert run.is_whole and run.manifest["buffer"] == "perf"
     for record in ("token_begin", "token_end"):
         rows = run.records(record)
         for pid in np.unique(rows["pid"]):

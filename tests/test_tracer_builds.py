@@ -18,7 +18,7 @@ from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, begin_trace, manifest_when, trace
 from tracer.engines import all_engines, parse_engine
 from tracer.errors import EngineError
-from tracer.kernel.loaders import enumeration
+from tracer.kernel.definitions import enumeration
 from tracer.probes import anchors, name_tables
 from tracer.probes.elf import read_binary
 

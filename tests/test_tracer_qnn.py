@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,16 +80,26 @@ for _ in range(20):
 """
 
 
+def growing(run: Path, device: Path, on: tuple[str, ...], tracer: subprocess.Popen[str]) -> Path:
+    """The folder in which a recording grows: with --on, first on the device."""
+    while on and not (places := list(device.with_name("device").glob("*/recording"))):
+        assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
+        time.sleep(0.05)
+    return places[0] if on else run
+
+
 @pytest.mark.needs("htp")
-def test_executes_of_a_program_that_had_its_table_before_it_was_followed_are_all_seen(tmp_path: Path) -> None:
+def test_executes_of_a_program_that_had_its_table_before_it_was_followed_are_all_seen(
+    tmp_path: Path, device: Path, on: tuple[str, ...]
+) -> None:
     (tmp_path / "libnative_tls.conf").touch()
     environment, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
     command = [sys.executable, "-c", WAITING]
     target = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=tmp_path, env=environment, text=True)
     assert target.stdout is not None and any(line == "ready\n" for line in target.stdout)
     options = ("--no-views", "--levels", "qnn", "--pid", str(target.pid), "-o", str(tmp_path / "run"))
-    tracer = begin_trace("attach", *options)
-    manifest_when(lambda manifest: manifest["probes"], tmp_path / "run", tracer)
+    tracer = begin_trace("attach", *options, *(("--on", f"exec:{device}") if on else ()))
+    manifest_when(lambda manifest: manifest["probes"], growing(tmp_path / "run", device, on, tracer), tracer)
     target.communicate("go\n", timeout=120)
     assert tracer.wait(timeout=120) == 0
     executes, manifest = load(tmp_path / "run")["qnn_executes"], json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -96,7 +107,7 @@ def test_executes_of_a_program_that_had_its_table_before_it_was_followed_are_all
     assert manifest["qnn"] == {"backend": 6, "api": [2, 40, 0], "emulator": True} and not manifest["warnings"]
 
 
-def test_a_mapped_backend_without_a_table_in_memory_is_said(tmp_path: Path) -> None:
+def test_a_mapped_backend_without_a_table_in_memory_is_said(tmp_path: Path, on: tuple[str, ...]) -> None:
     script = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('ready', flush=True); sys.stdin.readline()"
     plain = tmp_path / "libQnnEmpty.so"
     (tmp_path / "empty.c").write_text("int QnnInterface_getProviders(void) { return 1; }\n")
@@ -105,7 +116,7 @@ def test_a_mapped_backend_without_a_table_in_memory_is_said(tmp_path: Path) -> N
     target = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert target.stdout is not None and target.stdout.readline() == "ready\n"
     run = str(tmp_path / "run")
-    done = trace("attach", "--no-views", "--levels", "qnn", "--pid", str(target.pid), "--duration", "0.2", "-o", run)
+    done = trace("attach", "--no-views", "--levels", "qnn", "--pid", str(target.pid), "--duration", "0.2", "-o", run, *on)
     target.communicate("go\n", timeout=120)
     assert "no function table was found in its memory" in done.stderr
 

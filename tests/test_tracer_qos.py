@@ -14,9 +14,9 @@ from tests.truth import skip_where_stolen
 from tracer.control.qos import HOLD_NS, LONGEST_HOLD_NS, Controller, Explanation
 from tracer.control.switching import Change
 from tracer.engines import choose
+from tracer.kernel.definitions import layouts as tracer_layouts
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
-from tracer.kernel.loaders import layouts as tracer_layouts
 from tracer.probes.attach import Attachments
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json
 from tracer.recording.tokens import STEP, Misses

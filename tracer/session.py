@@ -19,9 +19,10 @@ from tracer.control.unhit import Unhit
 from tracer.engines import Engine, with_needed
 from tracer.errors import RequirementError
 from tracer.kernel.accounting import Accounting
+from tracer.kernel.definitions import layouts, struct_of
 from tracer.kernel.features import has_ring_buffers, option_state
 from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import LOADERS, check_architecture, layouts, struct_bytes
+from tracer.kernel.loaders import LOADERS, check_architecture
 from tracer.kernel.perf_buffer import Doorbell, PerfBuffer
 from tracer.kernel.pmc import Event
 from tracer.kernel.ring import Ring
@@ -179,12 +180,12 @@ class Session:
             self.undo.callback(os.close, ending)
             self.drain.wake_on(ending, once=True)
         self.started_utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        thread_bytes = struct_bytes("traced")
+        new_thread = bytes(struct_of("traced").itemsize)
         family = [target.pid, *children(target.pid)] if isinstance(target, Followed) else [target.pid]
         for pid in family:
             self.guard.add(pid)
             for tid in tasks(pid):
-                self.kernel.update(self.loader.map_fd("threads"), struct.pack("<I", tid), bytes(thread_bytes))
+                self.loader.update("threads", struct.pack("<I", tid), new_thread)
                 self.watcher.note_thread(tid, pid)
                 self.watcher.counters.add(tid)
             if isinstance(target, Followed):

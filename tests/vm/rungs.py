@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CALLS, DEPTH, RELOADS = 300, 40, 50
 KPROBE_TYPE, TASK_PT_REGS = 2, 175  # the helper of Linux 5.15, tried with a type of program that may call it
 UNKNOWN, INTERRUPTED = 0, 2  # enum waker of bpf/records.h
+CALLER = ["build/usdt_calls", str(CALLS)]
 PRIORITY = 120  # of an ordinary thread, as the kernel counts
 SIGNING = {0xD503233F: "paciasp", 0xD503245F: "bti c"}
 
@@ -70,12 +71,37 @@ def doctor() -> tuple[bool, str]:
 
 def steps() -> tuple[bool, str]:
     """A C program calls each of the runtime's sites so often; the tracer counts the same, in the kernel and in records."""
+    options = ["--no-views", "--engine", "moescope", "-o", str(OUT / "steps")]
+    done = command("-m", "tracer", "run", *options, "--", *CALLER)
+    print(done.stderr[-2000:], flush=True)
+    return all_calls(OUT / "steps")
+
+
+def collected() -> tuple[bool, str]:
+    """The same by moescope-collect, through rings and through perf buffers."""
+    from tracer.recording.paths import COLLECTORS
+
+    plan, sites = str(OUT / "plan.json"), str(ROOT / "runtime" / "telemetry" / "_probes.so")
+    command("-m", "tracer", "plan", "-o", plan, "--engine", "moescope", "--libraries", sites, "--", CALLER[0])
+    seen = []
+    for buffer in ("ring", "perf"):
+        folder = OUT / f"collected-{buffer}"
+        program = str(COLLECTORS / f"moescope-collect-{platform.machine()}")
+        words = [program, "--plan", plan, "-o", str(folder), "--buffer", buffer, "--pmc", "page-faults=1:2", "--", *CALLER]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        print(done.stderr[-2000:], flush=True)
+        ok, said = all_calls(folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        counted = manifest["records"].get("pmc", 0)
+        seen.append((ok and manifest["buffer"] == buffer and counted > 0, f"{buffer}: {said}, {counted} readings of a counter"))
+    return all(ok for ok, _ in seen), "; ".join(words for _, words in seen)
+
+
+def all_calls(folder: Path) -> tuple[bool, str]:
+    """Whether the kernel and the records of a recording of `CALLER` count every call."""
     from workloads.raw_records import RawRecording
 
-    options = ["--no-views", "--engine", "moescope", "-o", str(OUT / "steps")]
-    done = command("-m", "tracer", "run", *options, "--", "build/usdt_calls", str(CALLS))
-    print(done.stderr[-2000:], flush=True)
-    run = RawRecording(OUT / "steps")
+    run = RawRecording(folder)
     hits = Counter({row["program"]: row["hits"] for row in run.manifest["probes"] if row["engine"] == "moescope"})
     kinds = {"moescope_token_begin": "token_begin", "moescope_op_end": "op_end", "moescope_evict": "evict"}
     records = {program: len(run.records(kind)) for program, kind in kinds.items()}
@@ -235,6 +261,7 @@ RUNGS: dict[str, Callable[[], tuple[bool, str]]] = {
     "perf": lambda: accepted("perf"),
     "doctor": doctor,
     "steps": steps,
+    "collected": collected,
     "truth": truth,
     "llama": llama,
     "recorders": recorders,

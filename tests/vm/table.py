@@ -17,6 +17,7 @@ RUNGS = {
     "perf": "the same with perf buffers",
     "doctor": "doctor: nothing that is required is missing",
     "steps": "12 USDT sites of a C program: each of 300 calls counted",
+    "collected": "the same by `moescope-collect`, through rings and through perf buffers",
     "late": "library loaded by `dlopen` and dropped 50 times: each of 150 calls counted",
     "answers": "300 reads past the page cache: each block request answered, each waking of the program right",
     "truth": "`tests/test_tracer_truth.py`: every call, a late library, a child",

@@ -62,6 +62,7 @@ void set_settings(bool stop)
 	settings.stop = stop;
 	settings.infer_faults = !has_tracepoint("filemap", "mm_filemap_fault");
 	settings.spared = json_array_size(spared) > 0;
+	settings.n_counters = event_count();
 	settings.round++;
 	set_map("chosen", &zero, &settings);
 }
@@ -137,6 +138,7 @@ void attach_kernel(const struct choice *choice)
 	plan = choice->plan;
 	spared = json_array();
 	take_settings(json_object_get(plan, "settings"));
+	settings.everyone = choice->everyone;
 	json_array_foreach(json_object_get(plan, "kernel"), index, each) {
 		const char *name, *level, *category;
 		bool is_single, is_stand_in;

@@ -36,6 +36,9 @@ struct choice {
 	double duration_s;
 	u64 tokens; /* 0: no limit */
 	u64 ring_bytes;
+	bool perf; /* perf buffers instead of rings */
+	char *events; /* to count per thread, "name=type:config,..."; or NULL */
+	bool everyone; /* the scheduler of all threads */
 };
 
 /* messages.c: one line on standard error each; warnings go into the manifest, too */
@@ -86,6 +89,9 @@ void find_field(const char *category, const char *event, const char *name, struc
 int attach_tracepoint(const char *program, const char *category, const char *name); /* -1 and errno */
 int attach_software(const char *program, u32 config);
 int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie);
+struct perf_event_attr;
+int open_event(struct perf_event_attr *attributes, pid_t tid, int cpu); /* -1: all; returns -1 and errno */
+bool has_ring_buffers(void);
 json_t *features(void);
 
 /* drain.c: `picked` are the slots of kinds that are answered, oldest first; valid until the next turn */
@@ -100,9 +106,19 @@ void sleep_until(u64 deadline_ns);
 void seal(void);
 bool disk_failed(void);
 const struct drained *drained(void);
+json_t *lost_by_cpu(void);
 void add_event(const struct header *record);
 void digest(const void *data, size_t bytes, char *text);
 bool digest_file(int fd, s64 most, char *text); /* false if it is longer */
+
+/* counters.c: performance counters */
+void choose_events(char *text);
+u32 event_count(void);
+void allow_many_files(void);
+void count_thread(pid_t tid);
+void uncount_thread(pid_t tid);
+void uncount_all(void);
+json_t *counters(void);
 
 /* target.c */
 struct target {
@@ -124,11 +140,27 @@ bool poll_target(struct target *target);
 int tasks_of(pid_t pid, pid_t *tids, int most);
 void each_descendant(pid_t pid, void (*act)(pid_t pid, void *context), void *context); /* itself first */
 int name_of(pid_t pid, pid_t tid, char *name, size_t bytes);
+
+/* reach.c */
+struct mapping {
+	u64 start, end, offset, inode;
+	bool is_code;
+	u32 major, minor;
+	char path[PATH_MOST]; /* of a file: one that opens it here; else as in /proc/PID/maps */
+};
 /* The file that contains an address of a process, by a path that opens here; false if there is none. */
 bool place_of(pid_t pid, u64 address, char *path, u64 *offset);
 bool program_of(pid_t pid, char *path);
 bool opened_by(pid_t pid, const char *name, char *path);
-void each_mapped(pid_t pid, void (*act)(const char *path, void *context), void *context);
+void each_mapping(pid_t pid, void (*act)(const struct mapping *mapping, void *context), void *context);
+
+/* qnn_tables.c: function tables in the memory of a running program */
+#define QNN_SLOTS (TABLE_PARTS * TABLE_SLOTS)
+struct provider {
+	u32 backend, api[3];
+	u64 slots[QNN_SLOTS]; /* addresses */
+};
+int find_providers(pid_t pid, json_t *libraries, u32 major, struct provider *found, int most);
 
 /* attach.c: carries out the plan */
 struct row {
@@ -168,6 +200,7 @@ void disturbed_since(u64 begin_ns); /* probes were placed, or the target was sto
 json_t *disturbances(void);
 json_t *keep_qnn_logs(const char *folder, bool whole);
 void note_mapped_files(pid_t pid);
+void probe_earlier_tables(pid_t pid);
 
 /* costs.c: cost of probe hits and of the programs */
 void measure_costs(void);

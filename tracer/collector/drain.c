@@ -9,16 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "collect.h"
+#include "buffers.h"
 
-#define HEADER_BYTES 8
-#define BUSY (1U << 31)
+#define HEADER_BYTES SLOT_HEADER_BYTES
 #define SEGMENT_BYTES (1ULL << 20)
 #define MOST_PICKED 4096 /* per turn; records that the target waits on come one at a time */
 #define QUICK_NS 20000000ULL
@@ -29,10 +27,8 @@
 struct ring {
 	const char *name;
 	size_t slot;
-	u64 size, position, taken, end, sealed;
-	volatile u64 *consumed;
-	const volatile u64 *produced;
-	const u8 *data;
+	struct buffer *buffer;
+	u64 taken, end, sealed;
 	int file, sums;
 	XXH3_state_t *hash;
 };
@@ -88,33 +84,31 @@ static int create(const char *folder, const char *name, const char *suffix)
 	return fd;
 }
 
-static void map_ring(struct ring *r, int fd, u64 size)
+static void wake_on_all(const int *fds, int count)
 {
-	size_t page = sysconf(_SC_PAGESIZE);
-	u8 *consumer = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	u8 *producer = mmap(NULL, page + 2 * size, PROT_READ, MAP_SHARED, fd, page);
-
-	if (consumer == MAP_FAILED || producer == MAP_FAILED)
-		fail("cannot map the ring %s: %s", r->name, strerror(errno));
-	r->size = size;
-	r->consumed = (void *)consumer;
-	r->produced = (void *)producer;
-	r->data = producer + page;
+	for (int i = 0; i < count; i++)
+		wake_on(fds[i], false);
 }
 
 void open_rings(const struct choice *choice)
 {
+	const int *bells;
+
 	poller = epoll_create1(EPOLL_CLOEXEC);
+	if (choice->perf) {
+		int count = open_doorbell(&bells);
+
+		wake_on_all(bells, count);
+	}
 	for (size_t i = 0; i < RINGS; i++) {
 		struct ring *r = &rings[i];
-		struct epoll_event event = {.events = EPOLLIN};
 
-		map_ring(r, map_fd(r->name), choice->ring_bytes);
+		r->buffer = (choice->perf ? open_perf : open_ring)(r->name, r->slot, choice->ring_bytes);
+		wake_on_all(r->buffer->fds, r->buffer->fd_count);
 		r->file = create(choice->folder, r->name, "bin");
 		r->sums = create(choice->folder, r->name, "sum");
 		r->hash = XXH3_createState();
 		XXH3_64bits_reset(r->hash);
-		epoll_ctl(poller, EPOLL_CTL_ADD, map_fd(r->name), &event);
 	}
 }
 
@@ -176,17 +170,18 @@ const struct drained *drained(void)
 	return &sums;
 }
 
-/* The finished records of a ring from its position on; they are contiguous, since the ring is mapped twice in a row. */
-static const u8 *take(struct ring *r)
+json_t *lost_by_cpu(void)
 {
-	const u8 *first = r->data + r->position % r->size;
-	u64 produced = __atomic_load_n(r->produced, __ATOMIC_ACQUIRE), most = produced - r->position;
+	json_t *answer = json_object();
 
-	for (r->taken = 0; r->taken < most; r->taken += r->slot) {
-		if (__atomic_load_n((const u32 *)(first + r->taken), __ATOMIC_ACQUIRE) & BUSY)
-			break;
+	for (size_t i = 0; i < RINGS; i++) {
+		json_t *row = rings[i].buffer->lost(rings[i].buffer);
+
+		if (json_object_size(row))
+			json_object_set(answer, rings[i].name, row);
+		json_decref(row);
 	}
-	return first;
+	return answer;
 }
 
 /* Counts the records of a batch and copies the wanted ones; returns how many are picked now. */
@@ -249,9 +244,11 @@ static int by_time(const void *a, const void *b)
 /* Sets how long to sleep from now on: short while the rings fill, longer while they do not. */
 static void set_pace(u64 part)
 {
-	if (part > rings[0].size / BUSY_PART)
+	u64 size = rings[0].buffer->bytes;
+
+	if (part > size / BUSY_PART)
 		pace_ns = pace_ns / 2 > QUICK_NS / 8 ? pace_ns / 2 : QUICK_NS / 8;
-	else if (part < rings[0].size / IDLE_PART)
+	else if (part < size / IDLE_PART)
 		pace_ns = pace_ns < QUICK_NS ? QUICK_NS : pace_ns * 2 < SLOW_NS ? pace_ns * 2 : SLOW_NS;
 	else if (pace_ns > QUICK_NS)
 		pace_ns = QUICK_NS;
@@ -264,14 +261,13 @@ int drain_turn(const bool *wanted, const u8 ***out)
 
 	for (size_t i = 0; i < RINGS; i++) {
 		struct ring *r = &rings[i];
-		const u8 *first = take(r);
+		const u8 *first = r->buffer->take(r->buffer, &r->taken);
 
 		count = look_through(r, first, wanted, count);
 		keep(r, first);
 		sums.seen += r->taken / r->slot;
 		largest = r->taken > largest ? r->taken : largest;
-		r->position += r->taken;
-		__atomic_store_n(r->consumed, r->position, __ATOMIC_RELEASE);
+		r->buffer->release(r->buffer, r->taken);
 	}
 	set_pace(largest);
 	qsort(picked, count, sizeof(*picked), by_time);

@@ -28,7 +28,8 @@
 #define VMLINUX "/sys/kernel/btf/vmlinux"
 #define MOVE_NUMBER 0xB7
 
-extern const u8 packed_object[], packed_object_end[];
+/* object.S: the size of the programs in 8 bytes, then the programs, deflated */
+extern const u8 packed_for_ring[], packed_for_ring_end[], packed_for_perf[], packed_for_perf_end[];
 
 #define MOST_OBJECTS 16
 
@@ -182,6 +183,11 @@ static bool has_fast_nop(void)
 #endif
 }
 
+bool has_ring_buffers(void)
+{
+	return libbpf_probe_bpf_map_type(BPF_MAP_TYPE_RINGBUF, NULL) == 1;
+}
+
 json_t *features(void)
 {
 	struct utsname system;
@@ -191,18 +197,18 @@ json_t *features(void)
 	libbpf_set_print(keep_message);
 	return json_pack("{ss ss ss sb sb sb sb sb sb sb sb}", "arch", system.machine, "kernel", system.release, "sources", SOURCES,
 			 "fast_nop", has_fast_nop(), "uprobes", has_uprobes, "uprobe_multi", has_multi_links(), "btf",
-			 !access(VMLINUX, R_OK), "ring_buffers", libbpf_probe_bpf_map_type(BPF_MAP_TYPE_RINGBUF, NULL) == 1,
+			 !access(VMLINUX, R_OK), "ring_buffers", has_ring_buffers(),
 			 "task_btf", has_task_btf(), "cookies", has_cookies(), "syscall_tracepoints",
 			 has_tracepoint("syscalls", "sys_enter_openat"));
 }
 
-static void *unpack(size_t *size)
+static void *unpack(const u8 *packed, const u8 *end, size_t *size)
 {
-	uLongf bytes = *(const u64 *)packed_object;
+	uLongf bytes = *(const u64 *)packed;
 	void *data = malloc(bytes);
-	size_t packed = packed_object_end - packed_object - sizeof(u64);
 
-	if (!data || uncompress(data, &bytes, packed_object + sizeof(u64), packed) != Z_OK)
+	packed += sizeof(u64);
+	if (!data || uncompress(data, &bytes, packed, end - packed) != Z_OK)
 		fail("the programs inside this collector are damaged");
 	*size = bytes;
 	return data;
@@ -307,8 +313,10 @@ static void size_or_share_maps(struct bpf_object *object)
 	struct bpf_map *map;
 
 	if (!object_count) {
-		bpf_map__set_max_entries(bpf_object__find_map_by_name(object, "events"), chosen->ring_bytes);
-		bpf_map__set_max_entries(bpf_object__find_map_by_name(object, "details"), chosen->ring_bytes);
+		if (!chosen->perf) {
+			bpf_map__set_max_entries(bpf_object__find_map_by_name(object, "events"), chosen->ring_bytes);
+			bpf_map__set_max_entries(bpf_object__find_map_by_name(object, "details"), chosen->ring_bytes);
+		}
 		return;
 	}
 	bpf_object__for_each_map(map, object) {
@@ -341,7 +349,8 @@ static struct bpf_object *open_object(json_t *programs, void *data, size_t size)
 static void load(json_t *programs)
 {
 	size_t size;
-	void *data = unpack(&size);
+	void *data = chosen->perf ? unpack(packed_for_perf, packed_for_perf_end, &size)
+				  : unpack(packed_for_ring, packed_for_ring_end, &size);
 	struct bpf_object *object;
 
 	for (;;) {
@@ -407,8 +416,6 @@ void load_programs(const struct choice *choice)
 	json_object_set_new(wanted, "empty", json_true());
 	refused = json_object();
 	libbpf_set_print(keep_message);
-	if (libbpf_probe_bpf_map_type(BPF_MAP_TYPE_RINGBUF, NULL) != 1)
-		fail("BPF ring buffers are not available: they need Linux 5.8, root, and a kernel that is not locked down");
 	if (access(UPROBES "type", R_OK) && !has_multi_links())
 		fail("this kernel has no uprobes (CONFIG_UPROBE_EVENTS)");
 	if (choice->btf)
@@ -445,10 +452,10 @@ void delete_from_map(const char *name, const void *key)
 	bpf_map_delete_elem(map_fd(name), key);
 }
 
-static int open_event(struct perf_event_attr *attributes, int cpu)
+int open_event(struct perf_event_attr *attributes, pid_t tid, int cpu)
 {
 	attributes->size = sizeof(*attributes);
-	return syscall(SYS_perf_event_open, attributes, -1, cpu, -1, PERF_FLAG_FD_CLOEXEC);
+	return syscall(SYS_perf_event_open, attributes, tid, cpu, -1, PERF_FLAG_FD_CLOEXEC);
 }
 
 /* Attaches a program to an event; returns the event's descriptor, or -1. */
@@ -476,7 +483,7 @@ int attach_tracepoint(const char *program, const char *category, const char *nam
 
 	attributes.config = tracepoint_number(category, name);
 	low = is_raw(program) ? bpf_raw_tracepoint_open(name, program_fd(program))
-			      : connect(open_event(&attributes, 0), program_fd(program));
+			      : connect(open_event(&attributes, -1, 0), program_fd(program));
 	high = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, HIGH_FD);
 	if (high < 0)
 		return low;
@@ -490,7 +497,7 @@ int attach_software(const char *program, u32 config)
 	int cpus = sysconf(_SC_NPROCESSORS_CONF), first = -1;
 
 	for (int cpu = 0; cpu < cpus; cpu++) { /* all but the first live until this process ends */
-		int fd = connect(open_event(&attributes, cpu), program_fd(program));
+		int fd = connect(open_event(&attributes, -1, cpu), program_fd(program));
 
 		if (first < 0)
 			first = fd;
@@ -524,7 +531,7 @@ static int perf_uprobe(const char *path, u64 offset, bool at_return)
 
 	attributes.type = number_in(UPROBES "type", "");
 	attributes.config = at_return && bit >= 0 ? 1ULL << bit : 0;
-	return open_event(&attributes, 0);
+	return open_event(&attributes, -1, 0);
 }
 
 int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie)

@@ -41,6 +41,9 @@ static const char usage[] =
 	"  --duration SECONDS    how long to record (default: to the end)\n"
 	"  --tokens N            stop recording after N token steps\n"
 	"  --ring-mib N          size of each of the two rings, a power of two (default: 8)\n"
+	"  --buffer ring|perf    what carries records from the kernel; kernels before 5.8 need perf (default: ring)\n"
+	"  --sched target|all    threads whose scheduling is recorded (default: target)\n"
+	"  --pmc EVENTS          counters per thread: NAME=TYPE:CONFIG,..., with perf's numbers (CONFIG in hexadecimal)\n"
 	"  --btf FILE            BTF types for a kernel without built-in BTF\n"
 	"  --probe-features      print this machine's features, for `moescope plan --features`\n"
 	"  --identify            print the build ids of programs and libraries, whose paths are read line by line\n"
@@ -149,6 +152,15 @@ static void check(struct choice *choice, const char *plan)
 		begin_planning(choice->questions, choice->answers, &choice->plan);
 	merge_into_manifest(json_object_get(choice->plan, "manifest"));
 	check_plan(choice->plan, plan ? plan : "the planner's plan");
+	choose_events(choice->events);
+}
+
+/* Whether the second of two words was given. */
+static bool is_second(const char *option, const char *given, const char *first, const char *second)
+{
+	if (strcmp(given, first) && strcmp(given, second))
+		fail("%s %s is neither %s nor %s", option, given, first, second);
+	return !strcmp(given, second);
 }
 
 static void read_options(int argc, char **argv, struct choice *choice)
@@ -156,7 +168,9 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	static const struct option options[] = {{"plan", 1, 0, 'p'},	 {"output", 1, 0, 'o'},		{"pid", 1, 0, 'P'},
 						{"duration", 1, 0, 'd'}, {"ring-mib", 1, 0, 'r'},	{"btf", 1, 0, 'b'},
 						{"help", 0, 0, 'h'},	 {"probe-features", 0, 0, 'f'}, {"version", 0, 0, 'v'},
-						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'},	{"planner", 1, 0, 'a'}, {0, 0, 0, 0}};
+						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'},		{"planner", 1, 0, 'a'},
+						{"buffer", 1, 0, 'B'},	 {"sched", 1, 0, 's'},		{"pmc", 1, 0, 'c'},
+						{0, 0, 0, 0}};
 	const char *plan = NULL;
 	int each;
 
@@ -175,6 +189,9 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 't': choice->tokens = strtoull(optarg, NULL, 10); break;
 		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
 		case 'b': choice->btf = optarg; break;
+		case 'B': choice->perf = is_second("--buffer", optarg, "ring", "perf"); break;
+		case 's': choice->everyone = is_second("--sched", optarg, "target", "all"); break;
+		case 'c': choice->events = optarg; break;
 		case 'f': print_features(); break;
 		case 'i': print_identities(); break;
 		case 'v': printf("%s (programs %s)\n", VERSION, SOURCES); exit(0);
@@ -186,12 +203,15 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	check(choice, plan);
 }
 
-static void attach_mapped(const char *path, void *context)
+static void attach_mapped(const struct mapping *mapping, void *context)
 {
 	json_t *prefixes = context, *prefix;
-	const char *name = strrchr(path, '/') + 1;
+	const char *path = mapping->path, *name = strrchr(path, '/');
 	size_t index;
 
+	if (!mapping->is_code || path[0] != '/')
+		return;
+	name++;
 	json_array_foreach(prefixes, index, prefix) {
 		if (!strncmp(name, json_string_value(prefix), json_string_length(prefix)))
 			attach_file(path, false);
@@ -212,17 +232,17 @@ static void adopt(pid_t pid, void *context)
 	guard(pid, true);
 	for (int i = 0; i < count; i++) {
 		set_map("threads", &tids[i], nothing);
+		count_thread(tids[i]);
 		note_thread(pid, tids[i], "");
 	}
 	free(nothing);
 	if (!choice->pid)
 		return;
-	if (lists(json_object_get(choice->plan, "levels"), "qnn"))
-		warn("qnn: function tables that process %d already has are not searched: calls through them are not recorded", pid);
 	note_mapped_files(pid);
 	if (program_of(pid, program))
 		attach_file(program, true);
-	each_mapped(pid, attach_mapped, json_object_get(choice->plan, "patterns"));
+	each_mapping(pid, attach_mapped, json_object_get(choice->plan, "patterns"));
+	probe_earlier_tables(pid);
 }
 
 static bool turn(void)
@@ -311,6 +331,7 @@ static void finish(struct target *target)
 	set_settings(false);
 	forget_threads();
 	detach_all();
+	uncount_all();
 	while (turn() && !disk_failed())
 		;
 	turn();
@@ -351,6 +372,14 @@ static int conclude(struct target *target)
 	return !target->started_here ? lost > 0 : status < 0 ? 128 - status : status;
 }
 
+static void choose_buffer(struct choice *choice)
+{
+	if (choice->perf || has_ring_buffers())
+		return;
+	warn("this kernel has no BPF ring buffers (Linux 5.8): perf buffers are used");
+	choice->perf = true;
+}
+
 static void wake_at_the_end(pid_t pid)
 {
 	int fd = syscall(SYS_pidfd_open, pid, 0);
@@ -371,6 +400,7 @@ int main(int argc, char **argv)
 	signal(SIGXFSZ, SIG_IGN);
 	make_folder(choice.folder);
 	guard_begin();
+	choose_buffer(&choice);
 	load_programs(&choice);
 	measure_costs();
 	open_rings(&choice);
@@ -383,6 +413,7 @@ int main(int argc, char **argv)
 		start_target(&target, choice.command);
 	else
 		follow_target(&target, choice.pid);
+	allow_many_files();
 	heat_begin();
 	heat_turn(false);
 	manifest_begin(&choice, &target);

@@ -234,18 +234,19 @@ static json_t *compose(const char *state)
 	json_t *cost = cost_row(rows);
 
 	losses(lost);
-	json_object_update_new(manifest, json_pack("{si ss sO so so sO sn so so sO sO so so so}", "schema_version", SCHEMA_VERSION, "program",
-						   VERSION, "machine", machine, "engines", engines(), "qnn", qnn(), "qnn_logs", logs, "pmc",
-						   "io", io_files(), "probes", rows, "functions", json_object_get(plan, "functions"),
+	json_object_update_new(manifest, json_pack("{si ss sO so so sO so so so sO sO so so so}", "schema_version", SCHEMA_VERSION, "program",
+						   VERSION, "machine", machine, "engines", engines(), "qnn", qnn(), "qnn_logs", logs,
+						   "pmc", counters(), "io", io_files(), "probes", rows, "functions", json_object_get(plan, "functions"),
 						   "warnings", warnings(), "threads", threads(), "cost", cost, "disturbances",
 						   disturbances()));
 	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so si}", "checksums", "xxh3_64", "state", state, "started_utc",
 						   started, "duration_ns", (json_int_t)(now_ns() - target->began_ns), "command", words(),
 						   "model", model, "models", "target", target_row(), "tracer_pid", (int)getpid()));
-	json_object_update_new(manifest, json_pack("{ss ss so sO s[] sn sn ss sO sO so so s{} sn so sO}", "loader", "libbpf", "buffer", "ring",
+	json_object_update_new(manifest, json_pack("{ss ss so sO s[] sn sn ss sO sO so so so sn so sO}", "loader", "libbpf", "buffer",
+						   choice->perf ? "perf" : "ring",
 						   "options", options(), "levels", json_object_get(plan, "levels"), "level_changes",
-						   "sampling", "step_latency", "sched", "target", "clocks", clocks, "heat", heat_found(), "records", counts(),
-						   "lost", lost, "lost_by_cpu", "dropped", "sites", sites(), "layouts",
+						   "sampling", "step_latency", "sched", choice->everyone ? "all" : "target", "clocks", clocks, "heat", heat_found(), "records", counts(),
+						   "lost", lost, "lost_by_cpu", lost_by_cpu(), "dropped", "sites", sites(), "layouts",
 						   json_object_get(plan, "layouts")));
 	json_object_update(manifest, merged);
 	return manifest;

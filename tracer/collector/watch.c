@@ -13,10 +13,9 @@
 
 #define MOST_THREADS 65536
 #define MOST_TASKS 4096
-#define LAST_TABLE_PART 48 /* first slot of the last part that the BPF program sends */
-#define MOST_SLOTS (LAST_TABLE_PART + TABLE_SLOTS)
+#define MOST_SLOTS QNN_SLOTS
+#define MOST_PROVIDERS 16
 #define MOST_TABLES 32
-#define QNN_HTP 6 /* QNN's number for the HTP backend */
 #define MOST_SITES 512
 #define MOST_IO_FILES 65536
 #define NEAR_NS 20000000ULL /* disturbances that are closer become one */
@@ -235,6 +234,7 @@ static void on_fork(const struct rec_task_fork *r)
 	char path[96];
 	pid_t child = r->child_tid;
 
+	count_thread(child);
 	snprintf(path, sizeof(path), "/proc/%d/task/%d", r->h.pid, child);
 	if (!access(path, F_OK)) {
 		note_thread(r->h.pid, child, "");
@@ -255,6 +255,7 @@ static void on_exit_of(const struct rec_task_exit *r)
 
 	snprintf(name, sizeof(name), "%.15s", r->comm);
 	note_thread(r->h.pid, r->h.tid, name);
+	uncount_thread(r->h.tid);
 	if (r->h.tid == r->h.pid)
 		guard(r->h.pid, false);
 }
@@ -306,10 +307,10 @@ static void collect_slots(struct table *table, u32 first, const unsigned long lo
 }
 
 /* A backend often uses one function for everything that it does not support. */
-static bool is_shared(const struct table *table, s64 slot)
+static bool is_shared(const u64 *slots, s64 slot)
 {
 	for (int i = 0; i < MOST_SLOTS; i++)
-		if (i != slot && table->slots[i] == table->slots[slot])
+		if (i != slot && slots[i] == slots[slot])
 			return true;
 	return false;
 }
@@ -346,7 +347,7 @@ static void attach_slot(pid_t pid, json_t *probe, u64 address, const char *symbo
 		attach_row(probe, path, offset, symbol, why);
 }
 
-static void probe_qnn_table(const struct rec_qnn_table *r, const struct table *table)
+static void probe_qnn_table(pid_t pid, u32 backend, const u32 *version, const u64 *slots)
 {
 	json_t *engine = json_object_get(json_object_get(plan, "engines"), "qnn"), *probe, *api = json_object_get(engine, "api");
 	u32 major = json_integer_value(json_array_get(api, 0)), minor = json_integer_value(json_array_get(api, 1));
@@ -359,20 +360,59 @@ static void probe_qnn_table(const struct rec_qnn_table *r, const struct table *t
 
 		if (strcmp(text_of(probe, "engine"), "qnn") || slot < 0 || slot >= MOST_SLOTS)
 			continue;
-		snprintf(symbol, sizeof(symbol), "table[%d] of backend %u", (int)slot, r->backend);
-		if (r->api[0] == major && r->api[1] >= number_of(probe, "since") && table->slots[slot] && !is_shared(table, slot))
-			attach_slot(r->h.pid, probe, table->slots[slot], symbol, AT_TABLE);
+		snprintf(symbol, sizeof(symbol), "table[%d] of backend %u", (int)slot, backend);
+		if (version[0] == major && version[1] >= number_of(probe, "since") && slots[slot] && !is_shared(slots, slot))
+			attach_slot(pid, probe, slots[slot], symbol, AT_TABLE);
 		else
 			left_out++;
 	}
-	if (left_out || (r->api[0] == major && r->api[1] > minor))
-		warn("qnn: backend %u has API %u.%u.%u (slots are those of %u.%u): %d probes omitted", r->backend, r->api[0], r->api[1],
-		     r->api[2], major, minor, left_out);
-	if (seen_qnn && r->backend != QNN_HTP)
+	if (left_out || (version[0] == major && version[1] > minor))
+		warn("qnn: backend %u has API %u.%u.%u (slots are those of %u.%u): %d probes omitted", backend, version[0], version[1],
+		     version[2], major, minor, left_out);
+	if (seen_qnn && backend != QNN_HTP)
 		return;
 	json_decref(seen_qnn);
-	seen_qnn = json_pack("{si s[iii] sb}", "backend", r->backend, "api", r->api[0], r->api[1], r->api[2], "emulator",
-			     r->backend == QNN_HTP && !strcmp(text_of(plan, "arch"), "x86_64"));
+	seen_qnn = json_pack("{si s[iii] sb}", "backend", backend, "api", version[0], version[1], version[2], "emulator",
+			     backend == QNN_HTP && !strcmp(text_of(plan, "arch"), "x86_64"));
+}
+
+/* The engine's libraries whose code is not inspected: its tables lead there. */
+static json_t *closed_libraries(json_t *engine)
+{
+	json_t *libraries = libraries_of("qnn"), *library, *prefix;
+	size_t at, each;
+
+	for (at = 0; (library = json_array_get(libraries, at));) {
+		const char *name = strrchr(text_of(library, "path"), '/');
+		bool is_open = false;
+
+		json_array_foreach(json_object_get(engine, "inspectable"), each, prefix)
+			is_open = is_open || !strncmp(name + 1, json_string_value(prefix), json_string_length(prefix));
+		if (is_open)
+			json_array_remove(libraries, at);
+		else
+			at++;
+	}
+	return libraries;
+}
+
+/* Probes the function tables that a process obtained before it was followed. */
+void probe_earlier_tables(pid_t pid)
+{
+	json_t *engine = json_object_get(json_object_get(plan, "engines"), "qnn"), *libraries;
+	static struct provider found[MOST_PROVIDERS];
+	int number;
+
+	if (!engine || !lists(json_object_get(plan, "levels"), "qnn"))
+		return;
+	libraries = closed_libraries(engine);
+	number = find_providers(pid, libraries, json_integer_value(json_array_get(json_object_get(engine, "api"), 0)), found, MOST_PROVIDERS);
+	for (int i = 0; i < number; i++)
+		probe_qnn_table(pid, found[i].backend, found[i].api, found[i].slots);
+	if (!number)
+		warn("qnn: process %d has mapped QNN, but no function table was found in its memory: calls through an earlier one are "
+		     "not recorded", pid);
+	json_decref(libraries);
 }
 
 json_t *qnn(void)
@@ -392,9 +432,9 @@ static void on_qnn_table(const struct rec_qnn_table *r)
 	if (!r->first)
 		memset(table->slots, 0, sizeof(table->slots));
 	collect_slots(table, r->first, r->slots, sizeof(r->slots));
-	if (r->first < LAST_TABLE_PART)
+	if (r->first < (TABLE_PARTS - 1) * TABLE_SLOTS)
 		return;
-	probe_qnn_table(r, table);
+	probe_qnn_table(r->h.pid, r->backend, r->api, table->slots);
 	set_settings(true);
 	if (r->last)
 		go_on(&r->h);

@@ -95,7 +95,7 @@ def show(checks: list[Check], machine: str = "") -> None:
 OFFERED = (
     ("uprobes", "all engine levels", True, "use a kernel built with CONFIG_UPROBE_EVENTS=y"),
     ("btf", "BPF programs", True, "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (docs/devices.md)"),
-    ("ring_buffers", "all levels", True, "use Linux 5.8 or newer"),
+    ("ring_buffers", "cheap buffers", False, "Linux 5.8 or newer; perf buffers are used instead"),
     ("syscall_tracepoints", "libraries loaded late", False, "CONFIG_FTRACE_SYSCALLS=y; raw_syscalls:sys_enter is used instead"),
     ("uprobe_multi", "fast removal of probes", False, "Linux 6.6 or newer"),
     ("cookies", "--probes", False, "Linux 5.15 or newer makes it cheaper"),

@@ -18,6 +18,8 @@ from moescope.errors import UserError
 from tracer.commands.options import chosen_levels, make_output, names_in, refuse_impossible, refuse_missing_levels
 from tracer.engines import choose, with_needed
 from tracer.errors import FAILED, TracerError
+from tracer.kernel.btf import blob_of
+from tracer.kernel.pmc import Event, named
 from tracer.probes.functions import read_probe_files
 from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
@@ -31,15 +33,13 @@ from tracer.remote.voice import Board, Voice
 
 HOST_ONLY = {
     "loader": "libbpf",
-    "buffer": "ring",
     "only_slower_than": 0.0,
     "min_tps": 0.0,
     "max_overhead": 0.0,
-    "sched": "target",
-    "pmc": "",
-    "btf": None,
 }
 """Options that only the host's tracer has, with their defaults."""
+BTF = "kernel.btf"
+"""The name on a device of the file that --btf gives."""
 WRONG, KILLED = 2, 128
 Then = Callable[[Path, Owner], None]
 
@@ -121,10 +121,12 @@ class Visit:
             self.check()
             plan = self.plan(device)
             folder = make_output(self.output if self.alone else self.output / build_of(plan), self.owner)
-            device.write("plan.json", json.dumps(plan))
+            device.write("plan.json", json.dumps(plan).encode())
+            if self.args.btf:
+                device.write(BTF, blob_of(self.args.btf))
             self.check()
             self.voice.say(f"recording {' '.join(self.words)[:120]} to {folder}")
-            return start(device, folder, *collector_words(self.args, self.words))
+            return start(device, folder, *collector_words(self.args, self.words, device.folder))
 
     def plan(self, device: Device) -> dict[str, Any]:
         """Pull the engine's files that are not kept here yet, and plan with them."""
@@ -203,12 +205,20 @@ def planner_of(args: argparse.Namespace, device: Device) -> Planner:
     return Planner(engines, levels, functions, lambda: bool(device.features["fast_nop"]), everywhere=True)
 
 
-def collector_words(args: argparse.Namespace, words: list[str]) -> tuple[list[str], list[str]]:
-    """(the collector's options, the command; no command if a process is followed)."""
+def collector_words(args: argparse.Namespace, words: list[str], folder: str) -> tuple[list[str], list[str]]:
+    """(the collector's options, the command; no command if a process is followed). `folder`: ours on the device."""
     options = ["--duration", str(args.duration)] if args.duration else []
     options += ["--tokens", str(args.tokens)] if args.tokens else []
     options += ["--ring-mib", str(args.ring_mib)] if args.ring_mib else []
+    options += ["--buffer", args.buffer, "--sched", args.sched]
+    options += ["--btf", f"{folder}/{BTF}"] if args.btf else []
+    options += ["--pmc", ",".join(event.word for event in named_events(args))] if args.pmc else []
     return ([*options, "--pid", *words], []) if "pid" in args else (options, words)
+
+
+def named_events(args: argparse.Namespace) -> tuple[Event, ...]:
+    """The events that --pmc names, whether or not a machine has them."""
+    return named(names_in(args.pmc, "--pmc")) if args.pmc else ()
 
 
 def kept_files() -> Sysroot:
@@ -241,7 +251,7 @@ def record_on(args: argparse.Namespace, words: list[str], then: Then) -> int:
     """Record on all devices that --on names, concurrently; `then` processes each recording as the host does its own."""
     refuse_impossible(args)
     refuse_host_only(args)
-    refuse_missing_levels(args, chosen_levels(args.levels), False)
+    refuse_missing_levels(args, chosen_levels(args.levels), bool(named_events(args)))
     if not words:
         raise TracerError("--on needs a command to run on that machine: -- COMMAND ARGUMENTS")
     named = targets(args.on)

@@ -11,7 +11,7 @@ from tracer.engines import LEVELS, choose
 from tracer.errors import RequirementError, TracerError
 from tracer.kernel.btf import check_file
 from tracer.kernel.loaders import LOADERS
-from tracer.kernel.pmc import MAX_EVENTS, parse
+from tracer.kernel.pmc import parse
 from tracer.probes.denials import OTHER_PIDS, few_descriptors, has_other_pids
 from tracer.probes.functions import read_probe_files
 from tracer.recording.paths import Owner, invoking_user
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--pmc",
         default="",
         metavar="EVENTS",
-        help=f"up to {MAX_EVENTS} counters per thread at operator boundaries: cycles,major-faults,r1c2 ... (default: none)",
+        help="up to 4 counters per thread at operator boundaries: cycles,major-faults,r1c2 ... (default: none)",
     )
     add_probe_files(parser)
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")

@@ -9,8 +9,9 @@ import time
 
 import numpy as np
 
+from tracer.kernel.definitions import program_numbers
 from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import LibbpfLoader, program_numbers
+from tracer.kernel.loaders import LibbpfLoader
 
 FIRST_WINDOW_S, WINDOW_S = 0.3, 0.05
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 16.0  # between windows: each wakes the tracer twice, and the first are the most informative

@@ -41,6 +41,17 @@ def check_file(path: Path) -> None:
         raise BtfError(f"--btf {path} contains no BTF, neither raw nor in an ELF section: see docs/kernels.md")
 
 
+def blob_of(path: Path) -> bytes:
+    """The BTF in a file, raw or in an ELF section."""
+    blob = path.read_bytes() if path.is_relative_to("/sys") else read_bytes(path, MOST_BYTES)
+    if blob.startswith(MAGIC):
+        return blob
+    section = ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")
+    if section is None:
+        raise BtfError(f"{path} has no BTF; compile it with clang -g")
+    return bytes(section.data())
+
+
 class Btf:
     """The types of one BTF blob, by id and by name."""
 
@@ -64,13 +75,7 @@ class Btf:
     @classmethod
     def of_file(cls, path: Path) -> "Btf":
         """Types of a raw BTF file, or of an ELF file such as a compiled BPF object or a kernel."""
-        blob = path.read_bytes() if path.is_relative_to("/sys") else read_bytes(path, MOST_BYTES)
-        if blob.startswith(MAGIC):
-            return cls(blob)
-        section = ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")
-        if section is None:
-            raise BtfError(f"{path} has no BTF; compile it with clang -g")
-        return cls(section.data())
+        return cls(blob_of(path))
 
     def string(self, offset: int) -> str:
         """The NUL-terminated name at `offset` of the string section."""
@@ -95,10 +100,14 @@ class Btf:
         rows = [struct.unpack_from("<III", self.data, position + 12 * i) for i in range(count)]
         return [(self.string(name), kind, (offset & 0xFFFFFF) // 8) for name, kind, offset in rows]
 
+    def enums(self) -> list[str]:
+        """The names of all enums."""
+        return [name for kind, name in self.by_name if kind == ENUM]
+
     def enum(self, name: str) -> dict[str, int]:
-        """Name → value of an enum."""
+        """Name → value of an enum without negative values."""
         _, _, count, _, position = self.head(self.find(ENUM, name))
-        rows = [struct.unpack_from("<Ii", self.data, position + 8 * i) for i in range(count)]
+        rows = [struct.unpack_from("<II", self.data, position + 8 * i) for i in range(count)]
         return {self.string(text): value for text, value in rows}
 
     def offset(self, struct_name: str, member: str) -> int:

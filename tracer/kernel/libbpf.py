@@ -221,6 +221,11 @@ class BpfObject:
             raise ProbeError(f"{self.path.name} has no map {name}; run `make build`")
         return int(fd)
 
+    def map_sizes(self, name: str) -> tuple[int, int]:
+        """(bytes of a key, bytes of a value) of a map."""
+        found = c_void_p(self.kernel.lib.bpf_object__find_map_by_name(c_void_p(self.handle), name.encode()))
+        return int(self.kernel.lib.bpf_map__key_size(found)), int(self.kernel.lib.bpf_map__value_size(found))
+
     def program_fd(self, name: str) -> int:
         """File descriptor of a loaded program."""
         fd = self.kernel.lib.bpf_program__fd(c_void_p(self.programs[name]))

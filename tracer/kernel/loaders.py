@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 import re
-import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tracer.errors import ProbeError, RequirementError
-from tracer.kernel.btf import STRUCT, UNION, VMLINUX, Btf
-from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines, symbols
+from tracer.kernel.btf import VMLINUX, Btf, BtfError
+from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines
 from tracer.probes.denials import CLOSED, denials, lockdown
 from tracer.probes.kernel_probes import IN_INTERRUPTS, KERNEL_PROBES, SOFTWARE, STAND_INS
 from tracer.probes.perf_events import SYSCALL
 from tracer.probes.tracefs import tracefs
 from tracer.probes.uprobes import UPROBE_MULTI, has_multi_links
-from tracer.recording.format import dtype_to_json
-from tracer.recording.paths import BPF_OBJECT, BPF_OBJECTS, BPF_SOURCE, MAPS_OBJECTS
+from tracer.recording.paths import BPF_OBJECTS, BPF_SOURCE, MAPS_OBJECTS
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
 MAPS: tuple[str, ...] = (
@@ -78,7 +76,6 @@ TEMPLATES = {
 }
 USED_FIELD = re.compile(r"\bFIELD(?:_AT)?\(ctx, (\w+), (\w+)")
 TRACEPOINT_FIELD = re.compile(r"field:(__data_loc )?.*?(\w+)(?:\[\d*\])?;\s*offset:(\d+);")
-PATTERN = struct.Struct("<I28s")
 
 
 class LibbpfLoader:
@@ -130,7 +127,10 @@ class LibbpfLoader:
         return self.object.map_fd(name)
 
     def update(self, name: str, key: bytes, value: bytes) -> None:
-        """Set one element of a map."""
+        """Set one element of a map; raises BtfError if key or value have another size than the map's."""
+        given, wanted = (len(key), len(value)), self.object.map_sizes(name)
+        if given != wanted:
+            raise BtfError(f"key and value of map {name} have {wanted} bytes, not {given}; run `make build`")
         self.object.kernel.update(self.map_fd(name), key, value)
 
     def program_fd(self, name: str) -> int:
@@ -318,35 +318,6 @@ def import_bcc() -> Any:
         finally:
             sys.path.remove(str(DIST_PACKAGES))
     return bcc
-
-
-def layouts() -> dict[str, Any]:
-    """The layout of every record, for the manifest, from the object's BTF."""
-    if not BPF_OBJECT.exists():
-        raise RequirementError(f"{BPF_OBJECT.name} has not been built; run `make build`")
-    btf = Btf.of_file(BPF_OBJECT)
-    numbers = btf.enum("record_kind")
-    layouts = {}
-    for name, type_id, _ in btf.members(btf.find(UNION, "record")):
-        dtype = btf.dtype(type_id)
-        layouts[name] = {"kind": numbers[f"KIND_{name.upper()}"], "bytes": dtype.itemsize, "fields": dtype_to_json(dtype)}
-    return layouts
-
-
-def enumeration(name: str) -> dict[str, int]:
-    """Name → value of an enum of bpf/records.h, from the object's BTF."""
-    return Btf.of_file(BPF_OBJECT).enum(name)
-
-
-def struct_bytes(name: str) -> int:
-    """Size of a struct of bpf/, from the object's BTF."""
-    btf = Btf.of_file(BPF_OBJECT)
-    return btf.dtype(btf.find(STRUCT, name)).itemsize
-
-
-def program_numbers() -> dict[str, int]:
-    """Program → the number under which it counts its runs: the offset of its mark in the object's section of marks."""
-    return {name.removeprefix("number_"): at for name, at in symbols(BPF_OBJECT).items() if name.startswith("number_")}
 
 
 def check_architecture(machine: str) -> None:

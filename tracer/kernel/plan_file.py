@@ -9,12 +9,12 @@ from typing import Any
 
 from tracer.collector.pack import number_of
 from tracer.engines import Engine, Probe
-from tracer.kernel.loaders import enumeration, layouts, program_numbers
+from tracer.kernel.definitions import constant, enumeration, layouts, program_numbers
 from tracer.probes import reach
 from tracer.probes.driver_events import DRIVER_EVENTS
 from tracer.probes.elf import read_binary
 from tracer.probes.kernel_probes import ALWAYS, FAULT_ENDS, KERNEL_PROBES, STAND_INS
-from tracer.probes.learning import LEARN_NOTHING, LEARN_PLACES, LearntLoop
+from tracer.probes.learning import LearntLoop
 from tracer.probes.plan import FilePlan, planned
 from tracer.probes.planner import Planner
 from tracer.recording.checksums import digest
@@ -24,7 +24,6 @@ from tracer.recording.user_files import read_bytes
 PLAN_VERSION = 1
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
 """The kernel's name of a machine → its name in ELF headers."""
-UNKNOWN_OPERATOR = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,11 @@ def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[
     if not teachers:
         return {}
     if not loop:
-        return {"learn": LEARN_PLACES, "blind": int(teachers == {"ggml_op_wait"})}
+        return {"learn": constant("LEARN_PLACES"), "blind": int(teachers == {"ggml_op_wait"})}
     engine = next(engine for engine, probe in mine if probe.teaches)
     rows = planner.learnt(engine, {name: (plan.path, offset) for name, offset in loop.sites.items()}, loop.why)
     plan.rows = [row for row in plan.rows if row.program not in teachers] + rows
-    return {"learn": LEARN_NOTHING, **loop.settings()}
+    return {"learn": constant("LEARN_NOTHING"), **loop.settings()}
 
 
 def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]], present: set[str]) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]], presen
         "driver": [[name, *fields] for name, fields in DRIVER_EVENTS.items()],
         "patterns": sorted(p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes)),
         "backends": identities,
-        "settings": {"mul_mat_id": UNKNOWN_OPERATOR, "stop": 1, **{name: int(is_on) for name, is_on in chosen.items()}},
+        "settings": {"mul_mat_id": constant("UNKNOWN_OPERATOR"), "stop": 1} | {name: int(on) for name, on in chosen.items()},
         "engines": {engine.name: described_engine(engine, planner) for engine in planner.engines},
         "at_run_time": later,
         "functions": planner.named.found,
@@ -158,7 +157,7 @@ def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]], presen
 def described_engine(engine: Engine, planner: Planner) -> dict[str, Any]:
     """An engine's entry for the manifest, with the newest function table that its slots were checked against."""
     names = {"operators": planner.operators[engine.name], "graphs": list(engine.graphs)}
-    return {"id": engine.id, **names, "api": [engine.api_major, engine.api_minor]}
+    return {"id": engine.id, **names, "api": [engine.api_major, engine.api_minor], "inspectable": engine.inspectable}
 
 
 def found_at_run_time(planner: Planner, engines: set[str]) -> list[dict[str, Any]]:

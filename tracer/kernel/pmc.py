@@ -4,15 +4,15 @@ import contextlib
 import os
 import resource
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tracer.errors import TracerError
+from tracer.kernel.definitions import constant
 from tracer.kernel.libbpf import Kernel
 from tracer.probes.perf_events import ATTR_BYTES, PERF_TYPE_SOFTWARE, open_event
 
-MAX_EVENTS = 4  # MAX_PMC of bpf/records.h
-MAX_THREADS = 1024  # MAX_COUNTED_THREADS of bpf/structs.h
 HARDWARE, CACHE, RAW = 0, 3, 4
 PINNED = 1 << 2
 
@@ -72,6 +72,11 @@ class Event:
     type: int
     config: int
 
+    @property
+    def word(self) -> str:
+        """The event as moescope-collect takes it."""
+        return f"{self.name}={self.type}:{self.config:x}"
+
     def open(self, tid: int) -> int:
         """Count the event on one thread, on any CPU, until the returned descriptor is closed. Raises OSError.
 
@@ -104,22 +109,26 @@ def offered() -> list[str]:
 
 def parse(names: list[str]) -> tuple[Event, ...]:
     """The events with these names; raises TracerError if one is unknown, absent on this machine, or there are too many."""
-    if len(names) > MAX_EVENTS:
-        raise TracerError(f"--pmc takes at most {MAX_EVENTS} events, {len(names)} were given")
-    events = tuple(_event(name) for name in names)
+    events = named(names, lambda: f"this machine has: {', '.join(offered())}")
     missing = [event.name for event in events if not event.works()]
     if missing:
         raise TracerError(f"this machine does not have the event {', '.join(missing)}; it has: {', '.join(offered())}")
     return events
 
 
-def _event(name: str) -> Event:
+def named(names: list[str], choice: Callable[[], str] = lambda: f"perf's names: {', '.join(NAMED)}") -> tuple[Event, ...]:
+    """The events with these names, whether or not a machine has them; raises TracerError with the `choice` if one is unknown."""
+    most = constant("MAX_PMC")
+    if len(names) > most:
+        raise TracerError(f"--pmc takes at most {most} events, {len(names)} were given")
+    return tuple(_event(name, choice) for name in names)
+
+
+def _event(name: str, choice: Callable[[], str]) -> Event:
     config = raw_config(name)
     kind, config = NAMED.get(name, (RAW, config))
     if config is None:
-        raise TracerError(
-            f"unknown event {name!r}; this machine has: {', '.join(offered())}, and raw codes where it has a PMU: r1c2 or 0x1c2"
-        )
+        raise TracerError(f"unknown event {name!r}; {choice()}, and raw codes where it has a PMU: r1c2 or 0x1c2")
     return Event(name, kind, config)
 
 
@@ -127,10 +136,10 @@ class Counters:
     """The counters of all threads; the BPF programs find a thread's by its first index in the map `counters`."""
 
     def __init__(self, kernel: Kernel, map_fds: dict[str, int], events: tuple[Event, ...]):
-        self.kernel, self.map_fds, self.events = kernel, map_fds, events
+        self.kernel, self.map_fds, self.events, self.width = kernel, map_fds, events, constant("MAX_PMC")
         self.fds: dict[int, list[int]] = {}  # thread → descriptors
         self.slots: dict[int, int] = {}
-        self.free = list(range(MAX_THREADS - 1, -1, -1))
+        self.free = list(range(constant("MAX_COUNTED_THREADS") - 1, -1, -1))
         self.uncounted = 0  # threads that ended before their counters were opened, or for which there was no room
         if events:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -152,8 +161,8 @@ class Counters:
             return
         self.fds[tid], self.slots[tid] = fds, slot
         for index, fd in enumerate(fds):
-            self._update("counters", slot * MAX_EVENTS + index, fd)
-        self._update("counted", tid, slot * MAX_EVENTS)
+            self._update("counters", slot * self.width + index, fd)
+        self._update("counted", tid, slot * self.width)
 
     def _update(self, name: str, key: int, value: int) -> None:
         self.kernel.update(self.map_fds[name], struct.pack("<I", key), struct.pack("<I", value))
@@ -165,7 +174,7 @@ class Counters:
         slot = self.slots.pop(tid)
         self.kernel.delete(self.map_fds["counted"], struct.pack("<I", tid))
         for index, fd in enumerate(self.fds.pop(tid)):
-            self.kernel.delete(self.map_fds["counters"], struct.pack("<I", slot * MAX_EVENTS + index))
+            self.kernel.delete(self.map_fds["counters"], struct.pack("<I", slot * self.width + index))
             os.close(fd)
         self.free.append(slot)
 

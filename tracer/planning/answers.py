@@ -5,14 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracer.engines import Engine
-from tracer.kernel.loaders import enumeration, program_numbers
+from tracer.kernel.definitions import constant, name_in, program_numbers
 from tracer.kernel.plan_file import FileRoot, about, described, found_at_run_time
 from tracer.probes import reach
 from tracer.probes.learning import (
     GRAPHS,
-    LEARN_ENDS,
-    LEARN_NOTHING,
-    LEARN_PLACES,
+    MISFITS,
     Learning,
     LearntLoop,
     Loop,
@@ -21,11 +19,6 @@ from tracer.probes.learning import (
 from tracer.probes.plan import FilePlan, Row, planned
 from tracer.probes.planner import Planner
 
-MISFITS = {
-    "MISFIT_TENSOR": "the tensors of its graphs have an unknown layout",
-    "MISFIT_LOOP": "its graph loop differs from the learnt one: a node came twice, or does not belong to its graph",
-}
-"""Names of enum misfit_of (bpf/records.h) → message."""
 MASKS = ("address", "here", "before", "graph", "last_but_one")
 """Fields of a site that are unsigned; JSON's numbers have a sign in the recorder."""
 INFINITY_NS = 1 << 63
@@ -52,7 +45,7 @@ class Answers:
         self._seen: set[str] = set()
         self._learning: dict[int, Learning] = {}
         self._loop: Loop | None = None
-        self._learns, self._graphs_since = LEARN_PLACES, 0
+        self._learns, self._graphs_since = constant("LEARN_PLACES"), 0
         self._stands_since = INFINITY_NS  # when the recorder had placed the learnt probes
         self._told = len(self.planner.warnings)
 
@@ -128,7 +121,7 @@ class Answers:
         learning.places |= {site["address"]: site["place"]} if site.get("place") else {}
         loop = learning.observe(site)
         if not loop:
-            return self._learn(LEARN_NOTHING) if self._learns and learning.hopeless else {}
+            return self._learn("LEARN_NOTHING") if self._learns and learning.hopeless else {}
         call, last = learning.places.get(loop.call), learning.places.get(loop.last_call)
         if not (call and last and self._learns):
             return {}
@@ -141,10 +134,10 @@ class Answers:
         rows = self.planner.learnt(self._engine(), {name: (here, at) for name, at in learnt.sites.items()}, why)
         self.planner.rows += rows
         if not rows:
-            return self._learn(LEARN_NOTHING)
+            return self._learn("LEARN_NOTHING")
         self.learnt(learnt)
         self._loop = loop
-        order = self._learn(LEARN_ENDS)
+        order = self._learn("LEARN_ENDS")
         order["settings"] |= learnt.settings()
         return {**order, "rows": [self._row(row) for row in rows], "programs": self._bring({row.program for row in rows})}
 
@@ -156,16 +149,18 @@ class Answers:
         files = {row.library for row in self.planner.rows if row.program in learnt}
         teachers = {probe.program for probe in self._engine().probes if probe.teaches}
         gone = [{"program": name, "library": self.place.shown(path)} for name in sorted(teachers) for path in sorted(files)]
-        return self._learn(LEARN_NOTHING) | {"retire": gone}
+        return self._learn("LEARN_NOTHING") | {"retire": gone}
 
-    def _learn(self, what: int) -> Message:
-        self._learns = what
-        return {"settings": {"learn": what}}
+    def _learn(self, what: str) -> Message:
+        """Have the programs learn what a name of enum learning says."""
+        self._learns = constant(what)
+        return {"settings": {"learn": self._learns}}
 
     def _misfit(self, what: int) -> Message:
         """Stop recording what cannot be recorded correctly with this build."""
         engine, self._loop = self._engine(), None
         programs = {probe.program for probe in engine.probes if probe.level in ("operator", "expert")}
-        name = next(name for name, number in enumeration("misfit_of").items() if number == what)
-        self.planner.warnings.append(f"{engine.name}: levels operator and expert are switched off: {MISFITS[name]}")
-        return self._learn(LEARN_NOTHING) | {"retire": [{"program": each} for each in sorted(programs)]}
+        self.planner.warnings.append(
+            f"{engine.name}: levels operator and expert are switched off: {MISFITS[name_in('misfit_of', what)]}"
+        )
+        return self._learn("LEARN_NOTHING") | {"retire": [{"program": each} for each in sorted(programs)]}

@@ -27,7 +27,11 @@ REGISTERS = {
 }
 Site = Mapping[str, Any] | np.void
 """A `site` record, or its fields."""
-LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/structs.h
+MISFITS = {
+    "MISFIT_TENSOR": "the tensors of its graphs have an unknown layout",
+    "MISFIT_LOOP": "its graph loop differs from the learnt one: a node came twice, or does not belong to its graph",
+}
+"""Names of enum misfit_of (bpf/records.h) → why a build cannot be recorded with its learnt loop."""
 GRAPHS = 2  # the rest of the one in which learning began, and a whole one
 LEAST_SITES = 32  # if other devices run most operators, the CPU's graphs are short: with few sites a place may agree by chance
 MOST_GRAPHS = 64  # graphs without a result: this build differs from the known ones

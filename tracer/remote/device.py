@@ -46,10 +46,10 @@ class Device:
         """The collector's path on the device."""
         return f"{self.folder}/moescope-collect"
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: bytes) -> None:
         """Write a file into our folder on the device."""
         with tempfile.NamedTemporaryFile() as file:
-            file.write(text.encode())
+            file.write(content)
             file.flush()
             self.way.push(Path(file.name), f"{self.folder}/{name}")
 

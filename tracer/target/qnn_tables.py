@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tracer.kernel.definitions import constant
 from tracer.probes import reach
 
-API_AT, SLOTS_AT, SLOTS = 2, 5, 72  # words into a provider: API version, the first address; more slots than core API 2.40 has
+API_AT, SLOTS_AT = 2, 5  # words into a provider: API version, the first address
 MOST_BACKENDS = 64
 FEWEST = 20  # the fewest addresses that count as a table
 NAME, LONGEST_NAME = re.compile(rb"[A-Za-z][\x20-\x7e]{1,62}\0"), 64
@@ -74,14 +75,14 @@ def find(pid: int, libraries: set[str], major: int) -> set[Provider]:
 
 
 def _providers(memory: FileIO, group: list[Area], code: np.ndarray) -> Iterator[Provider]:
-    low, high = code[:, 0].min(), code[:, 1].max()
+    low, high, most = code[:, 0].min(), code[:, 1].max(), constant("TABLE_PARTS") * constant("TABLE_SLOTS")
     for area in group:
         data = _read(memory, area.start, area.end - area.start) if "x" not in area.flags else b""
         words = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
         first = np.flatnonzero(words[SLOTS_AT + 1 :] - low < high - low)  # slot 1 creates a backend: every provider has it
         for at in first[words[first] - np.uint64(1) < MOST_BACKENDS].tolist():
             version = tuple(words[at + API_AT : at + SLOTS_AT].view("<u4")[:3].tolist())
-            slots = words[at + SLOTS_AT : at + SLOTS_AT + SLOTS]
+            slots = words[at + SLOTS_AT : at + SLOTS_AT + most]
             inside = np.logical_or.reduce([(start <= slots) & (slots < end) for start, end in code])
             length = int(np.argmin(np.append(inside | (slots == 0), False)))
             if inside[:length].sum() >= FEWEST and NAME.match(_read(memory, int(words[at + 1]), LONGEST_NAME)):

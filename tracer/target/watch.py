@@ -14,13 +14,14 @@ import numpy as np
 
 from tracer.engines import Engine
 from tracer.errors import EngineError, ProbeError, TracerError
+from tracer.kernel.definitions import constant, enumeration, name_in, packed, struct_of
 from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
+from tracer.kernel.loaders import LibbpfLoader
 from tracer.kernel.pmc import Counters, Event
 from tracer.probes.attach import Attachments
 from tracer.probes.disturbances import LEARNING, span
 from tracer.probes.kernel_probes import FAULT_BEGINS
-from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
+from tracer.probes.learning import GRAPHS, MISFITS, Learning, Loop, frame_place
 from tracer.probes.reach import opened, way_to
 from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
@@ -31,19 +32,7 @@ from tracer.target.io_files import Files
 from tracer.target.process import executable, mappings, tasks, urgent
 from tracer.target.qnn_logs import SerializedLogs
 
-MAX_PATTERNS = 16
-LAST_TABLE_PART = 48  # first slot of the last part that the BPF program sends
-UNKNOWN_OPERATOR = 0xFFFFFFFF
-LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
 QNN_EMULATED_MACHINES = ("x86_64",)
-QNN_HTP = 6  # QNN's number for the HTP backend
-NO_PROVIDER = 0xFFFFFFFF
-MISFITS = {
-    1: "the tensors of its graphs have an unknown layout",
-    2: "its graph loop differs from the learnt one: a node came twice, or does not belong to its graph",
-}
-"""Numbers of enum misfit_of → message."""
-SETTINGS = struct.Struct("<17I")  # struct settings of bpf/structs.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", "misfit", *QNN_WATCHED)
 HOLDING = ("task_exec", "library", "api_table", "qnn_table", "qnn_callback", "qnn_reader")  # the target waits for the answer
@@ -103,7 +92,8 @@ class Watcher:
         self.learning: dict[int, Learning] = {}
         self.loop: Loop | None = None
         teaches = any(probe.teaches and probe.wanted(probes.levels) for engine in probes.engines for probe in engine.probes)
-        self.learns, self.stands_since, self.graphs_since = LEARN_PLACES if teaches else LEARN_NOTHING, 0, 0
+        self.llamacpp = constant("ENGINE_LLAMACPP")
+        self.learns, self.stands_since, self.graphs_since = constant("LEARN_PLACES" if teaches else "LEARN_NOTHING"), 0, 0
         self._rounds = self.learnt_ns = 0
         self.backends = enumeration("backend_id")
         self._watch_for_libraries()
@@ -113,11 +103,12 @@ class Watcher:
     def _watch_for_libraries(self) -> None:
         declared = {prefix for engine in self.probes.engines for prefix in engine.libraries} | self.probes.named.prefixes()
         prefixes = [one for one in sorted(declared) if not any(one != other and one.startswith(other) for other in declared)]
-        if len(prefixes) > MAX_PATTERNS:
-            raise TracerError(f"{len(prefixes)} library prefixes declared, {MAX_PATTERNS} can be watched: choose fewer engines")
+        most, longest = constant("MAX_PATTERNS"), struct_of("pattern")["text"].itemsize
+        if len(prefixes) > most:
+            raise TracerError(f"{len(prefixes)} library prefixes declared, {most} can be watched: choose fewer engines")
         for index, prefix in enumerate(prefixes):
-            raw = prefix.encode()[:28]
-            self.kernel.update(self.loader.map_fd("patterns"), struct.pack("<I", index), PATTERN.pack(len(raw), raw))
+            raw = prefix.encode()[:longest]
+            self.loader.update("patterns", struct.pack("<I", index), packed("pattern", length=len(raw), text=raw))
 
     def _declare_backends(self) -> None:
         """Pass the identities of ggml's backends to the BPF programs."""
@@ -132,19 +123,31 @@ class Watcher:
     def set_chosen(self, stop: int = 1) -> None:
         """Pass settings to the BPF programs: see struct settings in bpf/structs.h."""
         levels = self.probes.levels - self.probes.shed_levels
-        mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == LLAMACPP)
+        mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == self.llamacpp)
         names = max(mine, key=len, default=[])
-        number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
-        infers = not has_tracepoint("filemap", FAULT_BEGINS)
         loop = self.loop or Loop(0, 0, 0, 0, 0)
-        has_one_call = self.loop is not None and loop.last_call == loop.call
-        places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
         self._rounds += 1
-        recorded = "operator" in levels, "expert" in levels
-        kinds = "io" in levels, "token" in levels, has_one_call, bool(self.probes.spared)
-        more = self.everyone, len(self.counters.events), infers, self._rounds, *kinds
-        wanted = number, stop, *recorded, *places, *more
-        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
+        wanted = packed(
+            "settings",
+            mul_mat_id=names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else constant("UNKNOWN_OPERATOR"),
+            stop=stop,
+            operators="operator" in levels,
+            experts="expert" in levels,
+            learn=self.learns,
+            blind=self.probes.is_blind(),
+            node_at=loop.node_at,
+            node_more=loop.node_more,
+            graph_at=loop.graph_at,
+            everyone=self.everyone,
+            n_counters=len(self.counters.events),
+            infer_faults=not has_tracepoint("filemap", FAULT_BEGINS),
+            round=self._rounds,
+            files="io" in levels,
+            steps="token" in levels,
+            one_call=self.loop is not None and loop.last_call == loop.call,
+            spared=bool(self.probes.spared),
+        )
+        self.loader.update("chosen", struct.pack("<I", 0), wanted)
 
     def attach_mapped(self, pid: int) -> None:
         """Attach to every engine library or statically linked engine that a process has mapped."""
@@ -233,7 +236,7 @@ class Watcher:
     def _on_qnn_table(self, record: np.void, pid: int) -> None:
         """Collect a provider's slots; with the last part, attach the probes."""
         engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
-        if int(record["provider"]) == NO_PROVIDER:
+        if int(record["provider"]) == constant("NO_PROVIDER"):
             reason = "provided no function table: its calls are not recorded"
             self.probes.warnings.append(f"{engine.name}: a library in process {pid} {reason}")
             return
@@ -241,7 +244,7 @@ class Watcher:
         if int(record["first"]) == 0:
             self.slots.pop((pid, table), None)  # another library's provider with this number
         slots = self._collect(record, pid, table)
-        if int(record["first"]) < LAST_TABLE_PART:
+        if int(record["first"]) < (constant("TABLE_PARTS") - 1) * constant("TABLE_SLOTS"):
             return
         self._probe_qnn_table(engine, slots, tuple(record["api"].tolist()), backend)
         if record["last"]:
@@ -261,8 +264,9 @@ class Watcher:
     def _probe_qnn_table(self, engine: Engine, slots: dict[int, tuple[str, int]], api: tuple[int, ...], backend: int) -> None:
         self.probes.attach_table(engine, slots, api, backend)
         self.set_chosen()
-        emulator = backend == QNN_HTP and machine.describe()["arch"] in QNN_EMULATED_MACHINES
-        if self.qnn is None or backend == QNN_HTP:
+        is_htp = backend == constant("QNN_HTP")
+        emulator = is_htp and machine.describe()["arch"] in QNN_EMULATED_MACHINES
+        if self.qnn is None or is_htp:
             self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
 
     def _on_qnn_callback(self, record: np.void, pid: int) -> None:
@@ -307,17 +311,17 @@ class Watcher:
         if self.loop:
             self.graphs_since += int(record["last"] and record["ts"] > self.stands_since)
             if self.graphs_since >= GRAPHS and self.learns:
-                self._learn(LEARN_NOTHING, self.loop)
+                self._learn("LEARN_NOTHING", self.loop)
                 self.probes.retire_teachers(self._llamacpp())
             return
         learning = self.learning.setdefault(pid, Learning())
         loop = learning.observe(record)
         if not loop and self.learns and learning.hopeless:
-            self._learn(LEARN_NOTHING, None)
+            self._learn("LEARN_NOTHING", None)
         site, last = (self._site(pid, loop.call), self._site(pid, loop.last_call)) if loop else (None, None)
         if not (loop and site and last and self.learns):
             return
-        self._learn(LEARN_ENDS, loop)
+        self._learn("LEARN_ENDS", loop)
         place = frame_place(loop.node_at)
         why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
         sites = {"loop": site} if site == last else {"loop": site, "last": last}
@@ -327,17 +331,17 @@ class Watcher:
         self.set_chosen()  # makes all graphs new again, so that the probes note nodes that are new to them
         self.stands_since = time.monotonic_ns()
         if not stands:
-            self._learn(LEARN_NOTHING, None)
+            self._learn("LEARN_NOTHING", None)
 
     def _on_misfit(self, record: np.void, pid: int) -> None:
         """Stop recording what cannot be recorded correctly with this build."""
-        self._learn(LEARN_NOTHING, None)
-        self.probes.give_up(self._llamacpp(), MISFITS[int(record["what"])])
+        self._learn("LEARN_NOTHING", None)
+        self.probes.give_up(self._llamacpp(), MISFITS[name_in("misfit_of", int(record["what"]))])
         self.set_chosen()
 
     def is_learning(self) -> bool:
         """Whether probes that still search for an engine's graph loop are attached."""
-        return self.learns != LEARN_NOTHING and bool(self.probes.teachers())
+        return self.learns != constant("LEARN_NOTHING") and bool(self.probes.teachers())
 
     def disturbances(self) -> list[dict[str, Any]]:
         """The manifest's `disturbances`: when placing, learning and slow probes disturbed the target.
@@ -349,13 +353,14 @@ class Watcher:
         learning = [span(self.probes.teaching_ns, self.learnt_ns or now, LEARNING)] if learnt else []
         return [*self.probes.disturbances.spans, *learning, *(self.probes.stepped_teachers(now) if not self.loop else [])]
 
-    def _learn(self, what: int, loop: Loop | None) -> None:
-        self.learns, self.loop = what, loop
-        self.learnt_ns = 0 if what else time.monotonic_ns()
+    def _learn(self, what: str, loop: Loop | None) -> None:
+        """Have the programs learn what a name of enum learning says, and use a loop."""
+        self.learns, self.loop = constant(what), loop
+        self.learnt_ns = 0 if self.learns else time.monotonic_ns()
         self.set_chosen()
 
     def _llamacpp(self) -> Engine:
-        return next(engine for engine in self.probes.engines if engine.id == LLAMACPP)
+        return next(engine for engine in self.probes.engines if engine.id == self.llamacpp)
 
     def _site(self, pid: int, address: int) -> tuple[str, int] | None:
         """(file, offset) of an address in a process; None if the process is gone."""
