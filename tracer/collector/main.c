@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "collect.h"
+#include "policy.h"
 
 #define RING_MIB 8 /* a process that maps both has them counted twice: 32 MiB resident */
 #define FIRST_MANIFEST_NS (5 * NS_PER_S)
@@ -39,6 +40,9 @@ static const char usage[] =
 	"  --pid PID             follow a running process, with its children\n"
 	"  --duration SECONDS    how long to record (default: to the end)\n"
 	"  --tokens N            stop recording after N token steps\n"
+	"  --only-slower-than S  keep only what happened in tokens that take longer, in seconds\n"
+	"  --min-tps TPS         switch costly levels off while decode is slower, in tokens/s\n"
+	"  --max-overhead SHARE  largest slowdown of decode; costly levels are on only part of the time: 0.1 for 10 %\n"
 	"  --ring-mib N          size of each of the two rings, a power of two (default: 8)\n"
 	"  --btf FILE            BTF types for a kernel without built-in BTF\n"
 	"  --probe-features      print this machine's features, for `moescope plan --features`\n"
@@ -92,6 +96,16 @@ static void print_identities(void)
 	exit(0);
 }
 
+static double positive(const char *option, const char *text)
+{
+	char *end;
+	double value = strtod(text, &end);
+
+	if (*end || !(value > 0 && value < 1e9))
+		fail("%s %s is not a positive number", option, text);
+	return value;
+}
+
 static void check(struct choice *choice, const char *plan)
 {
 	u64 mib = choice->ring_bytes >> 20;
@@ -103,6 +117,8 @@ static void check(struct choice *choice, const char *plan)
 	}
 	if (!mib || mib & (mib - 1))
 		fail("--ring-mib %llu is not a power of two", (unsigned long long)mib);
+	if (choice->min_tps && choice->max_overhead)
+		fail("--min-tps and --max-overhead cannot be combined, as both switch levels");
 	if (geteuid())
 		fail("not root: probes need root (on Android: a root shell; elsewhere: sudo)");
 	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
@@ -119,7 +135,9 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	static const struct option options[] = {{"plan", 1, 0, 'p'},	 {"output", 1, 0, 'o'},		{"pid", 1, 0, 'P'},
 						{"duration", 1, 0, 'd'}, {"ring-mib", 1, 0, 'r'},	{"btf", 1, 0, 'b'},
 						{"help", 0, 0, 'h'},	 {"probe-features", 0, 0, 'f'}, {"version", 0, 0, 'v'},
-						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'},	{"planner", 1, 0, 'a'}, {0, 0, 0, 0}};
+						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'},	{"planner", 1, 0, 'a'},
+						{"only-slower-than", 1, 0, 'S'}, {"min-tps", 1, 0, 'T'},
+						{"max-overhead", 1, 0, 'O'}, {0, 0, 0, 0}};
 	const char *plan = NULL;
 	int each;
 
@@ -136,6 +154,9 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 'P': choice->pid = atoi(optarg); break;
 		case 'd': choice->duration_s = atof(optarg); break;
 		case 't': choice->tokens = strtoull(optarg, NULL, 10); break;
+		case 'S': choice->only_slower_s = positive("--only-slower-than", optarg); break;
+		case 'T': choice->min_tps = positive("--min-tps", optarg); break;
+		case 'O': choice->max_overhead = positive("--max-overhead", optarg); break;
 		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
 		case 'b': choice->btf = optarg; break;
 		case 'f': print_features(); break;
@@ -186,10 +207,10 @@ static void adopt(pid_t pid, void *context)
 	each_mapped(pid, attach_mapped, json_object_get(choice->plan, "patterns"));
 }
 
-static bool turn(void)
+static bool turn(bool last)
 {
 	const u8 **records;
-	int count = drain_turn(answered, &records);
+	int count = drain_turn(answered, &records, last);
 
 	for (int i = 0; i < count; i++)
 		answer(records[i]);
@@ -203,13 +224,13 @@ static void show(const struct target *target)
 	const struct drained *d = drained();
 
 	if (asks_about(true)) { /* it is here, and shows progress */
-		tell_planner(json_pack("{s{si sI sI sI}}", "progress", "pid", target->pid, "steps", (json_int_t)d->records[KIND_TOKEN_END],
+		tell_planner(json_pack("{s{si sI sI sI}}", "progress", "pid", target->pid, "steps", (json_int_t)d->steps,
 				       "records", (json_int_t)d->seen, "lost", (json_int_t)losses(NULL)));
 		return;
 	}
 
 	say("%llu s, %llu steps, %llu records, %llu lost, %.1f MB", (unsigned long long)((now_ns() - target->began_ns) / NS_PER_S),
-	    (unsigned long long)d->records[KIND_TOKEN_END], (unsigned long long)d->seen, (unsigned long long)losses(NULL), d->bytes * 1e-6);
+	    (unsigned long long)d->steps, (unsigned long long)d->seen, (unsigned long long)losses(NULL), d->bytes * 1e-6);
 }
 
 static u64 earlier(u64 a, u64 b)
@@ -219,7 +240,7 @@ static u64 earlier(u64 a, u64 b)
 
 static bool is_enough(const struct choice *choice)
 {
-	return choice->tokens && drained()->records[KIND_TOKEN_END] >= choice->tokens;
+	return choice->tokens && drained()->steps >= choice->tokens;
 }
 
 static void record(const struct choice *choice, struct target *target)
@@ -234,12 +255,13 @@ static void record(const struct choice *choice, struct target *target)
 			interrupted = 1;
 			deadline = earlier(deadline, now_ns() + (target->started_here ? NS_PER_S : 0));
 		}
-		now = choice->tokens ? now_ns() + WATCHFUL_NS : UINT64_MAX;
+		now = choice->tokens ? now_ns() + WATCHFUL_NS : policy_due_ns();
 		sleep_until(earlier(earlier(deadline, now), earlier(next_line, next_manifest)));
 		bool alive = poll_target(target);
 
-		turn();
+		turn(false);
 		stats_turn(false);
+		policy_turn();
 		if (!alive)
 			return;
 		now = now_ns();
@@ -267,12 +289,13 @@ static void take_last_words(void)
 static void finish(struct target *target)
 {
 	heat_turn(true);
+	policy_end();
 	set_settings(false);
 	forget_threads();
 	detach_all();
-	while (turn() && !disk_failed())
+	while (turn(false) && !disk_failed())
 		;
-	turn();
+	turn(true);
 	stats_turn(true);
 	poll_target(target);
 	name_living_threads();
@@ -327,6 +350,7 @@ int main(int argc, char **argv)
 	measure_costs();
 	open_rings(&choice);
 	planner_wakes();
+	policy_begin(&choice);
 	attach_kernel(&choice);
 	watch_begin(&choice);
 	set_settings(true);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* The manifest: what a reader of the recording needs (docs/recording.md); replaced as a whole, with its own checksum. */
 #include <bpf/bpf.h>
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "collect.h"
+#include "policy.h"
 
 #define SCHEMA_VERSION 1
 #define LARGEST_CONFIG (1 << 20)
@@ -232,9 +234,9 @@ static json_t *cost_row(json_t *rows)
 
 static json_t *options(void)
 {
-	return json_pack("{ss sf sI sI ss}", "output", choice->folder, "duration", rounded(choice->duration_s), "tokens",
-			 (json_int_t)choice->tokens, "ring-mib",
-			 (json_int_t)(choice->ring_bytes >> 20), "recorder", "moescope-collect");
+	return json_pack("{ss sf sI sf sf sf sI ss}", "output", choice->folder, "duration", choice->duration_s, "tokens",
+			 (json_int_t)choice->tokens, "only-slower-than", choice->only_slower_s, "min-tps", choice->min_tps, "max-overhead",
+			 choice->max_overhead, "ring-mib", (json_int_t)(choice->ring_bytes >> 20), "recorder", "moescope-collect");
 }
 
 static json_t *compose(const char *state)
@@ -251,11 +253,11 @@ static json_t *compose(const char *state)
 	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so si}", "checksums", "xxh3_64", "state", state, "started_utc",
 						   started, "duration_ns", (json_int_t)(now_ns() - target->began_ns), "command", words(),
 						   "model", model, "models", "target", target_row(), "tracer_pid", (int)getpid()));
-	json_object_update_new(manifest, json_pack("{ss ss so sO s[] sn sn ss sO sO so so s{} sn so sO}", "loader", "libbpf", "buffer", "ring",
-						   "options", options(), "levels", json_object_get(plan, "levels"), "level_changes",
-						   "sampling", "step_latency", "sched", "target", "clocks", clocks, "heat", heat_found(), "records", counts(),
-						   "lost", lost, "lost_by_cpu", "dropped", "sites", sites(), "layouts",
-						   json_object_get(plan, "layouts")));
+	json_object_update_new(manifest, json_pack("{ss ss so sO ss sO sO so so s{} so sO}", "loader", "libbpf", "buffer", "ring",
+						   "options", options(), "levels", json_object_get(plan, "levels"), "sched", "target", "clocks",
+						   clocks, "heat", heat_found(), "records", counts(), "lost", lost, "lost_by_cpu", "sites", sites(),
+						   "layouts", json_object_get(plan, "layouts")));
+	json_object_update_new(manifest, policies());
 	json_object_update(manifest, merged);
 	return manifest;
 }
@@ -267,18 +269,29 @@ void merge_into_manifest(json_t *entries)
 	json_object_update(merged, entries);
 }
 
-/* Python writes the hexadecimal digits of escapes in lower case. */
-static void like_python(char *text)
+/* Python writes the hexadecimal digits of escapes in lower case, and at least two digits of an exponent. Frees `text`. */
+static char *like_python(char *text)
 {
-	for (char *at = text; *at; at++) {
-		if (*at != '\\')
-			continue;
-		if (*++at != 'u')
-			continue;
-		for (int i = 1; i <= 4; i++)
-			if (at[i] >= 'A' && at[i] <= 'F')
-				at[i] += 'a' - 'A';
+	char *answer = malloc(2 * strlen(text) + 1), *out = answer;
+	bool is_quoted = false;
+
+	for (char *at = text; answer && *at; at++) {
+		*out++ = *at;
+		if (is_quoted && *at == '\\' && at[1] == 'u') {
+			for (int i = 0; i < 5; i++)
+				*out++ = tolower(*++at);
+		} else if (is_quoted && *at == '\\') {
+			*out++ = *++at;
+		} else if (*at == '"') {
+			is_quoted = !is_quoted;
+		} else if (!is_quoted && *at == '-' && at[-1] == 'e' && !isdigit(at[2])) {
+			*out++ = '0';
+		}
 	}
+	if (answer)
+		*out = 0;
+	free(text);
+	return answer;
 }
 
 static bool replace(const char *text, const char *sum)
@@ -324,9 +337,9 @@ void save_manifest(const char *state)
 	manifest = compose(state);
 	text = json_dumps(manifest, PYTHON_LIKE);
 	json_decref(manifest);
+	text = text ? like_python(text) : NULL;
 	if (!text)
 		fail("the manifest cannot be written: out of memory");
-	like_python(text);
 	digest(text, strlen(text), sum);
 	act_as_caller(true);
 	if (!replace(text, sum) && !said && !disk_failed()) {

@@ -31,14 +31,13 @@ from tracer.remote.voice import Board, Voice
 HOST_ONLY = {
     "loader": "libbpf",
     "buffer": "ring",
-    "only_slower_than": 0.0,
-    "min_tps": 0.0,
-    "max_overhead": 0.0,
     "sched": "target",
     "pmc": "",
     "btf": None,
 }
 """Options that only the host's tracer has, with their defaults."""
+PASSED_ON = ("duration", "tokens", "only_slower_than", "min_tps", "max_overhead", "ring_mib")
+"""Options that moescope-collect has by the same names, and without if they are 0."""
 GOOD, FINDING, WRONG = 0, 1, 2
 Then = Callable[[Path, Owner], None]
 
@@ -189,9 +188,8 @@ def planner_of(args: argparse.Namespace, device: Device) -> Planner:
 
 def collector_words(args: argparse.Namespace, words: list[str]) -> tuple[list[str], list[str]]:
     """(the collector's options, the command; no command if a process is followed)."""
-    options = ["--duration", str(args.duration)] if args.duration else []
-    options += ["--tokens", str(args.tokens)] if args.tokens else []
-    options += ["--ring-mib", str(args.ring_mib)] if args.ring_mib else []
+    chosen = {name: getattr(args, name) for name in PASSED_ON}
+    options = [word for name, value in chosen.items() if value for word in (f"--{name.replace('_', '-')}", str(value))]
     return ([*options, "--pid", *words], []) if "pid" in args else (options, words)
 
 
