@@ -21,7 +21,9 @@ import hypothesis
 import pytest
 
 from moescope.calling import VARIABLE as CALLED_AS
+from tracer.recording.format import RecordingError
 from workloads.host_time import HostTime
+from workloads.raw_records import RawRecording
 
 ROOT = Path(__file__).resolve().parent.parent
 COLLECTOR = ROOT / "tracer" / "collector" / "bin" / f"moescope-collect-{os.uname().machine}"
@@ -302,6 +304,27 @@ def manifest_when(done: Callable[[dict], object], folder: Path, tracer: subproce
         assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
         time.sleep(0.05)
     raise AssertionError(manifest)
+
+
+RECORDERS = {"local": (), "exec": ("--on", "exec:sh -c", "--libraries", str(ROOT / "runtime" / "telemetry" / "_probes.so"))}
+"""The recorder in Python, and the one in C that `--on` uses → the options for it."""
+over_recorders = pytest.mark.parametrize(
+    "on", [pytest.param(words, id=name, marks=pytest.mark.needs("probes", "collector")) for name, words in RECORDERS.items()]
+)
+
+
+def recorded_when(done: Callable[[RawRecording], object], folder: Path, tracer: subprocess.Popen[str]) -> None:
+    """Wait until `done` is true for a recording in progress, here or (`remote.json`) where `--on` makes it."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        state = folder / "remote.json"
+        with contextlib.suppress(OSError, ValueError, RecordingError):  # it has not begun, or is being fetched
+            place = Path(json.loads(state.read_text())["folder"]) / "recording" if state.exists() else folder
+            if done(RawRecording(place)):
+                return
+        assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
+        time.sleep(0.2)
+    raise AssertionError(f"{folder}: not within the time")
 
 
 class DemoRun:
