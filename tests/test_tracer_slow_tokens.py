@@ -4,11 +4,12 @@ import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT, over_recorders, trace
@@ -134,8 +135,15 @@ PLANS = st.lists(
 )
 
 
+NESTED = [(1, "token_begin", 10, 1), (10, "token_begin", 11, 1), (40, "op_begin", 11, 1), (20, "token_end", 11, 1)]
+NESTED += [(40, "op_begin", 10, 1), (40, "sched_switch", 20, 0), (1, "token_end", 10, 1)]
+AT_THE_LIMIT = [(1, "token_begin", 10, 1), (LIMIT // 2, "op_begin", 10, 1), (LIMIT - LIMIT // 2, "token_end", 10, 1)]
+
+
 @both_filters
 @settings(max_examples=100)
+@example(NESTED, [], Random(0))
+@example(AT_THE_LIMIT, [], Random(0))
 @given(PLANS, st.lists(st.integers(1, 120), max_size=40), st.randoms(use_true_random=False))
 def test_the_filter_keeps_what_a_reading_record_by_record_keeps(make_filter, plan, pauses, random) -> None:
     rows = rows_of(plan)
