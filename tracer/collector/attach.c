@@ -309,6 +309,11 @@ bool is_learning(u64 *since_ns, u64 *until_ns)
 	return learns_since;
 }
 
+bool awaits_learning(void)
+{
+	return settings.learn && has_planner();
+}
+
 /* The entry for a file that was not examined before; NULL if it was, or cannot be examined. */
 static struct file *new_file(const char *path)
 {

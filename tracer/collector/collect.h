@@ -143,6 +143,7 @@ bool is_shed(const char *level);
 json_t *attached(void); /* rows for the manifest */
 json_t *attached_row(int index); /* NULL after the last */
 bool is_learning(u64 *since_ns, u64 *until_ns); /* whether learning probes were ever placed; until: now, if they are still */
+bool awaits_learning(void); /* learning probes are placed that a planner will replace; without one, they stay */
 json_t *libraries_of(const char *engine);
 const char *id_of(const char *path);
 

@@ -243,7 +243,7 @@ void policy_turn(void)
 		spent_by_level(spent_before);
 	if (choice->min_tps && !is_switching())
 		guard_speed();
-	if (choice->max_overhead && costly_count)
+	if (choice->max_overhead && costly_count && !awaits_learning())
 		limit_cost();
 }
 
