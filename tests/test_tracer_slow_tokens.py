@@ -139,9 +139,12 @@ NESTED = [(1, "token_begin", 10, 1), (10, "token_begin", 11, 1), (40, "op_begin"
 NESTED += [(40, "op_begin", 10, 1), (40, "sched_switch", 20, 0), (1, "token_end", 10, 1)]
 AT_THE_LIMIT = [(1, "token_begin", 10, 1), (LIMIT // 2, "op_begin", 10, 1), (LIMIT - LIMIT // 2, "token_end", 10, 1)]
 
+EXITED = [(1, "token_begin", 10, 1), (20, "task_exit", 10, 0), (40, "op_begin", 10, 1), (40, "op_begin", 10, 1)]
+
 
 @both_filters
 @settings(max_examples=100)
+@example(EXITED, [], Random(0))
 @example(NESTED, [], Random(0))
 @example(AT_THE_LIMIT, [], Random(0))
 @given(PLANS, st.lists(st.integers(1, 120), max_size=40), st.randoms(use_true_random=False))
