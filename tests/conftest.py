@@ -21,7 +21,9 @@ import hypothesis
 import pytest
 
 from moescope.calling import VARIABLE as CALLED_AS
+from tracer.recording.format import RecordingError
 from workloads.host_time import HostTime
+from workloads.raw_records import RawRecording
 
 ROOT = Path(__file__).resolve().parent.parent
 COLLECTOR = ROOT / "tracer" / "collector" / "bin" / f"moescope-collect-{os.uname().machine}"
@@ -325,6 +327,25 @@ def device(tmp_path: Path) -> Path:
     program.write_text(f'#!/bin/sh\nexec unshare -m sh -c \'mount --bind {there} /var/tmp && exec sh -c "$1"\' sh "$1"\n')
     program.chmod(0o755)
     return program
+
+
+over_recorders = pytest.mark.parametrize(
+    "on", [pytest.param(words, id=name, marks=pytest.mark.needs("probes", "collector")) for name, words in RECORDERS.items()]
+)
+
+
+def recorded_when(done: Callable[[RawRecording], object], folder: Path, tracer: subprocess.Popen[str]) -> None:
+    """Wait until `done` is true for a recording in progress, here or (`remote.json`) where `--on` makes it."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        state = folder / "remote.json"
+        with contextlib.suppress(OSError, ValueError, RecordingError):  # it has not begun, or is being fetched
+            place = Path(json.loads(state.read_text())["folder"]) / "recording" if state.exists() else folder
+            if done(RawRecording(place)):
+                return
+        assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
+        time.sleep(0.2)
+    raise AssertionError(f"{folder}: not within the time")
 
 
 class DemoRun:

@@ -230,10 +230,11 @@ def test_features_are_those_that_the_tracer_finds() -> None:
 class Running:
     """A collector over `steps.py`, which goes on until it is told to end."""
 
-    def __init__(self, plan: Path, folder: Path):
+    def __init__(self, plan: Path, folder: Path, *options: str):
         folder.mkdir()
         self.folder, self.output, self.end = folder / "run", folder / "output", folder / "end"
-        words = [str(COLLECTOR), "--plan", str(plan), "-o", str(self.folder), "--", sys.executable, STEPS, "100000", "0.002"]
+        words = [str(COLLECTOR), "--plan", str(plan), "-o", str(self.folder), *options]
+        words += ["--", sys.executable, STEPS, "100000", "0.002"]
         with self.output.open("wb") as out:
             command = [*words, "--until", str(self.end)]
             self.collector = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
@@ -335,7 +336,8 @@ def test_killed_at_any_moment_it_leaves_a_living_target_without_probes_and_a_rea
     draw = random.Random(20)
     places = [row["offset"] for row in json.loads(of_sites.read_text())["files"][-1]["rows"]]
     for number in range(KILLS):
-        run = Running(of_sites, tmp_path / str(number))
+        switching = ("--max-overhead", "0.1") if number % 2 else ()  # which removes probes and places them again all the time
+        run = Running(of_sites, tmp_path / str(number), *switching)
         try:
             time.sleep(draw.uniform(0, 4))
             pid = run.target()

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT, begin_trace, manifest_when
+from tests.conftest import ROOT, begin_trace, over_recorders, recorded_when
 from tracer.control.budget import AIM, LEAST_SHARE, Budget
+from workloads import collector_policies
 from workloads.raw_records import RawRecording
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
+both_budgets = pytest.mark.parametrize("make_budget", [Budget, collector_policies.Budget])
 REMOVAL_NS, TURN_NS = 100_000_000, 50_000_000
 
 
@@ -42,10 +44,13 @@ class Simulated:
         return (self.now - begin) / undisturbed - 1, time_on / (self.now - begin)
 
 
+@both_budgets
 @settings(max_examples=25)
 @given(st.floats(0.001, 2.0), st.floats(0.02, 0.5), st.floats(0, 0.5), st.floats(1, 60))
-def test_decode_loses_no_more_than_is_left_of_what_was_allowed_and_that_is_used(cost, room, besides, token_ms) -> None:
-    budget = Budget(room + besides, besides)
+def test_decode_loses_no_more_than_is_left_of_what_was_allowed_and_that_is_used(
+    make_budget, cost, room, besides, token_ms
+) -> None:
+    budget = make_budget(room + besides, besides)
     aim = max(AIM * budget.allowed - besides, LEAST_SHARE * budget.allowed)
     target = Simulated(budget, cost, token_ms)
     target.run(90)  # what it costs is not known at first
@@ -58,33 +63,36 @@ def test_decode_loses_no_more_than_is_left_of_what_was_allowed_and_that_is_used(
         assert share > 0.85
 
 
-def test_a_pause_of_decode_ends_a_window_that_tells_nothing() -> None:
-    budget = Budget(0.1)
+@both_budgets
+def test_a_pause_of_decode_ends_a_window_that_tells_nothing(make_budget) -> None:
+    budget = make_budget(0.1)
     assert not budget.is_over(True, 1, 4_000_000_000) and budget.is_over(True, 1, 6_000_000_000)
     assert budget.slowdown() is None and [window.token_ns for window in budget.windows] == [0]
 
 
-@pytest.mark.needs("probes")
-def test_a_limited_recording_says_what_it_saw_and_holds_its_levels_for_that_part_of_the_time(tmp_path: Path) -> None:
+@over_recorders
+def test_a_limited_recording_says_what_it_saw_and_holds_its_levels_for_that_part_of_the_time(
+    on: tuple[str, ...], tmp_path: Path
+) -> None:
     end, folder = tmp_path / "end", tmp_path / "run"
     command = [sys.executable, STEPS, "1000000", "0.004", "--operators", "200", "--until", str(end)]
-    tracer = begin_trace("run", "--no-views", "--max-overhead", "50%", "-o", str(folder), "--", *command)
+    tracer = begin_trace("run", "--no-views", "--max-overhead", "50%", "-o", str(folder), *on, "--", *command)
 
-    def is_back(manifest: dict) -> bool:
+    def is_back(run: RawRecording) -> bool:
         """Operators went and came."""
-        changes = [row for row in manifest["level_changes"] if row["level"] == "operator" and row["done_ns"]]
-        return len(changes) >= 2
+        ends, ops = run.records("token_end")["ts"], run.records("op_end")["ts"]
+        without = np.flatnonzero(np.diff(np.searchsorted(ops, ends[ends < max(ops, default=0)])) == 0)
+        return len(without) > 5 and (ops > ends[without[-1]]).sum() > 2000
 
     try:
-        ops = manifest_when(is_back, folder, tracer)["records"]["op_end"]
-        manifest_when(lambda manifest: manifest["records"]["op_end"] > ops + 2000, folder, tracer)
+        recorded_when(is_back, folder, tracer)
     finally:
         end.touch()
     printed, said = tracer.communicate(timeout=120)
     assert tracer.returncode == 0, said
     recording = RawRecording(folder)
     seen, changes = recording.manifest["sampling"], recording.manifest["level_changes"]
-    assert seen["allowed"] == 0.5 and f"done {recording.manifest['records']['token_end']}\n" in printed
+    assert recording.is_whole and seen["allowed"] == 0.5 and f"done {recording.manifest['records']['token_end']}\n" in printed
     assert {row["level"] for row in changes} >= {"operator", "expert"}
     ended = recording.records("op_end")["ts"].astype(np.int64)
     rows = [row for row in changes if row["level"] == "operator" and row["done_ns"]]

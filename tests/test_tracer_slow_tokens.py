@@ -1,20 +1,22 @@
-"""`--only-slower-than` keeps exactly the records of slow tokens, whatever the batches they arrive in."""
+"""`--only-slower-than` keeps exactly the records of slow tokens, whatever the batches they arrive in: in Python and in C."""
 
 import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT, trace
+from tests.conftest import ROOT, over_recorders, trace
 from tracer.recording.format import STREAMS, dtype_to_json
 from tracer.recording.slow_tokens import OWN, STRUCTURAL, SlowTokens
 from tracer.recording.tokens import Tokens
+from workloads.collector_policies import Filter
 from workloads.raw_records import RawRecording
 from workloads.recordings import layouts, records
 
@@ -54,6 +56,25 @@ class Step(NamedTuple):
 @cache
 def json_layouts() -> dict:
     return {name: {"kind": k, "bytes": d.itemsize, "fields": dtype_to_json(d)} for name, (k, d) in layouts().items()}
+
+
+class PythonFilter(SlowTokens):
+    """The filter with the pairing of tokens that it is used with."""
+
+    def __init__(self, limit_ns: int, bound_bytes: int = 64 << 20):
+        super().__init__(limit_ns, json_layouts(), bound_bytes)
+        self.pairing = Tokens(json_layouts())
+
+    def sift(self, batches, until_ns, last=False):
+        self.pairing.read(batches["events"], until_ns)
+        return super().sift(batches, self.pairing, until_ns, last)
+
+
+def c_filter(limit_ns: int, bound_bytes: int = 64 << 20) -> Filter:
+    return Filter(limit_ns, {number: name for name, (number, _) in layouts().items()}, bound_bytes)
+
+
+both_filters = pytest.mark.parametrize("make_filter", [PythonFilter, c_filter])
 
 
 def rows_of(plan: list[tuple[int, str, int, int]]) -> list[Row]:
@@ -114,13 +135,23 @@ PLANS = st.lists(
 )
 
 
+NESTED = [(1, "token_begin", 10, 1), (10, "token_begin", 11, 1), (40, "op_begin", 11, 1), (20, "token_end", 11, 1)]
+NESTED += [(40, "op_begin", 10, 1), (40, "sched_switch", 20, 0), (1, "token_end", 10, 1)]
+AT_THE_LIMIT = [(1, "token_begin", 10, 1), (LIMIT // 2, "op_begin", 10, 1), (LIMIT - LIMIT // 2, "token_end", 10, 1)]
+
+EXITED = [(1, "token_begin", 10, 1), (20, "task_exit", 10, 0), (40, "op_begin", 10, 1), (40, "op_begin", 10, 1)]
+
+
+@both_filters
 @settings(max_examples=100)
+@example(EXITED, [], Random(0))
+@example(NESTED, [], Random(0))
+@example(AT_THE_LIMIT, [], Random(0))
 @given(PLANS, st.lists(st.integers(1, 120), max_size=40), st.randoms(use_true_random=False))
-def test_the_filter_keeps_what_a_reading_record_by_record_keeps(plan, pauses, random) -> None:
+def test_the_filter_keeps_what_a_reading_record_by_record_keeps(make_filter, plan, pauses, random) -> None:
     rows = rows_of(plan)
     slots = {row.serial: row.slot() for row in rows}
-    tokens = Tokens(json_layouts())
-    sieve = SlowTokens(LIMIT, json_layouts())
+    sieve = make_filter(LIMIT)
     kept: list[int] = []
     now, waiting = 1_000_000, list(rows)
     end = max([row.ts for row in rows], default=now) + 30
@@ -136,8 +167,7 @@ def test_the_filter_keeps_what_a_reading_record_by_record_keeps(plan, pauses, ra
             parts = [slots[row.serial] for row in here if slots[row.serial].shape[1] == width]
             batches[name] = np.concatenate(parts) if parts else np.empty((0, width), np.uint8)
         until = now - (0 if last else LAG)
-        tokens.read(batches["events"], until)
-        for written in sieve.sift(batches, tokens, until, last).values():
+        for written in sieve.sift(batches, until, last).values():
             kept += written[:, 26:28].copy().view("<u2")[:, 0].tolist()
     assert not waiting and sieve.held_bytes() == 0
     assert sorted(kept) == reference(rows, end)
@@ -148,8 +178,9 @@ def test_the_filter_keeps_what_a_reading_record_by_record_keeps(plan, pauses, ra
     assert told["tokens"] == len(fast)
 
 
-def test_a_token_too_big_to_hold_is_kept_and_memory_stays_bounded() -> None:
-    tokens, sieve = Tokens(json_layouts()), SlowTokens(10**9, json_layouts(), bound_bytes=1 << 20)
+@both_filters
+def test_a_token_too_big_to_hold_is_kept_and_memory_stays_bounded(make_filter) -> None:
+    sieve = make_filter(10**9, bound_bytes=1 << 20)
     empty = np.empty((0, STREAMS["details"]), np.uint8)
     written, biggest = 0, 0
     for turn in range(60):
@@ -158,17 +189,16 @@ def test_a_token_too_big_to_hold_is_kept_and_memory_stays_bounded() -> None:
             events = np.concatenate((records("token_begin", ts=5), events))
         if turn == 59:
             events = np.concatenate((events, records("token_end", ts=200_000)))
-        tokens.read(events, 200_000)
-        kept = sieve.sift({"events": events, "details": empty}, tokens, 200_000)
+        kept = sieve.sift({"events": events, "details": empty}, 200_000)
         written += len(kept["events"])
         biggest = max(biggest, sieve.held_bytes())
     assert biggest <= 1 << 20
     assert written == 60 * 2000 + 2 and sieve.to_json()["records"] == {}
 
 
-@pytest.mark.needs("probes")
-def test_of_a_program_with_slow_and_fast_tokens_only_the_slow_ones_are_written(tmp_path: Path) -> None:
-    options = ("--no-views", "--only-slower-than", "15ms", "-o", str(tmp_path / "run"))
+@over_recorders
+def test_of_a_program_with_slow_and_fast_tokens_only_the_slow_ones_are_written(on: tuple[str, ...], tmp_path: Path) -> None:
+    options = ("--no-views", "--only-slower-than", "15ms", "-o", str(tmp_path / "run"), *on)
     command = (sys.executable, STEPS, "60", "0.001", "--slow-every", "10", "--slow", "0.03")
     done = trace("run", *options, "--", *command, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr

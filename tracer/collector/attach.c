@@ -28,7 +28,7 @@ struct file {
 static struct row rows[MOST_PROBES];
 static struct file files[MOST_FILES];
 static int row_count, file_count;
-static json_t *plan, *spared;
+static json_t *plan, *spared, *shed_levels;
 static struct settings settings;
 static u64 learns_since, learnt_at;
 
@@ -55,8 +55,10 @@ static void take_settings(json_t *wanted)
 		learnt_at = now_ns();
 }
 
+/* Passes the settings to the programs, which need not do anything for levels that are shed. */
 void set_settings(bool stop)
 {
+	struct settings now;
 	u32 zero = 0;
 
 	settings.stop = stop;
@@ -64,18 +66,32 @@ void set_settings(bool stop)
 	settings.spared = json_array_size(spared) > 0;
 	settings.n_counters = event_count();
 	settings.round++;
-	set_map("chosen", &zero, &settings);
+	now = settings;
+	now.operators &= !is_shed("operator");
+	now.experts &= !is_shed("expert");
+	now.files &= !is_shed("io");
+	set_map("chosen", &zero, &now);
 }
 
-static void add_row(json_t *row, int fd)
+bool is_shed(const char *level)
+{
+	return json_object_get(shed_levels, level) != NULL;
+}
+
+/* Whether a row's probe is not to stand now; those that locate other probes' sites are hit once and never shed. */
+static bool is_away(json_t *row)
+{
+	return is_shed(text_of(row, "level")) && strncmp(text_of(row, "program"), "qnn_providers_", strlen("qnn_providers_"));
+}
+
+static void add_row(json_t *row, int fd, int cpu)
 {
 	if (row_count == MOST_PROBES) {
 		warn("%d probes are placed, which is the maximum: no more are added", MOST_PROBES);
 		close(fd);
 		return;
 	}
-	rows[row_count].row = row;
-	rows[row_count++].fd = fd;
+	rows[row_count++] = (struct row){.row = row, .fd = fd, .cpu = cpu};
 }
 
 static json_t *row_of_kernel(const char *name, const char *level, const char *category, const char *at)
@@ -106,20 +122,42 @@ static void set_driver_layout(const char *name, const char *category)
 	}
 }
 
+/* Attaches a row's probe; returns the descriptor that holds it, or -1 and errno. */
+static int open_row(json_t *row, int cpu)
+{
+	const char *program = text_of(row, "program"), *at = text_of(row, "at");
+	char category[64];
+
+	if (!strcmp(at, "software"))
+		return attach_software(program, number_of(json_object_get(plan, "software"), program), cpu);
+	if (strcmp(at, "tracepoint"))
+		return attach_uprobe(program, text_of(row, "library"), number_of(row, "offset"), !strcmp(at, "return"),
+				     number_of(row, "cookie"));
+	snprintf(category, sizeof(category), "%s", text_of(row, "symbol"));
+	category[strcspn(category, ":")] = 0;
+	return attach_tracepoint(program, category, program);
+}
+
+/* A software event is attached on each CPU. */
 static void attach_one_of_kernel(const char *name, const char *level, const char *category)
 {
 	bool is_software = !strcmp(category, "software");
-	u32 event = number_of(json_object_get(plan, "software"), name);
-	int fd;
+	int cpus = is_software ? sysconf(_SC_NPROCESSORS_CONF) : 1;
+	json_t *row;
 
 	if (!is_loaded(name))
 		return;
 	set_driver_layout(name, category);
-	fd = is_software ? attach_software(name, event) : attach_tracepoint(name, category, name);
-	if (fd < 0)
-		warn("cannot attach to %s:%s: %s", category, name, strerror(errno));
-	else
-		add_row(row_of_kernel(name, level, category, is_software ? "software" : "tracepoint"), fd);
+	row = row_of_kernel(name, level, category, is_software ? "software" : "tracepoint");
+	for (int cpu = 0; cpu < cpus; cpu++) {
+		int fd = open_row(row, cpu);
+
+		if (fd >= 0)
+			add_row(json_incref(row), fd, cpu);
+		else if (!cpu)
+			warn("cannot attach to %s:%s: %s", category, name, strerror(errno));
+	}
+	json_decref(row);
 }
 
 /* Whether a category belongs to the NPU's driver, which hardly any kernel has. */
@@ -137,6 +175,7 @@ void attach_kernel(const struct choice *choice)
 
 	plan = choice->plan;
 	spared = json_array();
+	shed_levels = json_object();
 	take_settings(json_object_get(plan, "settings"));
 	settings.everyone = choice->everyone;
 	json_array_foreach(json_object_get(plan, "kernel"), index, each) {
@@ -170,24 +209,33 @@ static bool stands_already(json_t *row, const char *path)
 	return false;
 }
 
+static void warn_of(json_t *row)
+{
+	warn("cannot attach %s to %s+%#llx: %s", text_of(row, "program"), text_of(row, "library"),
+	     (unsigned long long)number_of(row, "offset"), strerror(errno));
+}
+
+/* Attaches a new row's probe, unless its level is shed, and keeps the row. */
 static void stand(json_t *row, const char *path)
 {
-	const char *program = text_of(row, "program");
-	u64 offset = number_of(row, "offset"), began = now_ns();
-	int fd;
+	bool is_waiting = is_away(row);
+	u64 began = now_ns();
+	int fd = -1;
 
 	json_object_set_new(row, "library", json_string(path));
-	if (!is_loaded(program) || stands_already(row, path)) {
+	if (!is_loaded(text_of(row, "program")) || stands_already(row, path)) {
 		json_decref(row);
 		return;
 	}
-	fd = attach_uprobe(program, path, offset, !strcmp(text_of(row, "at"), "return"), number_of(row, "cookie"));
-	disturbed_since(began);
-	if (fd >= 0) {
-		add_row(row, fd);
+	if (!is_waiting) {
+		fd = open_row(row, 0);
+		disturbed_since(began);
+	}
+	if (fd >= 0 || is_waiting) {
+		add_row(row, fd, 0);
 		return;
 	}
-	warn("cannot attach %s to %s+%#llx: %s", program, path, (unsigned long long)offset, strerror(errno));
+	warn_of(row);
 	json_decref(row);
 }
 
@@ -263,6 +311,11 @@ bool is_learning(u64 *since_ns, u64 *until_ns)
 	return learns_since;
 }
 
+bool awaits_learning(void)
+{
+	return settings.learn && has_planner();
+}
+
 /* The entry for a file that was not examined before; NULL if it was, or cannot be examined. */
 static struct file *new_file(const char *path)
 {
@@ -285,60 +338,64 @@ static struct file *new_file(const char *path)
 	return file;
 }
 
-static void *close_some(void *first)
+/* Each of the threads takes the next row, so that begin and end of a call go at nearly the same time. */
+static void *close_some(void *next)
 {
-	for (int i = (int)(intptr_t)first; i < row_count; i += CLOSERS) {
-		if (rows[i].leaves && rows[i].fd >= 0)
-			close(rows[i].fd);
+	int i;
+
+	while ((i = __atomic_fetch_add((int *)next, 1, __ATOMIC_RELAXED)) < row_count) {
+		if (!rows[i].leaves || rows[i].fd < 0)
+			continue;
+		close(rows[i].fd);
+		rows[i].fd = -1;
 	}
 	return NULL;
 }
 
-static void close_all(void)
+static void close_leaving(int threads)
 {
 	pthread_t closers[CLOSERS];
+	int next = 0, begun = 0;
 
-	for (int i = 0; i < CLOSERS; i++) {
-		if (pthread_create(&closers[i], NULL, close_some, (void *)(intptr_t)i)) {
-			close_some((void *)(intptr_t)i);
-			closers[i] = 0;
-		}
-	}
-	for (int i = 0; i < CLOSERS; i++)
-		if (closers[i])
-			pthread_join(closers[i], NULL);
+	while (begun < threads && !pthread_create(&closers[begun], NULL, close_some, &next))
+		begun++;
+	close_some(&next);
+	for (int i = 0; i < begun; i++)
+		pthread_join(closers[i], NULL);
 }
 
 /*
  * Removes the leaving probes, in a separate process, which begins after ours has closed its descriptors: if SIGKILL hits a thread
- * that is removing a probe, Linux leaves its breakpoints in place.
+ * that is removing a probe, Linux leaves its breakpoints in place. They are gone when that process has ended; -1: already.
  */
-static void remove_leaving(void)
+static pid_t remove_leaving(void)
 {
 	int ours[2];
 	char byte;
 	pid_t child = pipe2(ours, O_CLOEXEC) ? -1 : fork();
 
 	if (child < 0) {
-		close_all();
-		return;
+		close_leaving(CLOSERS);
+		return -1;
 	}
 	if (!child) {
 		setsid();
 		close(ours[1]);
 		if (read(ours[0], &byte, 1) < 0)
 			_exit(1);
-		close_all();
+		close_leaving(CLOSERS);
 		_exit(0);
 	}
-	for (int i = 0; i < row_count; i++)
-		if (rows[i].leaves) {
-			close(rows[i].fd);
-			rows[i].fd = -1;
-		}
+	close_leaving(0);
 	close(ours[1]);
 	close(ours[0]);
-	waitpid(child, NULL, 0);
+	return child;
+}
+
+static void wait_for(pid_t remover)
+{
+	if (remover > 0)
+		waitpid(remover, NULL, 0);
 }
 
 static void attach_planned(json_t *planned, const char *path)
@@ -374,7 +431,7 @@ static void retire(json_t *all)
 		rows[i].leaves = !rows[i].retired_ns && is_named(all, rows[i].row);
 	if (!json_array_size(all))
 		return;
-	remove_leaving();
+	wait_for(remove_leaving());
 	for (int i = 0; i < row_count; i++)
 		if (rows[i].leaves)
 			rows[i].retired_ns = now_ns();
@@ -457,8 +514,55 @@ json_t *libraries_of(const char *engine)
 void detach_all(void)
 {
 	for (int i = 0; i < row_count; i++)
-		rows[i].leaves = rows[i].fd >= 0;
-	remove_leaving();
+		rows[i].leaves = true;
+	wait_for(remove_leaving());
+}
+
+pid_t shed(const char *const *levels, int count)
+{
+	for (int i = 0; i < count; i++)
+		json_object_set_new(shed_levels, levels[i], json_true());
+	for (int i = 0; i < row_count; i++)
+		rows[i].leaves = is_away(rows[i].row);
+	return remove_leaving();
+}
+
+void restore(const char *const *levels, int count)
+{
+	for (int i = 0; i < count; i++)
+		json_object_del(shed_levels, levels[i]);
+}
+
+static void restore_row(struct row *r)
+{
+	u64 began = now_ns();
+
+	r->fd = open_row(r->row, r->cpu);
+	r->failed = r->fd < 0;
+	if (*text_of(r->row, "library"))
+		disturbed_since(began);
+	if (r->failed)
+		warn_of(r->row);
+}
+
+/* Ends before begins: a begin without its end would be an open span. */
+bool restore_some(u64 until_ns)
+{
+	for (int i = row_count - 1; i >= 0; i--) {
+		struct row *r = &rows[i];
+
+		if (r->fd >= 0 || r->failed || r->retired_ns || is_away(r->row))
+			continue;
+		if (now_ns() >= until_ns)
+			return false;
+		restore_row(r);
+	}
+	return true;
+}
+
+json_t *attached_row(int index)
+{
+	return index < row_count ? rows[index].row : NULL;
 }
 
 json_t *attached(void)
@@ -466,8 +570,10 @@ json_t *attached(void)
 	json_t *answer = json_array();
 
 	for (int i = 0; i < row_count; i++) {
-		json_t *row = json_deep_copy(rows[i].row);
+		json_t *row = rows[i].cpu ? NULL : json_deep_copy(rows[i].row);
 
+		if (!row)
+			continue;
 		json_object_set_new(row, "retired_ns", json_integer(rows[i].retired_ns));
 		json_array_append_new(answer, row);
 	}

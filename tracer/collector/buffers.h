@@ -5,7 +5,6 @@
 
 #include "collect.h"
 
-#define SLOT_HEADER_BYTES 8 /* the ring's own: length and flags */
 
 struct buffer {
 	u64 bytes; /* size; perf: of all CPUs together */

@@ -4,18 +4,10 @@
 #define MOESCOPE_COLLECT_H
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <sys/types.h>
 
-typedef uint8_t u8;
-typedef uint16_t u16;
-typedef uint32_t u32;
-typedef uint64_t u64;
-typedef int32_t s32;
-typedef int64_t s64;
+#include "types.h"
 
-#include "records.h"
 #include "structs.h"
 
 #define PATH_MOST 4096
@@ -23,7 +15,6 @@ typedef int64_t s64;
 #define FAILED 125 /* the exit code of this program's own failures, as those of env, timeout and docker */
 #define LEAST_DESCRIPTORS 512
 #define MOST_GROUPS 64
-#define NS_PER_S 1000000000ULL
 
 /* The settings from the command line and the plan; constant while recording. */
 struct choice {
@@ -39,6 +30,7 @@ struct choice {
 	bool perf; /* perf buffers instead of rings */
 	char *events; /* to count per thread, "name=type:config,..."; or NULL */
 	bool everyone; /* the scheduler of all threads */
+	double only_slower_s, min_tps, max_overhead; /* 0: without */
 };
 
 /* messages.c: one line on standard error each; warnings go into the manifest, too */
@@ -87,7 +79,7 @@ bool has_tracepoint(const char *category, const char *name);
 struct driver_field;
 void find_field(const char *category, const char *event, const char *name, struct driver_field *field);
 int attach_tracepoint(const char *program, const char *category, const char *name); /* -1 and errno */
-int attach_software(const char *program, u32 config);
+int attach_software(const char *program, u32 config, int cpu);
 int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie);
 struct perf_event_attr;
 int open_event(struct perf_event_attr *attributes, pid_t tid, int cpu); /* -1: all; returns -1 and errno */
@@ -96,17 +88,20 @@ json_t *features(void);
 
 /* drain.c: `picked` are the slots of kinds that are answered, oldest first; valid until the next turn */
 struct drained {
-	u64 records[256];
-	u64 seen, bytes;
+	u64 records[256]; /* written */
+	u64 seen, steps, bytes;
 };
 void open_rings(const struct choice *choice);
-int drain_turn(const bool *wanted, const u8 ***picked);
+int drain_turn(const bool *wanted, const u8 ***picked, bool last);
 void wake_on(int fd, bool once);
 void sleep_until(u64 deadline_ns);
 void seal(void);
 bool disk_failed(void);
 const struct drained *drained(void);
 json_t *lost_by_cpu(void);
+const struct steps *finished_steps(void); /* by the last turn; only with a policy that is about tokens */
+struct misses *seen_misses(void);
+const struct sieve *sieve(void); /* NULL if all records are written */
 void add_event(const struct header *record);
 void digest(const void *data, size_t bytes, char *text);
 bool digest_file(int fd, s64 most, char *text); /* false if it is longer */
@@ -165,8 +160,10 @@ int find_providers(pid_t pid, json_t *libraries, u32 major, struct provider *fou
 /* attach.c: carries out the plan */
 struct row {
 	json_t *row; /* of the plan, with its file */
-	int fd;
+	int fd;	     /* -1 while its level is shed */
+	int cpu;     /* of a software event; only the first one is told */
 	bool leaves; /* is to be removed */
+	bool failed; /* it could not be attached again */
 	u64 retired_ns;
 };
 void attach_kernel(const struct choice *choice);
@@ -178,8 +175,15 @@ void attach_spared(void);
 void spare(json_t *row, const char *path, u64 offset, const char *symbol);
 void set_settings(bool stop);
 void detach_all(void);
+/* Remove the probes of levels, in a separate process, whose id is returned: they are gone when it has ended (-1: now). */
+pid_t shed(const char *const *levels, int count);
+void restore(const char *const *levels, int count);
+bool restore_some(u64 until_ns); /* attaches probes of restored levels; true when none is left */
+bool is_shed(const char *level);
 json_t *attached(void); /* rows for the manifest */
+json_t *attached_row(int index); /* NULL after the last */
 bool is_learning(u64 *since_ns, u64 *until_ns); /* whether learning probes were ever placed; until: now, if they are still */
+bool awaits_learning(void); /* learning probes are placed that a planner will replace; without one, they stay */
 json_t *libraries_of(const char *engine);
 const char *id_of(const char *path);
 
@@ -207,6 +211,11 @@ void measure_costs(void);
 json_t *costs(void);
 void stats_turn(bool last);
 void account(json_t *rows, json_t *cost);
+/* What a program cost so far by one of its rows, ns: traps with warm and with cold caches, and inside. */
+struct spent {
+	double trap, trap_cold, inside;
+};
+struct spent spent_in(json_t *row);
 
 /* heat.c: clocks and temperatures from sysfs */
 bool heat_is_told(const char *category);

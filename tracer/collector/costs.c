@@ -138,6 +138,13 @@ static double cost_of(json_t *row, const char *heat)
 	return json_real_value(json_object_get(measured, name));
 }
 
+struct spent spent_in(json_t *row)
+{
+	struct told told = told_of(text_of(row, "program"));
+
+	return (struct spent){told.hits * cost_of(row, ""), told.hits * cost_of(row, "cold_"), told.inside};
+}
+
 /*
  * Fills in hits and ns per hit of every probe, and the sums. A program attached at several places counts once. Those on kernel
  * events run for every process of the machine.

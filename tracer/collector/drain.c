@@ -15,14 +15,15 @@
 #include <xxhash.h>
 
 #include "buffers.h"
+#include "slow_tokens.h"
 
-#define HEADER_BYTES SLOT_HEADER_BYTES
 #define SEGMENT_BYTES (1ULL << 20)
 #define MOST_PICKED 4096 /* per turn; records that the target waits on come one at a time */
 #define QUICK_NS 20000000ULL
 #define SLOW_NS NS_PER_S
 #define BUSY_PART 4 /* of a ring, filled since the last turn */
 #define IDLE_PART 64
+#define LAG_NS 20000000ULL /* by then, records that another CPU was still writing have arrived */
 
 struct ring {
 	const char *name;
@@ -33,8 +34,8 @@ struct ring {
 	XXH3_state_t *hash;
 };
 
-static struct ring rings[] = {{.name = "events", .slot = EVENT_BYTES + HEADER_BYTES},
-			      {.name = "details", .slot = DETAIL_BYTES + HEADER_BYTES}};
+static struct ring rings[] = {{.name = "events", .slot = EVENT_SLOT},
+			      {.name = "details", .slot = DETAIL_SLOT}};
 #define RINGS (sizeof(rings) / sizeof(*rings))
 
 static struct drained sums;
@@ -42,11 +43,10 @@ static const u8 *picked[MOST_PICKED];
 static u8 copies[MOST_PICKED][DETAIL_BYTES];
 static u64 pace_ns = QUICK_NS;
 static int poller, write_error;
-
-static const struct header *header_of(const u8 *slot)
-{
-	return (const void *)(slot + HEADER_BYTES);
-}
+static bool pairs_tokens, counts_misses, filters;
+static struct tokens tokens;
+static struct misses misses;
+static struct sieve slow_only;
 
 void digest(const void *data, size_t bytes, char *text)
 {
@@ -90,10 +90,19 @@ static void wake_on_all(const int *fds, int count)
 		wake_on(fds[i], false);
 }
 
+static void watch_tokens(const struct choice *choice)
+{
+	filters = choice->only_slower_s > 0;
+	counts_misses = choice->min_tps > 0;
+	pairs_tokens = filters || counts_misses || choice->max_overhead > 0;
+	begin_sieve(&slow_only, &tokens, choice->only_slower_s * NS_PER_S + 0.5, MOST_HELD_BYTES);
+}
+
 void open_rings(const struct choice *choice)
 {
 	const int *bells;
 
+	watch_tokens(choice);
 	poller = epoll_create1(EPOLL_CLOEXEC);
 	if (choice->perf) {
 		int count = open_doorbell(&bells);
@@ -170,6 +179,21 @@ const struct drained *drained(void)
 	return &sums;
 }
 
+const struct steps *finished_steps(void)
+{
+	return &tokens.finished;
+}
+
+struct misses *seen_misses(void)
+{
+	return &misses;
+}
+
+const struct sieve *sieve(void)
+{
+	return filters ? &slow_only : NULL;
+}
+
 json_t *lost_by_cpu(void)
 {
 	json_t *answer = json_object();
@@ -184,17 +208,18 @@ json_t *lost_by_cpu(void)
 	return answer;
 }
 
-/* Counts the records of a batch and copies the wanted ones; returns how many are picked now. */
+/* Counts the steps of a batch and copies the wanted records; returns how many are picked now. */
 static int look_through(struct ring *r, const u8 *first, const bool *wanted, int count)
 {
 	for (u64 at = 0; at < r->taken; at += r->slot) {
 		u8 kind = header_of(first + at)->kind;
 
-		sums.records[kind]++;
+		sums.records[kind] += !filters;
+		sums.steps += kind == KIND_TOKEN_END;
 		if (!wanted[kind])
 			continue;
 		if (count == MOST_PICKED) { /* the others stay in the ring until the next turn */
-			sums.records[kind]--;
+			sums.records[kind] -= !filters;
 			r->taken = at;
 			break;
 		}
@@ -205,18 +230,18 @@ static int look_through(struct ring *r, const u8 *first, const bool *wanted, int
 	return count;
 }
 
-static void keep(struct ring *r, const u8 *first)
+static void keep(struct ring *r, const u8 *first, size_t bytes)
 {
-	if (write_error || !r->taken)
+	if (write_error || !bytes)
 		return;
-	if (!write_all(r->file, first, r->taken)) {
+	if (!write_all(r->file, first, bytes)) {
 		write_error = errno ? errno : ENOSPC;
 		warn("cannot write %s.bin: %s; everything written before is readable", r->name, strerror(write_error));
 		return;
 	}
-	XXH3_64bits_update(r->hash, first, r->taken);
-	r->end += r->taken;
-	sums.bytes += r->taken;
+	XXH3_64bits_update(r->hash, first, bytes);
+	r->end += bytes;
+	sums.bytes += bytes;
 	if (r->end - r->sealed >= SEGMENT_BYTES)
 		seal_one(r);
 }
@@ -225,13 +250,35 @@ static void keep(struct ring *r, const u8 *first)
 void add_event(const struct header *record)
 {
 	u8 slot[EVENT_BYTES + HEADER_BYTES] = {EVENT_BYTES};
-	struct ring *r = &rings[0];
 
 	memcpy(slot + HEADER_BYTES, record, EVENT_BYTES);
-	r->taken = sizeof(slot);
 	sums.records[record->kind]++;
 	sums.seen++;
-	keep(r, slot);
+	keep(&rings[0], slot, sizeof(slot));
+}
+
+/* Adds a batch of events to what is known of tokens. */
+static void learn_from(const u8 *events, size_t bytes, bool last)
+{
+	u64 until = now_ns() - (last ? 0 : LAG_NS);
+
+	read_tokens(&tokens, events, bytes, until);
+	if (counts_misses)
+		read_misses(&misses, events, bytes);
+	if (filters)
+		learn_tokens(&slow_only, until, last);
+}
+
+/* Writes a batch; if only slow tokens are kept, what is due of it and of earlier ones. */
+static void keep_wanted(struct ring *r, const u8 *first)
+{
+	size_t bytes = r->taken;
+
+	if (filters)
+		first = sift(&slow_only, r - rings, r->slot, first, &bytes);
+	for (size_t at = 0; filters && at < bytes; at += r->slot)
+		sums.records[(u8)header_of(first + at)->kind]++;
+	keep(r, first, bytes);
 }
 
 static int by_time(const void *a, const void *b)
@@ -254,7 +301,7 @@ static void set_pace(u64 part)
 		pace_ns = QUICK_NS;
 }
 
-int drain_turn(const bool *wanted, const u8 ***out)
+int drain_turn(const bool *wanted, const u8 ***out, bool last)
 {
 	u64 largest = 0;
 	int count = 0;
@@ -264,7 +311,9 @@ int drain_turn(const bool *wanted, const u8 ***out)
 		const u8 *first = r->buffer->take(r->buffer, &r->taken);
 
 		count = look_through(r, first, wanted, count);
-		keep(r, first);
+		if (pairs_tokens && r == &rings[0])
+			learn_from(first, r->taken, last);
+		keep_wanted(r, first);
 		sums.seen += r->taken / r->slot;
 		largest = r->taken > largest ? r->taken : largest;
 		r->buffer->release(r->buffer, r->taken);

@@ -491,18 +491,11 @@ int attach_tracepoint(const char *program, const char *category, const char *nam
 	return high;
 }
 
-int attach_software(const char *program, u32 config)
+int attach_software(const char *program, u32 config, int cpu)
 {
 	struct perf_event_attr attributes = {.type = PERF_TYPE_SOFTWARE, .config = config, .sample_period = 1};
-	int cpus = sysconf(_SC_NPROCESSORS_CONF), first = -1;
 
-	for (int cpu = 0; cpu < cpus; cpu++) { /* all but the first live until this process ends */
-		int fd = connect(open_event(&attributes, -1, cpu), program_fd(program));
-
-		if (first < 0)
-			first = fd;
-	}
-	return first;
+	return connect(open_event(&attributes, -1, cpu), program_fd(program));
 }
 
 /* Loads a copy of a program with its cookie patched in, for kernels without cookies. */

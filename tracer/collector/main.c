@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "collect.h"
+#include "policy.h"
 
 #define RING_MIB 8 /* a process that maps both has them counted twice: 32 MiB resident */
 #define FIRST_MANIFEST_NS (5 * NS_PER_S)
@@ -40,6 +41,9 @@ static const char usage[] =
 	"  --pid PID             follow a running process, with its children\n"
 	"  --duration SECONDS    how long to record (default: to the end)\n"
 	"  --tokens N            stop recording after N token steps\n"
+	"  --only-slower-than S  keep only what happened in tokens that take longer, in seconds\n"
+	"  --min-tps TPS         switch costly levels off while decode is slower, in tokens/s\n"
+	"  --max-overhead SHARE  largest slowdown of decode; costly levels are on only part of the time: 0.1 for 10 %\n"
 	"  --ring-mib N          size of each of the two rings, a power of two (default: 8)\n"
 	"  --buffer ring|perf    what carries records from the kernel; kernels before 5.8 need perf (default: ring)\n"
 	"  --sched target|all    threads whose scheduling is recorded (default: target)\n"
@@ -131,6 +135,16 @@ static void print_identities(void)
 	exit(0);
 }
 
+static double positive(const char *option, const char *text)
+{
+	char *end;
+	double value = strtod(text, &end);
+
+	if (*end || !(value > 0 && value < 1e9))
+		fail("%s %s is not a positive number", option, text);
+	return value;
+}
+
 static void check(struct choice *choice, const char *plan)
 {
 	u64 mib = choice->ring_bytes >> 20;
@@ -142,6 +156,8 @@ static void check(struct choice *choice, const char *plan)
 	}
 	if (!mib || mib & (mib - 1))
 		fail("--ring-mib %llu is not a power of two", (unsigned long long)mib);
+	if (choice->min_tps && choice->max_overhead)
+		fail("--min-tps and --max-overhead cannot be combined, as both switch levels");
 	if (geteuid())
 		fail("not root: probes need root (on Android: a root shell; elsewhere: sudo)");
 	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
@@ -170,6 +186,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 						{"help", 0, 0, 'h'},	 {"probe-features", 0, 0, 'f'}, {"version", 0, 0, 'v'},
 						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'},		{"planner", 1, 0, 'a'},
 						{"buffer", 1, 0, 'B'},	 {"sched", 1, 0, 's'},		{"pmc", 1, 0, 'c'},
+						{"only-slower-than", 1, 0, 'S'}, {"min-tps", 1, 0, 'T'}, {"max-overhead", 1, 0, 'O'},
 						{0, 0, 0, 0}};
 	const char *plan = NULL;
 	int each;
@@ -187,6 +204,9 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 'P': choice->pid = atoi(optarg); break;
 		case 'd': choice->duration_s = atof(optarg); break;
 		case 't': choice->tokens = strtoull(optarg, NULL, 10); break;
+		case 'S': choice->only_slower_s = positive("--only-slower-than", optarg); break;
+		case 'T': choice->min_tps = positive("--min-tps", optarg); break;
+		case 'O': choice->max_overhead = positive("--max-overhead", optarg); break;
 		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
 		case 'b': choice->btf = optarg; break;
 		case 'B': choice->perf = is_second("--buffer", optarg, "ring", "perf"); break;
@@ -245,10 +265,10 @@ static void adopt(pid_t pid, void *context)
 	probe_earlier_tables(pid);
 }
 
-static bool turn(void)
+static bool turn(bool last)
 {
 	const u8 **records;
-	int count = drain_turn(answered, &records);
+	int count = drain_turn(answered, &records, last);
 
 	for (int i = 0; i < count; i++)
 		answer(records[i]);
@@ -262,13 +282,13 @@ static void show(const struct target *target)
 	const struct drained *d = drained();
 
 	if (asks_about(true)) { /* it is here, and shows progress */
-		tell_planner(json_pack("{s{si sI sI sI}}", "progress", "pid", target->pid, "steps", (json_int_t)d->records[KIND_TOKEN_END],
+		tell_planner(json_pack("{s{si sI sI sI}}", "progress", "pid", target->pid, "steps", (json_int_t)d->steps,
 				       "records", (json_int_t)d->seen, "lost", (json_int_t)losses(NULL)));
 		return;
 	}
 
 	say("%llu s, %llu steps, %llu records, %llu lost, %.1f MB", (unsigned long long)((now_ns() - target->began_ns) / NS_PER_S),
-	    (unsigned long long)d->records[KIND_TOKEN_END], (unsigned long long)d->seen, (unsigned long long)losses(NULL), d->bytes * 1e-6);
+	    (unsigned long long)d->steps, (unsigned long long)d->seen, (unsigned long long)losses(NULL), d->bytes * 1e-6);
 }
 
 static u64 earlier(u64 a, u64 b)
@@ -278,7 +298,7 @@ static u64 earlier(u64 a, u64 b)
 
 static bool is_enough(const struct choice *choice)
 {
-	return choice->tokens && drained()->records[KIND_TOKEN_END] >= choice->tokens;
+	return choice->tokens && drained()->steps >= choice->tokens;
 }
 
 static void record(const struct choice *choice, struct target *target)
@@ -295,12 +315,13 @@ static void record(const struct choice *choice, struct target *target)
 				kill(target->pid, SIGTERM);
 			deadline = earlier(deadline, now_ns() + (target->started_here ? NS_PER_S : 0));
 		}
-		now = choice->tokens ? now_ns() + WATCHFUL_NS : UINT64_MAX;
+		now = choice->tokens ? now_ns() + WATCHFUL_NS : policy_due_ns();
 		sleep_until(earlier(earlier(deadline, now), earlier(next_line, next_manifest)));
 		bool alive = poll_target(target);
 
-		turn();
+		turn(false);
 		stats_turn(false);
+		policy_turn();
 		if (!alive)
 			return;
 		now = now_ns();
@@ -328,13 +349,14 @@ static void take_last_words(void)
 static void finish(struct target *target)
 {
 	heat_turn(true);
+	policy_end();
 	set_settings(false);
 	forget_threads();
 	detach_all();
 	uncount_all();
-	while (turn() && !disk_failed())
+	while (turn(false) && !disk_failed())
 		;
-	turn();
+	turn(true);
 	stats_turn(true);
 	poll_target(target);
 	unbegun = target->never_ran;
@@ -405,6 +427,7 @@ int main(int argc, char **argv)
 	measure_costs();
 	open_rings(&choice);
 	planner_wakes();
+	policy_begin(&choice);
 	attach_kernel(&choice);
 	watch_begin(&choice);
 	set_settings(true);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* The manifest: what a reader of the recording needs (docs/recording.md); replaced as a whole, with its own checksum. */
 #include <bpf/bpf.h>
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "collect.h"
+#include "policy.h"
 
 #define SCHEMA_VERSION 1
 #define LARGEST_CONFIG (1 << 20)
@@ -223,9 +225,9 @@ static json_t *cost_row(json_t *rows)
 
 static json_t *options(void)
 {
-	return json_pack("{ss sf sI sI ss}", "output", choice->folder, "duration", choice->duration_s, "tokens",
-			 (json_int_t)choice->tokens, "ring-mib",
-			 (json_int_t)(choice->ring_bytes >> 20), "recorder", "moescope-collect");
+	return json_pack("{ss sf sI sf sf sf sI ss}", "output", choice->folder, "duration", choice->duration_s, "tokens",
+			 (json_int_t)choice->tokens, "only-slower-than", choice->only_slower_s, "min-tps", choice->min_tps, "max-overhead",
+			 choice->max_overhead, "ring-mib", (json_int_t)(choice->ring_bytes >> 20), "recorder", "moescope-collect");
 }
 
 static json_t *compose(const char *state)
@@ -242,12 +244,12 @@ static json_t *compose(const char *state)
 	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so si}", "checksums", "xxh3_64", "state", state, "started_utc",
 						   started, "duration_ns", (json_int_t)(now_ns() - target->began_ns), "command", words(),
 						   "model", model, "models", "target", target_row(), "tracer_pid", (int)getpid()));
-	json_object_update_new(manifest, json_pack("{ss ss so sO s[] sn sn ss sO sO so so so sn so sO}", "loader", "libbpf", "buffer",
-						   choice->perf ? "perf" : "ring",
-						   "options", options(), "levels", json_object_get(plan, "levels"), "level_changes",
-						   "sampling", "step_latency", "sched", choice->everyone ? "all" : "target", "clocks", clocks, "heat", heat_found(), "records", counts(),
-						   "lost", lost, "lost_by_cpu", lost_by_cpu(), "dropped", "sites", sites(), "layouts",
-						   json_object_get(plan, "layouts")));
+	json_object_update_new(manifest, json_pack("{ss ss so sO ss sO sO so so so so sO}", "loader", "libbpf", "buffer",
+						   choice->perf ? "perf" : "ring", "options", options(), "levels",
+						   json_object_get(plan, "levels"), "sched", choice->everyone ? "all" : "target", "clocks",
+						   clocks, "heat", heat_found(), "records", counts(), "lost", lost, "lost_by_cpu",
+						   lost_by_cpu(), "sites", sites(), "layouts", json_object_get(plan, "layouts")));
+	json_object_update_new(manifest, policies());
 	json_object_update(manifest, merged);
 	return manifest;
 }

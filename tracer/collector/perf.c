@@ -88,11 +88,11 @@ static void copy(const struct perf *p, const struct cpu *cpu, u64 position, void
 
 static void add_slot(struct perf *p, const struct cpu *cpu, u64 position)
 {
-	u32 record = p->buffer.slot - SLOT_HEADER_BYTES, header[2] = {record, 0};
+	u32 record = p->buffer.slot - HEADER_BYTES, header[2] = {record, 0};
 	u8 *slot = p->slots + p->filled;
 
 	memcpy(slot, header, sizeof(header));
-	copy(p, cpu, position + RAW_OFFSET, slot + SLOT_HEADER_BYTES, record);
+	copy(p, cpu, position + RAW_OFFSET, slot + HEADER_BYTES, record);
 	p->filled += p->buffer.slot;
 }
 
@@ -110,7 +110,7 @@ static void make_room(struct perf *p, u64 bytes)
 static void take_from(struct perf *p, struct cpu *cpu)
 {
 	u64 tail = cpu->page->data_tail, head = __atomic_load_n(&cpu->page->data_head, __ATOMIC_ACQUIRE), lost;
-	u16 sample = (RAW_OFFSET + p->buffer.slot - SLOT_HEADER_BYTES + 7) / 8 * 8;
+	u16 sample = (RAW_OFFSET + p->buffer.slot - HEADER_BYTES + 7) / 8 * 8;
 
 	make_room(p, head - tail); /* a sample is not smaller than its slot */
 	while (tail < head) {

@@ -33,11 +33,10 @@ from tracer.remote.voice import Board, Voice
 
 HOST_ONLY = {
     "loader": "libbpf",
-    "only_slower_than": 0.0,
-    "min_tps": 0.0,
-    "max_overhead": 0.0,
 }
 """Options that only the host's tracer has, with their defaults."""
+PASSED_ON = ("duration", "tokens", "only_slower_than", "min_tps", "max_overhead", "ring_mib", "buffer", "sched")
+"""Options that moescope-collect has by the same names, and without if they are 0."""
 BTF = "kernel.btf"
 """The name on a device of the file that --btf gives."""
 WRONG, KILLED = 2, 128
@@ -207,10 +206,8 @@ def planner_of(args: argparse.Namespace, device: Device) -> Planner:
 
 def collector_words(args: argparse.Namespace, words: list[str], folder: str) -> tuple[list[str], list[str]]:
     """(the collector's options, the command; no command if a process is followed). `folder`: ours on the device."""
-    options = ["--duration", str(args.duration)] if args.duration else []
-    options += ["--tokens", str(args.tokens)] if args.tokens else []
-    options += ["--ring-mib", str(args.ring_mib)] if args.ring_mib else []
-    options += ["--buffer", args.buffer, "--sched", args.sched]
+    chosen = {name: getattr(args, name) for name in PASSED_ON}
+    options = [word for name, value in chosen.items() if value for word in (f"--{name.replace('_', '-')}", str(value))]
     options += ["--btf", f"{folder}/{BTF}"] if args.btf else []
     options += ["--pmc", ",".join(event.word for event in named_events(args))] if args.pmc else []
     return ([*options, "--pid", *words], []) if "pid" in args else (options, words)

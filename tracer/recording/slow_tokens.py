@@ -7,7 +7,7 @@ import numpy as np
 from tracer.recording.tokens import STEP, Tokens, column, kinds_of
 
 STRUCTURAL: tuple[str, ...] = ("tensor", "node", "qnn_object", "qnn_table", "api_table", "session", "io_file")
-STRUCTURAL += ("library", "task_fork", "task_exit", "task_exec", "qnn_callback", "qnn_reader", "qnn_log", "heat")
+STRUCTURAL += ("library", "task_fork", "task_exit", "task_exec", "qnn_callback", "qnn_reader", "qnn_log", "heat", "site")
 OWN = ("token_begin", "token_end")
 KERNEL = 0  # engine number of the kernel's records: their process is the one that happened to run
 MEMORY_NS = 1_000_000_000  # how long a slow token is remembered, for records that arrive late
