@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions.causes import ASLEEP, CAUSES, DISK, EXPERT_LOAD, RESIDUAL, RUN_QUEUE, STOPPED, HandOver, candidates
-from analyzer.questions.deciders import StepThreads, decisive_pieces
+from analyzer.questions.deciders import StepThreads, decisive_pieces, spans_of
 from analyzer.questions.figures import undisturbed
 from analyzer.questions.parts import PARTS
 from analyzer.records.intervals import Intervals, by_precedence, overlaps, uncovered
@@ -28,23 +28,12 @@ LEAST_MS = 0.05
 
 def step_time(tables: Tables) -> pd.DataFrame:
     """The table `time`: pieces that tile every step and the waits for an accelerator behind it."""
-    steps = StepThreads(tables)
-    hand = HandOver(steps)
+    steps, hand = StepThreads(tables), HandOver(tables)
     pieces = decisive_pieces(steps, hand.all)
-    spans, cause = by_precedence(steps.windows, candidates(hand, pieces), RESIDUAL)
-    own = Intervals(steps.owner[pieces["step"].to_numpy()], pieces["begin"].to_numpy(), pieces["end"].to_numpy())
-    met = overlaps(own, spans)
-    order = np.lexsort((met.begin, pieces["step"].to_numpy()[met.left]))
-    return joined_neighbours(tables, pieces.iloc[met.left[order]], met.begin[order], met.end[order], cause[met.right[order]])
-
-
-def joined_neighbours(
-    tables: Tables, pieces: pd.DataFrame, begin: np.ndarray, end: np.ndarray, cause: pd.Categorical
-) -> pd.DataFrame:
-    """The table `time` from pieces in order; neighbours that differ in nothing are one row."""
-    codes = pd.Categorical(cause, CAUSES).codes
-    first = first_of_stretches(begin, end, codes, *(pieces[name].to_numpy() for name in ("step", "tid", "part", "op", "load")))
-    rows, until = pieces.iloc[first], last_of_stretches(first, end)
+    spans, cause = by_precedence(steps.windows, candidates(hand, steps, pieces), RESIDUAL)
+    met = overlaps(spans_of(pieces, "owner"), spans)
+    rows = pieces.iloc[met.left].assign(begin_ns=met.begin, end_ns=met.end, cause=pd.Categorical(cause, CAUSES).codes[met.right])
+    rows = joined(rows.sort_values(["step", "begin_ns"]), "step", "tid", "part", "op", "load", "cause")
     return conform(
         "time",
         {
@@ -53,10 +42,10 @@ def joined_neighbours(
             "op_id": identities(tables["operators"], "op_id", rows["op"]),
             "load_id": identities(tables["loads"], "load_id", rows["load"]),
             "part": np.array(PARTS, object)[rows["part"].to_numpy()],
-            "cause": np.array(CAUSES, object)[codes[first]],
-            "begin_ns": begin[first],
-            "end_ns": until,
-            "duration_ns": until - begin[first],
+            "cause": np.array(CAUSES, object)[rows["cause"].to_numpy()],
+            "begin_ns": rows["begin_ns"].to_numpy(),
+            "end_ns": rows["end_ns"].to_numpy(),
+            "duration_ns": (rows["end_ns"] - rows["begin_ns"]).to_numpy(),
         },
     )
 
@@ -66,25 +55,19 @@ def identities(table: pd.DataFrame, name: str, rows: pd.Series) -> np.ndarray:
     return np.append(table[name].to_numpy(np.int64), -1)[rows.to_numpy()]
 
 
-def first_of_stretches(begin: np.ndarray, end: np.ndarray, *columns: np.ndarray) -> np.ndarray:
-    """The rows that do not continue the row before them without a gap and with the same values in `columns`."""
-    new = np.append(True, begin[1:] != end[:-1])[: len(begin)]
-    for column in columns:
+def joined(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Rows with begin_ns and end_ns, in order, without those that continue the row before without a gap and equal it in `columns`."""
+    begin, end = rows["begin_ns"].to_numpy(), rows["end_ns"].to_numpy()
+    new = np.append(True, begin[1:] != end[:-1])[: len(rows)]
+    for column in (rows[name].to_numpy() for name in columns):
         new[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(new)
-
-
-def last_of_stretches(first: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The end of each stretch of rows that begins at `first`."""
-    return end[np.append(first[1:], len(end)) - 1] if len(end) else end
+    first = np.flatnonzero(new)
+    return rows.iloc[first].assign(end_ns=np.append(end, 0)[np.append(first[1:], len(rows)) - 1][: len(first)])
 
 
 def by_step_and_cause(time: pd.DataFrame) -> pd.DataFrame:
     """Rows of `time` joined to stretches of one step and cause: token_id, cause, begin_ns, end_ns."""
-    columns = {name: time[name].to_numpy() for name in ("token_id", "cause", "begin_ns", "end_ns")}
-    first = first_of_stretches(columns["begin_ns"], columns["end_ns"], columns["token_id"], columns["cause"])
-    rows = time.iloc[first][["token_id", "cause", "begin_ns"]]
-    return rows.assign(end_ns=last_of_stretches(first, columns["end_ns"]))
+    return joined(time[["token_id", "cause", "begin_ns", "end_ns"]], "token_id", "cause")
 
 
 def sums(time: pd.DataFrame) -> pd.DataFrame:
