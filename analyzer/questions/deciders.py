@@ -79,7 +79,7 @@ class StepThreads:
 
     @cached_property
     def recorded(self) -> tuple[Intervals, np.ndarray, np.ndarray, np.ndarray]:
-        """(states of all threads by thread; index in STATES of each; rows that are a run queue behind a wait; rows of the waits)."""
+        """(states of all threads, by thread; index in STATES of each; rows of run queues behind a wait; rows of these waits)."""
         table = self.tables["thread_states"]
         spans, state = Intervals.of_table(table), pd.Index(STATES).get_indexer(table["state"])
         before = equal_rows([spans.key, spans.end], [spans.key, spans.begin])
@@ -124,7 +124,7 @@ class StepThreads:
 
     @cached_property
     def loads(self) -> pd.DataFrame:
-        """Expert loads for steps, and the creation of NPU contexts on a step's own thread or (thread -1) anywhere in its process."""
+        """Expert loads for steps, and the creation of NPU contexts: on a step's own thread, and (thread -1) in its process."""
         loads, calls, windows = self.tables["loads"], self.tables["qnn_calls"], self.windows
         step, code = self.rows(loads["token_id"]), PARTS.index(LOAD)
         rows = np.flatnonzero((loads["action"] == "load").to_numpy() & (step >= 0))
