@@ -33,8 +33,11 @@ def step_time(tables: Tables) -> pd.DataFrame:
     pieces = decisive_pieces(steps, hand.all)
     spans, cause = by_precedence(steps.windows, candidates(hand, steps, pieces), RESIDUAL)
     met = overlaps(spans_of(pieces, "owner"), spans)
-    rows = pieces.iloc[met.left].assign(begin_ns=met.begin, end_ns=met.end, cause=pd.Categorical(cause, CAUSES).codes[met.right])
-    rows = stretches(rows.sort_values(["step", "begin_ns"]), "step", "tid", "part", "op", "load", "cause")
+    order = np.lexsort((met.begin, pieces["step"].to_numpy()[met.left]))
+    codes = pd.Categorical(cause, CAUSES).codes[met.right[order]]
+    rows = pieces[["step", "tid", "part", "op", "load"]].iloc[met.left[order]]
+    rows = rows.assign(cause=codes, begin_ns=met.begin[order], end_ns=met.end[order])
+    rows = stretches(rows, "step", "tid", "part", "op", "load", "cause")
     ids = {"token_id": ("tokens", "step"), "op_id": ("operators", "op"), "load_id": ("loads", "load")}
     named = {name: np.append(tables[table][name], NONE)[rows[row]] for name, (table, row) in ids.items()}
     named |= {"part": np.array(PARTS, object)[rows["part"]], "cause": np.array(CAUSES, object)[rows["cause"]]}
