@@ -8,7 +8,8 @@
  * holds for tracepoint fields, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT is an array's address.
  * HAS_RECORD(event): whether this kernel has the record; if it does not, the verifier never sees the code that reads it.
  * KERNEL_AT(type, field, pointer) is the address of a field of a kernel struct; KERNEL_READ below reads it; HAS_FIELD is
- * true if this kernel's struct has it.
+ * true if this kernel's struct has it. CURRENT_SYSCALL is the number of the running thread's system call, below 0 for none, where
+ * HAS_CURRENT_REGS.
  */
 #ifndef MOESCOPE_COMPAT_H
 #define MOESCOPE_COMPAT_H
@@ -49,6 +50,8 @@ enum { SYSCALL_PREADV = 295, SYSCALL_PREADV2 = 327 };
 #define BARE_RAW_TRACEPOINT(name) int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((char *)(pointer) + OFFSET_##type##_##field)
 #define HAS_FIELD(type, field) (OFFSET_##type##_##field != OFFSET_OF_NOTHING)
+#define HAS_CURRENT_REGS 0
+#define CURRENT_SYSCALL() 0
 #define task_counter(field)                                                                                            \
 	({                                                                                                             \
 		unsigned long value_ = 0;                                                                              \
@@ -118,8 +121,14 @@ struct task_struct {
 	struct files_struct *files;
 } __attribute__((preserve_access_index));
 
-/* The used fields of the kernel's tracepoint records, whose layouts differ between versions. */
 #define RELOCATED __attribute__((preserve_access_index))
+/* A thread's registers when it entered the kernel, as the kernel itself has them. */
+struct pt_regs___kernel {
+	long orig_ax;	/* x86-64 */
+	s32 syscallno; /* arm64 */
+} RELOCATED;
+
+/* The used fields of the kernel's tracepoint records, whose layouts differ between versions. */
 struct trace_event_raw_sched_switch {
 	char prev_comm[16];
 	s32 prev_pid;
@@ -202,6 +211,13 @@ struct trace_event_raw_cdev_update {
 #define BARE_RAW_TRACEPOINT(name) SEC("raw_tracepoint/" #name) int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((void *)&((struct type *)(pointer))->field)
 #define HAS_FIELD(type, field) bpf_core_field_exists(((struct type *)0)->field)
+/* Linux 5.15: dd6e10fbd9fb "bpf: Add bpf_task_pt_regs() helper" */
+#define HAS_CURRENT_REGS (has_task_btf && bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_task_pt_regs))
+#if defined(__TARGET_ARCH_x86)
+#define CURRENT_SYSCALL() KERNEL_READ(pt_regs___kernel, orig_ax, bpf_task_pt_regs(bpf_get_current_task_btf()), long)
+#else
+#define CURRENT_SYSCALL() KERNEL_READ(pt_regs___kernel, syscallno, bpf_task_pt_regs(bpf_get_current_task_btf()), s32)
+#endif
 #define task_counter(field)                                                                                            \
 	({                                                                                                             \
 		unsigned long value_ = 0;                                                                              \

@@ -460,12 +460,19 @@ struct rec_sched_switch {
 	char comm[16];
 };
 
+/* What the thread that ran where another one was woken was doing. */
+enum waker {
+	WAKER_UNKNOWN = 0,
+	WAKER_CALLED = 1,      /* it was in a system call: it is the waker */
+	WAKER_INTERRUPTED = 2, /* it was in its own code: an interrupt woke the other one */
+};
+
 struct rec_sched_waking {
 	struct header h;
 	unsigned int woken_tid;
 	unsigned int target_cpu;
 	int prio;
-	unsigned int pad;
+	unsigned int waker; /* enum waker */
 	char comm[16];
 };
 

@@ -43,6 +43,17 @@ static INLINE u32 cpu_of(void *task)
 	return 0;
 }
 
+/* What the running thread does. The kernel has a number below 0 for a thread that entered it without a system call. */
+static INLINE u32 what_runs(void)
+{
+	s64 call;
+
+	if (!HAS_CURRENT_REGS)
+		return WAKER_UNKNOWN;
+	call = CURRENT_SYSCALL();
+	return call < 0 ? WAKER_INTERRUPTED : WAKER_CALLED;
+}
+
 static INLINE int woken(void *ctx, u16 kind)
 {
 	void *task = (void *)RAW_ARG(ctx, 0);
@@ -56,7 +67,7 @@ static INLINE int woken(void *ctx, u16 kind)
 	r->woken_tid = woken;
 	r->target_cpu = cpu_of(task);
 	r->prio = KERNEL_READ(task_struct, prio, task, s32);
-	r->pad = 0;
+	r->waker = kind == KIND_SCHED_WAKING ? what_runs() : WAKER_UNKNOWN;
 	bpf_probe_read_kernel(r->comm, sizeof(r->comm), KERNEL_AT(task_struct, comm, task));
 	submit(ctx, r);
 	return 0;

@@ -295,7 +295,23 @@ def test_the_second_recording_of_a_build_knows_its_graph_loop(tmp_path: Path, un
         assert done.returncode == 0, done.stderr
         runs.append(RawRecording(tmp_path / name))
     assert [run.manifest["records"].get("site", 0) > 0 for run in runs] == [True, False]
+    learnt = [{row["program"]: row["hits"] for row in run.manifest["probes"]}.get("ggml_op_done", 0) for run in runs]
+    assert 0 < learnt[0] < learnt[1]  # the first has learnt it, and had it probed, before its end
+    assert {row["program"] for row in runs[0].manifest["probes"] if row["retired_ns"]} >= {"ggml_op_begin", "ggml_op_wait"}
     assert facts(store.build(runs[0])) == facts(store.build(runs[1]))
+
+
+def test_a_library_that_the_plan_lacks_is_planned_when_the_program_opens_it(device: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "runtime", tmp_path / "far" / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
+    command = ["env", f"PYTHONPATH={tmp_path / 'far'}", sys.executable, "-S", STEPS, "50", "0.002"]
+    words = ("--levels", LEVELS, "--on", f"exec:{device}", "-o", str(tmp_path / "run"), "--", *command)
+    done = trace("run", "--no-views", *words)
+    assert done.returncode == 0, done.stderr
+    manifest = RawRecording(tmp_path / "run").manifest
+    library = str(tmp_path / "far" / "runtime" / "telemetry" / "_probes.so")
+    assert {row["library"] for row in manifest["probes"] if row["engine"] == "moescope"} == {library}
+    assert manifest["records"]["token_end"] == 50 and manifest["warnings"] == [] and left_on(device) == []
+    assert library in [row["path"] for row in manifest["engines"]["moescope"]["libraries"]]
 
 
 def test_recording_there_stops_after_so_many_tokens_and_the_command_goes_on(device: Path, tmp_path: Path) -> None:

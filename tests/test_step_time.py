@@ -98,6 +98,23 @@ def test_without_any_record_all_is_residual_and_without_operators_the_host_runs(
     }
 
 
+def stopped(by: int) -> dict[str, pd.DataFrame]:
+    """A step of MAIN in which it loads an expert and stops, until thread `by` wakes it up; then it lacks a CPU."""
+    return {
+        "thread_states": states(("running", 0, 300), ("stopped", 300, 700), ("runnable", 700, 800), ("running", 800, 1000)),
+        "loads": frame("loads", action="load", **spans((200, 500))),
+        "sched": frame("sched", ts_ns=[700 + AT], event="waking", prev_tid=by, next_tid=MAIN, cpu=0, target_cpu=0),
+        "threads": frame("threads", tid=[MAIN, WORKER, 70], pid=[PID, PID, 69], name="the tracer", target=[True, True, False]),
+    }
+
+
+def test_a_stop_that_the_tracer_ends_is_tracing_itself_and_any_other_one_is_told_as_a_stop():
+    rest = {"host code": 400, "expert load": 100, "run queue": 100}
+    assert causes(token(**stopped(by=70))) == rest | {"tracing itself": 400}
+    for other in (71, WORKER, 0):
+        assert causes(token(**stopped(by=other))) == rest | {"stopped": 400}
+
+
 def test_without_scheduling_operators_compute_also_those_that_move_data():
     rows = frame("operators", op_id=[0, 1], layer=[3, 3], type=["CPY", "MUL_MAT"], **spans((100, 300), (300, 700)))
     tables = token(operators=rows, op_threads=shares((100, 300), (300, 700)))

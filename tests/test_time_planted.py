@@ -37,6 +37,7 @@ class Plant:
     text: str
     cause: str
     below: tuple[str, ...] = ("experts",)
+    neighbours: int = 0
 
     @property
     def kind(self) -> str:
@@ -48,6 +49,7 @@ class Plant:
         return self.text.endswith("@0")
 
 
+two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each of the program's two threads needs a CPU")
 CROWD = ("neighbour", "other")
 """On a busy machine three other programs may have displaced the thread for longer."""
 PLANTS = [
@@ -60,9 +62,17 @@ PLANTS = [
     pytest.param(Plant("cold:1500@0", "disk and faults"), marks=pytest.mark.needs("dropping pages")),
     pytest.param(Plant("cold:1500@1", "disk and faults"), marks=pytest.mark.needs("dropping pages")),
     Plant("slow:4@1", "lock or other thread", ("thread",)),
-    Plant("beside:2000@0", "run queue", CROWD),
-    Plant("beside:2000@1", "run queue", CROWD),
+    Plant("beside:2000@0", "run queue", CROWD, neighbours=2),
+    Plant("beside:2000@1", "run queue", CROWD, neighbours=2),
+    Plant("timer:1500@0", "asleep"),
+    Plant("timer:1500@1", "asleep"),
+    Plant("stop:1500@0", "stopped"),
+    Plant("stop:1500@1", "stopped"),
+    Plant("open:0@0", "tracing itself"),
+    Plant("open:0@1", "tracing itself"),
 ]
+OF_ALL = ("stop", "open")
+"""Plants that stop the whole program, whichever thread does it."""
 URGENT = ("chrt", "--fifo", "1")
 """Neighbours on the machine are no part of an experiment, except where they are planted."""
 NEIGHBOUR = """
@@ -100,24 +110,29 @@ def lost_ns(plant: Plant, log: Path) -> int:
             int(rows["delay"]["detail"].sum()) if plant.own else length(common(spans(others, "before_begin", "after_end"), waits))
         )
     planted = spans(rows["plant"], "after_begin", "before_end")
-    return length(planted) - int(rows["plant"]["detail"].sum()) if plant.own else length(common(planted, waits))
+    own = plant.own or plant.kind in OF_ALL
+    return length(planted) - int(rows["plant"]["detail"].sum()) if own else length(common(planted, waits))
 
 
 def true_share(plant: Plant, log: Path) -> float:
     return lost_ns(plant, log) / length(spans(read_log(log, "token").query("id != 0"), "before_begin", "after_end"))
 
 
-def first_finding(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def findings_of(run: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     assert analyzer_main(["findings", str(run), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)[0]
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return found
 
 
+def first_finding(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return findings_of(run, capsys)[0]
+
+
 @contextlib.contextmanager
-def neighbour(wanted: bool) -> Iterator[None]:
-    """Two other processes that always compute, on the first CPU: the larger part of it is theirs."""
+def neighbours(wanted: int) -> Iterator[None]:
+    """Other processes that always compute, on the first CPU: with two, the larger part of it is theirs."""
     with contextlib.ExitStack() as running:
-        for _ in range(2 * wanted):
+        for _ in range(wanted):
             process = running.enter_context(subprocess.Popen([sys.executable, "-c", NEIGHBOUR], stdout=subprocess.PIPE))
             running.callback(process.kill)
             os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
@@ -130,21 +145,65 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("program") / "program", "truth_llama.c", "truth_llama_main.c")
 
 
+def record(plant: Plant, program: Path, folder: Path) -> tuple[Path, Path]:
+    """The recording of the planted program in `folder`, and its log."""
+    run, log, host = folder / "run", folder / "log.csv", HostTime()
+    command = [str(program), str(log), str(STEPS), str(PROMPT), str(PAUSE_US), plant.text]
+    with neighbours(plant.neighbours):
+        done = trace("run", "--no-views", "--levels", "token,graph,operator,sched,io", "-o", str(run), "--", *command, timeout=60)
+    assert done.returncode == 0, done.stderr
+    skip_where_stolen(host.share())
+    return run, log
+
+
 @pytest.mark.alone
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each of the program's two threads needs a CPU")
+@two_cpus
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.text)
 def test_a_planted_cause_is_the_first_finding_with_its_share_of_the_steps(
     plant: Plant, program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command, host = [str(program), str(tmp_path / "log.csv"), str(STEPS), str(PROMPT), str(PAUSE_US), plant.text], HostTime()
-    levels = "token,graph,operator,sched,io"
-    with neighbour(plant.kind == "beside"):
-        done = trace("run", "--no-views", "--levels", levels, "-o", str(tmp_path / "run"), "--", *command, timeout=60)
-    assert done.returncode == 0, done.stderr
-    skip_where_stolen(host.share())
-    found = first_finding(tmp_path / "run", capsys)
+    run, log = record(plant, program, tmp_path)
+    found = first_finding(run, capsys)
     assert found["evidence"]["cause"] == plant.cause
-    assert found["evidence"]["phases"]["decode"] == pytest.approx(true_share(plant, tmp_path / "log.csv"), rel=CLOSE)
+    assert found["evidence"]["phases"]["decode"] == pytest.approx(true_share(plant, log), rel=CLOSE)
+    assert any(name.startswith(plant.below) for name in found["evidence"]["below_ms"])
+
+
+@pytest.mark.alone
+@two_cpus
+@pytest.mark.parametrize("thread", [0, 1])
+def test_a_slow_thread_is_named_with_the_share_of_the_steps_that_it_computes_longer(
+    thread: int, program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, log = record(Plant(f"slow:4@{thread}", ""), program, tmp_path)
+    operators, steps = (read_log(log, what).query("id != 0") for what in ("op", "token"))
+    computed = operators.assign(ns=operators["before_end"] - operators["after_begin"])
+    by_thread = computed.pivot(index=["id", "detail"], columns="tid", values="ns")
+    own, decode = int(steps["tid"].iloc[0]), length(spans(steps, "before_begin", "after_end"))
+    slow = next(tid for tid in by_thread.columns if (tid == own) == (thread == 0))
+    first, *others = findings_of(run, capsys)
+    if thread == 0:
+        waits = spans(operators[operators["tid"] == own], "before_end", "after_end")
+        assert first["evidence"]["cause"] == "computing"
+        assert first["evidence"]["phases"]["decode"] == pytest.approx(1 - length(waits) / decode, rel=CLOSE)
+    else:
+        assert any(name.startswith(f"thread {slow} ") for name in first["evidence"]["below_ms"])
+    (found,) = (each for each in others if each["rule"] == "imbalance")
+    longest = {int(name.split()[1]): share for name, share in found["evidence"]["longest"].items()}
+    assert next(iter(longest)) == slow and f"thread {slow} " in found["text"]
+    assert longest[slow] == pytest.approx((by_thread[slow] - by_thread.mean(axis=1)).sum() / decode, rel=CLOSE)
+
+
+@pytest.mark.alone
+@two_cpus
+@pytest.mark.parametrize("thread", [0, 1])
+def test_one_neighbour_takes_its_share_wherever_that_ranks(
+    thread: int, program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant = Plant(f"beside:2000@{thread}", "run queue", CROWD, neighbours=1)
+    run, log = record(plant, program, tmp_path)
+    (found,) = (each for each in findings_of(run, capsys) if each["rule"] == "run queue")
+    assert found["evidence"]["phases"]["decode"] == pytest.approx(true_share(plant, log), rel=CLOSE)
     assert any(name.startswith(plant.below) for name in found["evidence"]["below_ms"])
 
 

@@ -13,7 +13,7 @@ CAUSES: dict[str, tuple[str, str]] = {
     "accelerator": ("#6b9a4b", "#7bbf48"),
     "completion": ("#bf74cd", "#eb9bf3"),
     "stopped": ("#6c7055", "#889881"),
-    "tracing": ("#8e1578", "#b9389b"),
+    "tracing itself": ("#8e1578", "#b9389b"),
     "residual": ("#958c8e", "#bdb4a8"),
 }
 """Cause → colour on the light and on the dark page, in the order in which causes are stacked.

@@ -72,9 +72,13 @@ def displacers(facts: Facts, rows: pd.DataFrame) -> pd.Series:
 
 def awaited(facts: Facts, rows: pd.DataFrame) -> pd.Series:
     """The threads that steps waited for."""
-    names = facts.tables["threads"].drop_duplicates("tid").set_index("tid")["name"].reindex(rows["tid"]).fillna("")
-    label = [f"thread {tid} {name}".strip() for tid, name in zip(rows["tid"].tolist(), names.tolist(), strict=True)]
-    return rows["duration_ns"].groupby(np.array(label, object)).sum()
+    return rows["duration_ns"].groupby(thread_labels(facts, rows["tid"])).sum()
+
+
+def thread_labels(facts: Facts, tids: pd.Series) -> np.ndarray:
+    """Threads' numbers with their names."""
+    names = facts.tables["threads"].drop_duplicates("tid").set_index("tid")["name"].reindex(tids).fillna("")
+    return np.array([f"thread {tid} {name}".strip() for tid, name in zip(tids.tolist(), names.tolist(), strict=True)], object)
 
 
 def load_reasons(facts: Facts, rows: pd.DataFrame) -> pd.Series:

@@ -19,12 +19,14 @@ from analyzer.records.intervals import Intervals, common, merged, overlaps
 from analyzer.records.schema import Tables
 
 COMPUTING, RUN_QUEUE, ASLEEP, OTHER_THREAD = "computing", "run queue", "asleep", "lock or other thread"
-DISK, EXPERT_LOAD, STOPPED, RESIDUAL = "disk and faults", "expert load", "stopped", "residual"
+DISK, EXPERT_LOAD, STOPPED, TRACING, RESIDUAL = "disk and faults", "expert load", "stopped", "tracing itself", "residual"
 SUBMISSION, QUEUE, TRANSPORT, ACCELERATOR, COMPLETION = "submission", "queue", "transport", "accelerator", "completion"
 CAUSES = (
     *(COMPUTING, RUN_QUEUE, ASLEEP, OTHER_THREAD, DISK, EXPERT_LOAD),
-    *(SUBMISSION, QUEUE, TRANSPORT, ACCELERATOR, COMPLETION, STOPPED, RESIDUAL),
+    *(SUBMISSION, QUEUE, TRANSPORT, ACCELERATOR, COMPLETION, STOPPED, TRACING, RESIDUAL),
 )
+NOT_COMPUTING = (RUN_QUEUE, ASLEEP, DISK, EXPERT_LOAD, STOPPED, TRACING)
+"""Causes within an operator that are none of its own work."""
 Cause = tuple[str, Intervals]
 
 
@@ -122,6 +124,8 @@ def of_others(tables: Tables, pieces: pd.DataFrame, proven: list[Cause], npu: li
     return [
         *during(proven),
         (RUN_QUEUE, in_state(pieces, "runnable")),
+        (STOPPED, in_state(pieces, "stopped")),
+        (TRACING, in_state(pieces, "held")),
         *during(npu),
         (EXPERT_LOAD, in_part(pieces, LOAD)),
         (EXPERT_LOAD, within(loading)),
@@ -130,7 +134,6 @@ def of_others(tables: Tables, pieces: pd.DataFrame, proven: list[Cause], npu: li
         (ASLEEP, spans_of(unwoken, "owner")),
         (OTHER_THREAD, spans_of(pieces[pieces["role"] != WORKER], "owner")),
         (ASLEEP, in_state(pieces, "sleeping")),
-        (STOPPED, in_state(pieces, "stopped")),
         (COMPUTING, doing),
     ]
 
@@ -162,6 +165,8 @@ def candidates(hand: HandOver, steps: StepThreads, pieces: pd.DataFrame) -> list
         (COMPLETION, common(merged(steps.woken), hand.all)),
         *of_others(hand.tables, by_others, proven, npu, disk),
         (RUN_QUEUE, in_state(by_own, "runnable")),
+        (STOPPED, in_state(by_own, "stopped")),
+        (TRACING, in_state(by_own, "held")),
         *unprofiled(own, own["tid"].to_numpy()),
         (SUBMISSION, Intervals.of_table(late, end="submitted_ns")),
         (ACCELERATOR, working),
@@ -177,6 +182,5 @@ def candidates(hand: HandOver, steps: StepThreads, pieces: pd.DataFrame) -> list
         *proven,
         *npu,
         (ASLEEP, in_state(by_own, "sleeping")),
-        (STOPPED, in_state(by_own, "stopped")),
         (COMPUTING, in_part(by_own, *(name for name in PARTS if name != HOST_CODE))),
     ]

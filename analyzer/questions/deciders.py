@@ -15,13 +15,15 @@ from analyzer.questions.parts import BESIDE, COPY, HOST, HOST_CODE, LOAD, OFFLOA
 from analyzer.records.intervals import Intervals, foremost, merged, overlaps, split, uncovered
 from analyzer.records.schema import Tables
 from analyzer.records.spans import EVER, NONE, Nest, enclosing, equal_rows, latest, successors
+from analyzer.tables.sched import TRACER
 
 OWN, BARRIER, WORKER, WAKER = range(4)
 """Why a thread decides: it is the step's own; the others wait for it; it works for the step; it wakes the step's thread up."""
 SETUPS = ("contextCreate", "contextCreateFromBinary", "graphFinalize")
 """QNN's calls that create the objects of an execution."""
-STATES = ("running", "runnable", "waiting", "stopped", "sleeping")
-RUNNABLE, WAITING, SLEEPING = (STATES.index(name) for name in ("runnable", "waiting", "sleeping"))
+STATES = ("running", "runnable", "waiting", "stopped", "held", "sleeping")
+"""Those of `thread_states`; "held" is a stop that the tracer ended, which it does only to its own."""
+_, RUNNABLE, WAITING, STOPPED, HELD, SLEEPING = range(len(STATES))
 SWITCH_NS = 20_000
 """The longest time from a wake-up to running on a CPU whose thread gives way at once: an interrupt to that CPU and a switch."""
 COLUMNS = ("step", "begin", "end", "tid", "role", "part", "op", "load")
@@ -80,16 +82,20 @@ class StepThreads:
     @cached_property
     def recorded(self) -> tuple[Intervals, np.ndarray, np.ndarray, np.ndarray]:
         """(states of all threads, by thread; index in STATES of each; rows of run queues behind a wait; rows of these waits)."""
-        table = self.tables["thread_states"]
+        table, threads = self.tables["thread_states"], self.tables["threads"]
         spans, state = Intervals.of_table(table), pd.Index(STATES).get_indexer(table["state"])
+        stopped = np.flatnonzero(state == STOPPED)
+        tracer = threads.loc[(threads["name"] == TRACER).to_numpy() & ~threads["target"].to_numpy(bool), "tid"]
+        state[stopped[np.isin(waker_of(self.tables["sched"], spans.where(stopped)), tracer)]] = HELD
         before = equal_rows([spans.key, spans.end], [spans.key, spans.begin])
-        woken = np.flatnonzero((state == RUNNABLE) & np.isin(np.append(state, NONE)[before], (WAITING, SLEEPING)))
+        woken = np.flatnonzero((state == RUNNABLE) & np.isin(np.append(state, NONE)[before], (WAITING, STOPPED, HELD, SLEEPING)))
         return spans, state, woken, before[woken]
 
     @property
     def woken(self) -> Intervals:
-        """The times in which threads had been woken up but had no CPU yet."""
-        return self.recorded[0].where(self.recorded[2])
+        """The times in which threads had been woken up from sleep but had no CPU yet."""
+        spans, state, woken, waits = self.recorded
+        return spans.where(woken[np.isin(state[waits], (WAITING, SLEEPING))])
 
     @cached_property
     def states(self) -> tuple[Intervals, np.ndarray, np.ndarray]:
@@ -101,7 +107,7 @@ class StepThreads:
         slept, waker = state == SLEEPING, np.full(len(spans), NONE)
         waker[slept] = wakers(self.tables, spans.where(slept))
         begin, end = spans.begin.copy(), spans.end.copy()
-        begin[woken] = end[waits] = queued_ns(self.tables["sched"], self.woken)
+        begin[woken] = end[waits] = queued_ns(self.tables["sched"], spans.where(woken))
         keep = begin < end
         return Intervals(spans.key, begin, end).where(keep), state[keep], waker[keep]
 
@@ -198,14 +204,17 @@ def queued_ns(sched: pd.DataFrame, ready: Intervals) -> np.ndarray:
     return np.where(idle | at_once, ready.end, np.where(known, since, ready.begin))
 
 
+def waker_of(sched: pd.DataFrame, ended: Intervals) -> np.ndarray:
+    """The thread that woke each thread up at the end of its state; 0: an interrupt, -1: not recorded."""
+    woken = sched[(sched["event"] == "waking").to_numpy()]
+    row = equal_rows([woken[name].to_numpy() for name in ("next_tid", "ts_ns")], [ended.key, ended.end])
+    return np.append(woken["prev_tid"].to_numpy(), NONE)[row]
+
+
 def wakers(tables: Tables, slept: Intervals) -> np.ndarray:
     """The thread of the program that ended each sleep; -1: none is known."""
-    sched, threads = tables["sched"], tables["threads"]
-    woken = sched[(sched["event"] == "waking").to_numpy()]
-    row = equal_rows([woken[name].to_numpy() for name in ("next_tid", "ts_ns")], [slept.key, slept.end])
-    by = np.append(woken["prev_tid"].to_numpy(), NONE)[row]
-    ours = np.isin(by, threads.loc[threads["target"].to_numpy(bool), "tid"]) & (by != slept.key)
-    return np.where(ours, by, NONE)
+    by, threads = waker_of(tables["sched"], slept), tables["threads"]
+    return np.where(np.isin(by, threads.loc[threads["target"].to_numpy(bool), "tid"]) & (by != slept.key), by, NONE)
 
 
 def workers(steps: StepThreads) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import accelerators, clocks, expert_loads, roofline, step_time, trends
-from analyzer.questions.cause_findings import by_cause
+from analyzer.questions.cause_findings import NAMED, by_cause, thread_labels
 from analyzer.questions.causes import CAUSES, COMPUTING, DISK
 from analyzer.questions.ceilings import Ceilings
 from analyzer.questions.disk_faults import disk_faults
@@ -82,22 +82,28 @@ def imbalance(facts: Facts) -> Iterator[Finding]:
     operators = operators[operators["token_id"].isin(facts.steps.index) & (operators["n_threads"] > 1)]
     if len(operators) == 0:
         return
-    lost = float(uneven_ns(facts.tables).reindex(operators["op_id"], fill_value=0.0).sum())
+    uneven = uneven_ns(facts.tables)
+    uneven = uneven[uneven.index.isin(operators["op_id"])]
     share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
+    by_thread = uneven["ns"].groupby(thread_labels(facts, uneven["tid"])).sum().sort_values(ascending=False)
+    longest = ", ".join(f"{name} {ns / facts.total_ns:.0%}" for name, ns in by_thread.iloc[:NAMED].items())
     text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly divided work would finish sooner"
-    yield facts.finding("imbalance", text, lost, {"wait_share": float(share)}, "imbalance")
+    evidence = {"wait_share": float(share), "longest": {str(name): ns / facts.total_ns for name, ns in by_thread.items()}}
+    yield facts.finding("imbalance", f"{text}; longest: {longest}", float(uneven["ns"].sum()), evidence, "imbalance")
 
 
-def uneven_ns(tables: Tables) -> pd.Series:
-    """ns by op_id that an operator's longest computing thread computes beyond the mean; sleep and lack of a CPU do not count."""
+def uneven_ns(tables: Tables) -> pd.DataFrame:
+    """By op_id the thread that computes longest, `tid`, and `ns` beyond the mean; not sleep, nor lack of a CPU."""
     shares, states = tables["op_threads"], tables["thread_states"]
     spans = Intervals.of_table(shares, end="wait_ns")
     running = Intervals.of_table(states).where((states["state"] == "running").to_numpy())
     met = overlaps(spans, running)
     seen = np.isin(spans.key, running.key)
     ran = np.where(seen, np.bincount(met.left, met.length, len(shares)), spans.length)
-    by_operator = pd.Series(ran).groupby(shares["op_id"].to_numpy())
-    return by_operator.max() - by_operator.mean()
+    rows = pd.DataFrame({"op_id": shares["op_id"].to_numpy(), "tid": shares["tid"].to_numpy(), "ns": ran})
+    mean = rows.groupby("op_id")["ns"].mean()
+    longest = rows.sort_values("ns").drop_duplicates("op_id", keep="last").set_index("op_id").sort_index()
+    return longest.assign(ns=longest["ns"] - mean)
 
 
 def below_roof(facts: Facts) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.causes import ASLEEP, CAUSES, DISK, EXPERT_LOAD, RESIDUAL, RUN_QUEUE, STOPPED, HandOver, candidates
+from analyzer.questions.causes import CAUSES, NOT_COMPUTING, RESIDUAL, HandOver, candidates
 from analyzer.questions.deciders import StepThreads, decisive_pieces, spans_of
 from analyzer.questions.figures import undisturbed
 from analyzer.questions.parts import PARTS
@@ -22,8 +22,6 @@ TABLES = (
     *("faults", "reads", "npu_batches", "npu_operators", "driver_events"),
 )
 """The tables that the times are made from."""
-NOT_COMPUTING = (RUN_QUEUE, ASLEEP, DISK, EXPERT_LOAD, STOPPED)
-"""Causes within an operator that are none of its own work."""
 LEAST_MS = 0.05
 
 

@@ -22,6 +22,8 @@ WORKING = (
     *("token_begin", "graph_begin", "op_begin", "op_shares", "expert_begin", "load_begin", "qnn_execute_begin"),
     "qnn_call_begin",
 )
+INTERRUPTED = 2
+"""WAKER_INTERRUPTED of bpf/records.h: no thread woke, as where an interrupt meets an idle CPU."""
 TRACER = "the tracer"
 """Name of its threads, which are Python's as the target's may be."""
 LARGEST_ID = 1 << 22
@@ -180,12 +182,13 @@ def events(source: Source) -> pyarrow.Table:
     """The table `sched`: switches, wakings, wake-ups and forks in time order."""
     kinds = [source.rows(kind) for kind in ("sched_switch", "sched_waking", "sched_wakeup", "task_fork")]
     switch, waking, wakeup, fork = kinds
+    waker = np.where(waking["waker"] == INTERRUPTED, 0, waking["tid"])
     ts = np.concatenate([rows["ts"] for rows in kinds])
     order = np.argsort(ts, kind="stable")
     none = [np.full(len(rows), NONE, np.int64) for rows in kinds]
     columns = {
         "cpu": [rows["cpu"] for rows in kinds],
-        "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"], fork["parent_tid"]),
+        "prev_tid": (switch["prev_tid"], waker, wakeup["tid"], fork["parent_tid"]),
         "prev_state": (switch["prev_state"], *none[1:]),
         "prev_prio": (switch["prev_prio"], *none[1:]),
         "next_tid": (switch["next_tid"], waking["woken_tid"], wakeup["woken_tid"], fork["child_tid"]),

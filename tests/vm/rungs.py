@@ -13,6 +13,8 @@ from pathlib import Path
 OUT = Path("/out")
 ROOT = Path(__file__).resolve().parents[2]
 CALLS, DEPTH, RELOADS = 300, 40, 50
+KPROBE_TYPE, TASK_PT_REGS = 2, 175  # the helper of Linux 5.15, tried with a type of program that may call it
+UNKNOWN, INTERRUPTED = 0, 2  # enum waker of bpf/records.h
 PRIORITY = 120  # of an ordinary thread, as the kernel counts
 SIGNING = {0xD503233F: "paciasp", 0xD503245F: "bti c"}
 
@@ -146,8 +148,37 @@ def lockdown() -> tuple[bool, str]:
     return "locked down" in told and done.returncode == 2 and "locked down" in done.stderr, done.stderr.strip()[-200:]
 
 
+SLEEPER = """
+import os, time
+os.sched_setaffinity(0, {0})
+child = os.fork()
+while not child:
+    pass
+for _ in range(100):
+    time.sleep(0.002)
+os.kill(child, 9)
+"""
+
+
+def interrupted() -> tuple[Counter[int], bool]:
+    """(what a child that always computes was doing where its CPU's timer woke its maker, whether this kernel tells that)."""
+    from tracer.kernel.libbpf import Kernel
+    from workloads.raw_records import RawRecording
+
+    options = ("--no-views", "--levels", "sched", "-o", str(OUT / "sleeper"))
+    command("-m", "tracer", "run", *options, "--", sys.executable, "-c", SLEEPER)
+    run = RawRecording(OUT / "sleeper")
+    wakings, own = run.records("sched_waking"), run.manifest["target"]["pid"]
+    children = {row["tid"] for row in run.manifest["threads"]} - {own}
+    met = [row["waker"] for row in wakings if row["woken_tid"] == own and row["tid"] in children]
+    return Counter(map(int, met)), Kernel().lib.libbpf_probe_bpf_helper(KPROBE_TYPE, TASK_PT_REGS, None) == 1
+
+
 def answers() -> tuple[bool, str]:
-    """A program reads a disk past the page cache: every request has its answer, and every waking a name, a priority and a CPU."""
+    """A program reads a disk past the page cache: every request has its answer, and every waking a name, a priority and a CPU.
+
+    Where the kernel tells what the thread did that a waking met, that of an interrupt is one: it was in no system call.
+    """
     from workloads.raw_records import RawRecording
 
     reads = [sys.executable, "workloads/programs/direct_reads.py", "/dev/vda", str(CALLS)]
@@ -162,7 +193,10 @@ def answers() -> tuple[bool, str]:
     ok = asked == answered and asked.total() >= CALLS and not errors
     ok &= len(own) > 0 and cpus <= set(range(os.cpu_count() or 1)) and priorities == {PRIORITY}
     ok &= all(name.startswith(b"python") for name in names)
-    seen = f"{answered.total()} of {asked.total()} requests answered, {errors} errors; {len(own)} wakings"
+    met, tells = interrupted()
+    ok &= met[INTERRUPTED if tells else UNKNOWN] > met.total() / 2
+    seen = f"{answered.total()} of {asked.total()} requests answered, {errors} errors; interrupts met {dict(met)}; "
+    seen += f"{len(own)} wakings"
     return ok, f"{seen} of {names} on CPUs {cpus}, priorities {priorities}"
 
 

@@ -30,7 +30,7 @@ static struct file files[MOST_FILES];
 static int row_count, file_count;
 static json_t *plan, *spared;
 static struct settings settings;
-static u64 learns_since;
+static u64 learns_since, learnt_at;
 
 static const struct {
 	const char *name;
@@ -38,7 +38,7 @@ static const struct {
 } named_settings[] = {
 #define SETTING(name) {#name, offsetof(struct settings, name)}
 	SETTING(mul_mat_id), SETTING(operators), SETTING(experts),	SETTING(learn),	   SETTING(blind),
-	SETTING(node_at),    SETTING(node_more), SETTING(graph_at), SETTING(everyone), SETTING(files),
+	SETTING(node_at),    SETTING(node_more), SETTING(graph_at), SETTING(everyone), SETTING(files), SETTING(steps), SETTING(one_call),
 };
 
 static void take_settings(json_t *wanted)
@@ -49,6 +49,10 @@ static void take_settings(json_t *wanted)
 		if (value)
 			*(u32 *)((u8 *)&settings + named_settings[i].offset) = json_integer_value(value);
 	}
+	if (settings.learn && !learns_since)
+		learns_since = now_ns();
+	if (!settings.learn && learns_since && !learnt_at)
+		learnt_at = now_ns();
 }
 
 void set_settings(bool stop)
@@ -196,7 +200,7 @@ void attach_row(json_t *probe, const char *path, u64 offset, const char *symbol,
 bool stands_in(const char *program, const char *path)
 {
 	for (int i = 0; i < row_count; i++) {
-		if (!strcmp(text_of(rows[i].row, "program"), program) && (!path || !strcmp(text_of(rows[i].row, "library"), path)))
+		if (!rows[i].retired_ns && !strcmp(text_of(rows[i].row, "program"), program) && (!path || !strcmp(text_of(rows[i].row, "library"), path)))
 			return true;
 	}
 	return false;
@@ -248,12 +252,12 @@ static void carry_out(json_t *file, const char *path)
 	json_array_foreach(json_object_get(file, "rows"), index, row) {
 		stand(json_deep_copy(row), path);
 	}
-	if (settings.learn && !learns_since)
-		learns_since = now_ns();
 }
 
-u64 learning_since(void)
+bool is_learning(u64 *since_ns, u64 *until_ns)
 {
+	*since_ns = learns_since;
+	*until_ns = learnt_at ? learnt_at : now_ns();
 	return learns_since;
 }
 
@@ -279,17 +283,147 @@ static struct file *new_file(const char *path)
 	return file;
 }
 
+static void *close_some(void *first)
+{
+	for (int i = (int)(intptr_t)first; i < row_count; i += CLOSERS) {
+		if (rows[i].leaves && rows[i].fd >= 0)
+			close(rows[i].fd);
+	}
+	return NULL;
+}
+
+static void close_all(void)
+{
+	pthread_t closers[CLOSERS];
+
+	for (int i = 0; i < CLOSERS; i++) {
+		if (pthread_create(&closers[i], NULL, close_some, (void *)(intptr_t)i)) {
+			close_some((void *)(intptr_t)i);
+			closers[i] = 0;
+		}
+	}
+	for (int i = 0; i < CLOSERS; i++)
+		if (closers[i])
+			pthread_join(closers[i], NULL);
+}
+
+/*
+ * Removes the leaving probes, in a separate process, which begins after ours has closed its descriptors: if SIGKILL hits a thread
+ * that is removing a probe, Linux leaves its breakpoints in place.
+ */
+static void remove_leaving(void)
+{
+	int ours[2];
+	char byte;
+	pid_t child = pipe2(ours, O_CLOEXEC) ? -1 : fork();
+
+	if (child < 0) {
+		close_all();
+		return;
+	}
+	if (!child) {
+		setsid();
+		close(ours[1]);
+		if (read(ours[0], &byte, 1) < 0)
+			_exit(1);
+		close_all();
+		_exit(0);
+	}
+	for (int i = 0; i < row_count; i++)
+		if (rows[i].leaves) {
+			close(rows[i].fd);
+			rows[i].fd = -1;
+		}
+	close(ours[1]);
+	close(ours[0]);
+	waitpid(child, NULL, 0);
+}
+
+static void attach_planned(json_t *planned, const char *path)
+{
+	struct file *file = new_file(path);
+
+	for (int i = 0; !file && i < file_count; i++)
+		file = strcmp(files[i].path, path) ? NULL : &files[i];
+	if (!file || strcmp(file->id, text_of(planned, "id")))
+		return;
+	file->planned = planned;
+	carry_out(planned, file->path);
+}
+
+static bool is_named(json_t *all, json_t *row)
+{
+	size_t index;
+	json_t *each;
+
+	json_array_foreach(all, index, each) {
+		const char *library = text_of(each, "library");
+
+		if (!strcmp(text_of(each, "program"), text_of(row, "program")) && (!*library || !strcmp(library, text_of(row, "library"))))
+			return true;
+	}
+	return false;
+}
+
+/* Removes probes for good, given as program and, unless it is all of the program's, library. */
+static void retire(json_t *all)
+{
+	for (int i = 0; i < row_count; i++)
+		rows[i].leaves = !rows[i].retired_ns && is_named(all, rows[i].row);
+	if (!json_array_size(all))
+		return;
+	remove_leaving();
+	for (int i = 0; i < row_count; i++)
+		if (rows[i].leaves)
+			rows[i].retired_ns = now_ns();
+}
+
+/* Carries out a planner's order or answer; every part may be absent. */
+void carry_out_order(json_t *order)
+{
+	size_t index;
+	json_t *each;
+
+	bring(json_object_get(order, "programs"));
+	take_settings(json_object_get(order, "settings")); /* before the programs that read them */
+	if (json_object_get(order, "settings"))
+		set_settings(true);
+	json_array_extend(json_object_get(plan, "at_run_time"), json_object_get(order, "at_run_time"));
+	json_array_foreach(json_object_get(order, "files"), index, each) {
+		json_array_append(json_object_get(plan, "files"), each);
+		attach_planned(each, text_of(each, "path"));
+	}
+	json_array_foreach(json_object_get(order, "rows"), index, each) {
+		stand(json_deep_copy(each), text_of(each, "library"));
+	}
+	retire(json_object_get(order, "retire"));
+	json_array_foreach(json_object_get(order, "warnings"), index, each) {
+		warn("%s", json_string_value(each));
+	}
+	merge_into_manifest(json_object_get(order, "manifest"));
+	if (row_count)
+		set_settings(true);
+	if (json_array_size(json_object_get(order, "rows")))
+		tell_planner(json_pack("{s{sI}}", "placed", "ts", (json_int_t)now_ns()));
+}
+
 bool attach_file(const char *path, bool is_executable)
 {
 	int before = row_count;
 	struct file *file = new_file(path);
+	json_t *answer;
 
 	if (!file)
 		return false;
-	if (file->planned)
+	if (file->planned) {
 		carry_out(file->planned, file->path);
-	else if (!is_executable)
+	} else if (asks_about(is_executable)) {
+		answer = ask_planner(json_pack("{so ss sb}", "path", plain_text(path), "id", file->id, "executable", is_executable));
+		carry_out_order(answer);
+		json_decref(answer);
+	} else if (!is_executable) {
 		warn("%s (build %s) is not in the plan: nothing is probed in it", path, file->id);
+	}
 	return row_count > before;
 }
 
@@ -315,65 +449,22 @@ json_t *libraries_of(const char *engine)
 	return answer;
 }
 
-static void *close_some(void *first)
-{
-	for (int i = (int)(intptr_t)first; i < row_count; i += CLOSERS) {
-		if (rows[i].fd >= 0)
-			close(rows[i].fd);
-		rows[i].fd = -1;
-	}
-	return NULL;
-}
-
-static void close_all(void)
-{
-	pthread_t closers[CLOSERS];
-
-	for (int i = 0; i < CLOSERS; i++) {
-		if (pthread_create(&closers[i], NULL, close_some, (void *)(intptr_t)i)) {
-			close_some((void *)(intptr_t)i);
-			closers[i] = 0;
-		}
-	}
-	for (int i = 0; i < CLOSERS; i++)
-		if (closers[i])
-			pthread_join(closers[i], NULL);
-}
-
-/*
- * Removes every probe, in a separate process, which begins after ours has closed its descriptors: if SIGKILL hits a thread that
- * is removing a probe, Linux leaves its breakpoints in place.
- */
 void detach_all(void)
 {
-	int ours[2];
-	char byte;
-	pid_t child = pipe2(ours, O_CLOEXEC) ? -1 : fork();
-
-	if (child < 0) {
-		close_all();
-		return;
-	}
-	if (!child) {
-		setsid();
-		close(ours[1]);
-		if (read(ours[0], &byte, 1) < 0)
-			_exit(1);
-		close_all();
-		_exit(0);
-	}
 	for (int i = 0; i < row_count; i++)
-		close(rows[i].fd);
-	close(ours[1]);
-	close(ours[0]);
-	waitpid(child, NULL, 0);
+		rows[i].leaves = rows[i].fd >= 0;
+	remove_leaving();
 }
 
 json_t *attached(void)
 {
 	json_t *answer = json_array();
 
-	for (int i = 0; i < row_count; i++)
-		json_array_append_new(answer, json_deep_copy(rows[i].row));
+	for (int i = 0; i < row_count; i++) {
+		json_t *row = json_deep_copy(rows[i].row);
+
+		json_object_set_new(row, "retired_ns", json_integer(rows[i].retired_ns));
+		json_array_append_new(answer, row);
+	}
 	return answer;
 }

@@ -27,6 +27,7 @@ struct choice {
 	json_t *plan;
 	const char *folder;
 	const char *btf;
+	int questions, answers; /* descriptors of the planner's pipe; -1: a plan file stands in */
 	char **command; /* NULL if a process is followed */
 	pid_t pid;
 	double duration_s;
@@ -45,10 +46,20 @@ double cpu_s(void);
 
 /* plan.c */
 json_t *read_plan(const char *path);
+void check_plan(json_t *plan, const char *source); /* which is named where the plan is refused */
 const char *text_of(json_t *object, const char *key);
 s64 number_of(json_t *object, const char *key);
 bool lists(json_t *array, const char *text);
 json_t *planned_file(json_t *plan, const char *id);
+
+/* planner.c: who decides what is probed, where a plan file does not; answers and orders have one form (docs/devices.md) */
+void begin_planning(int questions, int answers, json_t **plan); /* NULL: it is asked for */
+bool has_planner(void);
+bool asks_about(bool is_executable); /* a plan file names the programs already, and a command may execute many others */
+void planner_wakes(void); /* an order ends `sleep_until` */
+void tell_planner(json_t *message);
+json_t *ask_planner(json_t *question); /* NULL if it is gone or silent */
+json_t *next_order(void); /* NULL if there is none */
 
 /* elf.c: the identity of a file */
 bool identify(const char *path, char *id, size_t bytes); /* build id or XXH3; false if it is not a 64-bit ELF file */
@@ -57,6 +68,7 @@ s64 own_offset(const void *function); /* in the executable of this process */
 /* kernel.c */
 void load_programs(const struct choice *choice);
 bool is_loaded(const char *program);
+void bring(json_t *programs); /* loads further programs (name → the number under which each counts its runs) */
 int map_fd(const char *name);
 void set_map(const char *name, const void *key, const void *value);
 void delete_from_map(const char *name, const void *key);
@@ -76,7 +88,7 @@ struct drained {
 };
 void open_rings(const struct choice *choice);
 int drain_turn(const bool *wanted, const u8 ***picked);
-void wake_on(int fd);
+void wake_on(int fd, bool once);
 void sleep_until(u64 deadline_ns);
 void seal(void);
 bool disk_failed(void);
@@ -92,6 +104,8 @@ struct target {
 	u64 cpu_ns, began_ns; /* CPU time while it was followed */
 };
 uid_t caller(void);
+void be_urgent(pid_t pid, bool urgent); /* before all ordinary threads, so that the stopped target does not wait for them too */
+void act_as_caller(bool as_caller); /* opens and creates files with the rights of who called sudo, from now on */
 void guard_begin(void);
 void guard(pid_t pid, bool watch);
 void guard_end(void);
@@ -100,6 +114,7 @@ void follow_target(struct target *target, pid_t pid);
 void release_target(struct target *target);
 bool poll_target(struct target *target);
 int tasks_of(pid_t pid, pid_t *tids, int most);
+void each_descendant(pid_t pid, void (*act)(pid_t pid, void *context), void *context); /* itself first */
 int name_of(pid_t pid, pid_t tid, char *name, size_t bytes);
 /* The file that contains an address of a process, by a path that opens here; false if there is none. */
 bool place_of(pid_t pid, u64 address, char *path, u64 *offset);
@@ -111,10 +126,12 @@ void each_mapped(pid_t pid, void (*act)(const char *path, void *context), void *
 struct row {
 	json_t *row; /* of the plan, with its file */
 	int fd;
+	bool leaves; /* is to be removed */
 	u64 retired_ns;
 };
 void attach_kernel(const struct choice *choice);
 bool attach_file(const char *path, bool is_executable);
+void carry_out_order(json_t *order);
 void attach_row(json_t *row, const char *path, u64 offset, const char *symbol, const char *why);
 bool stands_in(const char *program, const char *path);
 void attach_spared(void);
@@ -122,7 +139,7 @@ void spare(json_t *row, const char *path, u64 offset, const char *symbol);
 void set_settings(bool stop);
 void detach_all(void);
 json_t *attached(void); /* rows for the manifest */
-u64 learning_since(void); /* when learning probes were placed; 0: never */
+bool is_learning(u64 *since_ns, u64 *until_ns); /* whether learning probes were ever placed; until: now, if they are still */
 json_t *libraries_of(const char *engine);
 const char *id_of(const char *path);
 
@@ -159,6 +176,7 @@ void governors(char *text, size_t bytes);
 /* manifest.c */
 void manifest_begin(const struct choice *choice, const struct target *target);
 u64 losses(json_t *by_kind);
+void merge_into_manifest(json_t *entries); /* they take the place of our own */
 void save_manifest(const char *state);
 
 #endif

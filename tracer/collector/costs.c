@@ -154,9 +154,9 @@ void account(json_t *plan_and_rows, json_t *cost)
 		struct told told = told_of(program);
 		double warm_ns = cost_of(row, ""), cold_ns = cost_of(row, "cold_");
 
-		json_object_update_new(row, json_pack("{sf sf sf sI si sI}", "ns_per_hit", warm_ns, "ns_per_hit_cold", cold_ns,
+		json_object_update_new(row, json_pack("{sf sf sf sI sI}", "ns_per_hit", warm_ns, "ns_per_hit_cold", cold_ns,
 						      "bpf_ns_per_hit", told.hits ? (double)(told.inside / told.hits) : 0.0, "hits",
-						      (json_int_t)told.hits, "retired_ns", 0, "skipped", (json_int_t)told.skipped));
+						      (json_int_t)told.hits, "skipped", (json_int_t)told.skipped));
 		if (json_object_get(counted, program))
 			continue;
 		json_object_set_new(counted, program, json_true());

@@ -63,7 +63,9 @@ static int create(const char *folder, const char *name, const char *suffix)
 	int fd;
 
 	snprintf(path, sizeof(path), "%s/%s.%s", folder, name, suffix);
+	act_as_caller(true);
 	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	act_as_caller(false);
 	if (fd < 0)
 		fail("cannot write %s: %s", path, strerror(errno));
 	return fd;
@@ -99,9 +101,9 @@ void open_rings(const struct choice *choice)
 	}
 }
 
-void wake_on(int fd)
+void wake_on(int fd, bool once)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT};
+	struct epoll_event event = {.events = EPOLLIN | (once ? EPOLLONESHOT : 0)};
 
 	epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
 }

@@ -30,7 +30,11 @@
 
 extern const u8 packed_object[], packed_object_end[];
 
-static struct bpf_object *object;
+#define MOST_OBJECTS 16
+
+static struct bpf_object *objects[MOST_OBJECTS]; /* the first has the maps, which the later ones share */
+static int object_count;
+static const struct choice *chosen;
 static json_t *refused; /* program → reason */
 static char messages[MESSAGE_BYTES];
 
@@ -205,7 +209,7 @@ static void *unpack(size_t *size)
 }
 
 /* Sets the constants that adapt the programs to this kernel; their offsets come from the object's own types. */
-static void tell_offered(void)
+static void tell_offered(struct bpf_object *object)
 {
 	struct bpf_map *map = bpf_object__find_map_by_name(object, ".rodata");
 	const struct btf *btf = bpf_object__btf(object);
@@ -296,44 +300,52 @@ static bool is_silent(json_t *plan, const char *program)
 	return false;
 }
 
-static void open_object(const struct choice *choice, void *data, size_t size)
+static void size_or_share_maps(struct bpf_object *object)
 {
-	LIBBPF_OPTS(bpf_object_open_opts, options, .object_name = "moescope", .btf_custom_path = choice->btf);
-	json_t *programs = json_object_get(choice->plan, "programs");
-	struct bpf_program *program;
+	struct bpf_map *map;
 
-	object = bpf_object__open_mem(data, size, &options);
-	if (!object)
-		fail("the programs inside this collector cannot be opened: %s", strerror(errno));
-	tell_offered();
-	bpf_map__set_max_entries(bpf_object__find_map_by_name(object, "events"), choice->ring_bytes);
-	bpf_map__set_max_entries(bpf_object__find_map_by_name(object, "details"), choice->ring_bytes);
-	bpf_object__for_each_program(program, object) {
-		const char *name = bpf_program__name(program);
-		bool wanted = json_object_get(programs, name) || !strcmp(name, "empty");
-
-		bpf_program__set_autoload(program, wanted && !is_refused(name) && !is_silent(choice->plan, name));
-		if (bpf_program__type(program) == BPF_PROG_TYPE_KPROBE && has_multi_links())
-			bpf_program__set_expected_attach_type(program, UPROBE_MULTI);
+	if (!object_count) {
+		bpf_map__set_max_entries(bpf_object__find_map_by_name(object, "events"), chosen->ring_bytes);
+		bpf_map__set_max_entries(bpf_object__find_map_by_name(object, "details"), chosen->ring_bytes);
+		return;
+	}
+	bpf_object__for_each_map(map, object) {
+		if (!bpf_map__is_internal(map))
+			bpf_map__reuse_fd(map, map_fd(bpf_map__name(map)));
 	}
 }
 
-void load_programs(const struct choice *choice)
+static struct bpf_object *open_object(json_t *programs, void *data, size_t size)
+{
+	LIBBPF_OPTS(bpf_object_open_opts, options, .object_name = "moescope", .btf_custom_path = chosen->btf);
+	struct bpf_object *object = bpf_object__open_mem(data, size, &options);
+	struct bpf_program *program;
+
+	if (!object)
+		fail("the programs inside this collector cannot be opened: %s", strerror(errno));
+	tell_offered(object);
+	size_or_share_maps(object);
+	bpf_object__for_each_program(program, object) {
+		const char *name = bpf_program__name(program);
+
+		bpf_program__set_autoload(program, json_object_get(programs, name) && !is_refused(name) && !is_silent(chosen->plan, name));
+		if (bpf_program__type(program) == BPF_PROG_TYPE_KPROBE && has_multi_links())
+			bpf_program__set_expected_attach_type(program, UPROBE_MULTI);
+	}
+	return object;
+}
+
+/* Loads an object with these programs, but for those that the kernel refuses. */
+static void load(json_t *programs)
 {
 	size_t size;
 	void *data = unpack(&size);
-	int error;
+	struct bpf_object *object;
 
-	refused = json_object();
-	libbpf_set_print(keep_message);
-	if (libbpf_probe_bpf_map_type(BPF_MAP_TYPE_RINGBUF, NULL) != 1)
-		fail("BPF ring buffers are not available: they need Linux 5.8, root, and a kernel that is not locked down");
-	if (access(UPROBES "type", R_OK) && !has_multi_links())
-		fail("this kernel has no uprobes (CONFIG_UPROBE_EVENTS)");
-	if (access(choice->btf ? choice->btf : VMLINUX, R_OK))
-		fail("this kernel has no BTF (%s): give --btf FILE with its types", choice->btf ? choice->btf : VMLINUX);
 	for (;;) {
-		open_object(choice, data, size);
+		int error;
+
+		object = open_object(programs, data, size);
 		messages[0] = 0;
 		error = bpf_object__load(object);
 		if (!error)
@@ -342,24 +354,68 @@ void load_programs(const struct choice *choice)
 		if (!note_refusal())
 			fail("the kernel refused the BPF programs: %s: %.300s", strerror(-error), messages);
 	}
+	objects[object_count++] = object;
 	free(data);
+}
+
+/* The object in which a program is loaded; NULL if it is in none. */
+static struct bpf_program *loaded_program(const char *name)
+{
+	for (int i = 0; i < object_count; i++) {
+		struct bpf_program *found = bpf_object__find_program_by_name(objects[i], name);
+
+		if (found && bpf_program__fd(found) >= 0)
+			return found;
+	}
+	return NULL;
+}
+
+void bring(json_t *programs)
+{
+	json_t *known = json_object_get(chosen->plan, "programs"), *missing = json_object(), *number;
+	const char *name;
+
+	json_object_foreach(programs, name, number) {
+		if (!loaded_program(name) && !is_refused(name))
+			json_object_set(missing, name, number);
+	}
+	json_object_update(known, missing);
+	if (json_object_size(missing) && object_count < MOST_OBJECTS)
+		load(missing);
+	json_decref(missing);
+}
+
+void load_programs(const struct choice *choice)
+{
+	json_t *wanted = json_copy(json_object_get(choice->plan, "programs"));
+
+	chosen = choice;
+	json_object_set_new(wanted, "empty", json_true());
+	refused = json_object();
+	libbpf_set_print(keep_message);
+	if (libbpf_probe_bpf_map_type(BPF_MAP_TYPE_RINGBUF, NULL) != 1)
+		fail("BPF ring buffers are not available: they need Linux 5.8, root, and a kernel that is not locked down");
+	if (access(UPROBES "type", R_OK) && !has_multi_links())
+		fail("this kernel has no uprobes (CONFIG_UPROBE_EVENTS)");
+	if (access(choice->btf ? choice->btf : VMLINUX, R_OK))
+		fail("this kernel has no BTF (%s): give --btf FILE with its types", choice->btf ? choice->btf : VMLINUX);
+	load(wanted);
+	json_decref(wanted);
 }
 
 bool is_loaded(const char *program)
 {
-	struct bpf_program *found = bpf_object__find_program_by_name(object, program);
-
-	return found && bpf_program__fd(found) >= 0;
+	return loaded_program(program);
 }
 
 int program_fd(const char *name)
 {
-	return bpf_program__fd(bpf_object__find_program_by_name(object, name));
+	return bpf_program__fd(loaded_program(name));
 }
 
 int map_fd(const char *name)
 {
-	return bpf_object__find_map_fd_by_name(object, name);
+	return bpf_object__find_map_fd_by_name(objects[0], name);
 }
 
 void set_map(const char *name, const void *key, const void *value)
@@ -394,7 +450,7 @@ static int connect(int event, int program)
 
 static bool is_raw(const char *program)
 {
-	return bpf_program__type(bpf_object__find_program_by_name(object, program)) == BPF_PROG_TYPE_RAW_TRACEPOINT;
+	return bpf_program__type(loaded_program(program)) == BPF_PROG_TYPE_RAW_TRACEPOINT;
 }
 
 int attach_tracepoint(const char *program, const char *category, const char *name)
@@ -429,7 +485,7 @@ int attach_software(const char *program, u32 config)
 /* Loads a copy of a program with its cookie patched in, for kernels without cookies. */
 static int copy_with_cookie(const char *name, u32 cookie)
 {
-	struct bpf_program *program = bpf_object__find_program_by_name(object, name);
+	struct bpf_program *program = loaded_program(name);
 	size_t count = bpf_program__insn_cnt(program), bytes = count * sizeof(struct bpf_insn);
 	struct bpf_insn *code = malloc(bytes);
 	int fd;

@@ -33,6 +33,8 @@ static const char usage[] =
 	"\n"
 	"Records according to a plan; `moescope plan` writes it on a host, which also reads the recording.\n"
 	"  -p, --plan FILE       what to attach\n"
+	"  --planner OUT,IN      descriptors on which questions are written and answers read (docs/devices.md):\n"
+	"                        what the plan does not know is asked there, and the plan itself unless --plan gives it\n"
 	"  -o, --output FOLDER   new folder of the recording\n"
 	"  --pid PID             follow a running process, with its children\n"
 	"  --duration SECONDS    how long to record (default: to the end)\n"
@@ -55,10 +57,12 @@ static void make_folder(const char *folder)
 	char manifest[PATH_MOST];
 
 	snprintf(manifest, sizeof(manifest), "%s/manifest.json", folder);
+	act_as_caller(true);
 	if (mkdir(folder, 0755) && errno != EEXIST)
 		fail("cannot make %s: %s", folder, strerror(errno));
 	if (!access(manifest, F_OK))
 		fail("%s already holds a recording: give another folder with -o", folder);
+	act_as_caller(false);
 }
 
 static void print_features(void)
@@ -93,7 +97,7 @@ static void check(struct choice *choice, const char *plan)
 	u64 mib = choice->ring_bytes >> 20;
 	struct stat pids;
 
-	if (!plan || !choice->folder || (!choice->pid == !choice->command)) {
+	if ((!plan && choice->questions < 0) || !choice->folder || (!choice->pid == !choice->command)) {
 		fputs(usage, stderr);
 		exit(2);
 	}
@@ -103,7 +107,11 @@ static void check(struct choice *choice, const char *plan)
 		fail("not root: probes need root (on Android: a root shell; elsewhere: sudo)");
 	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
 		fail("in a PID namespace of its own (a container), where programs have other numbers than in the kernel: give it the host's");
-	choice->plan = read_plan(plan);
+	choice->plan = plan ? read_plan(plan) : NULL;
+	if (choice->questions >= 0)
+		begin_planning(choice->questions, choice->answers, &choice->plan);
+	merge_into_manifest(json_object_get(choice->plan, "manifest"));
+	check_plan(choice->plan, plan ? plan : "the planner's plan");
 }
 
 static void read_options(int argc, char **argv, struct choice *choice)
@@ -111,14 +119,19 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	static const struct option options[] = {{"plan", 1, 0, 'p'},	 {"output", 1, 0, 'o'},		{"pid", 1, 0, 'P'},
 						{"duration", 1, 0, 'd'}, {"ring-mib", 1, 0, 'r'},	{"btf", 1, 0, 'b'},
 						{"help", 0, 0, 'h'},	 {"probe-features", 0, 0, 'f'}, {"version", 0, 0, 'v'},
-						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'}, {0, 0, 0, 0}};
+						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'},	{"planner", 1, 0, 'a'}, {0, 0, 0, 0}};
 	const char *plan = NULL;
 	int each;
 
 	choice->ring_bytes = RING_MIB << 20;
+	choice->questions = choice->answers = -1;
 	while ((each = getopt_long(argc, argv, "+p:o:h", options, NULL)) != -1) {
 		switch (each) {
 		case 'p': plan = optarg; break;
+		case 'a':
+			if (sscanf(optarg, "%d,%d", &choice->questions, &choice->answers) != 2)
+				fail("--planner %s: give two descriptors, OUT,IN", optarg);
+			break;
 		case 'o': choice->folder = optarg; break;
 		case 'P': choice->pid = atoi(optarg); break;
 		case 'd': choice->duration_s = atof(optarg); break;
@@ -149,8 +162,9 @@ static void attach_mapped(const char *path, void *context)
 }
 
 /* Registers a process's threads as the target's; if it runs already, attaches to what it has mapped. */
-static void adopt(const struct choice *choice, pid_t pid)
+static void adopt(pid_t pid, void *context)
 {
+	const struct choice *choice = context;
 	static pid_t tids[MOST_TASKS];
 	struct traced *nothing = calloc(1, sizeof(*nothing));
 	int count = tasks_of(pid, tids, MOST_TASKS);
@@ -179,12 +193,20 @@ static bool turn(void)
 
 	for (int i = 0; i < count; i++)
 		answer(records[i]);
+	for (json_t *order; (order = next_order()); json_decref(order))
+		carry_out_order(order);
 	return count;
 }
 
 static void show(const struct target *target)
 {
 	const struct drained *d = drained();
+
+	if (asks_about(true)) { /* it is here, and shows progress */
+		tell_planner(json_pack("{s{si sI sI sI}}", "progress", "pid", target->pid, "steps", (json_int_t)d->records[KIND_TOKEN_END],
+				       "records", (json_int_t)d->seen, "lost", (json_int_t)losses(NULL)));
+		return;
+	}
 
 	say("%llu s, %llu steps, %llu records, %llu lost, %.1f MB", (unsigned long long)((now_ns() - target->began_ns) / NS_PER_S),
 	    (unsigned long long)d->records[KIND_TOKEN_END], (unsigned long long)d->seen, (unsigned long long)losses(NULL), d->bytes * 1e-6);
@@ -234,6 +256,14 @@ static void record(const struct choice *choice, struct target *target)
 	}
 }
 
+static void take_last_words(void)
+{
+	json_t *answer = ask_planner(json_pack("{sb}", "end", true));
+
+	carry_out_order(answer);
+	json_decref(answer);
+}
+
 static void finish(struct target *target)
 {
 	heat_turn(true);
@@ -246,6 +276,8 @@ static void finish(struct target *target)
 	stats_turn(true);
 	poll_target(target);
 	name_living_threads();
+	if (asks_about(true))
+		take_last_words();
 	save_manifest(disk_failed() ? "recording" : "complete");
 }
 
@@ -276,7 +308,7 @@ static void wake_at_the_end(pid_t pid)
 	int fd = syscall(SYS_pidfd_open, pid, 0);
 
 	if (fd >= 0) /* before Linux 5.3 the end is noticed at the next turn */
-		wake_on(fd);
+		wake_on(fd, true);
 }
 
 int main(int argc, char **argv)
@@ -294,6 +326,7 @@ int main(int argc, char **argv)
 	load_programs(&choice);
 	measure_costs();
 	open_rings(&choice);
+	planner_wakes();
 	attach_kernel(&choice);
 	watch_begin(&choice);
 	set_settings(true);
@@ -305,7 +338,10 @@ int main(int argc, char **argv)
 	heat_begin();
 	heat_turn(false);
 	manifest_begin(&choice, &target);
-	adopt(&choice, target.pid);
+	if (choice.pid)
+		each_descendant(choice.pid, adopt, &choice);
+	else
+		adopt(target.pid, &choice);
 	set_settings(true);
 	wake_at_the_end(target.pid);
 	save_manifest("recording");

@@ -19,7 +19,7 @@
 
 static const struct choice *choice;
 static const struct target *target;
-static json_t *machine, *clocks, *model, *logs;
+static json_t *machine, *clocks, *model, *logs, *merged;
 static char started[32];
 static u64 began_ns;
 static double cpu_before;
@@ -248,15 +248,23 @@ static json_t *compose(const char *state)
 						   "io", io_files(), "probes", rows, "functions", json_object_get(plan, "functions"),
 						   "warnings", warnings(), "threads", threads(), "cost", cost, "disturbances",
 						   disturbances()));
-	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so}", "checksums", "xxh3_64", "state", state, "started_utc",
+	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so si}", "checksums", "xxh3_64", "state", state, "started_utc",
 						   started, "duration_ns", (json_int_t)(now_ns() - target->began_ns), "command", words(),
-						   "model", model, "models", "target", target_row()));
+						   "model", model, "models", "target", target_row(), "tracer_pid", (int)getpid()));
 	json_object_update_new(manifest, json_pack("{ss ss so sO s[] sn sn ss sO sO so so s{} sn so sO}", "loader", "libbpf", "buffer", "ring",
 						   "options", options(), "levels", json_object_get(plan, "levels"), "level_changes",
 						   "sampling", "step_latency", "sched", "target", "clocks", clocks, "heat", heat_found(), "records", counts(),
 						   "lost", lost, "lost_by_cpu", "dropped", "sites", sites(), "layouts",
 						   json_object_get(plan, "layouts")));
+	json_object_update(manifest, merged);
 	return manifest;
+}
+
+void merge_into_manifest(json_t *entries)
+{
+	if (!merged)
+		merged = json_object();
+	json_object_update(merged, entries);
 }
 
 /* Python writes the hexadecimal digits of escapes in lower case. */
@@ -308,9 +316,11 @@ void save_manifest(const char *state)
 	char sum[DIGEST_BYTES], *text;
 	json_t *manifest;
 
+	act_as_caller(true);
 	seal();
 	if (!strcmp(state, "complete"))
 		complete();
+	act_as_caller(false);
 	manifest = compose(state);
 	text = json_dumps(manifest, PYTHON_LIKE);
 	json_decref(manifest);
@@ -318,9 +328,11 @@ void save_manifest(const char *state)
 		fail("the manifest cannot be written: out of memory");
 	like_python(text);
 	digest(text, strlen(text), sum);
+	act_as_caller(true);
 	if (!replace(text, sum) && !said && !disk_failed()) {
 		said = true;
 		say("cannot write %s/manifest.json: %s; everything written before is readable", choice->folder, strerror(errno));
 	}
+	act_as_caller(false);
 	free(text);
 }

@@ -17,7 +17,7 @@ static void line(const char *format, va_list arguments, char *text, size_t bytes
 	for (char *at = text; *at; at++) /* file names may contain control characters that move a terminal's cursor */
 		if ((unsigned char)*at < ' ' || *at == 127)
 			*at = '?';
-	fprintf(stderr, "moescope-collect: %s\n", text);
+	fprintf(stderr, "moescope: %s\n", text);
 }
 
 void say(const char *format, ...)

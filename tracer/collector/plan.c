@@ -115,13 +115,19 @@ static void check_shape(const char *path, json_t *plan)
 
 json_t *read_plan(const char *path)
 {
-	struct utsname system;
 	json_error_t error;
 	json_t *plan = json_load_file(path, 0, &error);
 
-	uname(&system);
 	if (!plan)
 		fail("%s cannot be read as a plan: line %d: %s", path, error.line, error.text);
+	return plan;
+}
+
+void check_plan(json_t *plan, const char *path)
+{
+	struct utsname system;
+
+	uname(&system);
 	if (number_of(plan, "plan_version") != PLAN_VERSION)
 		fail("%s has plan version %lld, this collector reads %d: use both from one release", path,
 		     (long long)number_of(plan, "plan_version"), PLAN_VERSION);
@@ -132,5 +138,4 @@ json_t *read_plan(const char *path)
 		fail("%s was made for other programs (%s) than this collector contains (%s): use both from one release", path,
 		     text_of(plan, "sources"), SOURCES);
 	check_files(plan);
-	return plan;
 }

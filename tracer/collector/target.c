@@ -6,10 +6,12 @@
 #include <grp.h>
 #include <libgen.h>
 #include <pwd.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/fsuid.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -20,6 +22,7 @@
 
 #define MOST_GUARDED 4096
 #define MOST_GROUPS 64
+#define MOST_TASKS 4096
 #define NOT_EXECUTED 127
 
 static int guard_pipe = -1, gate = -1, failure = -1;
@@ -117,6 +120,22 @@ uid_t caller(void)
 	const char *uid = getenv("SUDO_UID");
 
 	return !getuid() && uid && getenv("SUDO_GID") && getenv("SUDO_USER") ? (uid_t)atol(uid) : getuid();
+}
+
+void be_urgent(pid_t pid, bool urgent)
+{
+	struct sched_param parameter = {.sched_priority = urgent};
+
+	if (pid) /* where it is forbidden, the target waits longer */
+		sched_setscheduler(pid, urgent ? SCHED_RR | SCHED_RESET_ON_FORK : SCHED_OTHER, &parameter);
+}
+
+void act_as_caller(bool as_caller)
+{
+	if (caller() == getuid())
+		return;
+	setfsgid(as_caller ? (gid_t)atol(getenv("SUDO_GID")) : getgid());
+	setfsuid(as_caller ? caller() : getuid()); /* the kernel drops root's file capabilities with it, and restores them later */
 }
 
 /* Drops root; false if the command would still run as root. */
@@ -247,6 +266,26 @@ int tasks_of(pid_t pid, pid_t *tids, int most)
 	if (folder)
 		closedir(folder);
 	return count;
+}
+
+void each_descendant(pid_t pid, void (*act)(pid_t pid, void *context), void *context)
+{
+	pid_t *tids = calloc(MOST_TASKS, sizeof(*tids));
+	int count = tids ? tasks_of(pid, tids, MOST_TASKS) : 0, child;
+
+	act(pid, context);
+	for (int i = 0; i < count; i++) {
+		char path[96];
+		FILE *children;
+
+		snprintf(path, sizeof(path), "/proc/%d/task/%d/children", pid, tids[i]);
+		children = fopen(path, "re");
+		while (children && fscanf(children, "%d", &child) == 1)
+			each_descendant(child, act, context);
+		if (children)
+			fclose(children);
+	}
+	free(tids);
 }
 
 int name_of(pid_t pid, pid_t tid, char *name, size_t bytes)

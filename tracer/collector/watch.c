@@ -47,7 +47,7 @@ static u64 stops, held_ns, waking_ns, answer_began;
 void watch_begin(const struct choice *choice)
 {
 	static const u8 kinds[] = {KIND_TASK_FORK, KIND_TASK_EXIT, KIND_TASK_EXEC, KIND_LIBRARY, KIND_QNN_TABLE, KIND_QNN_CALLBACK,
-				   KIND_QNN_READER, KIND_QNN_LOG,	   KIND_API_TABLE, KIND_IO_FILE, KIND_SITE};
+				   KIND_QNN_READER, KIND_QNN_LOG,	   KIND_API_TABLE, KIND_IO_FILE, KIND_SITE, KIND_MISFIT};
 	size_t index;
 	json_t *prefix, *number;
 	const char *identity;
@@ -202,13 +202,14 @@ void disturbed_since(u64 begin)
 	json_object_set_new(last, "end_ns", json_integer(now));
 }
 
-/* Learning probes stand to the end; without a barrier, as with a single thread, they are not slower than the learnt ones. */
+/* Without a barrier, as with a single thread, learning probes are not slower than the learnt ones. */
 json_t *disturbances(void)
 {
 	json_t *answer = json_copy(placing);
+	u64 since, until;
 
-	if (json_object_size(found_sites))
-		json_array_append_new(answer, disturbance(learning_since(), now_ns(), "learning the graph loop"));
+	if (json_object_size(found_sites) && is_learning(&since, &until))
+		json_array_append_new(answer, disturbance(since, until, "learning the graph loop"));
 	return answer;
 }
 
@@ -512,18 +513,36 @@ static void on_io_file(const struct rec_io_file *r)
 	note_file(r->dev, r->ino, path, true);
 }
 
-/* Notes the file that contains a site's address; with the records, the host learns where this build has its graph loop. */
-static void on_site(const struct rec_site *r)
+/* Notes the file that contains a site's address. */
+static void note_site(const struct rec_site *r, const char *key)
 {
-	char key[32], path[PATH_MOST];
+	char path[PATH_MOST];
 	u64 offset;
 
-	snprintf(key, sizeof(key), "%llu", r->address);
 	if (!r->address || json_object_size(found_sites) >= MOST_SITES || json_object_get(found_sites, key))
 		return;
 	if (place_of(r->h.pid, r->address, path, &offset))
 		json_object_set_new(found_sites, key, json_pack("{sI ss ss sI}", "address", (json_int_t)r->address, "path", path, "id",
 								id_of(path), "offset", (json_int_t)offset));
+}
+
+/* From these records the planner, or later the host, learns where this build has its graph loop. */
+static void on_site(const struct rec_site *r)
+{
+	char key[32];
+
+	snprintf(key, sizeof(key), "%llu", r->address);
+	note_site(r, key);
+	if (has_planner())
+		tell_planner(json_pack("{s{sI si sI sI sI sI sI sb sb sO*}}", "site", "ts", (json_int_t)r->h.ts, "pid", r->h.pid, "address",
+				       (json_int_t)r->address, "here", (json_int_t)r->here, "before", (json_int_t)r->before, "graph",
+				       (json_int_t)r->graph, "last_but_one", (json_int_t)r->last_but_one, "last", r->last, "blind", r->blind,
+				       "place", json_object_get(found_sites, key)));
+}
+
+static void on_misfit(const struct rec_misfit *r)
+{
+	tell_planner(json_pack("{s{si}}", "misfit", "what", r->what));
 }
 
 json_t *sites(void)
@@ -537,12 +556,22 @@ json_t *sites(void)
 	return answer;
 }
 
+/* Whether the target waits for the answer. */
+static bool is_held_for(u8 kind)
+{
+	return kind == KIND_TASK_EXEC || kind == KIND_LIBRARY || kind == KIND_API_TABLE || kind == KIND_QNN_TABLE ||
+	       kind == KIND_QNN_CALLBACK || kind == KIND_QNN_READER;
+}
+
 void answer(const u8 *record)
 {
 	const void *r = record;
+	u8 kind = ((const struct header *)r)->kind;
 
 	answer_began = now_ns();
-	switch (((const struct header *)r)->kind) {
+	if (is_held_for(kind))
+		be_urgent(getpid(), true);
+	switch (kind) {
 	case KIND_TASK_FORK: on_fork(r); break;
 	case KIND_TASK_EXIT: on_exit_of(r); break;
 	case KIND_TASK_EXEC: on_exec(r); break;
@@ -554,5 +583,8 @@ void answer(const u8 *record)
 	case KIND_API_TABLE: on_api_table(r); break;
 	case KIND_IO_FILE: on_io_file(r); break;
 	case KIND_SITE: on_site(r); break;
+	case KIND_MISFIT: on_misfit(r); break;
 	}
+	if (is_held_for(kind))
+		be_urgent(getpid(), false);
 }

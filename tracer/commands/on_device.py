@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from tracer.errors import TracerError
 from tracer.probes.functions import read_probe_files
 from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
+from tracer.remote.answering import Answering
 from tracer.remote.device import Device, reach, settle
-from tracer.remote.job import STATE, Job, resumed, start
+from tracer.remote.job import QUESTIONS, STATE, Job, resumed, start
 from tracer.remote.sysroot import Sysroot, files_of_command, files_of_process
 from tracer.remote.transport import LinkError, short
 from tracer.remote.voice import Board, Voice
@@ -83,12 +85,15 @@ class Visit:
     alone: bool
     owner: Owner = field(default_factory=invoking_user)
     job: Job | None = None
+    answering: Answering | None = None
     interrupts: int = 0
+    held: ExitStack = field(default_factory=ExitStack)
+    """What is kept until the recording's end."""
 
     def run(self) -> int:
         """Record and fetch; returns the exit code. A failure is reported and does not affect the other devices."""
         try:
-            with self.owner.acting():
+            with self.owner.acting(), self.held:
                 self.job = self.resumed() or self.begin()
                 return self.attend(self.job)
         except LinkError as error:
@@ -122,18 +127,24 @@ class Visit:
         find = files_of_process if "pid" in self.args else files_of_command
         programs, files = find(device, planner, self.words, self.args.libraries)
         self.voice.progress(f"fetching {len(files)} files of the engine that are not cached yet")
-        with kept.laid_out(device, files) as root:
-            plan = kept.plan(device, planner, programs, root)
+        root = self.held.enter_context(kept.laid_out(device, files))
+        plan = kept.plan(device, planner, programs, root)
+        present = {name for file in plan["files"] for name in file["engines"]}
+        self.answering = Answering(device, planner, kept, root, present)
+        self.held.callback(self.answering.close)
         for warning in planner.warnings + planner.named.missing():
             self.voice.say(warning)
         return plan
 
     def attend(self, job: Job) -> int:
         """Follow the job to its end, fetch the recording, and clean up; returns the exit code."""
-        with ThreadPoolExecutor(1) as other:
-            printing = other.submit(job.follow, "output", self.voice.output)
+        with ThreadPoolExecutor(2) as others:
+            following = [others.submit(job.follow, "output", self.voice.output)]
+            if self.answering:  # a recording that another call began goes on by its plan
+                following.append(others.submit(job.follow, QUESTIONS, self.answering.feed))
             status = job.follow("messages", self.voice.messages)
-            printing.result()
+            for each in following:
+                each.result()
         if self.interrupts < 2:
             job.fetch(self.voice.progress)
         if (job.output / "manifest.json").exists():

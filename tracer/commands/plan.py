@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     loops = [loop for folder in args.learn for loop in of_recording(folder)]
     place = FileRoot(sysroot, features["arch"])
     plan = compose(planner, place, programs(words, sysroot), [folder.resolve() for folder in folders], loops)
+    if not planner.rows:
+        raise TracerError("no engine library was found for this machine: give its folder with --libraries")
     with invoking_user().acting():
         write(args.output, plan)
     for warning in brought + planner.warnings + planner.named.missing():

@@ -9,7 +9,6 @@ from typing import Any
 
 from tracer.collector.pack import number_of
 from tracer.engines import Engine, Probe
-from tracer.errors import TracerError
 from tracer.kernel.loaders import enumeration, layouts, program_numbers
 from tracer.probes import reach
 from tracer.probes.driver_events import DRIVER_EVENTS
@@ -69,7 +68,7 @@ def libraries(planner: Planner, folders: list[Path]) -> Iterator[str]:
 def compose(
     planner: Planner, place: FileRoot, programs: list[str], folders: list[Path], loops: list[LearntLoop]
 ) -> dict[str, Any]:
-    """The whole plan, for programs (executables) and the libraries in folders. Raises TracerError if it has no probe."""
+    """The whole plan, for programs (executables) and the libraries in folders; without rows if they contain no engine."""
     seen: dict[str, dict[str, Any]] = {}
     candidates = [*((path, True) for path in programs), *((path, False) for path in libraries(planner, folders))]
     for path, is_executable in candidates:
@@ -77,11 +76,9 @@ def compose(
             plan = planner.file(path, is_executable)
             planner.rows += plan.rows
             seen[real] = described(planner, place, plan, loops)
-    if not planner.rows:
-        raise TracerError("no engine library was found for this machine: give its folder with --libraries")
     files = list(seen.values())
     leave_unneeded(planner, files)
-    return {"plan_version": PLAN_VERSION, **about(planner, place, files), "files": files}
+    return {**about(planner, place, files, {name for file in files for name in file["engines"]}), "files": files}
 
 
 def leave_unneeded(planner: Planner, files: list[dict[str, Any]]) -> None:
@@ -118,23 +115,23 @@ def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[
     engine = next(engine for engine, probe in mine if probe.teaches)
     rows = planner.learnt(engine, {name: (plan.path, offset) for name, offset in loop.sites.items()}, loop.why)
     plan.rows = [row for row in plan.rows if row.program not in teachers] + rows
-    return {"learn": LEARN_NOTHING, "node_at": loop.node_at, "node_more": loop.node_more, "graph_at": loop.graph_at}
+    return {"learn": LEARN_NOTHING, **loop.settings()}
 
 
-def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]]) -> dict[str, Any]:
-    """The plan's entries other than files; its programs are those attached in the files and those on kernel events."""
+def about(planner: Planner, place: FileRoot, files: list[dict[str, Any]], present: set[str]) -> dict[str, Any]:
+    """The plan's entries other than files, for the engines `present`; its programs: those in the files and on kernel events."""
     levels, numbers = planner.levels, program_numbers()
     kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, *ALWAYS)]
-    present = {name for file in files for name in file["engines"]}
-    wanted = [(e, p) for e in planner.engines for p in e.probes if e.name in present and p.wanted(levels)]
-    later = [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"]
+    later = found_at_run_time(planner, present)
     rows = [row for file in files for row in file["rows"]]
     programs = {name for name, _, _ in kernel} | {row["program"] for row in (*rows, *later)}
     chosen = {"operators": "operator" in levels, "experts": "expert" in levels, "files": "io" in levels}
+    chosen["steps"] = "token" in levels
     backends = enumeration("backend_id")
     identities = {i[:16]: backends[f"BACKEND_{n.upper()}"] for engine in planner.engines for n, i in engine.backends.items()}
     prefixes = {prefix for engine in planner.engines for prefix in engine.libraries} | planner.named.prefixes()
     return {
+        "plan_version": PLAN_VERSION,
         "arch": place.arch,
         "sources": number_of(BPF_SOURCE.parent),
         "levels": sorted(levels),
@@ -156,6 +153,12 @@ def described_engine(engine: Engine, planner: Planner) -> dict[str, Any]:
     """An engine's entry for the manifest, with the newest function table that its slots were checked against."""
     names = {"operators": planner.operators[engine.name], "graphs": list(engine.graphs)}
     return {"id": engine.id, **names, "api": [engine.api_major, engine.api_minor]}
+
+
+def found_at_run_time(planner: Planner, engines: set[str]) -> list[dict[str, Any]]:
+    """The entries of these engines' probes whose addresses are known only at run time."""
+    wanted = [(e, p) for e in planner.engines for p in e.probes if e.name in engines and p.wanted(planner.levels)]
+    return [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"]
 
 
 def at_run_time(engine: Engine, probe: Probe) -> dict[str, Any]:

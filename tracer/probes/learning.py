@@ -10,8 +10,10 @@ barrier after the last operator, the operator's index grows to the last but one,
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,8 @@ REGISTERS = {
     "x86_64": ("rbx", "rbp", "r12", "r13", "r14", "r15"),
     "aarch64": tuple(f"x{number}" for number in range(19, 30)),
 }
+Site = Mapping[str, Any] | np.void
+"""A `site` record, or its fields."""
 LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/structs.h
 GRAPHS = 2  # the rest of the one in which learning began, and a whole one
 LEAST_SITES = 32  # if other devices run most operators, the CPU's graphs are short: with few sites a place may agree by chance
@@ -43,7 +47,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class LearntLoop:
-    """A learnt loop by file, independent of the process: file offsets after the two calls, `loop` and `last`."""
+    """A learnt loop by file, independent of the process: file offsets after its calls: `loop`, and `last` if that is another."""
 
     id: str
     sites: dict[str, int]
@@ -52,16 +56,29 @@ class LearntLoop:
     graph_at: int
     why = "the graph loop's own call, passed once per operator; learnt in an earlier recording"
 
+    @classmethod
+    def of(cls, loop: Loop, call: dict[str, Any], last: dict[str, Any]) -> "LearntLoop":
+        """From a loop and the places (path, id, offset) of its two addresses."""
+        sites = {"loop": call["offset"]} | ({"last": last["offset"]} if last["offset"] != call["offset"] else {})
+        return cls(call["id"], sites, loop.node_at, loop.node_more, loop.graph_at)
+
+    def settings(self) -> dict[str, int]:
+        """By name in struct settings (bpf/structs.h)."""
+        places = {name: getattr(self, name) for name in ("node_at", "node_more", "graph_at")}
+        return {**places, "one_call": int("last" not in self.sites)}
+
 
 @dataclass
 class Learning:
     """Collects a process's `site` records until they agree."""
 
-    sites: list[np.void] = field(default_factory=list)
-    last_sites: list[np.void] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    last_sites: list[Site] = field(default_factory=list)
     graphs: int = 0
+    places: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Address → path, id and offset of the file that contains it, as far as they were told."""
 
-    def observe(self, record: np.void) -> Loop | None:
+    def observe(self, record: Site) -> Loop | None:
         """Take another record; returns the loop once whole graphs identify it."""
         if not record["last"]:
             self.sites.append(record)
@@ -88,14 +105,14 @@ class Learning:
         return Loop(call, last_call, int(node.argmax()), more, int(graph.argmax()))
 
 
-def index(sites: list[np.void], ends: list[np.void]) -> tuple[np.ndarray, int]:
+def index(sites: list[Site], ends: list[Site]) -> tuple[np.ndarray, int]:
     """(votes for each place, how much its number exceeds the operator's index), for builds in which a probe sees the operator."""
     here, before = votes(sites, "here"), votes(sites, "before")
     more = int(before.max() > here.max())
     return before if more else here, more
 
 
-def growing_index(sites: list[np.void], ends: list[np.void]) -> tuple[np.ndarray, int]:
+def growing_index(sites: list[Site], ends: list[Site]) -> tuple[np.ndarray, int]:
     """The same for stripped builds; `ends` are the barriers after the last operators, if the loop itself calls them."""
     here = votes(sites, "here")
     growing = here >= AGREE * len(sites)
@@ -106,7 +123,7 @@ def growing_index(sites: list[np.void], ends: list[np.void]) -> tuple[np.ndarray
     return here * (growing & (votes(sites, "before" if more else "last_but_one") > 0)), more
 
 
-def votes(sites: list[np.void], field: str) -> np.ndarray:
+def votes(sites: list[Site], field: str) -> np.ndarray:
     """For each bit, the number of masks in a field that have it set, shape [64]."""
     masks = np.array([site[field] for site in sites], np.uint64)
     return ((masks[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).sum(axis=0).astype(np.int64)
@@ -123,9 +140,8 @@ def of_recording(folder: Path) -> list[LearntLoop]:
     for record in records(slots[kinds_of(slots) == kind], dtype):
         loop = learning.setdefault(int(record["pid"]), Learning()).observe(record)
         if loop and loop.call in files and loop.last_call in files:
-            call, last = files[loop.call], files[loop.last_call]
-            places = loop.node_at, loop.node_more, loop.graph_at
-            loops.setdefault(call["id"], LearntLoop(call["id"], {"loop": call["offset"], "last": last["offset"]}, *places))
+            learnt = LearntLoop.of(loop, files[loop.call], files[loop.last_call])
+            loops.setdefault(learnt.id, learnt)
     return list(loops.values())
 
 

@@ -15,6 +15,8 @@ from tracer.remote.transport import DeviceError, LinkError, way_to
 STATE = "remote.json"
 """The file in a recording's folder while the recording is still on a device; with it, the same command resumes."""
 RUNNING = "running"
+QUESTIONS, ANSWERS = "questions", "answers"
+"""The recorder's end of the planner's pipe: a file that grows, so that a cut link costs nothing, and a named pipe."""
 CHUNK = 1 << 16
 Sink = Callable[[bytes], None]
 
@@ -98,9 +100,11 @@ def start(device: Device, output: Path, options: list[str], words: list[str]) ->
     """
     folder = device.folder
     command = " ".join(map(quote, [*options, *(["--", *words] if words else [])]))
-    line = f"{device.collector} -p {folder}/plan.json -o {folder}/recording {command}"
+    line = f"{device.collector} -p {folder}/plan.json --planner 3,4 -o {folder}/recording {command}"
+    line += f" 3>> {folder}/{QUESTIONS} 4<> {folder}/{ANSWERS}"
     inner = f"trap : INT TERM; {line} > {folder}/output 2> {folder}/messages; echo $? 1<> {folder}/status"
-    script = f"echo {RUNNING} > {folder}/status && : > {folder}/output && : > {folder}/messages || exit"
+    script = f"echo {RUNNING} > {folder}/status && : > {folder}/output && : > {folder}/messages && : > {folder}/{QUESTIONS}"
+    script += f" && mkfifo {folder}/{ANSWERS} || exit"
     script += f"\nsetsid sh -c {quote(inner)} > /dev/null 2>&1 < /dev/null & echo $! | tee {folder}/pid"
     job = Job(device, output)
     job.save()

@@ -33,21 +33,30 @@ class Sysroot:
         """A folder with the files (path → id) at the same paths as on the device; pulls those that are not kept yet."""
         self.kept.mkdir(parents=True, exist_ok=True)
         with scratch(self.kept, "device-") as folder:
+            (folder / "root").mkdir()
             for path, identity in files.items():
-                held, place = self.kept / identity, folder / "root" / path.lstrip("/")
-                if not held.exists():
-                    device.way.pull(path, draft := folder / "part")
-                    draft.replace(held)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                os.link(held, place)
+                self.lay_out(device, path, identity, folder / "root")
             yield (folder / "root").resolve()
+
+    def lay_out(self, device: Device, path: str, identity: str, root: Path) -> None:
+        """Put one of the device's files below `root`; pulls it if it is not kept yet."""
+        held, place = self.kept / identity, root / path.lstrip("/")
+        if not held.exists():
+            with scratch(self.kept, "device-") as folder:
+                device.way.pull(path, draft := folder / "part")
+                draft.replace(held)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.link(held, place)
+
+    def loops(self) -> list[LearntLoop]:
+        """The graph loops that earlier recordings taught."""
+        return [LearntLoop(**json.loads(path.read_text())) for path in self.kept.glob("*.loop")]
 
     def plan(self, device: Device, planner: Planner, programs: list[str], root: Path) -> dict[str, Any]:
         """The plan for a device's programs and the libraries below `root`, with loops learnt from earlier recordings."""
         inside = [str(root / path.lstrip("/")) for path in programs]
-        loops = [LearntLoop(**json.loads(path.read_text())) for path in self.kept.glob("*.loop")]
         with planning:
-            return compose(planner, FileRoot(str(root), device.features["arch"]), inside, [root], loops)
+            return compose(planner, FileRoot(str(root), device.features["arch"]), inside, [root], self.loops())
 
     def learn(self, recording: Path) -> None:
         """Keep the graph loops learnt from a recording, for the next plan of the same builds."""

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from moescope.plain import one_line, plain_text
 
-PROGRESS = re.compile(r"moescope-collect: (\d+ s, \d+ steps, .*)")
+PROGRESS = re.compile(r"moescope: (\d+ s, \d+ steps, .*)")
 SPARSE_S = 5.0  # in a log
 
 

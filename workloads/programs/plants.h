@@ -3,7 +3,9 @@
  * Causes of lost time that a truth program plants into some of its operators, and the log rows with their true lengths.
  *
  * A plant is KIND:AMOUNT@THREAD, in operators of that thread:
- *   sleep        AMOUNT microseconds asleep
+ *   sleep        AMOUNT microseconds asleep; `timer`: while another thread of the program computes on that CPU
+ *   stop         the program stops itself, and a child continues it AMOUNT microseconds later
+ *   open         opens a file that is named like an engine's library, for which the tracer stops the program
  *   lock         a lock that another thread holds for AMOUNT microseconds while it computes; `rest`: while it sleeps
  *   cold         AMOUNT microseconds, or the page longer that it takes, of reading a file of which no page is in memory
  *   slow         every operator of the thread takes AMOUNT times as long
@@ -18,13 +20,14 @@
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
+#include <signal.h>
 
 #define GAP_NS 30000 /* longer than any interrupt */
 #define COLD_PAGES 32768 /* enough where a page takes 4 us, faster than any disk */
 
 static struct {
 	char kind[8];
-	int amount, thread, touched;
+	int amount, thread, touched, stopped[2];
 	volatile char *file;
 	u64 begun; /* the step */
 	cpu_set_t cpus; /* on which the program may run */
@@ -53,19 +56,11 @@ static inline s64 run_delay(void)
 	return delayed;
 }
 
-/*
- * Binds the calling thread to the first CPU if it works with the planted one, else to the last. Neighbours on the machine are no part
- * of the experiment, but for `beside`.
- */
-static inline void plant_thread(int number)
+static inline void bind_thread(int number)
 {
-	struct sched_param urgent = {.sched_priority = 1};
-	struct rlimit without_rest = {5000000, 5000000};
 	int first = -1, last = -1;
 	cpu_set_t one;
 
-	if (plant.thread < 0)
-		return;
 	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
 		if (CPU_ISSET(cpu, &plant.cpus)) {
 			first = first < 0 ? cpu : first;
@@ -74,6 +69,20 @@ static inline void plant_thread(int number)
 	CPU_ZERO(&one);
 	CPU_SET(number == plant.thread ? first : last, &one);
 	sched_setaffinity(0, sizeof(one), &one);
+}
+
+/*
+ * Binds the calling thread to the first CPU if it works with the planted one, else to the last. Neighbours on the machine are no part
+ * of the experiment, but for `beside`.
+ */
+static inline void plant_thread(int number)
+{
+	struct sched_param urgent = {.sched_priority = 1};
+	struct rlimit without_rest = {5000000, 5000000};
+
+	if (plant.thread < 0)
+		return;
+	bind_thread(number);
 	if ((!is_planted("beside") || number != plant.thread) && !setrlimit(RLIMIT_RTTIME, &without_rest))
 		sched_setscheduler(0, SCHED_FIFO, &urgent);
 }
@@ -96,6 +105,39 @@ static void *hold_lock(void *ignored)
 	return ignored;
 }
 
+/* Computes wherever the planted thread, which is more urgent, leaves its CPU. */
+static void *compute_beside(void *ignored)
+{
+	bind_thread(plant.thread);
+	for (;;)
+		now();
+	return ignored;
+}
+
+/* A child that continues the program whenever that has stopped itself, and ends with it. */
+static inline void make_continuer(void)
+{
+	char asked;
+
+	if (pipe(plant.stopped))
+		abort();
+	if (fork())
+		return;
+	close(plant.stopped[1]);
+	while (read(plant.stopped[0], &asked, 1) == 1) {
+		usleep(plant.amount);
+		kill(getppid(), SIGCONT);
+	}
+	_exit(0);
+}
+
+static inline void stop_oneself(void)
+{
+	if (write(plant.stopped[1], "", 1) != 1)
+		abort();
+	raise(SIGSTOP); /* this thread first */
+}
+
 /* None of the file's pages is in memory. */
 static inline void make_cold_file(const char *path)
 {
@@ -115,7 +157,7 @@ static inline void make_cold_file(const char *path)
 /* Reads the plant from `text`; `path` names a file that may be made. */
 static inline void plant_open(const char *text, const char *path)
 {
-	pthread_t holder;
+	pthread_t thread;
 
 	if (sscanf(text, "%7[a-z]:%d@%d", plant.kind, &plant.amount, &plant.thread) != 3)
 		abort();
@@ -127,7 +169,11 @@ static inline void plant_open(const char *text, const char *path)
 	sem_init(&plant.held, 0, 0);
 	sem_init(&plant.taken, 0, 0);
 	if (is_planted("lock") || is_planted("rest"))
-		pthread_create(&holder, NULL, hold_lock, NULL);
+		pthread_create(&thread, NULL, hold_lock, NULL);
+	if (is_planted("timer"))
+		pthread_create(&thread, NULL, compute_beside, NULL);
+	if (is_planted("stop"))
+		make_continuer();
 }
 
 static inline void note_gap(struct log *log, s64 step, u64 begin, u64 end)
@@ -203,8 +249,12 @@ static inline void plant_within(struct log *log, int thread, s64 step)
 	row = row_open(log, "plant", step, 0);
 	delayed = run_delay();
 	BEGIN(row, (void)0);
-	if (is_planted("sleep"))
+	if (is_planted("sleep") || is_planted("timer"))
 		usleep(plant.amount);
+	else if (is_planted("stop"))
+		stop_oneself();
+	else if (is_planted("open"))
+		close(open("libggml-planted", O_RDONLY));
 	else if (is_planted("cold"))
 		touch_cold();
 	else

@@ -1,0 +1,92 @@
+"""The planner's pipe: a recorder without a plan file records what a planner answers, and lives without one that fails."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analyzer.tables import store
+from tests.conftest import COLLECTOR, ROOT
+from tests.test_collector import STEPS, facts, llama
+from tracer.engines import choose
+from tracer.kernel.plan_file import FileRoot
+from tracer.planning.answers import Answers, Message
+from tracer.probes.learning import LearntLoop
+from tracer.probes.planner import Planner
+from workloads.raw_records import RawRecording
+
+pytestmark = pytest.mark.needs("probes", "collector")
+LEVELS = {"token", "graph", "operator", "expert"}
+Reply = Callable[[Message], str | None]
+
+
+def record(folder: Path, command: list[str], reply: Reply) -> subprocess.CompletedProcess[str]:
+    """A recording by a recorder whose lines `reply` answers; None ends the pipe."""
+    questions, out = os.pipe()
+    into, answers = os.pipe()
+    words = [str(COLLECTOR), "--planner", f"{out},{into}", "-o", str(folder), "--", *command]
+    with subprocess.Popen(words, pass_fds=(out, into), cwd=ROOT, stdout=-1, stderr=-1, text=True) as recorder:
+        os.close(out)
+        os.close(into)
+        with open(questions) as asked, open(answers, "w", buffering=1) as told:
+            for line in asked:
+                answer = reply(json.loads(line))
+                if answer is None:
+                    break
+                told.write(answer)
+        printed, said = recorder.communicate(timeout=60)
+    return subprocess.CompletedProcess(words, recorder.returncode, printed, said)
+
+
+class Told:
+    """A planner; `after` so many answers it says something else, or ends."""
+
+    def __init__(self, loops: list[LearntLoop], after: int = 1 << 30, then: str | None = None):
+        self.loops, self.learnt, self.after, self.then = loops, list[LearntLoop](), after, then
+        self.asked: list[Message] = []
+
+    def __call__(self, message: Message) -> str | None:
+        if "machine" in message:
+            planner = Planner(choose(["auto"]), LEVELS, [], lambda: bool(message["machine"]["fast_nop"]), everywhere=True)
+            self.answers = Answers(planner, FileRoot("", message["machine"]["arch"]), self.loops, self.learnt.append)
+            return json.dumps(self.answers.plan()) + "\n"
+        self.asked.append(message)
+        if len(self.asked) > self.after:
+            return self.then
+        answer = {"answer": message["ask"]} if "end" in message else self.answers.answer(message)
+        return json.dumps(answer) + "\n" if answer else ""
+
+
+def test_a_planner_at_the_pipe_gives_the_same_tables_while_a_loop_is_learnt_and_once_it_is_known(tmp_path: Path) -> None:
+    command, library = llama(tmp_path)
+    runs, loops = [], list[LearntLoop]()
+    for name in ("first", "second"):
+        planner = Told(loops)
+        done = record(tmp_path / name, command, planner)
+        assert done.returncode == 0, done.stderr
+        runs.append(RawRecording(tmp_path / name))
+        loops += planner.learnt
+        assert str(library) in [message["path"] for message in planner.asked if "path" in message]
+    assert [len(loops), loops[0].id] == [1, next(row["build_id"] for row in runs[0].manifest["engines"]["llamacpp"]["libraries"])]
+    assert [run.manifest["records"].get("site", 0) > 0 for run in runs] == [True, False]
+    assert facts(store.build(runs[0])) == facts(store.build(runs[1]))
+    assert all(run.is_whole and run.manifest["warnings"] == [] and run.manifest["lost"] == {} for run in runs)
+
+
+@pytest.mark.parametrize("then", [None, "no JSON\n", "[]\n"], ids=["ends", "garbage", "no object"])
+def test_a_planner_that_fails_costs_what_it_would_have_planned_and_nothing_else(tmp_path: Path, then: str | None) -> None:
+    done = record(tmp_path / "run", [sys.executable, STEPS, "20", "0.001"], Told([], after=1, then=then))
+    assert done.returncode == 0 and done.stdout == "done 20\n", done.stderr
+    run = RawRecording(tmp_path / "run")
+    assert run.is_whole and run.manifest["state"] == "complete" and run.manifest["target"]["exit_code"] == 0
+    assert len(run.manifest["warnings"]) == 1 and "the planner" in run.manifest["warnings"][0]
+    assert "token_end" not in run.manifest["records"]
+
+
+def test_a_recorder_without_a_plan_starts_nothing(tmp_path: Path) -> None:
+    done = record(tmp_path / "run", ["touch", str(tmp_path / "ran")], lambda message: None)
+    assert done.returncode == 2 and not (tmp_path / "ran").exists() and not (tmp_path / "run").exists()

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The pipe to a planner, which decides what is probed: questions go out, answers and orders come in, a line of JSON each. */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "collect.h"
+
+#define PATIENCE_MS 15000
+#define MOST_BYTES (64UL << 20) /* of a line */
+
+static int out = -1, in = -1;
+static char *text; /* what was received and is not a whole line yet, or not looked at */
+static size_t used, room;
+static json_t *orders; /* that came while an answer was awaited */
+static json_int_t asked;
+static bool has_plan_file;
+static pid_t planner; /* 0: on another machine */
+
+bool has_planner(void)
+{
+	return out >= 0;
+}
+
+static void lose(const char *why)
+{
+	warn("the planner %s: what the target opens from now on is not probed", why);
+	close(in);
+	if (out != in)
+		close(out);
+	out = in = -1;
+}
+
+static bool is_ready(int fd, short events, int patience_ms)
+{
+	struct pollfd one = {.fd = fd, .events = events};
+
+	return poll(&one, 1, patience_ms) > 0;
+}
+
+static void send_line(json_t *message)
+{
+	char *line = json_dumps(message, JSON_COMPACT);
+	size_t left = line ? strlen(line) + 1 : 0;
+
+	json_decref(message);
+	if (line)
+		line[left - 1] = '\n';
+	for (char *at = line; left && has_planner();) {
+		ssize_t done = is_ready(out, POLLOUT, PATIENCE_MS) ? write(out, at, left) : -1;
+
+		if (done < 0 && errno != EINTR) {
+			lose("has ended");
+			break;
+		}
+		at += done > 0 ? done : 0;
+		left -= done > 0 ? done : 0;
+	}
+	free(line);
+}
+
+/* Takes the first whole line out of what was received; NULL if there is none. */
+static json_t *first_message(void)
+{
+	char *end = used ? memchr(text, '\n', used) : NULL;
+	json_t *message;
+
+	if (!end)
+		return NULL;
+	message = json_loadb(text, end - text, 0, NULL);
+	used -= end + 1 - text;
+	memmove(text, end + 1, used);
+	if (!json_is_object(message)) {
+		json_decref(message);
+		lose("sent a line that is no JSON object");
+		return NULL;
+	}
+	return message;
+}
+
+/* Reads what has come; false if nothing came in time. */
+static bool receive(int patience_ms)
+{
+	ssize_t came;
+
+	if (used == room) {
+		room = room ? 2 * room : 1 << 16;
+		text = room > MOST_BYTES ? NULL : realloc(text, room);
+		if (!text)
+			fail("the planner's message is too long");
+	}
+	if (!is_ready(in, POLLIN, patience_ms))
+		return false;
+	came = read(in, text + used, room - used);
+	if (came <= 0) {
+		lose("has ended");
+		return false;
+	}
+	used += came;
+	return true;
+}
+
+static json_t *next_message(int patience_ms)
+{
+	json_t *message;
+
+	while (has_planner()) {
+		message = first_message();
+		if (message || !receive(patience_ms))
+			return message;
+	}
+	return NULL;
+}
+
+bool asks_about(bool is_executable)
+{
+	return has_planner() && !(is_executable && has_plan_file);
+}
+
+void tell_planner(json_t *message)
+{
+	if (has_planner())
+		send_line(message);
+	else
+		json_decref(message);
+}
+
+json_t *ask_planner(json_t *question)
+{
+	json_int_t number = ++asked;
+	json_t *message;
+
+	json_object_set_new(question, "ask", json_integer(number));
+	tell_planner(question);
+	be_urgent(planner, true);
+	while ((message = next_message(PATIENCE_MS)) && number_of(message, "answer") != number)
+		json_array_append_new(orders, message);
+	be_urgent(planner, false);
+	if (!message && has_planner())
+		lose("does not answer");
+	return message;
+}
+
+json_t *next_order(void)
+{
+	json_t *order = json_array_get(orders, 0);
+
+	if (!order)
+		return next_message(0);
+	json_incref(order);
+	json_array_remove(orders, 0);
+	return order;
+}
+
+void planner_wakes(void)
+{
+	if (has_planner())
+		wake_on(in, false);
+}
+
+void begin_planning(int questions, int answers, json_t **plan)
+{
+	out = questions;
+	in = answers;
+	orders = json_array();
+	has_plan_file = *plan;
+	if (has_plan_file)
+		return;
+	tell_planner(json_pack("{so}", "machine", features()));
+	*plan = next_message(PATIENCE_MS);
+	if (!*plan)
+		fail("the planner has sent no plan");
+	planner = number_of(*plan, "planner_pid");
+}
