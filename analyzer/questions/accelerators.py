@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.parts import HOST, given_away
+from analyzer.questions.parts import HOST, NPU, given_away
 from analyzer.records.intervals import Intervals, common, covered
 from analyzer.records.schema import MADE, Tables, conform
 from analyzer.records.spans import NONE, following, shared_codes
@@ -47,34 +47,50 @@ def queued(tables: Tables) -> pd.DataFrame:
 
 def submissions(tables: Tables) -> pd.DataFrame:
     """Work submitted to an accelerator within tokens, and the time at which the host knew that it was done."""
-    executes, graphs, batches = tables["qnn_executes"], given_away(tables), answered(tables)
-    graphs = graphs[(graphs["backend"] != QUEUED).to_numpy() | (len(batches) == 0)]
+    executed, graphs = executions(tables), given_away(tables)
+    graphs = graphs[(graphs["backend"] != QUEUED).to_numpy() | (len(tables["npu_batches"]) == 0)]
     waited = first_waits(tables, graphs)[["wait_ns", "done_ns"]]
-    late = executes["asynchronous"].to_numpy()
-    done = {"submitted_ns": np.where(late, executes["returned_ns"], executes["begin_ns"]), "done_ns": executes["end_ns"]}
-    done |= {
-        "wait_ns": np.where(late, NONE, executes["begin_ns"]),
-        "backend": "htp",
-        "accelerator_ns": executes["accel_us"] * 1e3,
-    }
-    submitted = {"submitted_ns": graphs["end_ns"], "accelerator_ns": np.nan, **waited}
-    rows = [frame.assign(**more) for frame, more in ((executes, done), (graphs, submitted))] + [batches]
+    given = graphs.assign(submitted_ns=graphs["end_ns"], accelerator_ns=np.nan, **waited)
     columns = [column.name for column in MADE["submissions"]]
-    every = pd.concat([part[columns] for part in rows if len(part)] or [rows[0][columns]], ignore_index=True)
+    every = pd.concat([executed[columns], given[columns]], ignore_index=True)
     return conform("submissions", every[every["token_id"] >= 0].sort_values("begin_ns", kind="stable", ignore_index=True))
 
 
+def executions(tables: Tables) -> pd.DataFrame:
+    """QNN's executions and the batches of NPU queues, in the columns of `submissions`, with `queue_ns` and `worked_ns`.
+
+    `queue_ns`: time in the NPU's queue by the profile; `worked_ns`: the earliest possible begin on the NPU.
+    """
+    rows, batches = tables["qnn_executes"], answered(tables)
+    late = rows["asynchronous"].to_numpy()
+    rows = rows.assign(
+        backend=NPU,
+        submitted_ns=np.where(late, rows["returned_ns"], rows["begin_ns"]),
+        wait_ns=np.where(late, NONE, rows["begin_ns"]),
+        done_ns=rows["end_ns"],
+        accelerator_ns=rows["accel_us"] * 1e3,
+        queue_ns=rows["queue_us"] * 1e3,
+        worked_ns=rows["begin_ns"],
+    )
+    columns = [*(column.name for column in MADE["submissions"]), "queue_ns", "worked_ns"]
+    return pd.concat([rows[columns], batches[columns]], ignore_index=True)
+
+
 def answered(tables: Tables) -> pd.DataFrame:
-    """Batches of NPU queues as submissions."""
+    """Batches of NPU queues as executions; each is worked on when it was sent and the ones before it in its queue are done."""
     batches = tables["npu_batches"]
-    known = batches["wait_ns"].ge(0)
+    known, sent = batches["wait_ns"].ge(0), batches["begin_ns"] + batches["submit_ns"].clip(lower=0)
+    took = (batches["npu_us"].fillna(0) * 1e3).astype(np.int64)
+    before = took.groupby([batches["pid"], batches["queue"]]).cumsum() - took
     return batches.assign(
         graph_id=NONE,
         backend=QUEUED,
-        submitted_ns=batches["begin_ns"] + batches["submit_ns"].clip(lower=0),
+        submitted_ns=sent,
         wait_ns=(batches["end_ns"] - batches["wait_ns"]).where(known, NONE),
         done_ns=batches["end_ns"].where(known, NONE),
         accelerator_ns=batches["npu_us"] * 1e3,
+        queue_ns=np.nan,
+        worked_ns=before + (sent - before).groupby([batches["pid"], batches["queue"]]).cummax(),
     )
 
 

@@ -21,18 +21,19 @@ def by_cause(facts: Facts) -> Iterator[Finding]:
 
     Computing saves what lies above the roofline; without ceilings that is unknown, and counted as 0.
     """
-    for cause, rows in facts.time.groupby(facts.time["cause"].astype(str)):
+    phase_ns = facts.time.groupby("phase")["duration_ns"].sum()
+    for cause, rows in facts.time.groupby("cause"):
         spent, below = float(rows["duration_ns"].sum()), amounts(facts, str(cause), rows)
         saving = above_roof(facts) if cause == causes.COMPUTING else spent
         named = ", ".join(f"{name} {ns / facts.total_ns:.0%}" for name, ns in below.items() if ns >= 0.005 * facts.total_ns)
         text = f"{cause} ({MEANING[str(cause)]})" + (f": {named}" if named else "")
-        phases = rows["duration_ns"].groupby(facts.phase.reindex(rows["token_id"]).to_numpy()).sum()
+        phases = rows.groupby("phase")["duration_ns"].sum() / phase_ns
         evidence = {
             "cause": cause,
             "ms": spent / 1e6,
             "share": spent / facts.total_ns,
-            "phases": {str(phase): float(ns) / facts.phase_ns[phase] for phase, ns in phases.items() if facts.phase_ns[phase]},
-            "below_ms": {str(name): float(ns) / 1e6 for name, ns in below.items()},
+            "phases": phases.dropna().to_dict(),
+            "below_ms": (below / 1e6).to_dict(),
         }
         yield facts.finding(str(cause), text, saving, evidence, "cause", {"cause": cause})
 
@@ -41,19 +42,17 @@ def above_roof(facts: Facts) -> float:
     """ns that the steps computed in operators beyond the roofline's time for them; 0 if that is unknown."""
     if facts.ceilings is None:
         return 0.0
-    roof = facts.roofline[facts.roofline["backend"] == "cpu"].set_index("type")
-    operators = facts.tables["operators"].set_index("op_id")["type"]
-    rows = facts.spent(cause=causes.COMPUTING)
-    rows = rows[rows["op_id"] >= 0]
-    computed = rows["duration_ns"].groupby(operators.reindex(rows["op_id"]).to_numpy()).sum()
-    least = (roof["roof_us"] * roof["count"] * 1e3).groupby(level=0).sum(min_count=1).reindex(computed.index)
-    return float((computed - least).clip(lower=0).sum())
+    roof = facts.roofline[facts.roofline["backend"] == "cpu"]
+    least = (roof["roof_us"] * roof["count"] * 1e3).groupby(roof["type"]).sum(min_count=1)
+    rows = facts.time[(facts.time["cause"] == causes.COMPUTING) & (facts.time["op_id"] >= 0)]
+    types = facts.tables["operators"].set_index("op_id")["type"].reindex(rows["op_id"]).to_numpy()
+    return float((rows["duration_ns"].groupby(types).sum() - least).clip(lower=0).sum())
 
 
 def amounts(facts: Facts, cause: str, rows: pd.DataFrame) -> pd.Series:
     """ns below a cause by name, largest first: at most NAMED and "other"."""
     special = {causes.RUN_QUEUE: displacers, causes.OTHER_THREAD: awaited, causes.EXPERT_LOAD: load_reasons}
-    names = special[cause](facts, rows) if cause in special else rows["duration_ns"].groupby(rows["part"].astype(str)).sum()
+    names = special[cause](facts, rows) if cause in special else rows.groupby("part")["duration_ns"].sum()
     ranked = names[names > 0].sort_values(ascending=False)
     rest = ranked.iloc[NAMED:].sum()
     return pd.concat([ranked.iloc[:NAMED], pd.Series({"other": rest})]) if rest else ranked

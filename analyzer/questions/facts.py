@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.questions import displacement, roofline, step_time
+from analyzer.questions import accelerators, displacement, roofline, step_time
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.schema import Tables
 from moescope.packaged import toml_beside
@@ -27,54 +27,46 @@ class Finding:
     query: str
 
 
-@dataclass(frozen=True)
+def equal(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """The rows whose columns have these values."""
+    for column, value in values.items():
+        frame = frame[frame[column] == value]
+    return frame
+
+
 class Facts:
-    """The inputs of the rules: tables and `time` of the steps that count."""
+    """The inputs of the rules: tables, `steps` and `time` as step_time.counted gives them, the latter with each step's phase."""
 
-    tables: Tables
-    steps: pd.DataFrame
-    """step_time.counted"""
-    time: pd.DataFrame
-    ceilings: Ceilings | None
-
-    @cached_property
-    def phase(self) -> pd.Series:
-        """Phase of each counted step."""
-        return self.steps["phase"]
-
-    @cached_property
-    def phase_ns(self) -> pd.Series:
-        """Time of each phase's steps."""
-        return self.time["duration_ns"].groupby(self.phase.reindex(self.time["token_id"]).to_numpy()).sum()
+    def __init__(self, tables: Tables, time: pd.DataFrame, ceilings: Ceilings | None):
+        self.tables, self.ceilings = tables, ceilings
+        self.steps, time = step_time.counted(tables, time)
+        self.time = time.assign(phase=self.steps["phase"].reindex(time["token_id"]).to_numpy())
+        self.total_ns = float(time["duration_ns"].sum())
 
     @cached_property
     def roofline(self) -> pd.DataFrame:
         """roofline.roofline by type"""
-        times = step_time.operator_times(self.tables, self.time)
-        return roofline.roofline(self.tables, self.ceilings, "type", times=times)
-
-    @cached_property
-    def displaced(self) -> pd.DataFrame:
-        """displacement.displacements within steps"""
-        rows = displacement.displacements(self.tables)
-        return rows[rows["token_id"] >= 0]
+        return roofline.roofline(self.tables, self.ceilings, times=step_time.operator_times(self.tables, self.time))
 
     @cached_property
     def crowd(self) -> displacement.Crowd | None:
-        """Threads that share CPUs, if they do."""
-        return displacement.crowded(self.tables, self.displaced)
+        """Threads that share CPUs within steps, if they do."""
+        rows = displacement.displacements(self.tables)
+        return displacement.crowded(self.tables, rows[rows["token_id"] >= 0])
 
     @cached_property
-    def total_ns(self) -> float:
-        """All counted steps' time."""
-        return float(self.time["duration_ns"].sum())
+    def submissions(self) -> pd.DataFrame:
+        """accelerators.submissions"""
+        return accelerators.submissions(self.tables)
 
-    def spent(self, **values: str) -> pd.DataFrame:
-        """The rows of `time` whose columns have these values."""
-        rows = self.time
-        for name, value in values.items():
-            rows = rows[rows[name] == value]
-        return rows
+    @cached_property
+    def handing_over_ns(self) -> float:
+        """Mean time of a submission to the accelerator beyond its work."""
+        return self.ns(self.time["cause"].isin(accelerators.HANDING_OVER)) / max(len(self.submissions), 1)
+
+    def ns(self, rows: pd.Series) -> float:
+        """The time of the rows of `time` that a mask selects."""
+        return float(self.time.loc[rows, "duration_ns"].sum())
 
     def finding(
         self, rule: str, text: str, saving_ns: float, evidence: dict[str, Any], query: str, named: dict[str, Any] | None = None

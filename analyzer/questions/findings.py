@@ -4,7 +4,7 @@ A finding's estimated saving is the time that its remedy would save, as a share 
 Those of causes are parts of the steps' time; others overlap them and do not add up.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
@@ -15,7 +15,7 @@ from analyzer.questions.cause_findings import NAMED, by_cause, thread_labels
 from analyzer.questions.causes import CAUSES, COMPUTING, DISK
 from analyzer.questions.ceilings import Ceilings
 from analyzer.questions.disk_faults import disk_faults
-from analyzer.questions.facts import Facts, Finding
+from analyzer.questions.facts import Facts, Finding, equal
 from analyzer.questions.parts import HOST_CODE, LOAD
 from analyzer.records.intervals import Intervals, overlaps
 from analyzer.records.schema import Tables
@@ -33,8 +33,7 @@ def size(count: float) -> str:
 
 def loads(facts: Facts) -> Iterator[Finding]:
     """Time in which steps wait for expert loads, grouped by remedy."""
-    spent = facts.spent(part=LOAD).groupby("token_id")["duration_ns"].sum()
-    rows = expert_loads.step_loads(facts.tables, spent)
+    rows = expert_loads.step_loads(facts.tables, equal(facts.time, part=LOAD).groupby("token_id")["duration_ns"].sum())
     first, again = rows[~rows["again"]], rows[rows["again"]]
     better = expert_loads.larger_cache(facts.tables, rows)
     if better is not None:
@@ -54,18 +53,16 @@ def _reloads(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.Avoid
     text = f"{len(again)} of {len(rows)} expert loads ({size(rows['bytes'].sum())}) reload evicted experts; "
     if not np.isfinite(better.budget_bytes) or had is None:
         return text + "a cache that holds everything would avoid them"
-    return (
-        text + f"a cache of {size(better.budget_bytes)} instead of {size(had)} would avoid {better.loads} of them (replayed, LRU)"
-    )
+    cache = f"a cache of {size(better.budget_bytes)} instead of {size(had)}"
+    return f"{text}{cache} would avoid {better.loads} of them (replayed, LRU)"
 
 
 def disk(facts: Facts) -> Iterator[Finding]:
     """Page faults within operators that wait for the disk: weights that are read while they are needed."""
-    waited = facts.time[(facts.time["cause"] == DISK).to_numpy() & (facts.time["op_id"] >= 0).to_numpy()]
-    by_phase = waited["duration_ns"].groupby(facts.phase.reindex(waited["token_id"]).to_numpy()).sum()
+    waited = (facts.time["cause"] == DISK) & (facts.time["op_id"] >= 0)
     for row in disk_faults(facts.tables):
         evidence = {"phase": row.phase, "faults": row.faults, "steps": row.steps, "of_steps": row.of_steps}
-        yield facts.finding("disk", row.text, float(by_phase.get(row.phase, 0.0)), evidence, "disk")
+        yield facts.finding("disk", row.text, facts.ns(waited & (facts.time["phase"] == row.phase)), evidence, "disk")
 
 
 def crowded(facts: Facts) -> Iterator[Finding]:
@@ -113,15 +110,12 @@ def below_roof(facts: Facts) -> Iterator[Finding]:
     """Operators that take much longer than the machine's ceilings allow."""
     if facts.ceilings is None or facts.tables["operators"]["flops"].notna().sum() == 0:
         return
-    rows = facts.roofline
-    rows = rows[rows["bound"].isin(("memory", "compute"))]
-    gain = rows["above_ms"]
-    for index in gain.sort_values(ascending=False).head(2).index:
-        row = rows.loc[index]
+    rows = facts.roofline[facts.roofline["bound"].isin(("memory", "compute"))]
+    for row in rows.sort_values("above_ms", ascending=False).head(2).to_dict("records"):
         times = row["ms"] / (row["roof_us"] * row["count"] / 1e3)
         text = f"{row['type']} is {row['bound']}-bound and takes {times:.1f} times the roofline's time"
         evidence = {name: row[name] for name in ("ms", "intensity", "gflops", "gbytes_per_s", "share_of_roof")}
-        yield facts.finding(f"roofline: {row['type']}", text, float(gain[index]) * 1e6, evidence, "below_roof", dict(row))
+        yield facts.finding(f"roofline: {row['type']}", text, row["above_ms"] * 1e6, evidence, "below_roof", row)
 
 
 def slower_backend(facts: Facts) -> Iterator[Finding]:
@@ -177,16 +171,10 @@ def fallback(facts: Facts) -> Iterator[Finding]:
     there = accelerated_ns(facts.tables, rows)
     if np.isnan(there).any():
         text += "; an upper bound, as the accelerator's time for them is unknown"
-    spent = float(facts.time.loc[facts.time["op_id"].isin(rows["op_id"]), "duration_ns"].sum())
-    visits = rows["graph_id"].nunique()
-    spent += visits * handing_over_ns(facts)
-    evidence = {
-        "operators": len(rows),
-        "visits": visits,
-        "cpu_and_hand_over_ms": spent / 1e6,
-        "accelerator_ms": float(np.nansum(there)) / 1e6,
-    }
-    yield facts.finding("fallback", text, max(spent - float(np.nansum(there)), 0.0), evidence, "fallback")
+    visits, worked = rows["graph_id"].nunique(), float(np.nansum(there))
+    spent = facts.ns(facts.time["op_id"].isin(rows["op_id"])) + visits * facts.handing_over_ns
+    evidence = {"operators": len(rows), "visits": visits, "cpu_and_hand_over_ms": spent / 1e6, "accelerator_ms": worked / 1e6}
+    yield facts.finding("fallback", text, max(spent - worked, 0.0), evidence, "fallback")
 
 
 def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
@@ -198,26 +186,17 @@ def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
 
 def small_batches(facts: Facts) -> Iterator[Finding]:
     """The overhead of each submission to the accelerator."""
-    given = accelerators.submissions(facts.tables)
-    if not len(given):
-        return
-    each = handing_over_ns(facts)
-    per_step = len(given) / given["token_id"].nunique()
-    text = f"submissions to the accelerator, {per_step:,.0f} a step, cost {each / 1e3:,.0f} µs of overhead each"
-    evidence = {"submissions": len(given), "us_each": each / 1e3}
-    yield facts.finding("submissions", text, each * len(given), evidence, "submissions")
-
-
-def handing_over_ns(facts: Facts) -> float:
-    """Mean time of a submission to the accelerator beyond its work."""
-    count = len(accelerators.submissions(facts.tables))
-    return float(facts.time.loc[facts.time["cause"].isin(accelerators.HANDING_OVER), "duration_ns"].sum()) / max(count, 1)
+    count, each = len(facts.submissions), facts.handing_over_ns
+    if count:
+        per_step = count / facts.submissions["token_id"].nunique()
+        text = f"submissions to the accelerator, {per_step:,.0f} a step, cost {each / 1e3:,.0f} µs of overhead each"
+        yield facts.finding("submissions", text, each * count, {"submissions": count, "us_each": each / 1e3}, "submissions")
 
 
 def starved(facts: Facts) -> Iterator[Finding]:
     """The accelerator is idle while the engine's own code runs in a step that uses it."""
-    rows = facts.spent(part=HOST_CODE, cause=COMPUTING)
-    spent = float(rows.loc[rows["token_id"].isin(accelerators.submissions(facts.tables)["token_id"]), "duration_ns"].sum())
+    rows = equal(facts.time, part=HOST_CODE, cause=COMPUTING)
+    spent = float(rows.loc[rows["token_id"].isin(facts.submissions["token_id"]), "duration_ns"].sum())
     text = "the accelerator idles while the engine's own code runs in steps that use it"
     yield facts.finding("starved", text, spent, {"ms": spent / 1e6}, "starved")
 
@@ -230,28 +209,16 @@ def spinning(facts: Facts) -> Iterator[Finding]:
         yield facts.finding("spinning", text, answer["spun_ms"] * 1e6, answer, "spinning")
 
 
-Rule = Callable[[Facts], Iterator[Finding]]
+COSTS = (by_cause, loads, disk, crowded, imbalance, below_roof, slower_backend, across_tokens, capped)
 ON_ACCELERATOR = (fallback, small_batches, starved, spinning)
-RULES: tuple[Rule, ...] = (
-    by_cause,
-    loads,
-    disk,
-    crowded,
-    imbalance,
-    below_roof,
-    slower_backend,
-    across_tokens,
-    capped,
-    *ON_ACCELERATOR,
-)
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, time: pd.DataFrame | None = None) -> list[Finding]:
     """The findings worth at least LEAST_SHARE, the largest saving first, led by a cause. `time`: step_time.step_time."""
-    facts = Facts(tables, *step_time.counted(tables, step_time.step_time(tables) if time is None else time), ceilings)
+    facts = Facts(tables, step_time.step_time(tables) if time is None else time, ceilings)
     if facts.total_ns <= 0:
         return []
-    every = [finding for rule in RULES for finding in rule(facts)]
+    every = [finding for rule in (*COSTS, *ON_ACCELERATOR) for finding in rule(facts)]
     worth = [finding for finding in every if max(finding.saving_share, finding.evidence.get("share", 0.0)) >= LEAST_SHARE]
     ranked = sorted(worth, key=lambda finding: -finding.saving_share)
     first = [finding for finding in ranked if finding.rule in CAUSES][:1]

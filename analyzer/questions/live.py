@@ -110,7 +110,7 @@ def by_step(tables: Tables) -> Rows:
     return {
         "tokens": tables["tokens"],
         "sequences": tables["sequences"],
-        "time": step_time.sums(time),
+        "time": time.groupby(["token_id", "part", "cause"], as_index=False)["duration_ns"].sum(),
         "operators": operator_totals(tables["operators"], step_time.operator_times(tables, time), "token_id"),
         "cache": figures.cache_hits(tables),
     }

@@ -8,6 +8,7 @@ import pandas as pd
 
 from analyzer.questions import accelerators, step_time
 from analyzer.questions.causes import CAUSES
+from analyzer.questions.facts import equal
 from analyzer.records.schema import Tables
 
 LONG = "duration_ns"
@@ -35,13 +36,6 @@ class Spans:
             return self.of_causes(rule), LONG
         make = MAKERS.get(kind)
         return make(self, subject, evidence) if make else (self.tables["tokens"].iloc[:0], LONG)
-
-
-def equal(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
-    """The rows whose columns have these values."""
-    for column, value in values.items():
-        frame = frame[frame[column] == value]
-    return frame
 
 
 def inside(frame: pd.DataFrame, column: str = "token_id") -> pd.DataFrame:

@@ -1,11 +1,12 @@
 """Runs of graphs on the NPU, split into host, accelerator and residual, and the NPU's idle time within steps."""
 
-import numpy as np
 import pandas as pd
 
 from analyzer.questions.step_time import step_time
-from analyzer.records.intervals import Intervals, merged, overlaps, uncovered
+from analyzer.records.intervals import Intervals, merged, split
 from analyzer.records.schema import Tables
+
+WINDOW = ("window", "before", "accelerator", "residual", "after")
 
 
 def npu_windows(tables: Tables) -> pd.DataFrame:
@@ -14,23 +15,14 @@ def npu_windows(tables: Tables) -> pd.DataFrame:
     The residual is the execution's time outside the accelerator according to the backend: RPC and queueing. An execution
     without profile events has no `accelerator` (NaN) and no `residual`.
     """
-    executes, graphs = tables["qnn_executes"], tables["graphs"].set_index("graph_id")
-    runs = executes[executes["graph_id"].isin(graphs.index)]
-    outer = graphs.loc[runs["graph_id"], ["begin_ns", "end_ns", "backend"]].reset_index(drop=True)
-    runs = runs.reset_index(drop=True)
-    accelerator = runs["accel_us"] * 1e3
-    return pd.DataFrame(
-        {
-            "graph_id": runs["graph_id"],
-            "execute_id": runs["execute_id"],
-            "token_id": runs["token_id"],
-            "window_ns": outer["end_ns"] - outer["begin_ns"],
-            "before_ns": runs["begin_ns"] - outer["begin_ns"],
-            "accelerator_ns": accelerator,
-            "residual_ns": runs["duration_ns"] - accelerator,
-            "after_ns": outer["end_ns"] - runs["end_ns"],
-        }
-    )
+    graphs = tables["graphs"][["graph_id", "begin_ns", "end_ns"]]
+    runs = tables["qnn_executes"].merge(graphs, on="graph_id", suffixes=("", "_outer"))
+    runs["window_ns"] = runs["end_ns_outer"] - runs["begin_ns_outer"]
+    runs["before_ns"] = runs["begin_ns"] - runs["begin_ns_outer"]
+    runs["accelerator_ns"] = runs["accel_us"] * 1e3
+    runs["residual_ns"] = runs["duration_ns"] - runs["accelerator_ns"]
+    runs["after_ns"] = runs["end_ns_outer"] - runs["end_ns"]
+    return runs[["graph_id", "execute_id", "token_id", *(f"{name}_ns" for name in WINDOW)]]
 
 
 def npu_sum(tables: Tables) -> dict[str, float]:
@@ -53,8 +45,7 @@ def npu_gaps(tables: Tables) -> pd.DataFrame:
     executes = tables["qnn_executes"]
     busy = Intervals.of_table(executes[executes["token_id"] >= 0], "token_id")
     time = step_time(tables)
-    rows = time[time["token_id"].isin(np.unique(busy.key))]
-    idle = uncovered(Intervals.of_table(rows, "token_id"), busy)
-    met = overlaps(Intervals.of_table(rows, "token_id"), merged(idle))
-    cut = rows.iloc[met.left].assign(begin_ns=met.begin, end_ns=met.end, duration_ns=met.length)
-    return cut.reset_index(drop=True)
+    rows = time[time["token_id"].isin(busy.key)]
+    parts = split(Intervals.of_table(rows, "token_id"), merged(busy))
+    cut = rows.iloc[parts.left].assign(begin_ns=parts.begin, end_ns=parts.end, duration_ns=parts.length)
+    return cut[parts.right < 0].reset_index(drop=True)

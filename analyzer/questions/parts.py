@@ -19,6 +19,8 @@ COPIES = ("CPY", "DUP", "CONT", "CONCAT", "SET", "SET_ROWS", "copy")
 
 HOST = ("cpu", "blas", "")
 """Backends of graphs that the CPU computes; others are accelerators."""
+NPU = "htp"
+"""The backend whose graphs are executed through QNN."""
 BESIDE = ("copy", "wait")
 """Kinds of graphs that compute nothing: a copy between backends, and the wait until a backend is done."""
 
@@ -38,10 +40,16 @@ def operator_parts(operators: pd.DataFrame) -> np.ndarray:
     return np.where(moves, COPY, part)
 
 
+def accelerated(tables: Tables) -> pd.DataFrame:
+    """The graphs that an accelerator computes."""
+    graphs = tables["graphs"]
+    return graphs[~graphs["backend"].isin(HOST) & ~graphs["kind"].isin(BESIDE)]
+
+
 def given_away(tables: Tables) -> pd.DataFrame:
     """The graphs that an engine passed to an accelerator without QNN: their operators are submitted and computed later."""
-    graphs = tables["graphs"]
-    return graphs[~graphs["backend"].isin((*HOST, "htp")) & ~graphs["kind"].isin(BESIDE)]
+    graphs = accelerated(tables)
+    return graphs[graphs["backend"] != NPU]
 
 
 def enqueued(tables: Tables) -> np.ndarray:

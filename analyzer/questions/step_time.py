@@ -8,23 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.causes import (
-    ASLEEP,
-    CAUSES,
-    DISK,
-    EXPERT_LOAD,
-    RESIDUAL,
-    RUN_QUEUE,
-    STOPPED,
-    TRACING,
-    HandOver,
-    candidates,
-)
-from analyzer.questions.deciders import StepThreads, decisive_pieces
+from analyzer.questions.causes import CAUSES, NOT_COMPUTING, RESIDUAL, HandOver, candidates
+from analyzer.questions.deciders import StepThreads, decisive_pieces, spans_of
 from analyzer.questions.figures import undisturbed
 from analyzer.questions.parts import PARTS
-from analyzer.records.intervals import Intervals, by_precedence, overlaps, uncovered
+from analyzer.records.intervals import Intervals, by_precedence, merged, overlaps
 from analyzer.records.schema import Tables, conform, empty
+from analyzer.records.spans import NONE, following, latest
 from analyzer.tables.sequences import APART
 
 TABLES = (
@@ -32,75 +22,34 @@ TABLES = (
     *("faults", "reads", "npu_batches", "npu_operators", "driver_events"),
 )
 """The tables that the times are made from."""
-NOT_COMPUTING = (RUN_QUEUE, ASLEEP, DISK, EXPERT_LOAD, STOPPED, TRACING)
-"""Causes within an operator that are none of its own work."""
 LEAST_MS = 0.05
 
 
 def step_time(tables: Tables) -> pd.DataFrame:
     """The table `time`: pieces that tile every step and the waits for an accelerator behind it."""
-    steps = StepThreads(tables)
-    hand = HandOver(steps)
+    steps, hand = StepThreads(tables), HandOver(tables)
     pieces = decisive_pieces(steps, hand.all)
-    spans, cause = by_precedence(steps.windows, candidates(hand, pieces), RESIDUAL)
-    own = Intervals(steps.owner[pieces["step"].to_numpy()], pieces["begin"].to_numpy(), pieces["end"].to_numpy())
-    met = overlaps(own, spans)
+    spans, cause = by_precedence(steps.windows, candidates(hand, steps, pieces), RESIDUAL)
+    met = overlaps(spans_of(pieces, "owner"), spans)
     order = np.lexsort((met.begin, pieces["step"].to_numpy()[met.left]))
-    return joined_neighbours(tables, pieces.iloc[met.left[order]], met.begin[order], met.end[order], cause[met.right[order]])
+    codes = pd.Categorical(cause, CAUSES).codes[met.right[order]]
+    rows = pieces[["step", "tid", "part", "op", "load"]].iloc[met.left[order]]
+    rows = rows.assign(cause=codes, begin_ns=met.begin[order], end_ns=met.end[order])
+    rows = stretches(rows, "step", "tid", "part", "op", "load", "cause")
+    ids = {"token_id": ("tokens", "step"), "op_id": ("operators", "op"), "load_id": ("loads", "load")}
+    named = {name: np.append(tables[table][name], NONE)[rows[row]] for name, (table, row) in ids.items()}
+    named |= {"part": np.array(PARTS, object)[rows["part"]], "cause": np.array(CAUSES, object)[rows["cause"]]}
+    return conform("time", rows.assign(**named, duration_ns=rows["end_ns"] - rows["begin_ns"]))
 
 
-def joined_neighbours(
-    tables: Tables, pieces: pd.DataFrame, begin: np.ndarray, end: np.ndarray, cause: pd.Categorical
-) -> pd.DataFrame:
-    """The table `time` from pieces in order; neighbours that differ in nothing are one row."""
-    codes = pd.Categorical(cause, CAUSES).codes
-    first = first_of_stretches(begin, end, codes, *(pieces[name].to_numpy() for name in ("step", "tid", "part", "op", "load")))
-    rows, until = pieces.iloc[first], last_of_stretches(first, end)
-    return conform(
-        "time",
-        {
-            "token_id": identities(tables["tokens"], "token_id", rows["step"]),
-            "tid": rows["tid"].to_numpy(),
-            "op_id": identities(tables["operators"], "op_id", rows["op"]),
-            "load_id": identities(tables["loads"], "load_id", rows["load"]),
-            "part": np.array(PARTS, object)[rows["part"].to_numpy()],
-            "cause": np.array(CAUSES, object)[codes[first]],
-            "begin_ns": begin[first],
-            "end_ns": until,
-            "duration_ns": until - begin[first],
-        },
-    )
-
-
-def identities(table: pd.DataFrame, name: str, rows: pd.Series) -> np.ndarray:
-    """The ids of rows of a table; -1 for row -1."""
-    return np.append(table[name].to_numpy(np.int64), -1)[rows.to_numpy()]
-
-
-def first_of_stretches(begin: np.ndarray, end: np.ndarray, *columns: np.ndarray) -> np.ndarray:
-    """The rows that do not continue the row before them without a gap and with the same values in `columns`."""
-    new = np.append(True, begin[1:] != end[:-1])[: len(begin)]
-    for column in columns:
+def stretches(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Rows with begin_ns and end_ns, in order; those that go on without a gap, equal in `columns`, are one."""
+    begin, end = rows["begin_ns"].to_numpy(), rows["end_ns"].to_numpy()
+    new = np.append(True, begin[1:] != end[:-1])[: len(rows)]
+    for column in (rows[name].to_numpy() for name in columns):
         new[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(new)
-
-
-def last_of_stretches(first: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The end of each stretch of rows that begins at `first`."""
-    return end[np.append(first[1:], len(end)) - 1] if len(end) else end
-
-
-def by_step_and_cause(time: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `time` joined to stretches of one step and cause: token_id, cause, begin_ns, end_ns."""
-    columns = {name: time[name].to_numpy() for name in ("token_id", "cause", "begin_ns", "end_ns")}
-    first = first_of_stretches(columns["begin_ns"], columns["end_ns"], columns["token_id"], columns["cause"])
-    rows = time.iloc[first][["token_id", "cause", "begin_ns"]]
-    return rows.assign(end_ns=last_of_stretches(first, columns["end_ns"]))
-
-
-def sums(time: pd.DataFrame) -> pd.DataFrame:
-    """The sums of `time` by token_id, part and cause: `duration_ns`."""
-    return time.groupby(["token_id", "part", "cause"], as_index=False)["duration_ns"].sum()
+    first = np.flatnonzero(new)
+    return rows.iloc[first].assign(end_ns=np.append(end, 0)[np.append(first[1:], len(rows)) - 1][: len(first)])
 
 
 def per_step(tables: Tables, time: pd.DataFrame, by: str) -> pd.DataFrame:
@@ -124,21 +73,20 @@ def counted_steps(tables: Tables) -> pd.DataFrame:
     return counted(tables, empty("time"))[0]["phase"].reset_index()
 
 
-def cells(steps: pd.DataFrame, time: pd.DataFrame) -> pd.DataFrame:
-    """Sums of `counted` by phase, part and cause: phase, part, cause, ms; largest first."""
+def cells(tables: Tables, time: pd.DataFrame) -> pd.DataFrame:
+    """Sums of `counted` by phase, part and cause, and the steps of each phase: phase, steps, part, cause, ms; largest first."""
+    steps, time = counted(tables, time)
     phase = steps["phase"].reindex(time["token_id"]).to_numpy()
-    spent = time["duration_ns"].groupby([phase, time["part"].astype(str), time["cause"].astype(str)]).sum() / 1e6
-    frame = spent.rename_axis(["phase", "part", "cause"]).rename("ms").reset_index()
-    return frame.sort_values("ms", ascending=False, kind="stable", ignore_index=True)
+    spent = time["duration_ns"].groupby([phase, time["part"].to_numpy(), time["cause"].to_numpy()]).sum() / 1e6
+    rows = spent.rename_axis(["phase", "part", "cause"]).rename("ms").reset_index()
+    rows.insert(1, "steps", rows["phase"].map(steps.groupby("phase").size()).astype(np.int64))
+    return rows.sort_values("ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def mean_steps(tables: Tables) -> pd.DataFrame:
     """The mean step of each phase: phase, steps, part, cause, ms; the ms of a phase add up to the step."""
-    steps, time = counted(tables, step_time(tables))
-    rows, count = cells(steps, time), steps.groupby("phase").size()
-    of_phase = rows["phase"].map(count).astype(np.int64)
-    rows.insert(1, "steps", of_phase)
-    return rows.assign(ms=rows["ms"] / of_phase)
+    rows = cells(tables, step_time(tables))
+    return rows.assign(ms=rows["ms"] / rows["steps"])
 
 
 def totals(rows: pd.DataFrame, steps: int, each: int = 1) -> dict[str, Any]:
@@ -153,12 +101,12 @@ def summary(tables: Tables, time: pd.DataFrame) -> dict[str, Any]:
 
     Complete steps only; an accelerator's work that a step waits for behind its end counts as the step's.
     """
-    steps, time = counted(tables, time)
-    if not len(steps):
+    rows = cells(tables, time)
+    if not len(rows):
         return {}
-    rows, count = cells(steps, time), steps.groupby("phase").size()
-    of_phases = {str(phase): totals(rows[rows["phase"] == phase], int(n), int(n)) for phase, n in count.items()}
-    return {"phases": of_phases, "run": totals(rows, len(steps))}
+    counts = rows.groupby("phase")["steps"].first()
+    of_phases = {str(phase): totals(rows[rows["phase"] == phase], int(n), int(n)) for phase, n in counts.items()}
+    return {"phases": of_phases, "run": totals(rows, int(counts.sum()))}
 
 
 def whole_run(tables: Tables) -> dict[str, float]:
@@ -166,13 +114,12 @@ def whole_run(tables: Tables) -> dict[str, float]:
     tokens = tables["tokens"]
     if len(tokens) == 0:
         return {}
-    first, last = int(tokens["begin_ns"].min()), int(tokens["end_ns"].max())
     spans = Intervals.of(tokens["begin_ns"].to_numpy(), tokens["end_ns"].to_numpy())
-    between = uncovered(Intervals.of(np.array([first]), np.array([last])), spans).length.sum()
+    total = int(spans.end.max() - spans.begin.min())
+    between = (total - int(merged(spans).length.sum())) / 1e6
     spent = {str(phase): float(ns) / 1e6 for phase, ns in tokens.groupby("phase")["duration_ns"].sum().items()}
-    total = (last - first) / 1e6
-    concurrent = sum(spent.values()) + float(between) / 1e6 - total
-    return {"total": total, **spent, "between steps": float(between) / 1e6, "concurrent": concurrent}
+    concurrent = sum(spent.values()) + between - total / 1e6
+    return {"total": total / 1e6, **spent, "between steps": between, "concurrent": concurrent}
 
 
 def operator_times(tables: Tables, time: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -182,13 +129,11 @@ def operator_times(tables: Tables, time: pd.DataFrame | None = None) -> pd.DataF
     accelerator's time and that of its submission count as computing.
     """
     operators, time = tables["operators"], step_time(tables) if time is None else time
-    rows = time[(time["op_id"] >= 0).to_numpy()]
-    rows = rows.assign(cause=rows["cause"].astype(object))
-    spent = rows[rows["cause"].isin(NOT_COMPUTING)].groupby(["op_id", "cause"])["duration_ns"].sum().unstack(fill_value=0)
-    lost = spent.reindex(index=operators["op_id"], columns=list(NOT_COMPUTING), fill_value=0).reset_index()
-    computing = operators["duration_ns"].to_numpy() - lost[list(NOT_COMPUTING)].sum(axis=1)
-    lost.insert(1, "computing_ns", computing.clip(lower=0))
-    return lost
+    rows = time[((time["op_id"] >= 0) & time["cause"].isin(NOT_COMPUTING)).to_numpy()]
+    spent = rows.groupby(["op_id", "cause"])["duration_ns"].sum().unstack(fill_value=0)
+    lost = spent.reindex(index=operators["op_id"], columns=list(NOT_COMPUTING), fill_value=0)
+    lost.insert(0, "computing_ns", (operators["duration_ns"].to_numpy() - lost.sum(axis=1)).clip(lower=0))
+    return lost.reset_index()
 
 
 def lost_text(lost: pd.DataFrame) -> str:
@@ -202,11 +147,12 @@ def gaps(tables: Tables, time: pd.DataFrame | None = None) -> pd.DataFrame:
     """The pieces of `time` outside of operators and loads, with the operators around each: `after` and `before`, "" for none."""
     time = step_time(tables) if time is None else time
     rows = time[((time["op_id"] < 0) & (time["load_id"] < 0)).to_numpy()].drop(columns=["op_id", "load_id"])
-    operators = tables["operators"]
-    named = operators.loc[operators["token_id"] >= 0, ["token_id", "begin_ns", "end_ns", "name"]]
-    for column, ts, side, way in (("after", "begin_ns", "end_ns", "backward"), ("before", "end_ns", "begin_ns", "forward")):
-        right = named[["token_id", side, "name"]].rename(columns={side: "at", "name": column}).sort_values("at")
-        left = rows[["token_id", ts]].rename(columns={ts: "at"}).reset_index().sort_values("at")
-        matched = pd.merge_asof(left, right, on="at", by="token_id", direction=way)
-        rows[column] = matched.set_index("index")[column].reindex(rows.index).fillna("")
-    return rows.reset_index(drop=True)
+    operators = tables["operators"].query("token_id >= 0")
+    step, begin, end = (operators[name].to_numpy() for name in ("token_id", "begin_ns", "end_ns"))
+    around = {
+        "after": latest(step, end, rows["token_id"].to_numpy(), rows["begin_ns"].to_numpy()),
+        "before": following(step, begin, rows["token_id"].to_numpy(), rows["end_ns"].to_numpy() - 1),
+    }
+    names = np.append(operators["name"].to_numpy(object), "")
+    columns = {name: pd.Series(names[row], rows.index, dtype=object) for name, row in around.items()}
+    return rows.assign(**columns).reset_index(drop=True)

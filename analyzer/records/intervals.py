@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analyzer.records.spans import EVER, distinct
+from analyzer.records.spans import EVER, NONE, distinct
 
 AXIS = 1 << 62
 """The longest axis on which the times of several keys are laid one behind the other."""
@@ -97,6 +97,18 @@ def halves(spans: Intervals, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(first), np.flatnonzero(~first)
 
 
+def split(left: Intervals, right: Intervals) -> Overlaps:
+    """The left intervals, cut where right ones of their key begin and end; `right` is -1 where there is none.
+
+    The right side's intervals must not overlap within a key.
+    """
+    met = overlaps(left, right)
+    rest = uncovered(Intervals(np.arange(len(left)), left.begin, left.end), Intervals(met.left, met.begin, met.end))
+    none = np.full(len(rest), NONE)
+    columns = ((met.left, rest.key), (met.right, none), (met.begin, rest.begin), (met.end, rest.end))
+    return Overlaps(*map(np.concatenate, columns))
+
+
 def common(left: Intervals, right: Intervals) -> Intervals:
     """The time that both cover. Neither side's intervals may overlap within a key."""
     met = overlaps(left, right)
@@ -124,9 +136,9 @@ def uncovered(windows: Intervals, spans: Intervals) -> Intervals:
     keys, opened, closed = windows.key[order], windows.begin[order], windows.end[order]
     place = np.searchsorted(keys, spans.key)
     if np.any(keys[1:] == keys[:-1]):
-        met = overlaps(windows.where(order), merged(spans))
-        pieces = uncovered(Intervals(np.arange(len(keys)), opened, closed), Intervals(met.left, met.begin, met.end))
-        return Intervals(keys[pieces.key], pieces.begin, pieces.end)
+        parts = split(windows.where(order), merged(spans))
+        free = parts.right < 0
+        return Intervals(keys[parts.left[free]], parts.begin[free], parts.end[free])
     inside = place < len(keys)
     inside[inside] = keys[place[inside]] == spans.key[inside]
     place = place[inside]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import accelerators, causes, step_time, trends
+from analyzer.questions import accelerators, causes, trends
 from views.report.sections import (
     MS,
     Block,
@@ -24,6 +24,8 @@ from views.report.sections import (
 )
 
 SLOWEST = 15
+TYPES = 7
+"""Operator types that are drawn apart."""
 STEPS_QUERY = "select token_id, phase, position, duration_ns/1e6 ms from tokens where complete order by begin_ns"
 PHASES = (
     "Steps by phase",
@@ -43,13 +45,16 @@ BETWEEN = (
     "text part, cause cause, text after, text before, number pieces, bar total ms, number longest µs, "
     "moment the longest in the timeline",
 )
-CELLS_QUERY = (
-    "select phase, part, cause, sum(duration_ns)/1e6 ms from time join counted using (token_id) group by all order by ms desc"
+CELLS = (
+    "Time by part and cause",
+    "select phase, part, cause, sum(duration_ns)/1e6 ms from time join counted using (token_id) group by all order by ms desc",
+    "text phase, text part, cause cause, bar total ms",
 )
 STEPS_BY_CAUSE = (
     "select token_id, cause, sum(duration_ns)/1e6 ms from time join counted using (token_id) "
     "where true{} group by all order by token_id, cause"
 )
+CELLS_OF_STEPS = "select token_id, part || ', ' || cause as cell, sum(duration_ns) ns from time group by all"
 DECODE = " and phase = 'decode'"
 UNSEEN = (
     "transport: to the accelerator and back, waiting in its queue where no profile reports it, and late answers. "
@@ -67,19 +72,18 @@ GROWTH = (
 )
 
 
+def means(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of steps, those of a bin as their mean, with their index `token_id` as a column."""
+    return rows.rename_axis("token_id").reset_index().groupby(binned(len(rows))).mean().round(4)
+
+
 def over_steps(run: Run, name: str, query: str) -> Block:
     """Every step in the result of `query`, with its causes stacked."""
     rows = run.ask(query).pivot(index="token_id", columns="cause", values="ms").fillna(0.0)
-    bins = binned(len(rows))
-    traces = [
-        {
-            **{"type": "bar", "marker": {"line": {"width": 0}}, "name": label(cause), "cause": cause},
-            "x": np.bincount(bins, rows.index) / np.bincount(bins),
-            "y": np.round(np.bincount(bins, rows[cause]) / np.bincount(bins), 4),
-        }
-        for cause in causes.CAUSES
-        if cause in rows
-    ]
+    drawn, bar = means(rows), {"type": "bar", "marker": {"line": {"width": 0}}}
+    x = drawn["token_id"].to_numpy()
+    kinds = [cause for cause in causes.CAUSES if cause in rows]
+    traces = [{**bar, "name": label(cause), "cause": cause, "x": x, "y": drawn[cause].to_numpy()} for cause in kinds]
     axes = {"xaxis": axis("step"), "yaxis": axis("ms"), "barmode": "stack", "bargap": 0}
     return chart(f"Every {name} by cause", traces, per_bin(len(rows)), 320, query, **axes)
 
@@ -89,16 +93,10 @@ def time_section(run: Run) -> Section | None:
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
         return None
-    shown = (
-        ("decode step", STEPS_BY_CAUSE.format(DECODE))
-        if "decode" in set(tokens["phase"])
-        else ("step", STEPS_BY_CAUSE.format(""))
-    )
-    columns = "text phase, text part, cause cause, bar total ms"
-    blocks = [over_steps(run, *shown), *answer(run, "Time by part and cause", CELLS_QUERY, columns)]
-    blocks += [*answer(run, *PHASES), *answer(run, *BETWEEN)]
-    left_out = len(run.tables["tokens"]) - len(tokens)
-    if left_out:
+    name, only = ("decode step", DECODE) if "decode" in set(tokens["phase"]) else ("step", "")
+    blocks = [over_steps(run, name, STEPS_BY_CAUSE.format(only))]
+    blocks += [block for shown in (CELLS, PHASES, BETWEEN) for block in answer(run, *shown)]
+    if left_out := len(run.tables["tokens"]) - len(tokens):
         blocks.append(note(f"{left_out} steps are omitted: their end was not recorded."))
     if causes.TRANSPORT in (run.summary.get("time") or {}).get("run", {}).get("cause_ms", {}):
         blocks.append(note(UNSEEN))
@@ -109,52 +107,45 @@ def time_section(run: Run) -> Section | None:
 
 def composition(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
     """Operator time per step, stacked by type."""
-    bins = binned(len(tokens))
-    spent = run.ask(COMPOSITION_QUERY)
-    row = pd.Index(tokens["token_id"]).get_indexer(spent["token_id"])
-    spent, row = spent[row >= 0], row[row >= 0]
-    if not len(row):
+    rows = run.ask(COMPOSITION_QUERY).pivot(index="token_id", columns="type", values="ms")
+    rows = rows.reindex(tokens["token_id"]).dropna(axis=1, how="all").fillna(0.0)
+    if rows.empty:
         return None
-    order = spent.groupby("type")["ms"].sum().sort_values(ascending=False).index
-    top, width = min(len(order), 7), int(bins[-1]) + 1
-    kind = np.minimum(pd.Index(order).get_indexer(spent["type"]), top)
-    sums = np.bincount(kind * width + bins[row], spent["ms"], (top + 1) * width).reshape(top + 1, width)
-    ms = np.round(sums / np.bincount(bins, minlength=width), 4)
-    names = [*order[:top], "other types"][: top + (len(order) > top)]
-    common = {"type": "scatter", "mode": "lines", "stackgroup": "one", "line": {"width": 0}}
-    number = np.bincount(bins, tokens["token_id"]) / np.bincount(bins)
-    traces = [{**common, "name": label(name), "x": number, "y": ms[i], "slot": i} for i, name in enumerate(names)]
+    order = rows.sum().sort_values(ascending=False).index
+    shown = rows[order[:TYPES]].copy()
+    if len(order) > TYPES:
+        shown["other types"] = rows[order[TYPES:]].sum(axis=1)
+    drawn, line = means(shown), {"type": "scatter", "mode": "lines", "stackgroup": "one", "line": {"width": 0}}
+    x = drawn["token_id"].to_numpy()
+    traces = [{**line, "name": label(name), "x": x, "y": drawn[name].to_numpy(), "slot": i} for i, name in enumerate(shown)]
     axes = {"xaxis": axis("step"), "yaxis": axis("ms by operator type")}
     return chart(f"What a {step_name} computes", traces, per_bin(len(tokens)), 340, COMPOSITION_QUERY, **axes)
 
 
 def curve(name: str, slot: int, step: pd.Series, ms: pd.Series) -> dict[str, Any]:
     """Step times of one phase, binned if there are many."""
-    bins = binned(len(step))
-    x, y = (pd.Series(np.asarray(v)).groupby(bins).mean().to_numpy() for v in (step, ms))
+    drawn = means(pd.DataFrame({"ms": ms.to_numpy()}, step.to_numpy()))
+    x, y = (drawn[column].to_numpy() for column in ("token_id", "ms"))
     mode = "lines+markers" if len(x) < 200 else "lines"
-    return {"type": "scatter", "mode": mode, "name": label(name), "x": x, "y": np.round(y, 4), "slot": slot}
+    return {"type": "scatter", "mode": mode, "name": label(name), "x": x, "y": y, "slot": slot}
 
 
 def durations(run: Run, across: dict[str, Any]) -> Block:
     """Every step's time, with the model line over context and the steps at which the level changes."""
     tokens = run.ask(STEPS_QUERY)
     traces: list[dict[str, Any]] = []
-    for slot, phase in enumerate(sorted(set(tokens["phase"]), key=lambda p: p != "decode")):
+    for slot, phase in enumerate(sorted(set(tokens["phase"]), key=lambda phase: (phase != "decode", phase))):
         of_phase = tokens[tokens["phase"] == phase]
         traces.append(curve(phase or "unknown", slot, of_phase["token_id"], of_phase["ms"]))
     scale = {"type": "log"} if len(traces) > 1 else {"rangemode": "tozero"}
     model, decode = across.get("model") or {}, tokens[tokens["phase"] == "decode"]
     if trends.explains(model) and len(decode):
         context = decode["position"].where(decode["position"] >= 0, np.arange(len(decode)))
-        fitted = model["base_ms"] + model["us_per_token"] / 1e3 * context
-        line = curve("fitted to the context", 7, decode["token_id"], fitted)
+        line = curve("fitted to the context", 7, decode["token_id"], model["base_ms"] + model["us_per_token"] / 1e3 * context)
         traces.append({**line, "mode": "lines", "line": {"dash": "dash"}})
     jumps = [jump["token_id"] for jump in across.get("change_points") or []]
-    bars = [
-        {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": place, "x1": place, "line": {"dash": "dot", "width": 2}}
-        for place in jumps
-    ]
+    level = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 0, "x1": 0, "line": {"dash": "dot", "width": 2}}
+    bars = [{**level, "x0": place, "x1": place} for place in jumps]
     remark = per_bin(len(tokens)) + (" Dotted: the level changes." if jumps else "")
     axes = {"xaxis": axis("step"), "yaxis": axis("ms", **scale)}
     return chart("Duration of every step", traces, remark.strip(), 320, STEPS_QUERY, **axes, shapes=bars)
@@ -183,9 +174,7 @@ def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 def slowest(run: Run, tokens: pd.DataFrame) -> Block:
     """The slowest decode steps: the parts with more time than in the median step, and their positions in the timeline."""
-    time = step_time.step_time(run.tables)
-    rows = step_time.per_step(run.tables, time.assign(cell=time["part"].astype(str) + ", " + time["cause"].astype(str)), "cell")
-    rows = rows.loc[tokens["token_id"]]
+    rows = run.ask(CELLS_OF_STEPS).pivot(index="token_id", columns="cell", values="ns").reindex(tokens["token_id"]).fillna(0.0)
     excess = rows - rows.median()
     middle = tokens["duration_ns"].median()
     top = tokens[tokens["duration_ns"] >= middle].sort_values("duration_ns", ascending=False).head(SLOWEST)
@@ -198,8 +187,7 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
         at=run.moments(top),
     )
     columns = "text step, number position, bar ms, number above the median ms, text mostly in, moment in the timeline"
-    cells["token_id"] = cells["token_id"].astype(str)
-    return table(columns, cells, "Slowest steps", command="time RUN")
+    return table(columns, cells.astype({"token_id": str}), "Slowest steps", command="time RUN")
 
 
 def step_section(run: Run) -> Section | None:
@@ -207,13 +195,8 @@ def step_section(run: Run) -> Section | None:
     tokens = finished(run.tables["tokens"]).sort_values("begin_ns")
     if not len(tokens):
         return None
-    across = trends.summary(run.tables)
-    blocks = [durations(run, across)]
-    trend = trend_pairs(run, across)
-    if trend:
-        blocks.append(pairs(trend))
-    decode = tokens[tokens["phase"] == "decode"]
+    across, decode = trends.summary(run.tables), tokens[tokens["phase"] == "decode"]
     steps, step_name = (decode, "decode step") if len(decode) else (tokens, "step")
-    stacked = composition(run, steps, step_name)
-    blocks += [stacked] if stacked else []
+    trend, stacked = trend_pairs(run, across), composition(run, steps, step_name)
+    blocks = [durations(run, across), *([pairs(trend)] if trend else []), *([stacked] if stacked else [])]
     return Section("series", "Steps over time", [*blocks, slowest(run, steps), *answer(run, *GROWTH)])

@@ -51,7 +51,7 @@ def clocks(table: pd.DataFrame) -> list[Named]:
 
 def time_slices(tables: Tables) -> Slices | None:
     """The cause of each moment of a step, with its part; concurrent steps of several threads are on separate lanes."""
-    pieces = step_time.by_step_and_cause(step_time.step_time(tables))
+    pieces = step_time.stretches(step_time.step_time(tables), "token_id", "cause")
     if not len(pieces):
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))
