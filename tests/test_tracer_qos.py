@@ -1,5 +1,6 @@
 """The guard of decode speed: what it may do, what it must do, and how often, on simulated and on real targets."""
 
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -224,6 +225,22 @@ def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_leve
     finally:
         probes.detach()
         loader.close()
+
+
+@pytest.mark.needs("probes")
+def test_a_level_that_comes_back_has_one_probe_on_each_event_of_each_cpu() -> None:
+    probes = Attachments([], {"io"})
+    probes.loader = loader = LibbpfLoader(Kernel(), probes.programs(), {})
+    held = []
+    try:
+        probes.attach_kernel()
+        for change in (probes.restore, probes.shed, probes.restore):
+            change(["io"])
+            held.append(len(os.listdir("/proc/self/fd")))
+    finally:
+        probes.detach()
+        loader.close()
+    assert held[0] == held[2] >= held[1] + len([row for row in probes.rows if row.level == "io"]) + os.cpu_count() - 1
 
 
 GUARDED = ("sched_switch", "op_end")

@@ -66,8 +66,7 @@ class Attachments:
         self.planner = planner = Planner(engines, levels, functions)
         self.rows, self.warnings, self.named = planner.rows, planner.warnings, planner.named
         self.state = {engine.name: EngineState(operators=planner.operators[engine.name]) for engine in engines}
-        self._fds: dict[int, int] = {}  # row index → the descriptor that holds its probe
-        self._more: list[int] = []  # further descriptors of probes that need one per CPU
+        self._fds: dict[int, list[int]] = {}  # row index → the descriptors that hold its probe, some one per CPU
         self._known: set[tuple[int, int, int, str, int]] = set()
         self._opened: set[str] = set()  # files that the program has opened or executed
         self._folders: set[str] = set()  # whose libraries have all been examined
@@ -307,7 +306,7 @@ class Attachments:
         with self._changing, self.disturbances.placing():
             for index in indices:
                 self.rows[index].retired_ns = time.monotonic_ns()
-            self.remove([self._fds.pop(index) for index in indices if index in self._fds])
+            self.remove([fd for index in indices for fd in self._fds.pop(index, [])])
 
     def _attach(self, row: Row) -> None:
         """Attach a probe in a file, unless it is already there."""
@@ -338,7 +337,7 @@ class Attachments:
         """Remove the probes of levels; those of libraries opened later wait for `restore`."""
         with self._changing:
             self.shed_levels.update(levels)
-            gone = [self._fds.pop(index) for index in list(self._fds) if self._is_shed(self.rows[index])]
+            gone = [fd for index in list(self._fds) if self._is_shed(self.rows[index]) for fd in self._fds.pop(index)]
         with self.disturbances.placing():
             self.remove(gone)
 
@@ -352,8 +351,8 @@ class Attachments:
             with self.planner.reported():
                 self._fds[index] = self._open(self.rows[index])
 
-    def _open(self, row: Row) -> int:
-        """Attach a row's probe; returns the descriptor that holds it."""
+    def _open(self, row: Row) -> list[int]:
+        """Attach a row's probe; returns the descriptors that hold it."""
         began = time.monotonic_ns()
         try:
             return self._open_now(row)
@@ -363,23 +362,20 @@ class Attachments:
             if row.library:
                 self.disturbances.add(began, ended)
 
-    def _open_now(self, row: Row) -> int:
+    def _open_now(self, row: Row) -> list[int]:
         assert self.loader is not None
         program, cookie = self.loader.attachable(row.program, row.cookie)
         if row.at == "tracepoint":
             attach = attach_raw if row.program in IN_INTERRUPTS else attach_tracepoint
-            return attach(program, *row.symbol.split(":"))
+            return [attach(program, *row.symbol.split(":"))]
         if row.at == SOFTWARE:
-            first, *others = attach_software(program, FAULT_ENDS[row.program], row.program)
-            self._more += others
-            return first
-        return uprobes.attach_uprobe(program, reach.way_to(row.library), row.offset, row.at == "return", cookie)
+            return attach_software(program, FAULT_ENDS[row.program], row.program)
+        return [uprobes.attach_uprobe(program, reach.way_to(row.library), row.offset, row.at == "return", cookie)]
 
     def detach(self) -> None:
         """Remove every probe."""
-        self.remove([*self._fds.values(), *self._more])
+        self.remove([fd for fds in self._fds.values() for fd in fds])
         self._fds.clear()
-        self._more.clear()
 
     def libraries(self, engine: Engine) -> dict[str, str]:
         """Path → build id of the engine's files that the program has opened."""
