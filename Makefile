@@ -48,6 +48,7 @@ lint: setup
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(PY) -m workloads.bpf_objects
+	$(PY) -m scripts.c_circles tracer/collector
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # docs/reference from the parsers' help and the tables' schema.

@@ -41,7 +41,7 @@ static const struct {
 	SETTING(node_at),    SETTING(node_more), SETTING(graph_at), SETTING(everyone), SETTING(files), SETTING(steps), SETTING(one_call),
 };
 
-static void take_settings(json_t *wanted)
+void take_settings(json_t *wanted)
 {
 	for (size_t i = 0; i < sizeof(named_settings) / sizeof(*named_settings); i++) {
 		json_t *value = json_object_get(wanted, named_settings[i].name);
@@ -216,7 +216,7 @@ static void warn_of(json_t *row)
 }
 
 /* Attaches a new row's probe, unless its level is shed, and keeps the row. */
-static void stand(json_t *row, const char *path)
+void stand(json_t *row, const char *path)
 {
 	bool is_waiting = is_away(row);
 	u64 began = now_ns();
@@ -398,7 +398,7 @@ static void wait_for(pid_t remover)
 		waitpid(remover, NULL, 0);
 }
 
-static void attach_planned(json_t *planned, const char *path)
+void attach_planned(json_t *planned, const char *path)
 {
 	struct file *file = new_file(path);
 
@@ -424,8 +424,7 @@ static bool is_named(json_t *all, json_t *row)
 	return false;
 }
 
-/* Removes probes for good, given as program and, unless it is all of the program's, library. */
-static void retire(json_t *all)
+void retire(json_t *all)
 {
 	for (int i = 0; i < row_count; i++)
 		rows[i].leaves = !rows[i].retired_ns && is_named(all, rows[i].row);
@@ -437,56 +436,19 @@ static void retire(json_t *all)
 			rows[i].retired_ns = now_ns();
 }
 
-/* Carries out a planner's order or answer; every part may be absent. */
-void carry_out_order(json_t *order)
+enum known attach_known(const char *path, const char **id)
 {
-	size_t index;
-	json_t *each;
-
-	bring(json_object_get(order, "programs"));
-	take_settings(json_object_get(order, "settings")); /* before the programs that read them */
-	if (json_object_get(order, "settings"))
-		set_settings(true);
-	json_array_extend(json_object_get(plan, "at_run_time"), json_object_get(order, "at_run_time"));
-	json_array_foreach(json_object_get(order, "files"), index, each) {
-		json_array_append(json_object_get(plan, "files"), each);
-		attach_planned(each, text_of(each, "path"));
-	}
-	json_array_foreach(json_object_get(order, "rows"), index, each) {
-		stand(json_deep_copy(each), text_of(each, "library"));
-	}
-	retire(json_object_get(order, "retire"));
-	json_array_foreach(json_object_get(order, "warnings"), index, each) {
-		warn("%s", json_string_value(each));
-	}
-	merge_into_manifest(json_object_get(order, "manifest"));
-	if (row_count)
-		set_settings(true);
-	if (json_array_size(json_object_get(order, "rows")))
-		tell_planner(json_pack("{s{sI}}", "placed", "ts", (json_int_t)now_ns()));
-}
-
-bool attach_file(const char *path, bool is_executable)
-{
-	int before = row_count;
 	struct file *file = new_file(path);
-	json_t *answer;
 
 	if (!file)
-		return false;
-	if (file->planned) {
-		carry_out(file->planned, file->path);
-	} else if (!*file->id) {
-		if (!is_executable)
-			warn("%s cannot be read as a program or library: nothing is probed in it", path);
-	} else if (asks_about(is_executable)) {
-		answer = ask_planner(json_pack("{so ss sb}", "path", plain_text(path), "id", file->id, "executable", is_executable));
-		carry_out_order(answer);
-		json_decref(answer);
-	} else if (!is_executable) {
-		warn("%s (build %s) is not in the plan: nothing is probed in it", path, file->id);
-	}
-	return row_count > before;
+		return SEEN;
+	*id = file->id;
+	if (!*file->id)
+		return UNREADABLE;
+	if (!file->planned)
+		return UNKNOWN;
+	carry_out(file->planned, file->path);
+	return SEEN;
 }
 
 const char *id_of(const char *path)
@@ -558,6 +520,11 @@ bool restore_some(u64 until_ns)
 		restore_row(r);
 	}
 	return true;
+}
+
+int placed(void)
+{
+	return row_count;
 }
 
 json_t *attached_row(int index)

@@ -63,6 +63,10 @@ json_t *next_order(void); /* NULL if there is none */
 int open_as_user(const char *path, s64 most); /* -1 and errno */
 void act_for_user_of(pid_t pid);
 
+/* digest.c */
+void digest(const void *data, size_t bytes, char *text);
+bool digest_file(int fd, s64 most, char *text); /* false if it is longer */
+
 /* elf.c: the identity of a file */
 bool identify(const char *path, char *id, size_t bytes); /* build id or XXH3; false if it is not a 64-bit ELF file */
 s64 own_offset(const void *function); /* in the executable of this process */
@@ -103,8 +107,6 @@ const struct steps *finished_steps(void); /* by the last turn; only with a polic
 struct misses *seen_misses(void);
 const struct sieve *sieve(void); /* NULL if all records are written */
 void add_event(const struct header *record);
-void digest(const void *data, size_t bytes, char *text);
-bool digest_file(int fd, s64 most, char *text); /* false if it is longer */
 
 /* counters.c: performance counters */
 void choose_events(char *text);
@@ -167,8 +169,17 @@ struct row {
 	u64 retired_ns;
 };
 void attach_kernel(const struct choice *choice);
-bool attach_file(const char *path, bool is_executable);
-void carry_out_order(json_t *order);
+enum known {
+	SEEN,	    /* examined before, or by the plan now */
+	UNREADABLE, /* no program or library */
+	UNKNOWN,    /* to the plan */
+};
+enum known attach_known(const char *path, const char **id);
+void attach_planned(json_t *planned, const char *path);
+void stand(json_t *row, const char *path); /* takes the row */
+void retire(json_t *all); /* removes probes for good: all of a program's, or those in one library */
+void take_settings(json_t *wanted);
+int placed(void); /* probes, in all */
 void attach_row(json_t *row, const char *path, u64 offset, const char *symbol, const char *why);
 bool stands_in(const char *program, const char *path);
 void attach_spared(void);
@@ -187,6 +198,26 @@ bool awaits_learning(void); /* learning probes are placed that a planner will re
 json_t *libraries_of(const char *engine);
 const char *id_of(const char *path);
 
+/* orders.c */
+void orders_begin(const struct choice *choice);
+bool probe_file(const char *path, bool is_executable); /* true if it got probes */
+void carry_out_order(json_t *order); /* of a planner, or its answer; every part may be absent */
+json_t *merged_entries(void); /* of the manifest, in the place of our own */
+
+/* tables.c: whether the target waits for us */
+void tables_begin(const struct choice *choice);
+bool on_qnn_table(const struct rec_qnn_table *r);
+bool on_api_table(const struct rec_api_table *r);
+void on_qnn_callback(const struct rec_qnn_callback *r);
+void on_qnn_reader(const struct rec_qnn_reader *r);
+void probe_earlier_tables(pid_t pid);
+json_t *qnn(void);
+
+/* disturbances.c */
+json_t *disturbance(u64 begin, u64 end, const char *reason);
+void disturbed_since(u64 begin_ns); /* probes were placed, or the target was stopped for it, until now */
+json_t *placing_times(void);
+
 /* watch.c: answers to the target */
 extern bool answered[256];
 void watch_begin(const struct choice *choice);
@@ -198,13 +229,10 @@ void tell_survivors(pid_t target); /* warns of processes that it started and tha
 json_t *threads(void);
 json_t *sites(void);
 json_t *io_files(void);
-json_t *qnn(void);
 json_t *held(void);
-void disturbed_since(u64 begin_ns); /* probes were placed, or the target was stopped for it, until now */
 json_t *disturbances(void);
 json_t *keep_qnn_logs(const char *folder, bool whole);
 void note_mapped_files(pid_t pid);
-void probe_earlier_tables(pid_t pid);
 
 /* costs.c: cost of probe hits and of the programs */
 void measure_costs(void);
@@ -218,7 +246,7 @@ struct spent {
 struct spent spent_in(json_t *row);
 
 /* heat.c: clocks and temperatures from sysfs */
-bool heat_is_told(const char *category);
+void leave_silent_programs(json_t *plan); /* those on clocks and heat of which this machine has none */
 void heat_begin(void);
 void heat_turn(bool last);
 json_t *heat_found(void);
@@ -227,7 +255,6 @@ void governors(char *text, size_t bytes);
 /* manifest.c */
 void manifest_begin(const struct choice *choice, const struct target *target);
 u64 losses(json_t *by_kind);
-void merge_into_manifest(json_t *entries); /* they take the place of our own */
 void save_manifest(const char *state);
 
 #endif

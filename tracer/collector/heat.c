@@ -142,9 +142,22 @@ static bool any(const char *form)
 }
 
 /* Whether this machine has anything that fires the tracepoints of a category. */
-bool heat_is_told(const char *category)
+static bool is_fired(const char *category)
 {
 	return !strcmp(category, "power") ? any(POLICY) : any(ZONE) || any(DEVICE);
+}
+
+void leave_silent_programs(json_t *plan)
+{
+	const char *name, *level, *category;
+	size_t index;
+	json_t *each;
+
+	json_array_foreach(json_object_get(plan, "kernel"), index, each) {
+		if (!json_unpack(each, "[sss]", &name, &level, &category) && !strcmp(level, "heat") &&
+		    (!has_tracepoint(category, name) || !is_fired(category)))
+			json_object_del(json_object_get(plan, "programs"), name);
+	}
 }
 
 void heat_begin(void)

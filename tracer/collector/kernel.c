@@ -292,20 +292,6 @@ static bool note_refusal(void)
 	return true;
 }
 
-/* Whether a program records clocks and heat of which this machine has none. */
-static bool is_silent(json_t *plan, const char *program)
-{
-	const char *name, *level, *category;
-	size_t index;
-	json_t *each;
-
-	json_array_foreach(json_object_get(plan, "kernel"), index, each) {
-		if (!json_unpack(each, "[sss]", &name, &level, &category) && !strcmp(name, program) && !strcmp(level, "heat"))
-			return !has_tracepoint(category, name) || !heat_is_told(category);
-	}
-	return false;
-}
-
 static char btf_path[64];
 
 static void size_or_share_maps(struct bpf_object *object)
@@ -338,7 +324,7 @@ static struct bpf_object *open_object(json_t *programs, void *data, size_t size)
 	bpf_object__for_each_program(program, object) {
 		const char *name = bpf_program__name(program);
 
-		bpf_program__set_autoload(program, json_object_get(programs, name) && !is_refused(name) && !is_silent(chosen->plan, name));
+		bpf_program__set_autoload(program, json_object_get(programs, name) && !is_refused(name));
 		if (bpf_program__type(program) == BPF_PROG_TYPE_KPROBE && has_multi_links())
 			bpf_program__set_expected_attach_type(program, UPROBE_MULTI);
 	}

@@ -166,7 +166,6 @@ static void check(struct choice *choice, const char *plan)
 	choice->plan = plan ? read_plan(plan) : NULL;
 	if (choice->questions >= 0)
 		begin_planning(choice->questions, choice->answers, &choice->plan);
-	merge_into_manifest(json_object_get(choice->plan, "manifest"));
 	check_plan(choice->plan, plan ? plan : "the planner's plan");
 	choose_events(choice->events);
 }
@@ -234,7 +233,7 @@ static void attach_mapped(const struct mapping *mapping, void *context)
 	name++;
 	json_array_foreach(prefixes, index, prefix) {
 		if (!strncmp(name, json_string_value(prefix), json_string_length(prefix)))
-			attach_file(path, false);
+			probe_file(path, false);
 	}
 }
 
@@ -260,7 +259,7 @@ static void adopt(pid_t pid, void *context)
 		return;
 	note_mapped_files(pid);
 	if (program_of(pid, program))
-		attach_file(program, true);
+		probe_file(program, true);
 	each_mapping(pid, attach_mapped, json_object_get(choice->plan, "patterns"));
 	probe_earlier_tables(pid);
 }
@@ -423,6 +422,7 @@ int main(int argc, char **argv)
 	make_folder(choice.folder);
 	guard_begin();
 	choose_buffer(&choice);
+	leave_silent_programs(choice.plan);
 	load_programs(&choice);
 	measure_costs();
 	open_rings(&choice);
@@ -430,6 +430,8 @@ int main(int argc, char **argv)
 	policy_begin(&choice);
 	attach_kernel(&choice);
 	watch_begin(&choice);
+	tables_begin(&choice);
+	orders_begin(&choice);
 	set_settings(true);
 	stats_turn(false);
 	if (choice.command)

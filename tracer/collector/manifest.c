@@ -21,7 +21,7 @@
 
 static const struct choice *choice;
 static const struct target *target;
-static json_t *machine, *clocks, *model, *logs, *merged;
+static json_t *machine, *clocks, *model, *logs;
 static char started[32];
 static u64 began_ns;
 static double cpu_before;
@@ -250,15 +250,8 @@ static json_t *compose(const char *state)
 						   clocks, "heat", heat_found(), "records", counts(), "lost", lost, "lost_by_cpu",
 						   lost_by_cpu(), "sites", sites(), "layouts", json_object_get(plan, "layouts")));
 	json_object_update_new(manifest, policies());
-	json_object_update(manifest, merged);
+	json_object_update(manifest, merged_entries());
 	return manifest;
-}
-
-void merge_into_manifest(json_t *entries)
-{
-	if (!merged)
-		merged = json_object();
-	json_object_update(merged, entries);
 }
 
 static bool replace(const char *body, const char *sum)
