@@ -159,6 +159,7 @@ with Session(options) as session:
     target = Target([{sys.executable!r}, {STEPS!r}, "50000", "0"], options.owner)
     try:
         session.follow(target)
+        target.release()
         session.run(lambda _: None)
     finally:
         session.finish()
