@@ -87,7 +87,7 @@ def test_a_file_holds_the_types_of_a_device_whose_kernel_holds_none(device: Path
     words = ("--on", f"exec:{device}", "-o", str(tmp_path / "run"))
     command = ("--", str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)), str(CALLS))
     refused = run_on(*words, *command)
-    assert refused.returncode == 2 and "--btf FILE" in refused.stderr and not (tmp_path / "run").exists()
+    assert refused.returncode == FAILED and "--btf FILE" in refused.stderr and not (tmp_path / "run").exists()
     done = run_on(*words, "--btf", str(types), *command)
     assert done.returncode == 0, done.stderr
     assert len(RawRecording(tmp_path / "run").records("op_end")) == CALLS and left_on(device) == []
@@ -250,7 +250,7 @@ def is_told(remote: Remote, place: str) -> bool:
     if not (pid := collector_of(place)):
         return False
     os.kill(pid, signal.SIGKILL)
-    assert remote.process.wait(PATIENCE_S) == 2, remote.said.read_text()
+    assert remote.process.wait(PATIENCE_S) == FAILED, remote.said.read_text()
     said = remote.said.read_text()
     assert said.count("the collector was killed (status ") == 1 and "Traceback" not in said, said
     if not (remote.folder / "manifest.json").exists():  # killed before it recorded: the program was not let go, and is gone
@@ -354,7 +354,7 @@ def test_several_devices_record_at_the_same_time_and_one_that_fails_stops_no_oth
         f"true; {program} {CALLS}; echo said",
     )
     done = run_on(*words)
-    assert done.returncode == 2 and f"exec:{tmp_path}/nothing cannot be reached: " in done.stderr
+    assert done.returncode == FAILED and f"exec:{tmp_path}/nothing cannot be reached: " in done.stderr
     assert sorted(done.stdout.splitlines()) == sorted([f"exec:{device}: said", "exec:sh -c: said"])
     kept = [RawRecording(path.parent) for path in (tmp_path / "all").glob("*/*/manifest.json")]
     assert [len(run.records("op_end")) for run in kept] == [CALLS, CALLS] and left_on(device) == []

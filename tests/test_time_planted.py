@@ -26,6 +26,7 @@ CLOSE = 0.1
 Spans = list[tuple[int, int]]
 pytestmark = [
     pytest.mark.needs("probes"),
+    pytest.mark.flaky(reruns=2, only_rerun="AssertionError"),  # shares of time, on machines that other programs use too
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
 

@@ -30,7 +30,8 @@ def turns(tables: Tables) -> pd.DataFrame:
     prefill, of disturbed steps and where it is not known how many tokens were kept. Tables without `sequences` (imported ones)
     have one sequence per context or thread.
     """
-    tokens, rows = tables["tokens"], tables["sequences"] if "sequences" in tables else empty("sequences")
+    tokens = tables["tokens"].reset_index(drop=True)
+    rows = tables["sequences"] if "sequences" in tables else empty("sequences")
     rows = rows if len(rows) else renewed(tokens, rows)
     steps = tokens[tokens["complete"] & tokens["phase"].isin(("prefill", "decode"))]
     times = steps[["token_id", "begin_ns", "duration_ns", "disturbed"]].join(sampled_ns(tokens, rows))

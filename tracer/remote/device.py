@@ -16,10 +16,12 @@ from tracer.recording.paths import COLLECTORS
 from tracer.remote.transport import Transport, way_to
 
 IDENTIFIED = re.compile(r"(?P<id>[0-9a-f]+|xxh3:[0-9a-f]{16}) (?P<path>/.+)")
+# With sudo, the collector opens and creates files with the rights of the user who logged in.
 MAKE_FOLDER = """
 for each in /data/local/tmp /var/tmp /tmp; do
   folder=$(mktemp -d $each/moescope.XXXXXX 2> /dev/null) && break
 done
+[ -z "$SUDO_UID" ] || chown "$SUDO_UID" $folder || exit
 uname -m && echo $folder
 """
 KEEP_CLEAN = """exec setsid sh -c 'read word && exit
