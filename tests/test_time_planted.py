@@ -15,6 +15,8 @@ import pandas as pd
 import pytest
 
 from analyzer.__main__ import main as analyzer_main
+from analyzer.questions import step_time
+from analyzer.tables.store import load
 from tests.conftest import ROOT, trace
 from tests.truth import read_log, skip_where_stolen
 from workloads.compiling import compiled
@@ -98,9 +100,18 @@ def common(some: Spans, others: Spans) -> Spans:
     return [(begin, end) for begin, end in met if begin < end]
 
 
-def lost_ns(plant: Plant, log: Path) -> int:
-    """How long decode steps were held up, by the program's own log and the kernel's count of its time without a CPU."""
-    rows = {what: read_log(log, what).query("id != 0") for what in ("token", "op", "plant", "delay", "gap")}
+def counted_decode_steps(run: Path, log: Path) -> pd.Series:
+    """Numbers in the program's log of the decode steps that findings count: placing and learning probes did not disturb them."""
+    tables, numbers = load(run), read_log(log, "token")["id"]
+    steps = step_time.counted_steps(tables).query("phase == 'decode'")
+    assert len(numbers) == len(tables["tokens"]) and len(steps)
+    return numbers.iloc[steps["token_id"]]
+
+
+def lost_ns(plant: Plant, log: Path, steps: pd.Series) -> int:
+    """How long these steps were held up, by the program's own log and the kernel's count of its time without a CPU."""
+    rows = {what: read_log(log, what) for what in ("token", "op", "plant", "delay", "gap")}
+    rows = {what: mine if what == "gap" else mine[mine["id"].isin(steps)] for what, mine in rows.items()}
     mine = rows["op"]["tid"] == rows["token"]["tid"].iloc[0]
     waits = spans(rows["op"][mine], "before_end", "after_end")
     if plant.kind == "slow":
@@ -115,8 +126,9 @@ def lost_ns(plant: Plant, log: Path) -> int:
     return length(planted) - int(rows["plant"]["detail"].sum()) if own else length(common(planted, waits))
 
 
-def true_share(plant: Plant, log: Path) -> float:
-    return lost_ns(plant, log) / length(spans(read_log(log, "token").query("id != 0"), "before_begin", "after_end"))
+def true_share(plant: Plant, run: Path, log: Path) -> float:
+    steps, tokens = counted_decode_steps(run, log), read_log(log, "token")
+    return lost_ns(plant, log, steps) / length(spans(tokens[tokens["id"].isin(steps)], "before_begin", "after_end"))
 
 
 def findings_of(run: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -166,7 +178,7 @@ def test_a_planted_cause_is_the_first_finding_with_its_share_of_the_steps(
     run, log = record(plant, program, tmp_path)
     found = first_finding(run, capsys)
     assert found["evidence"]["cause"] == plant.cause
-    assert found["evidence"]["phases"]["decode"] == pytest.approx(true_share(plant, log), rel=CLOSE)
+    assert found["evidence"]["phases"]["decode"] == pytest.approx(true_share(plant, run, log), rel=CLOSE)
     assert any(name.startswith(plant.below) for name in found["evidence"]["below_ms"])
 
 
@@ -204,7 +216,7 @@ def test_one_neighbour_takes_its_share_wherever_that_ranks(
     plant = Plant(f"beside:2000@{thread}", "run queue", CROWD, neighbours=1)
     run, log = record(plant, program, tmp_path)
     (found,) = (each for each in findings_of(run, capsys) if each["rule"] == "run queue")
-    assert found["evidence"]["phases"]["decode"] == pytest.approx(true_share(plant, log), rel=CLOSE)
+    assert found["evidence"]["phases"]["decode"] == pytest.approx(true_share(plant, run, log), rel=CLOSE)
     assert any(name.startswith(plant.below) for name in found["evidence"]["below_ms"])
 
 
