@@ -255,9 +255,7 @@ def losses(answer: Section) -> list[Line]:
 
 def files(answer: Section) -> list[Line]:
     """Where to look next."""
-    return [
-        words((as_called(f"python -m views open {answer['run_dir']}"), "bold"), " shows the timeline; report.html is beside it")
-    ]
+    return [words((as_called(f"python -m views open {answer['run_dir']}"), "bold"), " shows the timeline")]
 
 
 PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (

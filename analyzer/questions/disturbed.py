@@ -6,9 +6,6 @@ import pandas as pd
 
 from analyzer.records.schema import Tables
 
-SPEEDS = {"prefill": "TTFT and prefill speed", "decode": "TPOT and decode speed"}
-"""The figures that a phase's steps determine."""
-
 
 def counts(tokens: pd.DataFrame) -> dict[str, int]:
     """Number of complete steps of each phase that were disturbed, without zeros."""
@@ -16,15 +13,23 @@ def counts(tokens: pd.DataFrame) -> dict[str, int]:
     return {str(phase): int(n) for phase, n in found.sort_index().items()}
 
 
+def joined(parts: list[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([*([", ".join(parts[:-1])] if parts[1:] else []), parts[-1]])
+
+
 def remarks(tables: Tables) -> Iterator[str]:
-    """A line for each phase with disturbed steps, and one for each kind of record that the first steps lack."""
+    """A line on phases whose steps were all disturbed, one on those that have others, and one for each kind of record that
+    the first steps lack.
+    """
     tokens = tables["tokens"]
-    steps = tokens[tokens["complete"]]
-    for phase, n in counts(tokens).items():
-        of = int((steps["phase"] == phase).sum())
-        which = f"all {of} {phase} steps" if n == of else f"{n:,} of {of:,} {phase} steps"
-        effect = f"{SPEEDS.get(phase, 'speed')} may be worse than untraced" if n == of else "left out of speed and trends"
-        yield f"placing and learning probes disturbed {which}: {effect}"
+    of = tokens.loc[tokens["complete"], "phase"].value_counts()
+    whole = [f"{n:,} {phase}" for phase, n in counts(tokens).items() if n == of[phase]]
+    partly = [f"{n:,} of {of[phase]:,} {phase}" for phase, n in counts(tokens).items() if n < of[phase]]
+    if whole:
+        yield f"placing and learning probes disturbed all {joined(whole)} steps: TTFT, TPOT and speed may be worse than untraced"
+    if partly:
+        yield f"placing and learning probes disturbed {joined(partly)} steps: left out of speed and trends"
     for name in ("operators", "routes"):
         ids = tables[name]["token_id"]
         first = ids[ids >= 0].min() if len(ids) else None

@@ -336,7 +336,7 @@ def advice(share: float) -> str | None:
     """Advice on probes that take this share of token time; None if it is small."""
     if share < COSTLY:
         return None
-    return f"probes took {share:.0%} of token time, so these tokens are slower than untraced ones: record with --max-overhead 10%"
+    return f"probes took {share:.0%} of token time: record with --max-overhead 10%"
 
 
 def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
