@@ -73,7 +73,7 @@ def test_thread_states_in_the_trace_are_those_of_the_recording(judge: Judge, tab
     states = tables["thread_states"]
     expected = states[states["tid"] == main].groupby("state")["duration_ns"].sum().to_dict()
     assert drawn["Running"] == expected["running"]
-    # the trace has wakings alone, which Perfetto ignores while the thread, falling asleep, still runs: until it has a CPU, it sleeps
+    # Perfetto ignores a waking, of which alone the trace has events, while the thread still runs, falling asleep
     assert 0 <= drawn["S"] - expected["sleeping"] <= 1e-3 * expected["sleeping"]
     assert drawn["T"] == expected["stopped"]
 
