@@ -49,8 +49,10 @@ static void send_line(json_t *message)
 	if (line)
 		line[left - 1] = '\n';
 	for (char *at = line; left && has_planner();) {
-		ssize_t done = is_ready(out, POLLOUT, PATIENCE_MS) ? write(out, at, left) : -1;
+		ssize_t done;
 
+		errno = 0; /* of an earlier call: silence is no interruption */
+		done = is_ready(out, POLLOUT, PATIENCE_MS) ? write(out, at, left) : -1;
 		if (done < 0 && errno != EINTR) {
 			lose("has ended");
 			break;
