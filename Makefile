@@ -1,9 +1,12 @@
 # make run          everything needed, then the main job: trace the bundled demo
-# make test         everything needed, then all tests
+# make test         everything needed, then the tests that every change must pass: 10 minutes on two processors
+# make test-long    all tests, with many drawn examples and repetitions: more than half an hour, on a quiet machine
 # make vm-test      the tracer on other kernels and the other architecture, in guests that QEMU emulates
-# make collect      moescope-collect for x86-64 and arm64, for machines without Python
+# make recorders    moescope-recorder for x86-64 and arm64, for machines without Python
 # make fuzz         damaged input for every verb that reads; CASES=10000 of each kind
+# make mutations    whether the tests find small faults that are planted in the product; JOBS=2 at the same time
 # make lint         what the code must pass before that
+# make size         the lines of each package beside its budget
 # make reference    docs/reference: every verb and table, from the code
 # make wheel        a source archive and the wheels for x86-64 and arm64, in dist/
 # make constraints  the newest releases of what is used, tried by nobody yet, into constraints.txt
@@ -15,26 +18,32 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 MACHINE := $(shell uname -m)
 DEBIAN_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,amd64)
 RUN ?= recordings/$(shell date +%Y%m%d-%H%M%S)
-APT_RUN := clang cmake ninja-build libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH)
-APT := $(APT_RUN) chromium chromium-driver bpftrace libopenblas-dev
+APT_RUN := clang cmake ninja-build libbpf-dev gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH)
+APT := $(APT_RUN) chromium chromium-driver bpftrace adb toybox mksh # of the tests; none of them starts a service
 CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
+APT_LONG := libopenblas-dev mesa-vulkan-drivers npm
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
+CONFIGURE = cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DRECORDER_LIBRARIES=$(CURDIR)/build/static \
+	> build/cmake.log || { cat build/cmake.log; exit 1; }
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
-.PHONY: run test collect vm-test fuzz lint reference results setup build headers doctor wheel constraints clean
+.PHONY: run test test-long size recorders vm-test fuzz mutations lint reference results setup build headers doctor wheel constraints clean
 
 run: build/.pip-run build headers
 	@echo "== tracing the bundled demo"
 	$(SUDO) $(PY) -m tracer run -o $(RUN)
 
 # arm64 code is compiled and run emulated, too.
-test: setup $(if $(shell command -v apt-get),collect)
+test: setup $(if $(shell command -v apt-get),recorders)
 	@echo "== tests (those that probe the kernel run as root)"
-	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile -m "not long" $(PYTEST_ARGS)
+
+test-long: setup build/.apt-long $(if $(shell command -v apt-get),recorders)
+	$(SUDO) MOESCOPE_TESTS=long $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # The guests of tests/vm/guests.toml, one after the other; ARCH=arm64, KERNEL=6.1 choose some, QUICK=1 the short rungs of a few,
-# JSON=FILE writes what the rungs said. Then those without Python, where moescope-collect records (tests/vm/bare.py), at last over ssh.
-vm-test: setup collect build/.apt-vm
+# JSON=FILE writes what the rungs said. Then those without Python, where moescope-recorder records (tests/vm/bare.py), at last over ssh.
+vm-test: setup recorders build/.apt-vm
 	$(PY) -m tests.vm.guest $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)) $(if $(QUICK),--quick) $(if $(JSON),--json $(JSON))
 	$(if $(QUICK),,$(PY) -m tests.vm.bare $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)))
 	$(if $(QUICK),,$(PY) -m tests.vm.over_ssh $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)))
@@ -42,14 +51,22 @@ vm-test: setup collect build/.apt-vm
 fuzz: setup
 	nice $(PY) -m benchmarks.fuzz --cases $(or $(CASES),1000) --keep build/fuzz
 
+mutations: setup recorders
+	$(SUDO) $(PY) -m benchmarks.mutations --jobs $(or $(JOBS),1) --json
+
 lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(PY) -m workloads.bpf_objects
-	$(PY) -m scripts.c_circles tracer/collector
+	$(PY) -m scripts.c_circles tracer/recorder
+	$(PY) -m scripts.size
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-actions action.yml
+
+size:
+	@$(PY) -m scripts.size
 
 # docs/reference from the parsers' help and the tables' schema.
 reference: build/.pip build
@@ -66,16 +83,16 @@ build: build/cmake/build.ninja
 	@cmake --build build/cmake
 	@cmake --install build/cmake --prefix . > build/install.log
 
-build/cmake/build.ninja: | build/.apt-run $(PY)
-	@cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) > build/cmake.log || { cat build/cmake.log; exit 1; }
+# The recorder is a static program: its libraries are fetched, without anything being installed; elsewhere the system's are linked.
+build/cmake/build.ninja: | build/.apt-run $(PY) $(if $(shell command -v apt-get),build/static/$(DEBIAN_ARCH))
+	@$(CONFIGURE)
 	@touch $@
 
-# Static programs, hence static libraries: fetched for both architectures, without anything being installed.
-collect: build/.apt build/.apt-cross build/static/amd64 build/static/arm64 | $(PY)
-	@cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DCOLLECTOR_LIBRARIES=$(CURDIR)/build/static > build/cmake.log \
-		|| { cat build/cmake.log; exit 1; }
+# The recorder for both architectures.
+recorders: build/.apt build/.apt-cross build/static/amd64 build/static/arm64 | $(PY)
+	@$(CONFIGURE)
 	@$(MAKE) --no-print-directory build
-	@ls -l tracer/collector/bin
+	@ls -l tracer/recorder/bin
 
 build/static/%: scripts/static_libraries.sh
 	@echo "== fetching static libraries for $*"
@@ -90,7 +107,8 @@ build/.apt-run: PACKAGES = $(APT_RUN)
 build/.apt: PACKAGES = $(APT)
 build/.apt-cross: PACKAGES = $(CROSS)
 build/.apt-vm: PACKAGES = $(APT_VM)
-build/.apt-run build/.apt build/.apt-cross build/.apt-vm: Makefile
+build/.apt-long: PACKAGES = $(APT_LONG)
+build/.apt-run build/.apt build/.apt-cross build/.apt-vm build/.apt-long: Makefile
 	@mkdir -p build
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -q '^installed' || echo $$p; done); \
 	if [ -n "$$missing" ] && command -v apt-get > /dev/null; then \
@@ -125,13 +143,13 @@ build/.headers-%: | build/.apt-run
 wheel: build/.pip build/.apt-cross build/static/amd64 build/static/arm64
 	rm -rf dist build/dist
 	$(PY) -m build --sdist --outdir dist .
-	COLLECTOR_LIBRARIES=$(CURDIR)/build/static $(PIP) wheel --no-deps -w build/dist dist/*.tar.gz
-	$(if $(CROSS),COLLECTOR_LIBRARIES=$(CURDIR)/build/static _PYTHON_HOST_PLATFORM=linux-aarch64 $(PIP) wheel --no-deps -w build/dist -Ccmake.toolchain-file=$(CURDIR)/cmake/aarch64-linux-gnu.cmake dist/*.tar.gz)
+	RECORDER_LIBRARIES=$(CURDIR)/build/static $(PIP) wheel --no-deps -w build/dist dist/*.tar.gz
+	$(if $(CROSS),RECORDER_LIBRARIES=$(CURDIR)/build/static _PYTHON_HOST_PLATFORM=linux-aarch64 $(PIP) wheel --no-deps -w build/dist -Ccmake.toolchain-file=$(CURDIR)/cmake/aarch64-linux-gnu.cmake dist/*.tar.gz)
 	PATH=$(CURDIR)/$(VENV)/bin:$$PATH scripts/check_wheels.py build/dist dist
 
 constraints: build/.pip
 	$(PY) scripts/raise_constraints.py constraints.txt
 
 clean:
-	rm -rf build dist tracer/kernel/objects tracer/collector/bin
+	rm -rf build dist tracer/kernel/objects tracer/recorder/bin
 	find moescope tracer analyzer views runtime -name '*.so' -delete

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeGuard
 
 from analyzer.errors import PredictError
 from moescope.packaged import toml_beside
@@ -137,27 +137,34 @@ class Model:
         return len(self.delta_at)
 
 
-class Fields:
+class ConfigFields:
     """A config; errors name missing fields."""
 
     def __init__(self, values: dict[str, Any], path: Path):
         self.values, self.path = values, path
 
     def number(self, name: str, default: int | None = None, most: int = 10**9, least: int = 0) -> int:
-        """A field by our name or one of the config's names, from `least` to `most`."""
+        """A whole number by our name or one of the config's names, from `least` to `most`."""
         names = ALIASES.get(name, [name])
         value = next((self.values[n] for n in names if self.values.get(n) is not None), default)
         if value is None:
             raise PredictError(f"{self.path}: field {' or '.join(names)} is missing: add it, or give another model's config.json")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise PredictError(
-                f"{self.path}: field {' or '.join(names)} is {value!r}: a number from {least} to {most:,} is needed"
-            )
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most or value % 1:
+            found = next((n for n in names if self.values.get(n) is not None), names[0])
+            raise PredictError(f"{self.path}: field {found} is {value!r}: a whole number from {least} to {most:,} is needed")
         return int(value)
+
+    def named(self, name: str) -> str:
+        """The config's name of a field that it has."""
+        return next((n for n in ALIASES.get(name, [name]) if self.values.get(n) is not None), name)
+
+    def refuse(self, text: str) -> NoReturn:
+        """Raise PredictError about the config."""
+        raise PredictError(f"{self.path}: {text}")
 
     def has(self, name: str) -> bool:
         """Whether any of the field's names is present with a value other than 0."""
-        return any(self.values.get(n) for n in ALIASES.get(name, [name]))
+        return any(self.values.get(n) not in (None, 0) for n in ALIASES.get(name, [name]))
 
 
 def read_config(path: Path) -> Model:
@@ -175,27 +182,30 @@ def read_config(path: Path) -> Model:
 def model_of(values: dict[str, Any], file: Path) -> Model:
     """The model of a parsed config.json; errors name `file`."""
     inner = values.get("text_config")
-    fields = Fields({**values, **inner} if isinstance(inner, dict) else values, file)
+    fields = ConfigFields({**values, **inner} if isinstance(inner, dict) else values, file)
     _refuse_what_is_not_modelled(fields)
-    layers = fields.number("num_hidden_layers", most=10**5)
-    mixture = _mixture(fields)
+    layers = fields.number("num_hidden_layers", most=10**5, least=1)
+    mixture = _read_mixture(fields)
     kinds = _layer_kinds(fields, layers)
     delta_at = frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
-    attention = _attention(fields)
+    attention = _read_attention(fields)
+    routed = _routed_layers(fields, layers) if mixture else (False,) * layers
+    if not all(routed) and not fields.number("dense_width", 0):
+        fields.refuse(f"{layers - sum(routed)} of {layers} layers have no experts: intermediate_size must give their width")
     return Model(
         name=str(values.get("_name_or_path") or values.get("model_type") or file.stem),
-        hidden=fields.number("hidden_size"),
-        vocabulary=fields.number("vocab_size"),
+        hidden=fields.number("hidden_size", least=1),
+        vocabulary=fields.number("vocab_size", least=1),
         context=fields.number("max_position_embeddings", 0),
         attention=attention,
         dense_width=fields.number("dense_width", 0 if mixture else None),
         mixture=mixture,
-        windows=_windows(fields, kinds),
-        routed=_routed(fields, layers) if mixture else (False,) * layers,
-        storage=_storage(fields),
-        delta=_delta(fields) if delta_at else None,
+        windows=_layer_windows(fields, kinds),
+        routed=routed,
+        storage=_read_storage(fields),
+        delta=_read_delta_net(fields) if delta_at else None,
         delta_at=delta_at,
-        wide=_wide(fields, kinds),
+        wide=_read_global_attention(fields, kinds),
     )
 
 
@@ -207,34 +217,50 @@ def with_weights(model: Model, weights: str) -> Model:
     )
 
 
-def _refuse_what_is_not_modelled(fields: Fields) -> None:
-    present = {name: what for name, what in NOT_MODELLED.items() if fields.values.get(name)}
+def _refuse_what_is_not_modelled(fields: ConfigFields) -> None:
+    present = {name: what for name, what in NOT_MODELLED.items() if _says_something(fields.values.get(name))}
     if fields.has("index_topk") and not fields.has("kv_lora_rank"):
         present["index_topk"] = "indexed attention without a latent cache"
+    elif fields.has("index_topk") and not fields.has("q_lora_rank"):
+        present["index_topk"] = "indexed attention without latent queries"
     if present:
         listed = ", ".join(f"{name} ({what})" for name, what in present.items())
         raise PredictError(f"{fields.path}: {listed} is not modelled, so a prediction would ignore it")
 
 
-def _attention(fields: Fields) -> Attention:
+def _says_something(value: Any) -> bool:
+    """Whether a field's value changes anything: lists of zeros do not."""
+    return any(map(_says_something, value)) if isinstance(value, list) else bool(value)
+
+
+def _read_attention(fields: ConfigFields) -> Attention:
     heads = fields.number("num_attention_heads", least=1)
     if fields.has("kv_lora_rank"):
         nope, rope = fields.number("qk_nope_head_dim"), fields.number("qk_rope_head_dim")
-        rank, values = fields.number("kv_lora_rank"), fields.number("v_head_dim")
+        rank, values = fields.number("kv_lora_rank", least=1), fields.number("v_head_dim", least=1)
+        if nope + rope == 0:
+            fields.refuse("qk_nope_head_dim and qk_rope_head_dim are 0: a head has no keys")
         q_rank = fields.number("q_lora_rank", 0)
-        return Attention(heads, heads, nope + rope, q_rank, rank, nope, rope, values, indexer=_indexer(fields))
-    head_dim = fields.number("head_dim", fields.number("hidden_size") // heads)
+        return Attention(heads, heads, nope + rope, q_rank, rank, nope, rope, values, indexer=_read_indexer(fields))
+    hidden, kv_heads = fields.number("hidden_size", least=1), fields.number("num_key_value_heads", heads, least=1)
+    if heads % kv_heads:
+        fields.refuse(f"num_attention_heads {heads} are not a multiple of num_key_value_heads {kv_heads}")
+    if fields.values.get("head_dim") is None and hidden % heads:
+        fields.refuse(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and there is no head_dim")
+    head_dim = fields.number("head_dim", hidden // heads, least=1)
     implied = str(fields.values.get("model_type")).startswith(GATED_FAMILIES)
     gated = bool(fields.values.get("attn_output_gate", implied))
-    return Attention(heads, fields.number("num_key_value_heads", heads, least=1), head_dim, value_dim=head_dim, gated=gated)
+    return Attention(heads, kv_heads, head_dim, value_dim=head_dim, gated=gated)
 
 
-def _wide(fields: Fields, kinds: list[str]) -> Attention | None:
+def _read_global_attention(fields: ConfigFields, kinds: list[str]) -> Attention | None:
     """Attention of the layers without a window in models with windows (Gemma 4), from keys for all layers or for each."""
     values = fields.values
     listed, tied = values.get("per_layer_config"), bool(values.get("attention_k_eq_v"))
     heads = {"head_dim": values.get("global_head_dim"), "num_key_value_heads": tied and values.get("num_global_key_value_heads")}
     if listed is not None:
+        if not isinstance(listed, dict) or not all(isinstance(part, dict) and str(n).isdigit() for n, part in listed.items()):
+            fields.refuse("per_layer_config must map layers to their fields")
         heads = next(iter(listed.values()), {})
         full = {layer for layer, kind in enumerate(kinds) if kind == "full_attention" and heads}
         if {int(layer) for layer in listed} != full or any(part != heads for part in listed.values()):
@@ -242,58 +268,71 @@ def _wide(fields: Fields, kinds: list[str]) -> Attention | None:
     heads = {name: value for name, value in heads.items() if value}
     if not heads and not tied:
         return None
-    return replace(_attention(Fields(values | heads, fields.path)), tied_values=tied)
+    return replace(_read_attention(ConfigFields(values | heads, fields.path)), tied_values=tied)
 
 
-def _indexer(fields: Fields) -> Indexer | None:
+def _read_indexer(fields: ConfigFields) -> Indexer | None:
     if not fields.has("index_topk"):
         return None
-    return Indexer(fields.number("index_n_heads"), fields.number("index_head_dim"), fields.number("index_topk"))
+    return Indexer(*(fields.number(name, least=1) for name in ("index_n_heads", "index_head_dim", "index_topk")))
 
 
-def _delta(fields: Fields) -> DeltaNet:
+def _read_delta_net(fields: ConfigFields) -> DeltaNet:
     names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim", "conv_kernel_dim")
-    return DeltaNet(*(fields.number(f"linear_{name}") for name in names))
+    delta = DeltaNet(*(fields.number(f"linear_{name}", least=1) for name in names))
+    if delta.value_heads % delta.key_heads:
+        fields.refuse(f"linear_num_value_heads {delta.value_heads} are not a multiple of linear_num_key_heads {delta.key_heads}")
+    return delta
 
 
-def _mixture(fields: Fields) -> Mixture | None:
+def _read_mixture(fields: ConfigFields) -> Mixture | None:
     if not fields.has("experts"):
         return None
-    width, count = fields.number("expert_width"), fields.number("shared", 0)
+    experts, width = fields.number("experts", least=1), fields.number("expert_width", least=1)
+    top_k, count = fields.number("top_k", least=1), fields.number("shared", 0)
+    if top_k > experts:
+        fields.refuse(f"{fields.named('top_k')} {top_k} is more than the {experts} experts of {fields.named('experts')}")
     if fields.has("enable_moe_block"):
-        return Mixture(fields.number("experts"), fields.number("top_k"), width, fields.number("dense_width"))
-    shared = fields.number("shared_width", count * width)
-    return Mixture(fields.number("experts"), fields.number("top_k"), width, shared)
+        return Mixture(experts, top_k, width, fields.number("dense_width"))
+    return Mixture(experts, top_k, width, fields.number("shared_width", count * width))
 
 
-def _routed(fields: Fields, layers: int) -> tuple[bool, ...]:
+def _routed_layers(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
     """Which layers have experts: every `step`-th after the first dense ones, except listed ones; or each as named."""
     values = fields.values
-    if named := values.get("mlp_layer_types"):
-        return tuple(kind == "sparse" for kind in named)
-    if isinstance(flags := values.get("moe_layer_freq"), list):
-        return tuple(map(bool, flags))
+    for name, test in (("mlp_layer_types", lambda kind: kind == "sparse"), ("moe_layer_freq", bool)):
+        listed = values.get(name)
+        if isinstance(listed, list) and listed:
+            if len(listed) != layers:
+                fields.refuse(f"{name} lists {len(listed)} layers, num_hidden_layers says {layers}")
+            return tuple(map(test, listed))
     first, every = fields.number("dense_first", 0), fields.number("moe_layer_freq", 1)
     step = fields.number("decoder_sparse_step", fields.number("interleave_moe_layer_step", 1)) or 1
-    dense = set(values.get("mlp_only_layers") or ())
+    dense = values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        fields.refuse("mlp_only_layers must be a list of layers")
     return tuple(i >= first and i not in dense and i % max(every, 1) == 0 and (i + 1) % step == 0 for i in range(layers))
 
 
-def _windows(fields: Fields, kinds: list[str]) -> tuple[int | None, ...]:
+def _layer_windows(fields: ConfigFields, kinds: list[str]) -> tuple[int | None, ...]:
     """The windows of the layers with attention over cached tokens."""
     values = fields.values
-    window = values.get("sliding_window")
+    window = fields.number("sliding_window", 0) if values.get("sliding_window") else 0
     if not window or values.get("use_sliding_window") is False:
         return (None,) * sum(kind != "linear_attention" for kind in kinds)
     limited = {"sliding_attention"} if values.get("layer_types") else {"full_attention", "sliding_attention"}
     return tuple(int(window) if kind in limited else None for kind in kinds if kind != "linear_attention")
 
 
-def _layer_kinds(fields: Fields, layers: int) -> list[str]:
+def _layer_kinds(fields: ConfigFields, layers: int) -> list[str]:
     """The kind of each layer, from `layer_types` or, equivalently, `full_attention_interval`."""
     kinds, interval = fields.values.get("layer_types"), fields.number("full_attention_interval", 0)
     if not kinds and interval:
         return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]
+    if kinds is not None and (not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds)):
+        fields.refuse("layer_types must be a list of names")
+    if kinds and len(kinds) < layers:
+        fields.refuse(f"layer_types lists {len(kinds)} layers, num_hidden_layers says {layers}")
     unknown = sorted(set(kinds or ()) - {"full_attention", "sliding_attention", "linear_attention"})
     if unknown:
         raise PredictError(
@@ -302,15 +341,20 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str]:
     return list(kinds)[:layers] if kinds else ["full_attention"] * layers
 
 
-def _storage(fields: Fields) -> Storage:
+def _read_storage(fields: ConfigFields) -> Storage:
     """Bits per weight from `torch_dtype` and `quantization_config`."""
     values = fields.values
-    dtype = DTYPES.get(str(values.get("dtype") or values.get("torch_dtype") or "bfloat16"), "bf16")
+    said = str(values.get("dtype") or values.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if said not in DTYPES:
+        fields.refuse(f"torch_dtype {said!r} is not known: {', '.join(DTYPES)} are")
+    dtype = DTYPES[said]
     plain = BITS[dtype]
     base = "fp32" if dtype == "fp32" else "fp16"
     quant = values.get("quantization_config")
     if not quant:
         return Storage(plain, plain, plain, base, dtype)
+    if not isinstance(quant, dict):
+        fields.refuse("quantization_config must be an object")
     method = str(quant.get("quant_method", ""))
     if method == "mxfp4":
         return Storage(plain, BITS["mxfp4"], plain, base, "mxfp4 experts")
@@ -322,6 +366,8 @@ def _storage(fields: Fields) -> Storage:
             f"{fields.path}: quantization_config ({method or 'no quant_method'}) has no bits: "
             "add `bits`, or remove quantization_config and give --weights"
         )
+    if not 1 <= bits <= 16:
+        fields.refuse(f"quantization_config has {bits} bits: 1 to 16 are possible")
     stored = bits + (16 + bits) / group if group else float(bits)
     integer_products = bits == 8 and _activations_quantized(quant)
     return Storage(stored, stored, plain, "int8" if integer_products else base, f"{method} {bits} bit")
@@ -329,13 +375,22 @@ def _storage(fields: Fields) -> Storage:
 
 def _quantized_bits(quant: dict[str, Any]) -> tuple[int | None, int]:
     """(bits, group size, 0 for per channel) of GPTQ, AWQ, bitsandbytes, compressed-tensors."""
-    groups = list((quant.get("config_groups") or {}).values())
-    weights = (groups[0].get("weights") or {}) if groups else {}
+    weights = next((part for group in _quantized_groups(quant) if isinstance(part := group.get("weights"), dict)), {})
     loaded = 4 if quant.get("load_in_4bit") else 8 if quant.get("load_in_8bit") else None
     bits = quant.get("bits") or quant.get("w_bit") or weights.get("num_bits") or loaded
     group = quant.get("group_size") or weights.get("group_size") or (64 if loaded == 4 else 0)
-    return (int(bits) if bits else None), max(int(group), 0)
+    return (bits if _whole_number(bits) else None), max(group, 0) if _whole_number(group) else 0
+
+
+def _whole_number(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _quantized_groups(quant: dict[str, Any]) -> list[dict[str, Any]]:
+    """The groups of compressed-tensors."""
+    groups = quant.get("config_groups")
+    return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
 
 
 def _activations_quantized(quant: dict[str, Any]) -> bool:
-    return any(group.get("input_activations") for group in (quant.get("config_groups") or {}).values())
+    return any(group.get("input_activations") for group in _quantized_groups(quant))

@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks.NAME [--json FILE]`; results are kept in `results/` and rendered by `render`."""
+"""Benchmarks: `python -m benchmarks.NAME [--json]`; with --json a result is kept in `results/`, which `render` puts on pages."""

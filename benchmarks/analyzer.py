@@ -2,7 +2,7 @@
 
 python -m benchmarks.analyzer [--records 1e6 1e7 1e8] [--rounds 3]
 python -m benchmarks.analyzer --run RUN [--rounds 3]      the same with a recording
-python -m benchmarks.analyzer --summary RUN               seconds of `analyzer summary RUN`: from raw records, from tables, cached
+python -m benchmarks.analyzer --summary RUN               seconds of `moescope summary RUN`: from raw records, from tables, cached
 
 The synthetic decode: 300 operators per token with structure on two threads, a router's choice for each of 25 layers, scheduling.
 Speed is by CPU time of all threads, to exclude other processes, without imports; memory is the maximum resident
@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS, write_manifest
 from workloads import ROOT
-from workloads.recordings import MAIN, WORKER, manifest, records
+from workloads.recordings import MAIN, WORKER, make_manifest, records
 
 OPS, LAYERS, OP_NS, BATCH = 300, 25, 1000, 32
 NO_SEQ = 2**64 - 1
@@ -42,7 +42,7 @@ print(json.dumps({"cpu": spent[0], "wall": spent[1], "rss": rss, "rows": sum(row
 """
 
 
-def batch() -> dict[str, np.ndarray]:
+def slots_of_batch() -> dict[str, np.ndarray]:
     """Slots of BATCH decode steps, in ring order, by stream; times begin at 0."""
     begin = np.arange(BATCH) * (OPS + 2) * OP_NS
     op = (begin[:, None] + OP_NS + np.arange(OPS) * OP_NS).reshape(-1)
@@ -73,11 +73,11 @@ def batch() -> dict[str, np.ndarray]:
     return {"events": slots[order], "details": records("route", len(routed), ts=routed, **fields)}
 
 
-def synthetic(folder: Path, wanted: int) -> int:
+def write_recording(folder: Path, wanted: int) -> int:
     """Write a recording of about `wanted` records; returns their number."""
     folder.mkdir(parents=True)
-    write_manifest(folder, json.loads(json.dumps(manifest())))
-    parts, count, long = batch(), OPS, BATCH * (OPS + 2) * OP_NS
+    write_manifest(folder, json.loads(json.dumps(make_manifest())))
+    parts, count, long = slots_of_batch(), OPS, BATCH * (OPS + 2) * OP_NS
     names = np.arange(1, OPS + 1)
     fields = {"tensor": names * 64, "type": 1 + (names % (OPS // LAYERS) == 0) * 3, "dtype": 0}
     shape = {"ne": [[2048, 1, 1, 1]] * OPS, "n_sources": 2, "sources": [[(n - 1) * 64, n * 64 % 640] + [0] * 8 for n in names]}
@@ -96,7 +96,7 @@ def synthetic(folder: Path, wanted: int) -> int:
     return count
 
 
-def measured(run: Path, count: int, rounds: int, report: Report) -> None:
+def measure_tables(run: Path, count: int, rounds: int, report: Report) -> None:
     """Make the tables `rounds` times, each in a separate process."""
     runs = []
     for _ in range(rounds):
@@ -112,7 +112,7 @@ def measured(run: Path, count: int, rounds: int, report: Report) -> None:
 
 def summary_seconds(run: Path, rounds: int, report: Report) -> None:
     """Time the verb as started by a user, including imports; modules are already compiled, as after any first start."""
-    command = [sys.executable, "-m", "analyzer", "summary", str(run)]
+    command = [sys.executable, "-m", "moescope", "summary", str(run)]
     with tempfile.TemporaryDirectory() as compiled:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment = {**kept, "PYTHONPYCACHEPREFIX": compiled}
@@ -134,7 +134,7 @@ def timed_start(removed: Path, start: Callable[[], object]) -> tuple[float, floa
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--records", type=float, nargs="+", default=[1e6, 1e7])
     parser.add_argument("--run", type=Path)
     parser.add_argument("--summary", metavar="RUN", type=Path)
@@ -144,11 +144,11 @@ def main() -> None:
         summary_seconds(args.summary, args.rounds, report)
     elif args.run:
         slots = sum((args.run / f"{name}.bin").stat().st_size // size for name, size in STREAMS.items())
-        measured(args.run, slots, args.rounds, report)
+        measure_tables(args.run, slots, args.rounds, report)
     else:
         for wanted in args.records:
             with tempfile.TemporaryDirectory() as folder:
-                measured(Path(folder) / "run", synthetic(Path(folder) / "run", int(wanted)), args.rounds, report)
+                measure_tables(Path(folder) / "run", write_recording(Path(folder) / "run", int(wanted)), args.rounds, report)
     report.finish()
 
 

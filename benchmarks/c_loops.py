@@ -16,13 +16,13 @@ import pandas as pd
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from analyzer.records.slot_columns import by_kind, columns_of
-from analyzer.records.spans import NONE, Marks, following, latest, numbered, pair, stack_depth
-from benchmarks.lib.report import Report, arguments
+from analyzer.records.spans import NONE, SpanMarks, following, latest, number_rows, pair_spans, stack_depth
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes
 from benchmarks.lib.turns import by_turns
 from tracer.recording.format import RING_HEADER_BYTES
 from views.timeline.protobuf import Form, encode
-from workloads.recordings import layouts, records
+from workloads.recordings import record_layouts, records
 
 THREADS = 16
 FIELDS = ("ts", "tid", "tensor", "layer")
@@ -39,7 +39,7 @@ class Case:
     rows: int
 
 
-def joins(rows: int, rng: np.random.Generator) -> list[Case]:
+def join_cases(rows: int, rng: np.random.Generator) -> list[Case]:
     """Cases: latest and next row of a group, distinct combinations, begins with their ends."""
     right, left = (np.sort(rng.integers(0, 10 * rows, rows)) for _ in range(2))
     theirs, ours = (rng.integers(0, THREADS, rows) for _ in range(2))
@@ -53,7 +53,7 @@ def joins(rows: int, rng: np.random.Generator) -> list[Case]:
     def factorized() -> np.ndarray:
         return pd.factorize(ours * rows + theirs % 64)[0]
 
-    begin, end = nested(rows // 2)
+    begin, end = nested_spans(rows // 2)
     return [
         Case(
             "latest row of a group", lambda: latest(theirs, right, ours, left), "pandas", lambda: merged("backward", True), rows
@@ -61,12 +61,12 @@ def joins(rows: int, rng: np.random.Generator) -> list[Case]:
         Case(
             "next row of a group", lambda: following(theirs, right, ours, left), "pandas", lambda: merged("forward", False), rows
         ),
-        Case("distinct combinations of two columns", lambda: numbered(ours, theirs % 64)[0], "pandas", factorized, rows),
-        Case("begins with their ends", lambda: pair(begin, end).end, "NumPy", lambda: paired(begin, end), rows),
+        Case("distinct combinations of two columns", lambda: number_rows(ours, theirs % 64)[0], "pandas", factorized, rows),
+        Case("begins with their ends", lambda: pair_spans(begin, end).end, "NumPy", lambda: pair_by_sorting(begin, end), rows),
     ]
 
 
-def nested(spans: int) -> tuple[Marks, Marks]:
+def nested_spans(spans: int) -> tuple[SpanMarks, SpanMarks]:
     """Begins and ends of spans nested two deep, on THREADS threads alternately."""
     inner = np.arange(spans) % 2 == 1
     start = np.where(inner, 8 * np.arange(spans) - 5, 8 * np.arange(spans))
@@ -74,12 +74,12 @@ def nested(spans: int) -> tuple[Marks, Marks]:
     thread, nothing = np.arange(spans) // 2 % THREADS, np.zeros(spans, np.int64)
     order = np.argsort(stop, kind="stable")
     return (
-        Marks(thread, start, 2 * start, nothing, nothing > 0),
-        Marks(thread[order], stop[order], 2 * stop[order], nothing, nothing > 0),
+        SpanMarks(thread, start, 2 * start, nothing, nothing > 0),
+        SpanMarks(thread[order], stop[order], 2 * stop[order], nothing, nothing > 0),
     )
 
 
-def paired(begin: Marks, end: Marks) -> np.ndarray:
+def pair_by_sorting(begin: SpanMarks, end: SpanMarks) -> np.ndarray:
     """`pair` without identities by sorting: a begin's end is the next event of its thread at its depth."""
     thread, ts = np.concatenate((begin.key, end.key)), np.concatenate((begin.position, end.position))
     step = np.repeat([1, -1], (len(begin.ts), len(end.ts)))
@@ -95,9 +95,9 @@ def paired(begin: Marks, end: Marks) -> np.ndarray:
     return answer
 
 
-def slots(rows: int) -> list[Case]:
+def slot_cases(rows: int) -> list[Case]:
     """Cases: slots of a recording by kind, and fields of some of the records."""
-    dtype = layouts()["op_begin"][1]
+    dtype = record_layouts()["op_begin"][1]
     table = np.concatenate([records(kind, rows // 2, ts=np.arange(rows // 2)) for kind in ("op_begin", "op_end")])
     table = table[np.argsort(np.arange(len(table)) % (rows // 2), kind="stable")].view(f"V{table.shape[1]}")[:, 0]
     chosen = np.flatnonzero(np.arange(len(table)) % 2 == 0)
@@ -124,7 +124,7 @@ def slots(rows: int) -> list[Case]:
     ]
 
 
-def messages(rows: int) -> Case:
+def message_case(rows: int) -> Case:
     """Case: packets of a Perfetto trace, each with one event of a track."""
     columns = {name: np.arange(rows, dtype=np.int64) * factor + 1 for name, factor in (("ts", 1000), ("type", 0), ("track", 3))}
 
@@ -150,16 +150,16 @@ def cpu_ns(work: Callable[[], object]) -> int:
     return time.process_time_ns() - begin
 
 
-def same(one: object, other: object) -> bool:
+def same_result(one: object, other: object) -> bool:
     """Whether both sides returned the same result."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
     return one == other if isinstance(one, bytes) else np.array_equal(one, other)  # type: ignore[arg-type]
 
 
-def measure(case: Case, rounds: int, report: Report) -> None:
+def measure_case(case: Case, rounds: int, report: Report) -> None:
     """Compare the results of both sides, then time them."""
-    if not same(case.in_c(), case.without()):
+    if not same_result(case.in_c(), case.without()):
         raise SystemExit(f"{case.name}: C and {case.library} give different answers")
     sides = {"C": case.in_c, case.library: case.without}
     spent: dict[str, list[int]] = {side: [] for side in sides}
@@ -172,12 +172,12 @@ def measure(case: Case, rounds: int, report: Report) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=7)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of each table (default: %(default)s)")
     args = parser.parse_args()
     report = Report("c_loops", args)
-    for case in (*joins(args.rows, np.random.default_rng(0)), *slots(args.rows), messages(args.rows // 10)):
-        measure(case, args.rounds, report)
+    for case in (*join_cases(args.rows, np.random.default_rng(0)), *slot_cases(args.rows), message_case(args.rows // 10)):
+        measure_case(case, args.rounds, report)
     report.finish()
 
 

@@ -2,7 +2,7 @@
 
 Runs text through the engine, then replays the routing token by token, as in decoding, with the engine's own cache
 code. Half of the segments warm up popularity counts (static), the other half is evaluated. Loads take no time here: the effect of
-a disk is measured by benchmarks/memory_limited.py. PACKAGE needs a trained predictor (python -m runtime train-predictor).
+a disk is measured by benchmarks/memory_limited.py. PACKAGE needs a trained predictor (moescope tune predictor).
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import single
 from runtime.cache_rules.eviction import LFRU, LRU, Policy, Static
 from runtime.cache_rules.forms import CPU, Form
@@ -21,7 +21,7 @@ from runtime.experts.predictor import Predictor, log_odds
 from runtime.experts.prefetch import SPARE, Prefetcher
 from runtime.experts.routing import History
 from runtime.moe import MoE
-from runtime.prepare.training import Routed, collect
+from runtime.prepare.training import Routed, collect_routing
 
 SHARES = (0.125, 0.25, 0.5)
 SEGMENT = 512
@@ -52,7 +52,7 @@ class Foreseen:
         return [rows[self.token] for rows in (self._rows["near"][layer : layer + 1] + self._rows["next"][layer + 1 : layer + 2])]
 
 
-def events(segment: Routed) -> list[Event]:
+def events_of(segment: Routed) -> list[Event]:
     chosen = {layer: np.nonzero(hot)[1].reshape(len(hot), -1) for layer, hot in segment.hot.items()}
     tokens = range(len(segment.states[0]))
     layers = ((layer, choice[i].tolist()) for i in tokens for layer, choice in chosen.items())
@@ -65,7 +65,7 @@ def with_prefetch(
     played, one = Replay(capacity, policy, prefetching=True), np.zeros((1, 1), np.float32)
     for segment, predictions in zip(segments, foreseen, strict=True):
         listener = Prefetcher(predictions, played.cache, family, CPU, frugal=False, spare=spare)
-        trace = iter(events(segment))
+        trace = iter(events_of(segment))
         for predictions.token in range(len(segment.states[0])):
             listener.step_begins(one)
             for layer in range(family.layers):
@@ -76,17 +76,17 @@ def with_prefetch(
     return played.outcome()
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_policies(args: argparse.Namespace) -> list[dict[str, Any]]:
     model = MoE.load(args.package, prefetch="off")
     ids = model.encode(args.text.read_text(encoding="utf-8"))
     cut = [ids[i : i + SEGMENT] for i in range(0, len(ids) - SEGMENT, SEGMENT)]
     count = min(len(cut), max(args.tokens // SEGMENT, 2))
-    segments = list(collect(model.engine, [cut[i * len(cut) // count] for i in range(count)]))
+    segments = list(collect_routing(model.engine, [cut[i * len(cut) // count] for i in range(count)]))
     family, predictor = model.package.family, Predictor.of(model.package)
     model.close()
     warm, judged = segments[::2], segments[1::2]
-    popularity = Counter((form.layer, form.expert) for segment in warm for event in events(segment) for form in event.keys)
-    trace = [event for segment in judged for event in events(segment)]
+    popularity = Counter((form.layer, form.expert) for segment in warm for event in events_of(segment) for form in event.keys)
+    trace = [event for segment in judged for event in events_of(segment)]
     foreseen = [Foreseen(predictor, segment) for segment in judged] if predictor.trained else []
     routed_layers = len(family.routed)
     rows = []
@@ -110,13 +110,13 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("package", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--spare", type=float, default=SPARE, help="least chance of a prefetch")
     args = parser.parse_args()
-    report, rows = Report("cache_policies", args), measure(args)
+    report, rows = Report("cache_policies", args), measure_policies(args)
     for row in rows:
         name = f"{row['policy']}, room for {row['share']:.1%} of the experts"
         report.add(f"{name}: hits", "%", single(100 * row["hit_rate"], row["tokens"]))

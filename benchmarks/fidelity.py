@@ -28,9 +28,9 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import fidelity
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
 from benchmarks.lib.models import demo_model, seeded_gguf
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes
 from benchmarks.programs.ggml_copies import ALONE
 from benchmarks.programs.runtime_copies import WARM
@@ -53,12 +53,12 @@ class Run(NamedTuple):
     runs: dict[str, float]
 
 
-def recording(program: list[str], run: Path, levels: str = LEVELS) -> list[str]:
+def record_words(program: list[str], run: Path, levels: str = LEVELS) -> list[str]:
     """The command that records one of our programs."""
     return [sys.executable, "-m", "tracer", "run", "--no-views", "--levels", levels, "-o", str(run), "--", *program]
 
 
-def copies(name: str, *arguments: object) -> list[str]:
+def copies_words(name: str, *arguments: object) -> list[str]:
     """The command that runs one of our programs."""
     return [sys.executable, "-m", f"benchmarks.programs.{name}", *map(str, arguments)]
 
@@ -99,16 +99,18 @@ def rounds_of(own: Paced, rounds: int, until: float, recorded: Paced | None = No
 
 def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Run:
     """Our runtime's subgraphs and phases."""
-    program = Paced(recording(copies("runtime_copies", args.model or demo_model(), args.extra), folder / "run", args.levels))
+    program = Paced(
+        record_words(copies_words("runtime_copies", args.model or demo_model(), args.extra), folder / "run", args.levels)
+    )
     rounds = rounds_of(program, args.turns, until)
     seen = rounds.filter(like="seen ").rename(columns=lambda name: name.removeprefix("seen "))
     spent = rounds[list(seen)]
     timed = pd.DataFrame(json.loads(program.close().splitlines()[-1]), columns=["phase", "ns"])
-    tables = load(folder / "run")
+    tables = load_tables(folder / "run")
     steps, own_steps = (
         rows.median() for rows in (tables["tokens"].groupby("phase")["duration_ns"], timed.groupby("phase")["ns"])
     )
-    alphas = {phase: fidelity.accuracy(float(steps[phase]), float(own_steps[phase])) for phase in ("prefill", "decode")}
+    alphas = {phase: fidelity.accuracy_percent(float(steps[phase]), float(own_steps[phase])) for phase in ("prefill", "decode")}
     tokens = tables["tokens"].query("phase == 'decode'")["token_id"].iloc[WARM:].to_numpy()
     counted = tokens.reshape(len(spent), 1 + args.extra)[:, 1:].ravel()
     graphs = tables["graphs"][tables["graphs"]["token_id"].isin(counted)]
@@ -123,14 +125,14 @@ def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Run
 
 def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[dict[str, float], dict[str, float]]:
     """({kernel: ms as recorded}, {kernel: ms by duplication}); the programs take rounds alternately: both see one machine."""
-    own = Paced(copies("ggml_copies", extra), REST_S)
-    recorded = Paced(recording(copies("ggml_copies", 0), folder / "kernels"), REST_S)
+    own = Paced(copies_words("ggml_copies", extra), REST_S)
+    recorded = Paced(record_words(copies_words("ggml_copies", 0), folder / "kernels"), REST_S)
     for _ in range(LEARNING):
         recorded.round()
     table = rounds_of(own, rounds, until, recorded)
     own.close()
     recorded.close()
-    operators = load(folder / "kernels")["operators"]
+    operators = load_tables(folder / "kernels")["operators"]
     measured, truth = {}, {}
     for name, rows in operators.groupby(operators["name"].str.partition(".")[0]):
         if name not in table:
@@ -139,19 +141,19 @@ def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[
         by_round = np.median(each, axis=1)
         measured[str(name)] = float(np.median(by_round))
         # By rounds: neighbouring rounds run at the same pace of the machine, the whole series may not.
-        truths = fidelity.duplication(table["base"].to_numpy(), table[name].to_numpy(), extra)
+        truths = fidelity.kernel_by_repetition(table["base"].to_numpy(), table[name].to_numpy(), extra)
         truth[str(name)] = measured[str(name)] * float(np.median(truths / by_round))
     return measured, truth
 
 
 def llama_phases(folder: Path, tokens: int) -> dict[str, float]:
     """alpha of the recorded prefill and decode relative to the program's own clock."""
-    command = recording(copies("llama_phases", seeded_gguf("llama-1b"), PROMPT, tokens), folder / "steps")
+    command = record_words(copies_words("llama_phases", seeded_gguf("llama-1b"), PROMPT, tokens), folder / "steps")
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     timed = json.loads(next(line for line in printed.splitlines() if line.startswith("[") and line.endswith("]")))
-    steps = load(folder / "steps")["tokens"]["duration_ns"].to_numpy() / 1e6
-    decode = fidelity.accuracy(float(np.median(steps[1:])), float(np.median(timed[1:])))
-    return {"prefill": fidelity.accuracy(float(steps[0]), timed[0]), "decode": decode}
+    steps = load_tables(folder / "steps")["tokens"]["duration_ns"].to_numpy() / 1e6
+    decode = fidelity.accuracy_percent(float(np.median(steps[1:])), float(np.median(timed[1:])))
+    return {"prefill": fidelity.accuracy_percent(float(steps[0]), timed[0]), "decode": decode}
 
 
 def of_llamacpp(folder: Path, args: argparse.Namespace, until: float) -> Run:
@@ -160,7 +162,7 @@ def of_llamacpp(folder: Path, args: argparse.Namespace, until: float) -> Run:
     return Run(*kernels, {}, llama_phases(folder, args.tokens), {})
 
 
-def repeated(once: Callable[[Path, argparse.Namespace, float], Run], args: argparse.Namespace) -> list[Run]:
+def repeat_rounds(once: Callable[[Path, argparse.Namespace, float], Run], args: argparse.Namespace) -> list[Run]:
     """`rounds` repetitions, each within its share of the time."""
     runs, began = [], time.monotonic()
     for number in range(1, 1 + args.rounds):
@@ -170,15 +172,15 @@ def repeated(once: Callable[[Path, argparse.Namespace, float], Run], args: argpa
     return runs
 
 
-def compared(runs: list[Run], truth: Callable[[Run], dict[str, float]]) -> pd.DataFrame:
+def compare_kernels(runs: list[Run], truth: Callable[[Run], dict[str, float]]) -> pd.DataFrame:
     """Measured time, true time and alpha by kernel and round, since each round has its own pace."""
-    rows = [fidelity.compare(run.measured, truth(run)).assign(round=i) for i, run in enumerate(runs)]
+    rows = [fidelity.compare_times(run.measured, truth(run)).assign(round=i) for i, run in enumerate(runs)]
     return pd.concat(rows).set_index("name")
 
 
 def add_figures(report: Report, runs: list[Run]) -> None:
     """Every kernel, the mean of the long ones, and both phases."""
-    rows, among_probes = compared(runs, lambda run: run.truth), compared(runs, lambda run: run.among_probes)
+    rows, among_probes = compare_kernels(runs, lambda run: run.truth), compare_kernels(runs, lambda run: run.among_probes)
     for name, of_kernel in rows.groupby("name", sort=False):
         report.add(f"{name}: measured", "ms", extremes(of_kernel["measured_ms"]))
         report.add(f"{name}: truth", "ms", extremes(of_kernel["truth_ms"]))
@@ -194,7 +196,7 @@ def add_figures(report: Report, runs: list[Run]) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--engine", choices=("moescope", "llamacpp"), default="moescope")
     parser.add_argument("--turns", type=int, help="of copies in each round, at most; default: 150, of llama.cpp's 40")
     parser.add_argument("--seconds", type=float, default=150, help="after which no further turn begins")
@@ -202,11 +204,11 @@ def main() -> None:
     parser.add_argument("--levels", default=LEVELS, help="to record of our runtime")
     parser.add_argument("--tokens", type=int, default=48, help="of llama.cpp's phases")
     parser.add_argument("--model", type=Path, help="of our runtime (default: its demo model)")
-    parser.add_argument("--out", type=Path, help="write the truth there, for: python -m analyzer fidelity RUN --truth FILE")
+    parser.add_argument("--out", type=Path, help="write the truth there, for: moescope predict fidelity RUN --truth FILE")
     args = parser.parse_args()
     extra, turns = (4, 40) if args.engine == "llamacpp" else (3, 150)
     args.extra, args.turns = args.extra or extra, args.turns or turns
-    report, runs = Report("fidelity", args), repeated(of_llamacpp if args.engine == "llamacpp" else runtime_kernels, args)
+    report, runs = Report("fidelity", args), repeat_rounds(of_llamacpp if args.engine == "llamacpp" else runtime_kernels, args)
     add_figures(report, runs)
     report.finish()
     if args.out:

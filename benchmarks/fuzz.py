@@ -14,12 +14,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import single
 from workloads.fuzzing import FAULTS, KINDS, Answer, Bench, damage
 
 
-def campaign(name: str, cases: int, start: int, keep: Path | None) -> dict[str, Any]:
+def run_campaign(name: str, cases: int, start: int, keep: Path | None) -> dict[str, Any]:
     """Run cases of one kind in this process: counts of each outcome, and the origins of faults."""
     counts: Counter[str] = Counter()
     places: Counter[str] = Counter()
@@ -28,7 +28,8 @@ def campaign(name: str, cases: int, start: int, keep: Path | None) -> dict[str, 
 
         for number in range(start, start + cases):
             rng = Random(number)
-            verb, file = rng.choice(KINDS[name].verbs), rng.choice(bench.names)
+            verb = rng.choice(KINDS[name].verbs)
+            file = rng.choice([each for each in bench.names if f"/{each}" in verb] or bench.names)
             content = damage(rng, bench.sound[file], file)
             outcome, answer = bench.judge(verb, file, content)
             counts[outcome] += 1
@@ -48,7 +49,7 @@ def write_case(folder: Path, file: str, content: bytes, what: str, answer: Answe
 
 
 def main() -> int:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--cases", type=int, default=1000, help="cases of each kind (default: %(default)s)")
     parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="only these")
     parser.add_argument("--seed", type=int, default=0, help="number of the first case, its random seed (default: %(default)s)")
@@ -56,7 +57,7 @@ def main() -> int:
     parser.add_argument("--here", action="store_true", help="run one kind in this process and print its counts as JSON")
     args = parser.parse_args()
     if args.here:
-        print(json.dumps(campaign(args.kinds[0], args.cases, args.seed, args.keep)))
+        print(json.dumps(run_campaign(args.kinds[0], args.cases, args.seed, args.keep)))
         return 0
     report, faults = Report("fuzz", args), 0
     for name in args.kinds:

@@ -8,18 +8,18 @@ at once and must return the same results as alone.
 import sys
 from pathlib import Path
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import single
 from runtime.backends.cpu import return_freed_memory
 from runtime.backends.htp import EMULATED, HtpBackend
 from runtime.package.layout import Package, expert_name
-from workloads.htp_cycles import cycle, from_two_threads
+from workloads.htp_cycles import from_two_threads, run_cycles
 
 UNITS = {"pss": ("MiB", 1 << 20), "threads": ("count", 1), "files": ("count", 1)}
 
 
 def main() -> int:
-    parser = arguments(__doc__, rounds=1000, help_rounds="evictions and reloads")
+    parser = make_parser(__doc__, rounds=1000, help_rounds="evictions and reloads")
     parser.add_argument("package", type=Path)
     args = parser.parse_args()
     return_freed_memory()
@@ -27,7 +27,7 @@ def main() -> int:
     backend = HtpBackend(package, (1,))
     labels = ("emulator",) if EMULATED else ()
     names = [expert_name(0, expert) for expert in range(min(4, package.family.experts))]
-    warm, half, end = cycle(backend, names, args.rounds)
+    warm, half, end = run_cycles(backend, names, args.rounds)
     for when, standing_then in (("warm", warm), ("halfway", half), ("at the end", end)):
         for name, (unit, scale) in UNITS.items():
             report.add(f"{name}, {when}", unit, single(standing_then[name] / scale), labels=labels)

@@ -21,7 +21,7 @@ import numpy as np
 
 from analyzer.predict.kernels import fusion, graphs, regressors, training
 from analyzer.predict.kernels.backends import Backend, Cpu, Htp
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import single
 
 UNSEEN = {"tinymoe": (256, 128), "granite-moe-1b": (1024, 512), "OLMoE": (2048, 1024), "Qwen1.5-MoE": (2048, 1408)}
@@ -34,18 +34,18 @@ ROWS = (1, 3, 8, 20, 64)
 def find_fusion(backend: Backend, shape: graphs.Shape, report: Report) -> set[tuple[str, str]]:
     """Print every verdict; returns the pairs that fuse."""
     print(f"fusion on {backend.name}, {shape.rows} x {shape.k} x {shape.n}")
-    verdicts = list(training.verdicts(backend, shape))
+    verdicts = list(training.fusion_verdicts(backend, shape))
     for v in verdicts:
         agree = "" if v.by_time == v.by_nodes else "  <- disagree"
         pair = f"{v.first}+{v.second:8} outputs {v.outputs:4} saved {v.saved:6.2f}"
         print(f"  {pair}  by time {v.by_time!s:5} by nodes {v.by_nodes!s:5}{agree}")
     right = sum(v.by_time == v.by_nodes for v in verdicts)
     name = f"fusion on {backend.name}, {shape.rows} x {shape.k} x {shape.n}: verdicts that agree with the nodes"
-    report.add(name, "%", single(100 * right / len(verdicts), len(verdicts)), labels=labels(backend))
-    return fusion.rules(verdicts)
+    report.add(name, "%", single(100 * right / len(verdicts), len(verdicts)), labels=labels_of(backend))
+    return fusion.fusing_pairs(verdicts)
 
 
-def labels(backend: Backend) -> tuple[str, ...]:
+def labels_of(backend: Backend) -> tuple[str, ...]:
     """Labels on the backend's times."""
     return ("emulator",) if isinstance(backend, Htp) and platform.machine() == "x86_64" else ()
 
@@ -60,20 +60,22 @@ def add_accuracy(report: Report, name: str, predicted: np.ndarray, measured: np.
 
 def train_all(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace, report: Report) -> None:
     """Train every kernel and report its accuracy on held-out shapes."""
-    plan = training.Plan(training.CHAINS, training.PRIOR, args.start, args.rounds, args.extra, args.held_out, left_out=JUDGED)
+    plan = training.TrainingPlan(
+        training.CHAINS, training.PRIOR, args.start, args.rounds, args.extra, args.held_out, left_out=JUDGED
+    )
     for one in training.train_all(backend, predictors, plan):
-        unseen = kept(one.unseen, one.measured, one.repeated, one.predicted)
-        args.kept[one.kernel] = {"trained": kept(one.shapes, one.times), "held out": unseen}
+        unseen = shapes_with_times(one.unseen, one.measured, one.repeated, one.predicted)
+        args.kept[one.kernel] = {"trained": shapes_with_times(one.shapes, one.times), "held out": unseen}
         judged, note = one.judged, ", again: the machine was slower before" if one.again else ""
         add_accuracy(report, f"{one.kernel}{note}", one.predicted[judged], one.measured[judged], one.repeated[judged])
 
 
-def kept(shapes: list[graphs.Shape], *columns: np.ndarray) -> list[list[float]]:
+def shapes_with_times(shapes: list[graphs.Shape], *columns: np.ndarray) -> list[list[float]]:
     """Shapes with columns of times, JSON-able."""
     return [[*astuple(shape), *map(float, row)] for shape, *row in zip(shapes, *columns, strict=True)]
 
 
-def subgraphs() -> list[tuple[tuple[str, str, int], list[graphs.Link]]]:
+def unseen_subgraphs() -> list[tuple[tuple[str, str, int], list[graphs.Link]]]:
     """((chain, model, rows), its links) for every unseen model."""
     return [
         (("-".join(chain), name, rows), graphs.chain(chain, graphs.Shape(rows, hidden, width), (hidden,)))
@@ -83,9 +85,9 @@ def subgraphs() -> list[tuple[tuple[str, str, int], list[graphs.Link]]]:
 
 def judge_subgraphs(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace, report: Report) -> None:
     """Figures of whole subgraphs: by chain, by model, by rows, and overall."""
-    names, links = zip(*subgraphs(), strict=True)
+    names, links = zip(*unseen_subgraphs(), strict=True)
     predicted = np.array([predictors.chain(one)[0] for one in links])
-    first, again = (training.times(backend, [partial(graphs.model, one) for one in links]) for _ in range(2))
+    first, again = (training.measured_times(backend, [partial(graphs.chain_model, one) for one in links]) for _ in range(2))
     args.kept["subgraphs"] = [[*name, *map(float, row)] for name, *row in zip(names, first, again, predicted, strict=True)]
     for part, prefix in enumerate(("", "", "rows ")):
         for value in dict.fromkeys(name[part] for name in names):
@@ -95,7 +97,7 @@ def judge_subgraphs(backend: Backend, predictors: regressors.Predictors, args: a
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--backend", choices=("cpu", "htp"), default="cpu")
     parser.add_argument("--fusion-only", action="store_true")
     parser.add_argument("--runs", type=int, default=9, help="bursts of each model")

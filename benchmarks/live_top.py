@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.questions.live import Live, by_step
-from analyzer.tables.store import build
-from benchmarks.analyzer import synthetic
-from benchmarks.lib.report import Report, arguments
+from analyzer.questions.live import LiveTables, by_step
+from analyzer.tables.store import build_tables
+from benchmarks.analyzer import write_recording
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
 
@@ -25,32 +25,32 @@ STRETCH = 30
 """Times the synthetic recording's own 1 µs per operator."""
 
 
-def spent(action: Callable[[], Any]) -> float:
+def cpu_seconds(action: Callable[[], Any]) -> float:
     """CPU seconds of one call, all threads."""
     begin = time.process_time()
     action()
     return time.process_time() - begin
 
 
-def stretched(folder: Path) -> None:
+def stretch_times(folder: Path) -> None:
     """Multiply all of a recording's times by STRETCH."""
     for stream, width in STREAMS.items():
         slots = np.memmap(folder / f"{stream}.bin", np.uint8, "r+").reshape(-1, width)
         slots[:, RING_HEADER_BYTES : RING_HEADER_BYTES + 8].view("<u8")[:] *= np.uint64(STRETCH)
 
 
-def turns(source: Path, folder: Path, piece: int, whole_every: int) -> list[dict[str, float]]:
+def replay_pieces(source: Path, folder: Path, piece: int, whole_every: int) -> list[dict[str, float]]:
     """Copy a recording's events to another piece by piece; per piece, `events` so far, `live_s` and sometimes `whole_s`."""
     shutil.copy(source / "manifest.json", folder)
     shutil.copy(source / "details.bin", folder)
-    rows, live = [], Live(folder)
+    rows, live = [], LiveTables(folder)
     with (source / "events.bin").open("rb") as events, (folder / "events.bin").open("wb", buffering=0) as out:
         live.snapshot()
         while data := events.read(piece * STREAMS["events"]):
             out.write(data)
-            row = {"events": out.tell() // STREAMS["events"], "live_s": spent(live.snapshot)}
+            row = {"events": out.tell() // STREAMS["events"], "live_s": cpu_seconds(live.snapshot)}
             if len(rows) % whole_every == whole_every - 1:
-                row["whole_s"] = spent(lambda: by_step(build(Recording(folder))))
+                row["whole_s"] = cpu_seconds(lambda: by_step(build_tables(Recording(folder))))
             rows.append(row)
     return rows
 
@@ -68,19 +68,19 @@ def report_quarters(report: Report, piece: int, rows: list[dict[str, float]]) ->
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--events", type=int, default=1_000_000, help="records in the end (default: %(default)s)")
     parser.add_argument("--pieces", type=int, nargs="+", default=[10_000, 40_000, 160_000], help="records between two turns")
     args = parser.parse_args()
     report = Report("live_top", args)
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
-        synthetic(source, args.events)
-        stretched(source)
+        write_recording(source, args.events)
+        stretch_times(source)
         for piece in args.pieces:
             folder = Path(name) / str(piece)
             folder.mkdir()
-            report_quarters(report, piece, turns(source, folder, piece, max(1, args.events // piece // 8)))
+            report_quarters(report, piece, replay_pieces(source, folder, piece, max(1, args.events // piece // 8)))
             shutil.rmtree(folder)
     report.finish()
 

@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from benchmarks.lib.models import demo_model
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import single
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS, write_manifest
 from workloads import ROOT
@@ -50,15 +50,15 @@ class Spent:
     killed: int = 0
 
 
-def record(folder: Path) -> Path:
+def record_demo(folder: Path) -> Path:
     """Record the demo."""
-    demo = ["-m", "runtime", "generate", str(demo_model()), "--prompt", "A cache", "--max-new-tokens", "8", "--ignore-end"]
+    demo = ["-m", "moescope", "generate", str(demo_model()), "--prompt", "A cache", "--max-new-tokens", "8", "--ignore-end"]
     command = [sys.executable, "-m", "tracer", "run", "--no-views", "-o", str(folder), "--", sys.executable, *demo]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return folder
 
 
-def copies(source: Path, root: Path, count: int) -> None:
+def make_copies(source: Path, root: Path, count: int) -> None:
     """Make the recordings; the last one's manifest is truncated."""
     rng, manifest = np.random.default_rng(0), json.loads((source / "manifest.json").read_text())
     slots = {name: np.fromfile(source / f"{name}.bin", np.uint8).reshape(-1, width) for name, width in STREAMS.items()}
@@ -70,12 +70,12 @@ def copies(source: Path, root: Path, count: int) -> None:
         manifest["clocks"] = [{**clock, "realtime_ns": (1_700_000_000 + number) * 10**9} for clock in manifest["clocks"]]
         write_manifest(folder, manifest)
         for name, rows in slots.items():
-            (folder / f"{name}.bin").write_bytes(stretched(rows, 1 + rng.uniform(-STRETCH, STRETCH)).tobytes())
+            (folder / f"{name}.bin").write_bytes(stretched_slots(rows, 1 + rng.uniform(-STRETCH, STRETCH)).tobytes())
     text = (folder / "manifest.json").read_text()
     (folder / "manifest.json").write_text(text[: len(text) // 2])
 
 
-def stretched(slots: np.ndarray, factor: float) -> np.ndarray:
+def stretched_slots(slots: np.ndarray, factor: float) -> np.ndarray:
     """The slots with times stretched relative to the first record."""
     answer = slots.copy()
     ts = answer[:, RING_HEADER_BYTES : RING_HEADER_BYTES + 8].view(np.uint64)[:, 0]
@@ -85,16 +85,16 @@ def stretched(slots: np.ndarray, factor: float) -> np.ndarray:
     return answer
 
 
-def measured(env: dict[str, str], *words: str, kill: bool = False) -> Spent:
+def run_analyzer(env: dict[str, str], *words: str, kill: bool = False) -> Spent:
     """Run the analyzer; with `kill`, its busiest worker is killed once after AT_WORK_S of CPU time."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         begin = time.perf_counter()
-        command = [sys.executable, "-m", "analyzer", *words]
+        command = [sys.executable, "-m", "moescope", *words]
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err)
         peak, killed = 0, 0
         while process.poll() is None:
-            family = list(tree(process.pid))
-            peak = max(peak, sum(size(each) for each in family))
+            family = list(process_tree(process.pid))
+            peak = max(peak, sum(memory_of(each) for each in family))
             if kill and not killed:
                 killed = lose_worker(family[1:])
             time.sleep(PERIOD_S)
@@ -103,7 +103,7 @@ def measured(env: dict[str, str], *words: str, kill: bool = False) -> Spent:
         return Spent(seconds, peak, process.returncode, out.read(), err.read(), killed)
 
 
-def tree(pid: int) -> Iterator[psutil.Process]:
+def process_tree(pid: int) -> Iterator[psutil.Process]:
     """A process and all its descendants."""
     try:
         process = psutil.Process(pid)
@@ -113,7 +113,7 @@ def tree(pid: int) -> Iterator[psutil.Process]:
         return
 
 
-def size(process: psutil.Process) -> int:
+def memory_of(process: psutil.Process) -> int:
     """Its proportional set size; 0 if it has ended."""
     try:
         return int(process.memory_full_info().pss)
@@ -135,7 +135,7 @@ def lose_worker(family: list[psutil.Process]) -> int:
 
 
 @contextmanager
-def stored(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def copy_to_store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """(address, environment) of the recordings, copied to a store of this kind."""
     if kind == "folder":
         target = folder.with_name("stored")
@@ -150,16 +150,16 @@ def stored(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
         yield f"s3://{BUCKET}/all", env
 
 
-def series(kind: str, folder: Path, count: int, report: Report) -> None:
+def measure_series(kind: str, folder: Path, count: int, report: Report) -> None:
     """Conversion, query and history over one store."""
-    with stored(kind, folder) as (address, env):
-        made = measured(env, "tables", address, "--dask", "2", "--json", kill=True)
+    with copy_to_store(kind, folder) as (address, env):
+        made = run_analyzer(env, "query", address, "--dask", "2", "--json", kill=True)
         answer = json.loads(made.out)
         assert (made.code, answer["recordings"], len(answer["failed"])) == (1, count - 1, 1), made.err
-        asked = measured(env, "query", address, SQL, "--json")
-        rows = json.loads(asked.out)
+        asked = run_analyzer(env, "query", address, SQL, "--json")
+        rows = json.loads(asked.out)["rows"]
         assert asked.code == 1 and len(rows) == min(count - 1, DEVICES * BUILDS)
-        past = measured(env, "history", address, "--json")
+        past = run_analyzer(env, "history", address, "--json")
         assert sum(row["runs"] for row in json.loads(past.out)["builds"] if row["metric"] == "TPOT, median") == count - 1, (
             past.err
         )
@@ -173,16 +173,16 @@ def series(kind: str, folder: Path, count: int, report: Report) -> None:
 def main(args: Namespace, report: Report) -> None:
     """Measure each store."""
     with tempfile.TemporaryDirectory() as name:
-        source = args.recording or record(Path(name) / "source")
-        copies(source, Path(name) / "all", args.count)
+        source = args.recording or record_demo(Path(name) / "source")
+        make_copies(source, Path(name) / "all", args.count)
         size_kib = sum(path.stat().st_size for path in source.glob("*.bin")) / 1024
         report.note(f"{args.count} recordings of {size_kib:,.0f} KiB, {DEVICES} devices, {BUILDS} builds")
         for kind in args.stores:
-            series(kind, Path(name) / "all", args.count, report)
+            measure_series(kind, Path(name) / "all", args.count, report)
 
 
 if __name__ == "__main__":
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--count", type=int, default=1000, help="recordings (default: %(default)s)")
     parser.add_argument("--recording", type=Path, metavar="RUN", help="what is copied (default: the demo is recorded)")
     parser.add_argument("--stores", nargs="+", choices=("folder", "s3"), default=["folder", "s3"], help="default: both")

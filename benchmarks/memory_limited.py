@@ -50,7 +50,7 @@ from benchmarks.lib.llama_sets import PEERS
 from benchmarks.lib.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
 from benchmarks.lib.models import seeded_gguf
 from benchmarks.lib.page_cache import drop_pages
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.seeded_moe import seeded_package
 from benchmarks.lib.spread import extremes, single
 from benchmarks.lib.steps_log import LoggedStep, StepLog, read_log
@@ -93,7 +93,7 @@ def held_bytes() -> int:
     return int(fields["VmRSS"].split()[0]) * 1024
 
 
-def child(args: argparse.Namespace) -> None:
+def run_child(args: argparse.Namespace) -> None:
     """A run of our runtime: logs each token; prints the runtime's own figures of the second half as JSON."""
     options = {"prefetch": PREFETCH[args.child], "threads": args.threads, "cache_policy": args.policy}
     model, ids = MoE.load(args.package, args.budget or None, **options), array("i", args.ids.read_bytes()).tolist()
@@ -217,7 +217,7 @@ class Setting:
         return [*program, "benchmarks.memory_limited", *map(str, [self.package.folder, *words, "--ids", self.ids, "--log", log])]
 
 
-def measure(setting: Setting, report: Report) -> None:
+def measure_shares(setting: Setting, report: Report) -> None:
     """Measure all shares."""
     args, package = setting.args, setting.package
     family, one = package.family, CpuBackend(package, 1).expert_bytes
@@ -256,7 +256,7 @@ FIGURES = {
 """Key of a run → (name, unit, divisor)."""
 
 
-def values(runs: list[dict[str, Any]], name: str) -> np.ndarray:
+def values_of(runs: list[dict[str, Any]], name: str) -> np.ndarray:
     """A figure of all runs that have it."""
     return np.array([run[name] for run in runs if run.get(name) is not None], float)
 
@@ -265,13 +265,13 @@ def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]
     """Figures of every mode, ratios by round, and the achieved share of the disk's bound."""
     for mode, measured in runs.items():
         for name, (what, unit, divisor) in FIGURES.items():
-            if len(seen := values(measured, name)):
+            if len(seen := values_of(measured, name)):
                 report.add(f"{share}, {mode}: {what}", unit, extremes(seen / divisor))
     same = len({tuple(run["sampled"]) for measured in runs.values() for run in measured if "sampled" in run}) <= 1
     report.note(f"{share}: all our runs chose the same tokens" if same else f"{share}: our runs chose DIFFERENT tokens")
     for run in runs.get("auto", []):
         report.note(f"{share}, auto: {run['prefetching']}")
-    times = {mode: values(measured, "mean_ns_per_token") for mode, measured in runs.items()}
+    times = {mode: values_of(measured, "mean_ns_per_token") for mode, measured in runs.items()}
     for mode, peer in ((a, b) for a in times for b in times if a in PREFETCH and a not in UNBOUND and b != a):
         if len(times[mode]) == len(times[peer]):
             report.add(f"{share}, {mode}: speed", "ratio", extremes(times[peer] / times[mode]), against=peer)
@@ -283,7 +283,7 @@ def add_bound(
     report: Report, share: str, runs: dict[str, list[dict[str, Any]]], times: dict[str, np.ndarray], disk_bytes_per_s: float
 ) -> None:
     """The bound by demand reads fully overlapped with compute, and the achieved share of it."""
-    read_ns = float(np.median(values(runs["demand"], "kernel_bytes_per_token"))) / disk_bytes_per_s * 1e9
+    read_ns = float(np.median(values_of(runs["demand"], "kernel_bytes_per_token"))) / disk_bytes_per_s * 1e9
     bound = max(read_ns, float(np.median(times["resident"])))
     report.add(f"{share}: bound of a token", "ms", single(bound / 1e6))
     for mode in (mode for mode in times if mode in PREFETCH and mode not in UNBOUND):
@@ -291,7 +291,7 @@ def add_bound(
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("package", type=Path)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--shares", default="0.75,0.5,0.25", type=lambda text: [float(share) for share in text.split(",")])
@@ -306,7 +306,7 @@ def main() -> None:
         parser.add_argument(f"--{hidden}", type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(args)
+        run_child(args)
         return
     package = seeded_package() if args.package == Path("qwen-moe") else Package(args.package)
     args.llama = seeded_gguf("qwen-moe") if args.llama == Path("qwen-moe") else args.llama
@@ -316,7 +316,7 @@ def main() -> None:
         ids = Path(folder) / "ids"
         ids.write_bytes(array("i", token_ids(package, args.text, PROMPT + 2 * args.tokens)).tobytes())
         try:
-            measure(Setting(args, package, ids), report)
+            measure_shares(Setting(args, package, ids), report)
         except NoMemoryCgroupError as error:
             raise SystemExit(str(error)) from None
     report.finish()

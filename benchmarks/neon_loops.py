@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import single
 from runtime.backends.instruction_sets import LIBRARY
 
@@ -82,7 +82,7 @@ def main() -> None:
     args = parser().parse_args()
     report = Report("neon_loops", args)
     for loop in (*LOOPS, *(GGML_LOOPS if args.ggml else ()), *(KLEIDIAI_LOOPS if args.kleidiai else ())):
-        text = shortest(loop, lines_of(loop, args))
+        text = shortest_loop(loop, lines_of(loop, args))
         for cpu in args.cpus.split(","):
             total, left_out = total_cycles(args.mca, cpu, text)
             cycles = total / ITERATIONS
@@ -104,7 +104,7 @@ def main() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--cpus", default="neoverse-v2,cortex-x4,oryon-1", metavar="NAME,NAME", help="as llvm-mca knows them")
     parser.add_argument("--ggml", type=Path, metavar="DIR", help="llama.cpp's folder ggml")
     parser.add_argument("--kleidiai", type=Path, metavar="DIR", help="KleidiAI's folder")
@@ -116,11 +116,11 @@ def parser() -> argparse.ArgumentParser:
 def lines_of(loop: Loop, args: argparse.Namespace) -> list[str]:
     """The assembly lines around a loop."""
     if loop in KLEIDIAI_LOOPS:
-        return disassembled(args.compiler, args.kleidiai, loop)
-    return compiled(args.compiler, args.ggml if loop in GGML_LOOPS else OWN, loop)
+        return disassembled_source(args.compiler, args.kleidiai, loop)
+    return compiled_lines(args.compiler, args.ggml if loop in GGML_LOOPS else OWN, loop)
 
 
-def disassembled(compiler: str, folder: Path, loop: Loop) -> list[str]:
+def disassembled_source(compiler: str, folder: Path, loop: Loop) -> list[str]:
     """An assembly source as the disassembler prints it: newer instructions decoded, labels named as compilers do."""
     with tempfile.NamedTemporaryFile(suffix=".o") as made:
         command = [compiler, "-c", f"-march={MARCH['smmla']}", f"-I{folder}", "-o", made.name, str(folder / loop.source)]
@@ -130,7 +130,7 @@ def disassembled(compiler: str, folder: Path, loop: Loop) -> list[str]:
     return [re.sub(r"<label_(\d+)>", r".L\1", line).partition("//")[0].rstrip() for line in text.splitlines()]
 
 
-def compiled(compiler: str, folder: Path, loop: Loop) -> list[str]:
+def compiled_lines(compiler: str, folder: Path, loop: Loop) -> list[str]:
     """The assembly lines of the loop's function. The kernels set their own target."""
     theirs = [f"-march={MARCH.get(loop.instruction)}", *(f"-I{folder / name}" for name in INCLUDES)]
     command = [compiler, *FLAGS, *(() if folder == OWN else theirs), str(folder / loop.source)]
@@ -140,7 +140,7 @@ def compiled(compiler: str, folder: Path, loop: Loop) -> list[str]:
     return [line for line in ENCODED.sub("", function[1]).splitlines() if not line.startswith(("#", "//"))]
 
 
-def shortest(loop: Loop, lines: list[str]) -> str:
+def shortest_loop(loop: Loop, lines: list[str]) -> str:
     """The lines between a label and a jump back to it."""
     labels: dict[str, int] = {}
     spans: list[list[str]] = []
@@ -151,12 +151,12 @@ def shortest(loop: Loop, lines: list[str]) -> str:
             spans.append(lines[labels[jump[1] or jump[2]] : number + 1])
     if loop.label:
         spans = [span for span in spans if span[0].startswith(f"{loop.label}:")]
-    fitting = [span for span in spans if times(span, loop.instruction) == loop.times]
-    found = min((span for span in fitting if loop.unpacked in (0, times(span, "ushr"))), key=len)
+    fitting = [span for span in spans if count_instruction(span, loop.instruction) == loop.times]
+    found = min((span for span in fitting if loop.unpacked in (0, count_instruction(span, "ushr"))), key=len)
     return "\n".join(found)
 
 
-def times(span: list[str], instruction: str) -> int:
+def count_instruction(span: list[str], instruction: str) -> int:
     """How many lines have the instruction."""
     return sum(bool(re.search(rf"\s{instruction}\s", line)) for line in span)
 

@@ -10,13 +10,13 @@ import warnings
 import torch
 import transformers
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes, single
-from workloads.drawn_models import FAMILIES, PROMPTS, agreement, settings
+from workloads.drawn_models import FAMILIES, PROMPTS, compare_prompts, drawn_config
 
 
 def main() -> int:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--configs", type=int, default=156, help="configs, shared among the families (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the first config (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="greedy tokens behind each prompt (default: %(default)s)")
@@ -29,11 +29,11 @@ def main() -> int:
     report, each = Report("parity", args), -(-args.configs // len(args.families))
     right = True
     for name in args.families:
-        parts = [agreement(name, args.seed + i, args.tokens) for i in range(each)]
+        parts = [compare_prompts(name, args.seed + i, args.tokens) for i in range(each)]
         for i, part in enumerate(parts):
             if part.equal < part.tokens or part.share > 1:
                 right = False
-                drawn = settings(name, args.seed + i)
+                drawn = drawn_config(name, args.seed + i)
                 report.note(f"{name}, seed {args.seed + i}: {part.tokens - part.equal} of {part.tokens} tokens differ: {drawn}")
         total, equal, ties = (sum(part[i] for part in parts) for i in range(3))
         report.add(f"{name}: tokens equal", "", single(equal, total))

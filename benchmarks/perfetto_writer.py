@@ -16,16 +16,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from analyzer.tables.store import Tables, arrow_of
+from analyzer.tables.store import LazyTables, arrow_of
 from benchmarks.lib.chromium import Chromium
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes, single
 from benchmarks.lib.turns import by_turns
-from views.serving import address, server
+from views.serving import make_server, ui_address
 from views.timeline import perfetto
 from views.timeline.slices import Slices, on_program
 from views.timeline.trace_file import usable_cpus
-from workloads.tables_fixture import make
+from workloads.tables_fixture import make_tables
 from workloads.trace_processor import TraceProcessorWasm
 
 EVENTS_PER_TOKEN_AND_LAYER = 30
@@ -35,17 +35,17 @@ UI_COUNT = (
 )
 
 
-def bare(tables: Tables) -> list[Slices]:
+def bare_slices(tables: LazyTables) -> list[Slices]:
     """The slices on threads, without arguments."""
     return [replace(slices, args={}, own={}) for slices in on_program(tables)]
 
 
-def held(what: str = "VmRSS") -> float:
+def memory_mib(what: str = "VmRSS") -> float:
     """MiB of memory of this process, or (VmHWM) its maximum since `forget`."""
     return float(re.search(rf"{what}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024  # type: ignore[index]
 
 
-def forget() -> None:
+def reset_peak() -> None:
     """Reset the kernel's peak of memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
@@ -60,26 +60,26 @@ class Written:
     peak_mib: float
 
 
-def write(manifest: dict[str, Any], tables: Tables, path: Path, zipped: bool, threads: int) -> Written:
+def write_trace(manifest: dict[str, Any], tables: LazyTables, path: Path, zipped: bool, threads: int) -> Written:
     """Write the trace once."""
-    forget()
+    reset_peak()
     path.unlink(missing_ok=True)
-    before, wall, cpu = held(), time.perf_counter(), time.process_time()
+    before, wall, cpu = memory_mib(), time.perf_counter(), time.process_time()
     trace = perfetto.write_trace(manifest, tables, path, zipped=zipped, threads=threads)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     rates = trace.events / wall / 1e6, trace.events / cpu / 1e6
-    return Written(*rates, trace.bytes / trace.events, held("VmHWM") - before)
+    return Written(*rates, trace.bytes / trace.events, memory_mib("VmHWM") - before)
 
 
-def write_all(manifest: dict[str, Any], tables: Tables, path: Path, rounds: int, report: Report) -> None:
+def write_all(manifest: dict[str, Any], tables: LazyTables, path: Path, rounds: int, report: Report) -> None:
     """Write every kind of trace with one thread and with all CPUs alternately."""
-    kinds = {"without arguments": (bare, False), "gzip": (on_program, True), "with arguments": (on_program, False)}
+    kinds = {"without arguments": (bare_slices, False), "gzip": (on_program, True), "with arguments": (on_program, False)}
     cases = list(product(kinds, sorted({1, usable_cpus()})))
     written: dict[tuple[str, int], list[Written]] = {case: [] for case in cases}
     for _, case in by_turns(cases, rounds):
         perfetto.on_program, zipped = kinds[case[0]]
-        written[case].append(write(manifest, tables, path, zipped, case[1]))
-    write(manifest, tables, path, False, 1)  # opened afterwards
+        written[case].append(write_trace(manifest, tables, path, zipped, case[1]))
+    write_trace(manifest, tables, path, False, 1)  # opened afterwards
     for (kind, threads), runs in written.items():
         name = f"{kind}, {threads} thread{'s' * (threads > 1)}"
         report.add(f"{name}: by the clock", "M events/s", extremes([run.clock for run in runs]))
@@ -90,24 +90,24 @@ def write_all(manifest: dict[str, Any], tables: Tables, path: Path, rounds: int,
 
 def read_back(path: Path, report: Report) -> None:
     """Read the trace with the trace processor and count its contents."""
-    forget()
-    before, begin = held(), time.perf_counter()
+    reset_peak()
+    before, begin = memory_mib(), time.perf_counter()
     processor = TraceProcessorWasm(trace=str(path))
     report.add("trace processor: read", "s", single(time.perf_counter() - begin))
     ask: Callable[[str], list[Any]] = lambda sql: [tuple(row.__dict__.values()) for row in processor.query(sql)]  # noqa: E731
     counts = ask("select (select count(*) from slice) s, (select count(*) from args) a, (select sum(dur) from slice) d")[0]
     bad = ask("select name, value from stats where value != 0 and severity in ('error', 'data_loss')")
-    report.add("trace processor: more memory at the peak", "MiB", single(held("VmHWM") - before))
+    report.add("trace processor: more memory at the peak", "MiB", single(memory_mib("VmHWM") - before))
     report.note(f"trace processor: {counts[0]:,} slices, {counts[1]:,} arguments, {counts[2]:,} ns; errors: {bad}")
 
 
-def show(path: Path, folder: str, patience: float, report: Report) -> None:
+def open_in_browser(path: Path, folder: str, patience: float, report: Report) -> None:
     """Open the trace in the Perfetto UI's offline copy."""
-    with contextlib.closing(Chromium(folder)) as chromium, server(path, True, 0) as served:
+    with contextlib.closing(Chromium(folder)) as chromium, make_server(path, True, 0) as served:
         driver = chromium.driver
         threading.Thread(target=served.serve_forever, daemon=True).start()
         begin = time.perf_counter()
-        driver.get(address(served, True))
+        driver.get(ui_address(served, True))
         while not (opened := driver.execute_script("return !!(self.app && self.app.trace)")):
             time.sleep(0.5)
             if time.perf_counter() - begin > patience:
@@ -121,7 +121,7 @@ def show(path: Path, folder: str, patience: float, report: Report) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--events", type=int, default=1_000_000, help="about so many (default %(default)s)")
     parser.add_argument("--layers", type=int, default=48, help="layers of the model (default %(default)s)")
     parser.add_argument("--open", action="store_true", help="read it with the trace processor")
@@ -129,10 +129,10 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=150, help="seconds to wait for the UI (default %(default)s)")
     args = parser.parse_args()
     report, tokens = Report("perfetto_writer", args), max(2, args.events // (EVENTS_PER_TOKEN_AND_LAYER * args.layers))
-    manifest, frames = make(tokens, args.layers)
-    tables = Tables.of({name: arrow_of(name, frame) for name, frame in frames.items()})  # the form read from disk
+    manifest, frames = make_tables(tokens, args.layers)
+    tables = LazyTables.of({name: arrow_of(name, frame) for name, frame in frames.items()})  # the form read from disk
     del frames
-    report.note(f"{tokens} tokens, {args.layers} layers; {held():,.0f} MiB held with the tables")
+    report.note(f"{tokens} tokens, {args.layers} layers; {memory_mib():,.0f} MiB held with the tables")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.pftrace"
         write_all(manifest, tables, path, args.rounds, report)
@@ -140,7 +140,7 @@ def main() -> None:
         if args.open:
             read_back(path, report)
         if args.ui:
-            show(path, folder, args.patience, report)
+            open_in_browser(path, folder, args.patience, report)
     report.finish()
 
 

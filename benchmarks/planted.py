@@ -25,25 +25,25 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analyzer.compare.metrics import MS, extract
+from analyzer.compare.metrics import MS, extract_metrics
 from analyzer.compare.pace import MINOR_SHARE
-from analyzer.compare.results import Result, matrices
-from analyzer.compare.structure import changes
+from analyzer.compare.results import Result, value_matrices
+from analyzer.compare.structure import feature_changes
 from analyzer.compare.verdicts import FASTER, PRACTICAL, SAME, SLOWER, UNKNOWN, judge_apart
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
 from benchmarks.lib.models import demo_model, seeded_gguf
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import single
 from benchmarks.lib.turns import by_turns
 from workloads import ROOT, planting
-from workloads.compiling import WITH_SITES, compiled
+from workloads.compiling import WITH_SITES, compile_c
 from workloads.planting import Tables
 
 NOTHING = "nothing"
 SIZES = (0.03, 0.05, 0.10)
 SHARES = ("found", "others reported", "TPOT called slower", "wrong word", "inconclusive", '"the same" outside the threshold')
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
-GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "150", "--ignore-end"]
+GENERATE = ["-m", "moescope", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "150", "--ignore-end"]
 ENGINES = {
     "llama": {"base": ["workloads/programs/llama_steps.py", "build/models/tiny-moe.gguf", "16", "150", "0.005"]},
     "runtime": {"base": [*GENERATE, "--expert-cache", "3MiB"], "halved": [*GENERATE, "--expert-cache", "1.5MiB"]},
@@ -59,7 +59,7 @@ def unchanged(tables: Tables) -> Tables:
 
 def main_displaced(tables: Tables, share: float) -> Tables:
     """The decoding thread loses its CPU once in every step."""
-    return planting.displaced(tables, int(tables["tokens"]["tid"].iloc[0]), share)
+    return planting.displace_thread(tables, int(tables["tokens"]["tid"].iloc[0]), share)
 
 
 @dataclass
@@ -80,22 +80,22 @@ class Plant:
 
 def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Result]:
     """A recording's results, with each of the changes planted."""
-    tables = load(path)
-    return [Result(path.name, extract(change(tables))) for change in changes]
+    tables = load_tables(path)
+    return [Result(path.name, extract_metrics(change(tables))) for change in changes]
 
 
-def record(args: argparse.Namespace) -> None:
+def record_runs(args: argparse.Namespace) -> None:
     """Record runs alternately, forwards and backwards, to DIR/<variant>/run-NNN, after existing ones; each first is a warm-up."""
     os.environ.setdefault("LLAMA_THREADS", "1")  # of two CPUs, one is for the tracer
     seeded_gguf("tiny-moe") if args.engine == "llama" else demo_model()
     commands, there = list(ENGINES[args.engine].items()), len(list(Path(args.folder).glob("base/run-*")))
     for number, (name, words) in by_turns(commands, args.count + 1):
         folder = Path(args.folder) / (name if number else f"warmup/{name}") / f"run-{number + there:03}"
-        trace("--levels", "token,graph,operator,expert,sched", "-o", str(folder), "--", sys.executable, *words)
+        trace_command("--levels", "token,graph,operator,expert,sched", "-o", str(folder), "--", sys.executable, *words)
         print(f"{folder}", flush=True)
 
 
-def trace(*words: str) -> str:
+def trace_command(*words: str) -> str:
     """Trace a command; returns its output."""
     done = subprocess.run([sys.executable, "-m", "tracer", "run", "--no-views", *words], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -112,11 +112,11 @@ def operator_targets(base: list[Result]) -> list[tuple[str, int, float]]:
     return [(*spent.index[i], float(spent.iloc[i])) for i in chosen]
 
 
-def plants(paths: list[Path], base: list[Result]) -> Iterator[Plant]:
+def plantable_changes(paths: list[Path], base: list[Result]) -> Iterator[Plant]:
     """All changes that can be planted in the recordings; their results are still missing."""
     for type_, layer, share in operator_targets(base):
         for size in SIZES:
-            change = partial(planting.slowed, type_=type_, layer=layer, share=size)
+            change = partial(planting.slow_operator, type_=type_, layer=layer, share=size)
             what = f"{type_} layer {layer} ({share:.1%} of a step) slower"
             yield Plant(what, f"{size:.0%}", "operator", {"type": type_, "layer": layer}, change)
     busy = base[0].metrics.query("family == 'scheduling' and type.str.endswith('(main)')")
@@ -125,21 +125,21 @@ def plants(paths: list[Path], base: list[Result]) -> Iterator[Plant]:
             change = partial(main_displaced, share=size)
             yield Plant(f"thread {thread} displaced", f"{size:.0%} of a step", "scheduling", {"type": thread}, change)
     for layer, expert, load_ns in cold_candidates(paths):
-        change = partial(planting.cold, layer=layer, expert=expert, load_ns=load_ns)
+        change = partial(planting.make_cold, layer=layer, expert=expert, load_ns=load_ns)
         what = f"expert {expert} of layer {layer} never cached"
         culprit = {"metric": "load time per step", "layer": layer, "expert": expert}
         yield Plant(what, f"{load_ns / MS:.2f} ms a load", "expert", culprit, change)
     kinds = base[0].metrics.query("family == 'operator' and phase == 'decode'").groupby("type")["share"].sum()
     fused = next((name for name in kinds.index if "+" in name), str(kinds.idxmax()))
     into = (fused.split("+")[0], fused.split("+")[-1]) if "+" in fused else (fused, f"{fused}_2")
-    new, change = [kind for kind in into if kind not in kinds.index], partial(planting.split, type_=fused, into=into)
+    new, change = [kind for kind in into if kind not in kinds.index], partial(planting.split_operator, type_=fused, into=into)
     culprit = {"what": new[0] if new else fused, "also": {*into, fused}}
     yield Plant(f"{fused} split into {into[0]} and {into[1]}", "", "structure", culprit, change)
 
 
 def cold_candidates(paths: list[Path]) -> Iterator[tuple[int, int, int]]:
     """(layer, expert, median ns of a load) of experts used in at least a third of the decode steps."""
-    recorded = [load(path, ("loads", "experts", "tokens")) for path in paths]
+    recorded = [load_tables(path, ("loads", "experts", "tokens")) for path in paths]
     loads = pd.concat([t["loads"].query("action == 'load' and reason == 'demand'") for t in recorded])
     runs = pd.concat([t["experts"].merge(t["tokens"].query("phase == 'decode'")["token_id"]) for t in recorded])
     steps = min(int((t["tokens"]["phase"] == "decode").sum()) for t in recorded)
@@ -150,13 +150,13 @@ def cold_candidates(paths: list[Path]) -> Iterator[tuple[int, int, int]]:
         yield int(layer), int(expert), int(loads["duration_ns"].median())
 
 
-def power(args: argparse.Namespace) -> None:
+def measure_power(args: argparse.Namespace) -> None:
     """Power for recordings."""
     folder = Path(args.folder)
     paths = sorted((folder / "base").iterdir())
     with ProcessPoolExecutor(args.workers) as pool:
         base = [one for (one,) in pool.map(partial(results_of, changes=[unchanged]), paths)]
-        planted = list(plants(paths, base))
+        planted = list(plantable_changes(paths, base))
         for run in pool.map(partial(results_of, changes=[plant.change for plant in planted]), paths):
             for plant, result in zip(planted, run, strict=True):
                 plant.runs.append(result)
@@ -170,13 +170,13 @@ def power(args: argparse.Namespace) -> None:
     add_power(report, [Plant(NOTHING, "", "operator", {"type": ""}, runs=base), *planted], base, args)
 
 
-def program(args: argparse.Namespace) -> None:
+def measure_program(args: argparse.Namespace) -> None:
     """Power for workloads/programs/planted.c, which executes the changes itself."""
     with tempfile.TemporaryDirectory() as folder:
-        binary = compiled(Path(folder) / "planted", "planted.c", flags=WITH_SITES)
+        binary = compile_c(Path(folder) / "planted", "planted.c", flags=WITH_SITES)
         levels = ("--levels", "token,operator,expert,sched", "-o", f"{folder}/run")
-        printed = trace(*levels, "--", str(binary), str(args.count), "20", *PROGRAM)
-        results = planting.by_variant(load(f"{folder}/run"), printed)
+        printed = trace_command(*levels, "--", str(binary), str(args.count), "20", *PROGRAM)
+        results = planting.by_variant(load_tables(f"{folder}/run"), printed)
     report = Report("planted", args)
     report.note(f"{args.count} runs of each variant of workloads/programs/planted.c, recorded alternately")
     rows = {
@@ -199,14 +199,14 @@ def add_power(report: Report, planted: list[Plant], base: list[Result], args: ar
         for runs in map(int, args.runs.split(",")):
             if (runs if plant.apart else 2 * runs) <= len(base):
                 name = f"{runs} + {runs} runs, {plant.what} {plant.size}".rstrip()
-                for what, share in zip(SHARES, tried(plant, base, runs, args.repeats), strict=True):
+                for what, share in zip(SHARES, shares_of_repeats(plant, base, runs, args.repeats), strict=True):
                     report.add(f"{name}: {what}", "%", single(100 * share, args.repeats))
     report.finish()
 
 
-def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarray:
+def shares_of_repeats(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarray:
     """SHARES of the repeats."""
-    dims, before, after, *_ = matrices(base, plant.runs)
+    dims, before, after, *_ = value_matrices(base, plant.runs)
     needed = dims["family"].isin([plant.family, "operator", "speed"]).to_numpy()
     dims, before, after = dims[needed], before[:, needed], after[:, needed]
     rng, counted = np.random.default_rng(runs), np.zeros(len(SHARES))
@@ -221,20 +221,22 @@ def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarr
         moved = np.isin(verdict, [SLOWER, FASTER])
         wanted = family & named
         if plant.family == "structure":
-            new = {c.what for c in changes([base[i] for i in left], [plant.runs[i] for i in right]) if c.aspect == "operator"}
+            new = {
+                c.what for c in feature_changes([base[i] for i in left], [plant.runs[i] for i in right]) if c.aspect == "operator"
+            }
             hit = plant.culprit["what"] in new
             others = bool(new - {plant.culprit["what"], *plant.culprit["also"]})
         else:
             hit = bool((verdict[wanted] == SLOWER).any())
-            others = bool(moved[family & ~wanted & ~beside(judged, plant)].any())
+            others = bool(moved[family & ~wanted & ~also_affected(judged, plant)].any())
         tpot = verdict[(judged["metric"] == "TPOT, median").to_numpy()]
         wrong = not hit and bool(np.isin(verdict[wanted], [FASTER, SAME]).any())
-        told = (hit, wrong, not hit and not wrong) if plant.what != NOTHING else words(verdict[np.isin(verdict, WORDS)])
+        told = (hit, wrong, not hit and not wrong) if plant.what != NOTHING else verdict_shares(verdict[np.isin(verdict, WORDS)])
         counted += told[0], others, bool((tpot == SLOWER).any()), *told[1:], same_outside(judged)
     return counted / repeats
 
 
-def words(verdict: np.ndarray) -> tuple[float, float, float]:
+def verdict_shares(verdict: np.ndarray) -> tuple[float, float, float]:
     """Shares of figures of equal sides that are reported as the same, changed, and inconclusive."""
     same, unknown = (float(np.mean(verdict == word)) for word in (SAME, UNKNOWN))
     return same, 1 - same - unknown, unknown
@@ -246,7 +248,7 @@ def same_outside(judged: pd.DataFrame) -> bool:
     return bool(((same["log_low"] < -practical) | (same["log_high"] > practical)).any())
 
 
-def beside(dims: pd.DataFrame, plant: Plant) -> np.ndarray:
+def also_affected(dims: pd.DataFrame, plant: Plant) -> np.ndarray:
     """Metrics of the family that the same change also affects: hits and loads depend on each other."""
     if plant.family != "expert":
         return np.zeros(len(dims), bool)
@@ -254,7 +256,7 @@ def beside(dims: pd.DataFrame, plant: Plant) -> np.ndarray:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("what", choices=("record", "power", "program"))
     parser.add_argument("folder", nargs="?", default="")
     parser.add_argument("--engine", choices=tuple(ENGINES), default="runtime")
@@ -265,7 +267,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.what != "program" and not args.folder:
         parser.error("give the folder of the recordings")
-    {"record": record, "power": power, "program": program}[args.what](args)
+    {"record": record_runs, "power": measure_power, "program": measure_program}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.seeded_moe import seeded_package
 from benchmarks.lib.spread import bootstrap, single
 from benchmarks.lib.turns import by_turns
@@ -41,7 +41,7 @@ class Side:
         return sum(self.model.engine.step(self.sequence, [token], self.sampler)[0].duration_ns for token in ids)
 
 
-def compare(package: Package, args: argparse.Namespace, report: Report) -> None:
+def compare_package(package: Package, args: argparse.Namespace, report: Report) -> None:
     """Measure one package: times of windows, and ratios by window."""
     family = package.family
     experts = len(family.routed) * family.experts
@@ -64,7 +64,7 @@ def compare(package: Package, args: argparse.Namespace, report: Report) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("packages", nargs="+", type=Path, metavar="PACKAGE")
     parser.add_argument("--text", type=Path, help="text to feed, for packages with a tokenizer of their own")
     parser.add_argument("--share", type=float, default=0.5, help="of the experts that fit into the cache")
@@ -74,7 +74,7 @@ def main() -> None:
     args = parser.parse_args()
     report = Report("prefetching", args)
     for path in args.packages:
-        compare(seeded_package() if path == Path("qwen-moe") else Package(path, verify=False), args, report)
+        compare_package(seeded_package() if path == Path("qwen-moe") else Package(path, verify=False), args, report)
     report.finish()
 
 

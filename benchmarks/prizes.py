@@ -23,14 +23,14 @@ import numpy as np
 
 from analyzer.questions.findings import findings
 from analyzer.records.schema import Tables
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
 from benchmarks.lib.models import demo_model, seeded_gguf
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes, single
 from benchmarks.lib.turns import by_turns
 from workloads import ROOT
 from workloads.hexagon import backend
-from workloads.llama_libraries import libraries
+from workloads.llama_libraries import library_folder
 
 LEVELS = "token,graph,operator,expert,qnn,sched,io"
 FACTOR = 1.5
@@ -65,42 +65,42 @@ class Cause:
     label: str = ""
 
 
-def generate(model: Path, *words: str) -> Run:
+def runtime_run(model: Path, *words: str) -> Run:
     """A run of our runtime."""
-    command = (sys.executable, "-m", "runtime", "generate", str(model), "--prompt", PROMPT, "--ignore-end")
+    command = (sys.executable, "-m", "moescope", "generate", str(model), "--prompt", PROMPT, "--ignore-end")
     return Run((*command, "--max-new-tokens", "100", *words))
 
 
-def llama(threads: int) -> Run:
+def llama_run(threads: int) -> Run:
     """A run of llama.cpp."""
     program = (sys.executable, "workloads/programs/llama_steps.py", str(seeded_gguf("small-moe")), "16", "60", "0.005")
     return Run(program, {"LLAMA_THREADS": str(threads)})
 
 
-def hexagon() -> Run:
+def hexagon_run() -> Run:
     """A run of llama.cpp's Hexagon backend over the stand-in."""
-    library = backend.backend()
+    library = backend.real_backend()
     backend.stand_in(library.parent)
-    words = ("-m", "workloads.hexagon.steps", str(libraries()), str(library), str(seeded_gguf("small-moe")), "16", "40")
+    words = ("-m", "workloads.hexagon.steps", str(library_folder()), str(library), str(seeded_gguf("small-moe")), "16", "40")
     env = {"GGML_HEXAGON_PROFILE": "1", "GGML_HEXAGON_VMEM": "3000", "LD_LIBRARY_PATH": str(library.parent)}
     return Run((sys.executable, *words), env | {"STANDIN_OP_US": str(OPERATOR_US), "LLAMA_THREADS": "1"})
 
 
-def causes(folder: Path) -> Iterator[Cause]:
+def planted_causes(folder: Path) -> Iterator[Cause]:
     """All planted causes."""
     model = demo_model()
-    small = generate(model, "--expert-cache", "1.5MiB")
+    small = runtime_run(model, "--expert-cache", "1.5MiB")
 
     def cached(evidence: dict[str, Any]) -> Run:
-        return generate(model, "--expert-cache", str(int(evidence["budget_bytes"])))
+        return runtime_run(model, "--expert-cache", str(int(evidence["budget_bytes"])))
 
     yield Cause("small cache", ("expert loads",), small, cached)
-    alone = replace(llama(1), cpus="0")
+    alone = replace(llama_run(1), cpus="0")
     yield Cause("another process", ("run queue",), replace(alone, burners=1), lambda _: alone)
-    crowded = replace(llama(2), cpus="0")
+    crowded = replace(llama_run(2), cpus="0")
     yield Cause("a thread too many", ("crowded",), crowded, lambda _: alone)
     package = folder / "package"
-    convert = [sys.executable, "-m", "runtime", "convert", str(model), str(package)]
+    convert = [sys.executable, "-m", "moescope", "convert", str(model), str(package)]
     subprocess.run(convert, cwd=ROOT, check=True, capture_output=True)
     weights = folder / "weights" / "file"
     weights.parent.mkdir()
@@ -108,15 +108,15 @@ def causes(folder: Path) -> Iterator[Cause]:
     warm = Run((sys.executable, "workloads/programs/cold_steps.py", str(weights), str(COLD_STEPS)))
     yield Cause("cold file", ("disk and faults",), replace(warm, cold=weights.parent), lambda _: warm)
     place = ("--prefill-backend", "htp", "--tiers", "1,8", "--chunk", "16", "--expert-cache", "3MiB", "--max-new-tokens", "8")
-    ahead = generate(model, "--package", str(package), *place)
+    ahead = runtime_run(model, "--package", str(package), *place)
     late = replace(ahead, removed=package / "htp")
     yield Cause("graphs compiled in steps", ("compiling",), late, lambda _: ahead, "emulator")
-    on_npu = hexagon()
+    on_npu = hexagon_run()
     filtered = replace(on_npu, env=on_npu.env | {"GGML_HEXAGON_OPFILTER": "MUL_MAT_ID"})
     yield Cause("NPU fallback", ("fallback",), filtered, lambda _: on_npu, "stand-in")
 
 
-def drop(folder: Path) -> None:
+def drop_cached(folder: Path) -> None:
     """Drop all files of a folder from the page cache."""
     os.sync()
     for path in filter(Path.is_file, folder.rglob("*")):
@@ -125,11 +125,11 @@ def drop(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def around(run: Run) -> Iterator[None]:
+def prepared_run(run: Run) -> Iterator[None]:
     """Context of a recorded run: its preparation and the load on its CPUs."""
     pin = ["taskset", "-c", run.cpus] if run.cpus else []
     if run.cold:
-        drop(run.cold)
+        drop_cached(run.cold)
     if run.removed:
         shutil.rmtree(run.removed, ignore_errors=True)
     burning = [subprocess.Popen([*pin, sys.executable, "-c", BURN]) for _ in range(run.burners)]
@@ -141,18 +141,18 @@ def around(run: Run) -> Iterator[None]:
             process.wait()
 
 
-def recorded(run: Run, folder: Path) -> Tables:
+def record_run(run: Run, folder: Path) -> Tables:
     """The tables of a traced run."""
     pin = ["taskset", "-c", run.cpus] if run.cpus else []
     command = [sys.executable, "-m", "tracer", "run", "--no-views", "--levels", LEVELS, "-o", str(folder), "--", *pin, *run.words]
-    with around(run):
+    with prepared_run(run):
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, **run.env}, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr.strip()[-300:])
-    return load(folder)
+    return load_tables(folder)
 
 
-def promised(tables: Tables, rules: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
+def promised_saving(tables: Tables, rules: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
     """(sum of the largest saving of each rule, as a share of step time; the rules do not overlap; evidence of the first)."""
     found = {finding.rule: finding for finding in reversed(findings(tables))}  # the largest of each rule
     first = next((found[rule].evidence for rule in rules if rule in found), {})
@@ -164,21 +164,21 @@ def step_ms(tables: Tables) -> float:
     return float(tables["tokens"]["duration_ns"].sum()) / 1e6
 
 
-def tried(cause: Cause, rounds: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def try_cause(cause: Cause, rounds: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """(predicted, won) of each round, shares of the planted run's step time."""
-    predicted, evidence = promised(recorded(cause.planted, folder / "first"), cause.rules)
+    predicted, evidence = promised_saving(record_run(cause.planted, folder / "first"), cause.rules)
     sides = (("planted", cause.planted), ("remedied", cause.remedy(evidence))) if evidence else ()
     took: dict[str, list[float]] = {"planted": [], "remedied": []}
     savings = []
     for number, (side, run) in by_turns(sides, rounds):
-        tables = recorded(run, folder / f"{side}-{number}")
+        tables = record_run(run, folder / f"{side}-{number}")
         took[side].append(step_ms(tables))
         if side == "planted":
-            savings.append(promised(tables, cause.rules)[0])
+            savings.append(promised_saving(tables, cause.rules)[0])
     return np.array(savings or [predicted]), 1 - np.array(took["remedied"]) / np.array(took["planted"])
 
 
-def judged(report: Report, cause: Cause, predicted: np.ndarray, won: np.ndarray) -> bool:
+def judge_cause(report: Report, cause: Cause, predicted: np.ndarray, won: np.ndarray) -> bool:
     """Whether the estimated saving is right within FACTOR; adds its figures."""
     labels = (cause.label,) if cause.label else ()
     report.add(f"{cause.name}: predicted", "%", extremes(100 * predicted), labels=labels)
@@ -193,16 +193,16 @@ def judged(report: Report, cause: Cause, predicted: np.ndarray, won: np.ndarray)
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=5)
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--causes", metavar="NAMES", help="only these, separated by commas")
     args = parser.parse_args()
     report, right = Report("prizes", args), []
     with tempfile.TemporaryDirectory() as temporary:
-        for number, cause in enumerate(causes(Path(temporary))):
+        for number, cause in enumerate(planted_causes(Path(temporary))):
             if args.causes and cause.name not in args.causes.split(","):
                 continue
-            predicted, won = tried(cause, args.rounds, Path(temporary) / str(number))
-            right.append(judged(report, cause, predicted, won))
+            predicted, won = try_cause(cause, args.rounds, Path(temporary) / str(number))
+            right.append(judge_cause(report, cause, predicted, won))
     report.add(f"causes whose estimated saving is right within a factor of {FACTOR}", "", single(sum(right), len(right)))
     report.finish()
 

@@ -23,12 +23,13 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import bootstrap, extremes
 from benchmarks.lib.turns import by_turns
+from moescope.terminal import counted
 from runtime.backends.block_products import DOMAIN
 from runtime.backends.cpu import session_options, share_threads
-from runtime.backends.instruction_sets import LIBRARY, choose, instruction_sets
+from runtime.backends.instruction_sets import LIBRARY, instruction_sets, use_instruction_set
 
 THEIRS = "MatMulNBits"
 READ_BYTES = 256 << 20
@@ -43,25 +44,25 @@ def main() -> None:
     args = parser().parse_args()
     share_threads(args.threads)
     report, (k, n) = Report("products", args), map(int, args.shape.split("x"))
-    matrices = [weights(args, k, n, np.random.default_rng(seed)) for seed in range(args.copies)]
+    matrices = [random_weights(args, k, n, np.random.default_rng(seed)) for seed in range(args.copies)]
     own, theirs = own_session(args), their_sessions(report, args, matrices, k)
     size, peaks = sum(array.nbytes for array in matrices[0].values()), peak_rates()
     for rows in map(int, args.rows.split(",")):
         x = ort.OrtValue.ortvalue_from_numpy(np.random.default_rng(rows).standard_normal((rows, k)).astype(np.float32))
         bindings = [
-            bind(own, {"rows": x} | {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in m.items()}) for m in matrices
+            bind_inputs(own, {"rows": x} | {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in m.items()}) for m in matrices
         ]
-        sides: dict[str, Callable[[], None]] = {THEIRS: runs([(s, bind(s, {"rows": x})) for s in theirs])}
+        sides: dict[str, Callable[[], None]] = {THEIRS: run_all([(s, bind_inputs(s, {"rows": x})) for s in theirs])}
         for name in instruction_sets():
             if name != "plain" or rows == 1:
-                sides[name] = forced(name, runs([(own, binding) for binding in bindings]))
-        show(report, rows, measure(sides, args), (size, rows * k * n), peaks, args.threads)
+                sides[name] = with_instruction_set(name, run_all([(own, binding) for binding in bindings]))
+        report_times(report, rows, measure_sides(sides, args), (size, rows * k * n), peaks, args.threads)
     report.finish()
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = arguments(__doc__, rounds=60)
+    parser = make_parser(__doc__, rounds=60)
     parser.add_argument("--shape", default="2048x1408", metavar="KxN")
     parser.add_argument("--bits", type=int, choices=(4, 8), default=4)
     parser.add_argument("--block", type=int, choices=(16, 32, 64, 128, 256), default=32)
@@ -71,14 +72,14 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def weights(args: argparse.Namespace, k: int, n: int, rng: np.random.Generator) -> Weights:
+def random_weights(args: argparse.Namespace, k: int, n: int, rng: np.random.Generator) -> Weights:
     """A matrix of random codes."""
     blocks = -(-k // args.block)
     values = rng.integers(0, 256, (n, blocks, args.block * args.bits // 8), np.uint8)
     return {"values": values, "scales": rng.standard_normal((n, blocks)).astype(np.float16)}
 
 
-def session(args: argparse.Namespace, node: onnx.NodeProto, inputs: list[str], constants: Weights) -> ort.InferenceSession:
+def make_session(args: argparse.Namespace, node: onnx.NodeProto, inputs: list[str], constants: Weights) -> ort.InferenceSession:
     """A session of one product."""
     options = session_options()
     options.register_custom_ops_library(str(LIBRARY))
@@ -95,7 +96,7 @@ def session(args: argparse.Namespace, node: onnx.NodeProto, inputs: list[str], c
 def own_session(args: argparse.Namespace) -> ort.InferenceSession:
     """One session for all matrices, which are inputs."""
     inputs = ["rows", "values", "scales"]
-    return session(
+    return make_session(
         args, helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=args.bits, gated=0, unsqueezed=0), inputs, {}
     )
 
@@ -107,13 +108,13 @@ def their_sessions(report: Report, args: argparse.Namespace, matrices: list[Weig
     sessions, times = [], []
     for matrix in matrices:
         begin = time.perf_counter()
-        sessions.append(session(args, node, ["rows"], matrix))
+        sessions.append(make_session(args, node, ["rows"], matrix))
         times.append((time.perf_counter() - begin) * 1e3)
     report.add(f"{THEIRS}: a session of a matrix", "ms", extremes(times))
     return sessions
 
 
-def bind(own: ort.InferenceSession, feeds: dict[str, ort.OrtValue]) -> ort.IOBinding:
+def bind_inputs(own: ort.InferenceSession, feeds: dict[str, ort.OrtValue]) -> ort.IOBinding:
     """A binding of inputs without copies."""
     binding = own.io_binding()
     for name, value in feeds.items():
@@ -122,7 +123,7 @@ def bind(own: ort.InferenceSession, feeds: dict[str, ort.OrtValue]) -> ort.IOBin
     return binding
 
 
-def runs(pairs: list[tuple[ort.InferenceSession, ort.IOBinding]]) -> Callable[[], None]:
+def run_all(pairs: list[tuple[ort.InferenceSession, ort.IOBinding]]) -> Callable[[], None]:
     """A function that runs all pairs."""
 
     def run() -> None:
@@ -132,22 +133,22 @@ def runs(pairs: list[tuple[ort.InferenceSession, ort.IOBinding]]) -> Callable[[]
     return run
 
 
-def forced(name: str, run: Callable[[], None]) -> Callable[[], None]:
+def with_instruction_set(name: str, run: Callable[[], None]) -> Callable[[], None]:
     """`run` with an instruction set forced."""
 
     def forced_run() -> None:
-        choose(name)
+        use_instruction_set(name)
         run()
 
     return forced_run
 
 
-def measure(sides: dict[str, Callable[[], None]], args: argparse.Namespace) -> dict[str, np.ndarray]:
+def measure_sides(sides: dict[str, Callable[[], None]], args: argparse.Namespace) -> dict[str, np.ndarray]:
     """Milliseconds per product [rounds] of each side, and milliseconds of reading READ_BYTES of memory."""
     times: dict[str, list[float]] = {name: [] for name in [*sides, "reading"]}
     area = memory_area()
     with ThreadPoolExecutor(args.threads) as threads:
-        reading = (lambda: read(area, threads, args.threads), len(area) / READ_BYTES)
+        reading = (lambda: read_memory(area, threads, args.threads), len(area) / READ_BYTES)
         for _, name in by_turns(list(times), args.rounds + 1):
             run, copies = (sides[name], args.copies) if name in sides else reading
             begin = time.perf_counter()
@@ -162,7 +163,7 @@ def memory_area() -> np.ndarray:
     return np.ones(max(READ_BYTES, BEYOND_CACHE * max(caches, default=0)), np.uint8)
 
 
-def read(area: np.ndarray, threads: ThreadPoolExecutor, count: int) -> None:
+def read_memory(area: np.ndarray, threads: ThreadPoolExecutor, count: int) -> None:
     """Search for an absent byte, each thread in its part of the area."""
     part, search = len(area) // count, ctypes.CDLL(None).memchr
     search.argtypes, search.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
@@ -179,25 +180,23 @@ def peak_rates() -> dict[str, float]:
     return {name: float(result.stdout) for name, result in done.items() if not result.returncode}
 
 
-def show(
+def report_times(
     report: Report, rows: int, times: dict[str, np.ndarray], work: tuple[int, int], peaks: dict[str, float], threads: int
 ) -> None:
     """Times, ratios, and shares of a ceiling. work: bytes of weights, products of numbers."""
-    size, products = work
+    (size, products), shape = work, counted(rows, "row")
     for name, values in times.items():
         if name == "reading":
             continue
-        report.add(f"{name}, {rows} rows", "ms", extremes(values))
+        report.add(f"{name}, {shape}", "ms", extremes(values))
         if name != THEIRS:
-            report.add(f"{name}, {rows} rows, speed", "x", bootstrap(times[THEIRS] / values), THEIRS)
+            report.add(f"{name}, {shape}, speed", "x", bootstrap(times[THEIRS] / values), THEIRS)
         if rows == 1:
             share = (size / values) / (READ_BYTES / times["reading"])
             report.add(f"{name}, 1 row, share of read bandwidth", "", bootstrap(share))
         elif name in peaks:
             rate = products / (values.min() / 1e3)
-            report.note(
-                f"{name}, {rows} rows: at best {rate / 1e9:.0f} G products/s, {rate / peaks[name] / threads:.0%} of its peak"
-            )
+            report.note(f"{name}, {shape}: at best {rate / 1e9:.0f} G products/s, {rate / peaks[name] / threads:.0%} of its peak")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from typing import Any
 import networkx as nx
 
 from benchmarks.lib.chromium import Chromium
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes, single
 from views.profdag.page import write_profdag
-from workloads.tables_fixture import make
+from workloads.tables_fixture import make_tables
 
 VIEWS = {
     "folded, fitted": "",
@@ -41,7 +41,7 @@ requestAnimationFrame(step);
 """
 
 
-def graph(nodes: int, layers: int) -> nx.DiGraph:
+def layered_graph(nodes: int, layers: int) -> nx.DiGraph:
     """The graph of a model with equal layers: a chain of operators with short and long edges, constants read by all layers."""
     dag, each = nx.DiGraph(token_id=1), nodes // layers
     common = {"expert": -1, "shape": "2048x1", "backend": "cpu", "busy_ns": 100, "wait_ns": 20, "maj_flt": 0, "gbytes_per_s": 3.0}
@@ -55,14 +55,14 @@ def graph(nodes: int, layers: int) -> nx.DiGraph:
     return dag
 
 
-def pan(driver: Any, seconds: float) -> tuple[float, float]:
+def measure_pan(driver: Any, seconds: float) -> tuple[float, float]:
     """(frames per second, 95 % quantile of ms per frame)."""
     frames = driver.execute_async_script(PAN, seconds)
     gaps = sorted(b - a for a, b in pairwise(frames))
     return 1000 * len(gaps) / (frames[-1] - frames[0]), gaps[int(0.95 * len(gaps))]
 
 
-def load(driver: Any, page: Path) -> float:
+def measure_load(driver: Any, page: Path) -> float:
     """ms until the graph is painted."""
     driver.get(page.as_uri())
     while not (painted := driver.execute_script("return document.body && document.body.dataset.painted")):
@@ -71,24 +71,24 @@ def load(driver: Any, page: Path) -> float:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=5, help_rounds="loads")
+    parser = make_parser(__doc__, rounds=5, help_rounds="loads")
     parser.add_argument("--nodes", type=int, default=20_000, help="operators (default %(default)s)")
     parser.add_argument("--layers", type=int, default=50, help="equal layers (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of panning, each (default %(default)s)")
     args = parser.parse_args()
-    manifest, tables = make(tokens=2)
+    manifest, tables = make_tables(tokens=2)
     report, paints, pans = Report("profdag_page", args), list[float](), {name: list[tuple[float, float]]() for name in VIEWS}
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "profdag.html"
-        size = write_profdag(graph(args.nodes, args.layers), tables, manifest, page)
+        size = write_profdag(layered_graph(args.nodes, args.layers), tables, manifest, page)
         report.add(f"page of {args.nodes:,} nodes", "MB", single(size / 1e6))
         with contextlib.closing(Chromium(folder)) as chromium:
             for _ in range(args.rounds):
-                paints.append(load(chromium.driver, page))
+                paints.append(measure_load(chromium.driver, page))
                 for name, script in VIEWS.items():
                     chromium.driver.execute_script(script)
                     time.sleep(0.3)
-                    pans[name].append(pan(chromium.driver, args.seconds))
+                    pans[name].append(measure_pan(chromium.driver, args.seconds))
     report.add("first paint", "ms", extremes(paints))
     for name, seen in pans.items():
         rates, slow = zip(*seen, strict=True)

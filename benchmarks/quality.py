@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import single
 from runtime.moe import MoE
 from runtime.package.convert import PackageFormat, convert
-from runtime.prepare.perplexity import losses
+from runtime.prepare.perplexity import token_losses
 
 PRECISIONS = ("32", "16", "8", "8/64", "4", "4/64", "4a", "4/16", "4+4", "4a+4")
 
 
-def parse(text: str) -> PackageFormat:
+def parse_format(text: str) -> PackageFormat:
     """`4a/64+8`: 4 bits, asymmetric, blocks of 64; attention and head at 8 bits (default: the runtime's own choice).
 
     A `k8` or `k16` after it is the precision of keys and values, see `kv_bits`.
@@ -42,21 +42,21 @@ def kv_bits(text: str) -> int:
     return int(text.partition("k")[2] or 32)
 
 
-def precise(model_folder: Path, name: str, text: str, args: argparse.Namespace) -> tuple[np.ndarray, int]:
+def losses_at(model_folder: Path, name: str, text: str, args: argparse.Namespace) -> tuple[np.ndarray, int]:
     """(losses of every token at a precision, bytes of an expert)."""
     with tempfile.TemporaryDirectory() as folder:
-        package = convert(model_folder, Path(folder) / "package", None, parse(name))
+        package = convert(model_folder, Path(folder) / "package", None, parse_format(name))
         model = MoE.load(package.folder, threads=2, kv_bits=kv_bits(name))
         ids = model.encode(text)
         middle = max(0, (len(ids) - args.tokens) // 2)
         ids = ids[middle : middle + args.tokens]
-        lost = losses(model.engine, ids, args.window, args.window - 1)
+        lost = token_losses(model.engine, ids, args.window, args.window - 1)
         model.close()
         return lost, package.expert_bytes
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--tokens", type=int, default=8192)
@@ -65,7 +65,7 @@ def main() -> None:
     args = parser.parse_args()
     report, text, best = Report("quality", args), args.text.read_text(encoding="utf-8"), 0.0
     for name in dict.fromkeys(["32", *args.precisions]):
-        lost, expert_bytes = precise(args.model, name, text, args)
+        lost, expert_bytes = losses_at(args.model, name, text, args)
         perplexity = float(np.exp(lost.mean()))
         best = best or perplexity
         report.add(f"perplexity, {name}", "", single(perplexity, len(lost)))

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from analyzer.predict.quantization import from_perplexity, harmonic_score
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes, single
 from benchmarks.lib.turns import by_turns
 from runtime import MoE
 from runtime.step.sampling import Sampler, Sampling
 
 
-def read(model: MoE, ids: list[int], prompt: int) -> tuple[float, float, float]:
+def measure_model(model: MoE, ids: list[int], prompt: int) -> tuple[float, float, float]:
     """(perplexity of ids[prompt:], seconds per token of prefill, of decode)."""
     engine, greedy = model.engine, Sampler(Sampling())
     sequence = engine.begin_sequence(len(ids))
@@ -35,7 +35,7 @@ def read(model: MoE, ids: list[int], prompt: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3, help_rounds="runs of each")
+    parser = make_parser(__doc__, rounds=3, help_rounds="runs of each")
     parser.add_argument("original", type=Path)
     parser.add_argument("quantized", type=Path)
     parser.add_argument("--text", type=Path, required=True)
@@ -48,7 +48,7 @@ def main() -> None:
     ids = models[0].encode(args.text.read_text(encoding="utf-8"))[: args.tokens]
     seen: tuple[list[tuple[float, float, float]], ...] = ([], [])
     for _, side in by_turns((0, 1), args.rounds):
-        seen[side].append(read(models[side], ids, args.prompt))
+        seen[side].append(measure_model(models[side], ids, args.prompt))
     labels = ("emulator",) if backend == "htp" and platform.machine() == "x86_64" else ()
     for name, runs, own in (("original", seen[0], ()), ("quantized", seen[1], labels)):
         perplexity, *seconds = np.array(runs).T

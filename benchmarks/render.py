@@ -11,119 +11,111 @@ import sys
 import textwrap
 from itertools import groupby
 from pathlib import Path
+from statistics import mode
 
-from benchmarks.lib.headlines import WIDTH, claims, full_name, machine_name, marked, split, table
+from benchmarks.lib.headlines import PLAIN, WIDTH, claim_line, claims
 from benchmarks.lib.report import number
 from benchmarks.lib.results import FOLDER as KEPT
-from benchmarks.lib.results import Figure, Result, ResultError, kept, read
+from benchmarks.lib.results import Figure, Result, ResultError, read_results, stored_results
 from workloads import ROOT
 
 DOCS = ROOT / "docs"
 FRONT, FOLDER = "results.md", "results"
 HEAD = """# Results
 
-What the claims of this project rest on: for each machine the newest measurement, median and (interval). A title
-leads to every figure of its benchmark, and from there to older measurements. *emulator*: on Qualcomm's HTP emulator,
-whose times are those of the host; *stand-in*: on a program that imitates the device. n: of how many values or draws. A
-plus behind a commit: files differed from it. `make results` writes these pages from `benchmarks/results/*.json`, to
-which `python -m benchmarks.NAME --json benchmarks/results/NAME-DATE-COMMIT.json` adds;
-`benchmarks/headlines.toml` declares the tables below.
+Newest medians of each machine; a title leads to all figures, with intervals, commits and commands. n: values or draws.
+*emulator*: Qualcomm's HTP emulator, with its host's times; *stand-in*: a program that imitates the device. `make
+results` writes these pages from what `python -m benchmarks.NAME --json` keeps.
 """
-MORE = "Figures that do not fit into a table stand in [earlier.md](../benchmarks/results/earlier.md)."
-MEANING = """Figures that no later day measured again on the same machine. A plus behind a commit: files differed from it; an \
-asterisk: the figure was kept in a document before, and that commit added it there. n: of how many values or draws."""
-COLUMNS = ("figure", "median", "interval", "n")
-SHEET = 285
-"""Lines of figures that a page holds at most."""
+MEANING = """Median (interval), where there is one; n: number of values or draws. `+` after a commit: the tree had uncommitted \
+changes."""
 
 
-def purpose(benchmark: str) -> str:
+def benchmark_purpose(benchmark: str) -> str:
     """The first line of a benchmark's description."""
     source = ROOT / "benchmarks" / f"{benchmark}.py"
     text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) if source.exists() else ""
     return (text or "").partition("\n")[0]
 
 
-def row(figure: Figure) -> str:
-    """A figure as a line of the table."""
-    bounds = f"{number(figure.low)} to {number(figure.high)}, {figure.interval}" if figure.low is not None else ""
-    median = f"{number(figure.median)} {figure.unit}".strip() if figure.median is not None else ""
-    n = "" if figure.n is None else f"{figure.n:,}"
-    return "| " + " | ".join([full_name(figure) + marked(figure.labels), median, bounds, n]) + " |"
+def figure_cell(figure: Figure, usual: int | None) -> str:
+    """A figure's median, interval, and n unless it is the usual one of its row."""
+    bounds = [f"{number(figure.low)} to {number(figure.high)}"] if figure.low is not None and figure.low != figure.high else []
+    text = number(figure.median) or "".join(bounds[:1])
+    bounds = bounds if figure.median is not None else []
+    inside = [*bounds, *([f"n {figure.n:,}"] if figure.n not in (usual, None) else [])]
+    return text + f" ({', '.join(inside)})" * bool(inside)
 
 
-def part(result: Result, figures: list[Figure]) -> str:
-    """A result: date and machine, figures, notes."""
-    commit = result.commit + "\\*" * bool(result.source)
-    head = f"## {result.date}, {commit}: {machine_name(result.machine)}"
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---|--:|---|--:|", *map(row, figures)]
-    notes = [f"- {line}" for line in dict.fromkeys(result.notes.splitlines())]
-    return "\n\n".join(filter(None, [head, "\n".join(lines), "\n".join(notes)]))
+def column_head(figure: Figure) -> str:
+    """What a column of figures holds: quantity, unit, peer, kind of interval."""
+    quantity = figure.name.rpartition(": ")[2] if ": " in figure.name else "value"
+    unit = [figure.unit] if figure.unit not in PLAIN else []
+    against = [f"against {figure.against}"] if figure.against else []
+    return ", ".join([quantity, *unit, *against, *([figure.interval] if figure.interval else [])])
 
 
-def pages(results: list[Result], docs: Path) -> dict[Path, str]:
+def figure_table(figures: list[Figure]) -> str:
+    """Figures named "ROW: QUANTITY", or only ROW; labels belong to the row."""
+    rows: dict[str, dict[str, list[Figure]]] = {}
+    for figure in figures:
+        name, _, rest = figure.name.rpartition(": ")
+        row = (name or rest) + "".join(f" *{label}*" for label in figure.labels)
+        rows.setdefault(row, {}).setdefault(column_head(figure), []).append(figure)
+    heads = list(dict.fromkeys(head for cells in rows.values() for head in cells))
+    lines = [f"|  | {' | '.join(heads)} | n |", "|---" * (len(heads) + 2) + "|"]
+    for row, there in rows.items():
+        usual = mode(figure.n for its in there.values() for figure in its)
+        cells = ["; ".join(figure_cell(figure, usual) for figure in there.get(head, [])) for head in heads]
+        lines.append(f"| {' | '.join([row, *cells, '' if usual is None else f'{usual:,}'])} |")
+    return "\n".join(lines) if figures else ""
+
+
+def result_text(result: Result, figures: list[Figure]) -> str:
+    """A result: commit and date, figures, command, notes."""
+    kernel = ".".join(result.machine.kernel.split(".")[:2])
+    tables = [figure_table([figure for figure in figures if (": " in figure.name) == named]) for named in (True, False)]
+    command = f"`{result.command}`" if result.command else ""
+    notes = [f"- {text}" for text in dict.fromkeys([command, *result.notes.splitlines()]) if text]
+    return join_paragraphs([f"{result.date}, {result.commit}, Linux {kernel}", *tables, "\n".join(notes)]).rstrip()
+
+
+def all_pages(results: list[Result], docs: Path) -> dict[Path, str]:
     """Every page and its text."""
-    by_benchmark = groupby(sorted(results, key=lambda result: result.benchmark), key=lambda result: result.benchmark)
-    found = {}
-    for benchmark, group in by_benchmark:
-        parts = list(split(list(group)))[::-1]
-        newest = [part(result, new) for result, new, _ in parts if new]
-        earlier = [part(result, old) for result, _, old in parts if old]
-        first, *more = sheets(newest)
-        names = [f"{benchmark}-{number}.md" for number in range(2, len(more) + 2)]
-        found[docs / FOLDER / f"{benchmark}.md"] = benchmark_page(benchmark, first, names, bool(earlier))
-        for name, sheet in zip(names, more, strict=True):
-            text = f"Continues [{benchmark}.md]({benchmark}.md)."
-            found[docs / FOLDER / name] = joined([f"# {benchmark}, continued", text, *sheet])
-        if earlier:
-            text = f"What [later days measured again]({benchmark}.md)."
-            found[docs / FOLDER / f"{benchmark}-earlier.md"] = joined([f"# {benchmark}: earlier measurements", text, *earlier])
-    return {docs / FRONT: front(results), **found}
+    found = {docs / FRONT: front_page(results)}
+    for benchmark, group in groupby(results, key=lambda result: result.benchmark):
+        texts = [f"# {benchmark}", *(textwrap.fill(text, WIDTH) for text in (benchmark_purpose(benchmark), MEANING))]
+        for machine, its in groupby(group, key=lambda result: result.machine.name()):
+            texts += [f"## {machine}", *(result_text(result, result.figures) for result in its)]
+        found[docs / FOLDER / f"{benchmark}.md"] = join_paragraphs(texts)
+    return found
 
 
-def sheets(parts: list[str]) -> list[list[str]]:
-    """Results in pages of at most SHEET lines; one that is longer has a page of its own."""
-    answer: list[list[str]] = [[]]
-    for text in parts:
-        if answer[-1] and sum(one.count("\n") + 2 for one in (*answer[-1], text)) > SHEET:
-            answer.append([])
-        answer[-1].append(text)
-    return answer
-
-
-def benchmark_page(benchmark: str, newest: list[str], more: list[str], older: bool) -> str:
-    """A benchmark's newest figures on each machine; `more` pages continue it."""
-    links = ["[Headlines](../results.md)", *(f"[continued]({name})" for name in more)]
-    links = ", ".join([*links, *([f"[earlier measurements]({benchmark}-earlier.md)"] if older else [])]) + "."
-    return joined([f"# {benchmark}", *(textwrap.fill(text, WIDTH) for text in (purpose(benchmark), MEANING, links)), *newest])
-
-
-def front(results: list[Result]) -> str:
+def front_page(results: list[Result]) -> str:
     """The page of the claims."""
-    tables = [text for claim in claims() if (text := table(claim, results))]
-    shown = {claim.benchmark for claim in claims()}
-    others = sorted({result.benchmark for result in results} - shown)
-    more = "Also measured: " + ", ".join(f"[{name}](results/{name}.md)" for name in others) + f". {MORE}"
-    machines = sorted({machine_name(result.machine) for result in results})
-    used = "Machines: " + "; ".join(machines) + "."
-    return joined([HEAD.rstrip(), textwrap.fill(used, WIDTH), *tables, "## More", textwrap.fill(more, WIDTH)])
+    lines = [(claim.first, claim_line(claim, results)) for claim in claims()]
+    first, others = ("\n".join(text for at_top, text in lines if text and at_top == wanted) for wanted in (True, False))
+    rest = sorted({result.benchmark for result in results} - {claim.benchmark for claim in claims()})
+    more = "Also measured: " + ", ".join(f"[{name}](results/{name}.md)" for name in rest) + "."
+    used = "Machines: " + "; ".join(sorted({result.machine.name() for result in results})) + "."
+    return join_paragraphs([HEAD.rstrip(), first, others, textwrap.fill(f"{more} {used}", WIDTH)])
 
 
-def joined(parts: list[str]) -> str:
+def join_paragraphs(parts: list[str]) -> str:
     """Paragraphs as a page."""
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def differing(wanted: dict[Path, str], docs: Path) -> list[Path]:
+def outdated_pages(wanted: dict[Path, str], docs: Path) -> list[Path]:
     """Pages that are outdated or should not exist."""
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     return stale + [path for path in (docs / FOLDER).glob("*.md") if path not in wanted]
 
 
-def write(wanted: dict[Path, str], docs: Path) -> None:
+def write_pages(wanted: dict[Path, str], docs: Path) -> None:
     """Write all pages and remove those without results."""
     (docs / FOLDER).mkdir(exist_ok=True)
-    for path in differing(wanted, docs):
+    for path in outdated_pages(wanted, docs):
         if path in wanted:
             path.write_text(wanted[path], encoding="utf-8")
         else:
@@ -138,17 +130,17 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=DOCS, metavar="FOLDER")
     args = parser.parse_args()
     try:
-        results = [read(path) for path in args.files] or kept(args.source)
+        results = [result for path in args.files for result in read_results(path)] or stored_results(args.source)
     except ResultError as error:
         print(error, file=sys.stderr)
         return 2
     if args.files:
-        print(joined([part(result, result.figures) for result in results]), end="")
+        print(join_paragraphs([result_text(result, result.figures) for result in results]), end="")
         return 0
-    wanted = pages(results, args.to)
+    wanted = all_pages(results, args.to)
     if not args.check:
-        write(wanted, args.to)
-    elif stale := differing(wanted, args.to):
+        write_pages(wanted, args.to)
+    elif stale := outdated_pages(wanted, args.to):
         print(f"{stale[0]} is not what {args.source} gives: run make results", file=sys.stderr)
         return 1
     return 0

@@ -32,13 +32,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.lib.models import seeded_gguf
-from benchmarks.lib.report import Report, arguments
-from benchmarks.lib.seeded_moe import config, seeded_package
+from benchmarks.lib.report import Report, make_parser
+from benchmarks.lib.seeded_moe import seeded_config, seeded_package
 from benchmarks.lib.spread import bootstrap
-from benchmarks.products import memory_area, read
+from benchmarks.products import memory_area, read_memory
 from runtime.backends.instruction_sets import FORCED_SET
 from workloads import ROOT
-from workloads.gguf_model import SHAPES, Shape, tensors
+from workloads.gguf_model import SHAPES, Shape, tensor_shapes
 
 PROMPT = 8  # tokens before a window of decoding
 WARM_UP = 2  # tokens of a window that are not counted
@@ -91,9 +91,9 @@ class Llama:
         import ctypes
 
         from benchmarks.lib import llama_sets
-        from workloads.programs.llama_steps import library
+        from workloads.programs.llama_steps import load_library
 
-        self.ctypes, self.lib = ctypes, llama_sets.library(instruction_set) if instruction_set else library()
+        self.ctypes, self.lib = ctypes, llama_sets.load_library(instruction_set) if instruction_set else load_library()
         self.lib.llama_get_memory.restype, self.lib.llama_get_memory.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         self.lib.llama_memory_clear.argtypes = [ctypes.c_void_p, ctypes.c_bool]
         self.lib.llama_backend_init()
@@ -122,7 +122,7 @@ class Transformers:
 
         torch.set_num_threads(threads)
         self.torch = torch
-        self.model = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**config(shape))).float().eval()
+        self.model = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**seeded_config(shape))).float().eval()
 
     def begin(self, tokens: int) -> None:
         self.past: Any = None
@@ -144,7 +144,7 @@ PEERS: dict[str, Callable[[argparse.Namespace, Shape], Peer]] = {
 }
 
 
-def serve(peer: Peer, vocabulary: int) -> None:
+def serve_windows(peer: Peer, vocabulary: int) -> None:
     """Run windows: reads `decode N` or `prefill N`, prints ns per token and ns inside the library."""
     ids = np.random.default_rng(0).integers(0, vocabulary, 4096).tolist()
     print(json.dumps("ready"), flush=True)
@@ -213,7 +213,7 @@ class Process:
         raise SystemExit(f"{ended}: run it alone to see why")
 
 
-def compare(ours: Process, other: Process, rounds: int, counts: dict[str, int], name: str, report: Report) -> None:
+def compare_with(ours: Process, other: Process, rounds: int, counts: dict[str, int], name: str, report: Report) -> None:
     """Run windows alternately, ABBA: two of each engine and kind in a round. counts: tokens of a window by kind."""
     for what, count in counts.items():
         for process in (ours, other):
@@ -286,7 +286,7 @@ def read_rate(threads: int) -> float:
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(4):
             began = perf_counter_ns()
-            read(area, pool, threads)
+            read_memory(area, pool, threads)
             times.append(perf_counter_ns() - began)
     return len(area) / min(times)
 
@@ -294,13 +294,13 @@ def read_rate(threads: int) -> float:
 def bytes_of_token(shape: Shape, block: int) -> int:
     """Bytes of weights that a decoded token reads: all matrices except the embedding, and only the experts used."""
     weights = 0.0
-    for name, dims in tensors(shape):
+    for name, dims in tensor_shapes(shape):
         if len(dims) > 1 and not name.startswith("token_embd"):
             weights += float(np.prod(dims)) * (shape.used / shape.experts if "_exps" in name else 1)
     return int(weights * (BITS + SCALE_BITS / block) / 8)
 
 
-def measure(args: argparse.Namespace, report: Report) -> None:
+def measure_peers(args: argparse.Namespace, report: Report) -> None:
     """Measure our runtime against each requested peer."""
     package, threads = str(seeded_package(args.block, args.shape).folder), str(args.threads)
     for name in args.against.split(","):
@@ -313,11 +313,11 @@ def measure(args: argparse.Namespace, report: Report) -> None:
             contextlib.closing(Process("--child", "ours", "--model", package, *numbers)) as ours,
             contextlib.closing(Process("--child", *peer, *numbers)) as other,
         ):
-            compare(ours, other, rounds, counts, f"{name}, {args.shape}, {layers} layers, {threads} threads", report)
+            compare_with(ours, other, rounds, counts, f"{name}, {args.shape}, {layers} layers, {threads} threads", report)
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=16)
+    parser = make_parser(__doc__, rounds=16)
     parser.add_argument("--shape", choices=[name for name in SHAPES if "moe" in name], default="qwen-moe")
     parser.add_argument("--tokens", type=int, default=32, help="of a window of decoding")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a window of prefill")
@@ -332,10 +332,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.child:
         shape = replace(SHAPES[args.shape], layers=args.layers)
-        serve(PEERS[args.child](args, shape), shape.vocabulary)
+        serve_windows(PEERS[args.child](args, shape), shape.vocabulary)
     else:
         report = Report("runtime", args)
-        (measure_sets if args.sets else measure)(args, report)
+        (measure_sets if args.sets else measure_peers)(args, report)
         report.finish()
 
 

@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from analyzer.commands.simulate import cache_bytes
 from analyzer.predict import costs, simulator, trace
-from analyzer.tables.store import load
-from benchmarks.lib.report import Report, arguments
+from analyzer.tables.store import load_tables
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import quartiles, single
+from views.commands.simulate import cache_bytes
 
 FIGURES = ("ttft_ms", "tpot_ms")
 PHASES = {"ttft_ms": "prefill", "tpot_ms": "decode"}
@@ -82,7 +82,7 @@ class Runtime:
 
     def words(self, one: Setting) -> list[str]:
         """The command line."""
-        words = [sys.executable, "-m", "runtime", "generate", str(self.args.package), "--prompt-file", str(self.prompt)]
+        words = [sys.executable, "-m", "moescope", "generate", str(self.args.package), "--prompt-file", str(self.prompt)]
         words += ["--max-new-tokens", str(self.args.tokens), "--ignore-end", "--json", "--chunk", str(one.chunk)]
         cache = "all" if one.cache is None else str(one.cache)
         return [*words, "--expert-cache", cache, "--prefetch", "on" if one.prefetch else "off"]
@@ -101,13 +101,13 @@ class Runtime:
         """Tables of a traced run."""
         folder = self.folder / "-".join([*str(one).split(), str(number)])
         if folder.exists():
-            return load(folder)
+            return load_tables(folder)
         command = [sys.executable, "-m", "tracer", "run", "-o", str(folder), "--no-views", "--levels", "token,operator,expert"]
         subprocess.run([*command, "--", *self.words(one)], check=True, capture_output=True)
-        return load(folder)
+        return load_tables(folder)
 
 
-def measured(runtime: Runtime, reference: Setting, settings: list[Setting], rounds: int, figures: Path) -> list[Round]:
+def measure_rounds(runtime: Runtime, reference: Setting, settings: list[Setting], rounds: int, figures: Path) -> list[Round]:
     """Rounds of every setting, with references in between; stored rounds come first."""
     kept: list[Round] = json.loads(figures.read_text()) if figures.exists() else []
     for number in range(rounds):
@@ -122,7 +122,7 @@ def measured(runtime: Runtime, reference: Setting, settings: list[Setting], roun
     return kept
 
 
-def paced(rounds: list[Round], reference: str) -> dict[str, list[Run]]:
+def runs_with_pace(rounds: list[Round], reference: str) -> dict[str, list[Run]]:
     """Runs by setting with `pace`: the reference's time around them over its median over all rounds.
 
     A single reference run may be disturbed: each counts as the median of itself and its neighbours.
@@ -138,7 +138,7 @@ def paced(rounds: list[Round], reference: str) -> dict[str, list[Run]]:
     return by_setting
 
 
-def middle(runs: list[Run], at_pace: bool) -> Run:
+def median_run(runs: list[Run], at_pace: bool) -> Run:
     """Median of each figure; with `at_pace`, times are divided by their pace."""
     return {
         name: float(np.median([run[name] / (run["pace"] if at_pace and name.endswith("_ms") else 1) for run in runs]))
@@ -146,13 +146,13 @@ def middle(runs: list[Run], at_pace: bool) -> Run:
     }
 
 
-def times(line: costs.Line, factor: float) -> costs.Line:
+def scaled_line(line: costs.Line, factor: float) -> costs.Line:
     """The line multiplied by `factor`."""
     parts = (line.fixed * factor, line.per_row * factor, line.per_pair * factor)
     return costs.Line(*parts, line.beside, line.per_load * factor)
 
 
-def scaled(
+def scaled_costs(
     cost: costs.Costs, work: dict[tuple[str, str], float], load: float, behind: float, chunk: dict[str, float]
 ) -> costs.Costs:
     """Costs with factors: `work` by (phase, mode), `load` and `behind` for loads, `chunk` by mode for a chunk's fixed cost."""
@@ -161,20 +161,20 @@ def scaled(
         _, _, phase, mode = (*key, "", "")[:4]
         if key[0] in CHUNKED and phase == "prefill":
             line = replace(line, fixed=line.fixed * chunk.get(mode, 1.0))
-        return times(line, work.get((phase, mode), 1.0))
+        return scaled_line(line, work.get((phase, mode), 1.0))
 
     return replace(
         cost,
         work={key: scale(key, line) for key, line in cost.work.items()},
-        load=times(cost.load, load),
-        behind=times(cost.behind, behind) if cost.behind else None,
-        behind_first=times(cost.behind_first, behind) if cost.behind_first else None,
-        loads={key: times(line, load) for key, line in cost.loads.items()},
+        load=scaled_line(cost.load, load),
+        behind=scaled_line(cost.behind, behind) if cost.behind else None,
+        behind_first=scaled_line(cost.behind_first, behind) if cost.behind_first else None,
+        loads={key: scaled_line(line, load) for key, line in cost.loads.items()},
         first={key: seconds * work.get(key[1:], 1.0) for key, seconds in cost.first.items()},
     )
 
 
-def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) -> costs.Costs:
+def untraced_costs(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) -> costs.Costs:
     """The traced costs scaled to the untraced twins: loads by their times, then work until simulated twins take as long."""
     size = cost.expert_bytes["cpu"]
     by_mode: dict[str, list[Setting]] = {}
@@ -183,20 +183,20 @@ def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) 
     demand, ahead = (float(np.mean([twins[one]["load_ms"] for one in by_mode[m]])) / 1e3 for m in (costs.DEMAND, costs.AHEAD))
     load, behind = demand / cost.load.seconds(size), 1.0
     if cost.behind:
-        seen = [simulator.simulate(routes, cost, one.simulated()).spans for one in by_mode[costs.AHEAD]]
+        seen = [simulator.simulate_trace(routes, cost, one.simulated()).spans for one in by_mode[costs.AHEAD]]
         loads = [span.unit.startswith(simulator.STORAGE) for spans in seen for span in spans if span.kind in ("load", "prefetch")]
         share = float(np.mean(loads))
         behind = max((ahead - (1 - share) * demand) / max(share, 1e-9), 1e-6) / cost.behind.seconds(size)
     work, chunk = {(phase, mode): 1.0 for phase in PHASES.values() for mode in by_mode}, dict.fromkeys(by_mode, 1.0)
     for _, (mode, members) in itertools.product(range(LEVELLING), by_mode.items()):
-        now = scaled(cost, work, load, behind, chunk)
-        simulated = {one: simulator.simulate(routes, now, one.simulated()).summary() for one in members}
+        now = scaled_costs(cost, work, load, behind, chunk)
+        simulated = {one: simulator.simulate_trace(routes, now, one.simulated()).summary() for one in members}
         for name, phase in PHASES.items():
             work[phase, mode] *= float(np.exp(np.mean([np.log(twins[one][name] / simulated[one][name]) for one in members])))
         small, large = members
         apart = [max(each[small]["ttft_ms"] - each[large]["ttft_ms"], 1e-3) for each in (twins, simulated)]
         chunk[mode] = float(np.clip(chunk[mode] * apart[0] / apart[1], *CHUNKS_APART))
-    return scaled(cost, work, load, behind, chunk)
+    return scaled_costs(cost, work, load, behind, chunk)
 
 
 def add_errors(report: Report, real: dict[Setting, list[Run]], cost: costs.Costs, routes: trace.Trace, at_pace: bool) -> None:
@@ -205,7 +205,7 @@ def add_errors(report: Report, real: dict[Setting, list[Run]], cost: costs.Costs
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in FIGURES}
     points = []
     for one, runs in real.items():
-        seen, simulated = middle(runs, at_pace), simulator.simulate(routes, cost, one.simulated()).summary()
+        seen, simulated = median_run(runs, at_pace), simulator.simulate_trace(routes, cost, one.simulated()).summary()
         for name in FIGURES:
             each = np.array([run[name] / (run["pace"] if at_pace else 1) for run in runs])
             pairs[name].append((seen[name], simulated[name]))
@@ -248,9 +248,9 @@ class Plan:
         return self.twins[1]
 
 
-def planned(args: argparse.Namespace) -> Plan:
+def parse_settings(args: argparse.Namespace) -> Plan:
     """The settings given on the command line."""
-    sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
+    sizes = json.loads(subprocess.check_output([sys.executable, "-m", "moescope", "inspect", str(args.package), "--json"]))
     whole = sizes["all_experts_bytes"]
     small, least = (cache_bytes(share, whole) for share in (CALIBRATION_SHARE, ASKING_SHARE))
     kinds = ((None, False), (small, False), (small, True))
@@ -266,9 +266,9 @@ def planned(args: argparse.Namespace) -> Plan:
     return Plan(twins, asking, tests)
 
 
-def judge(plan: Plan, traced: costs.Costs, routes: trace.Trace, rounds: list[Round], report: Report) -> None:
+def report_errors(plan: Plan, traced: costs.Costs, routes: trace.Trace, rounds: list[Round], report: Report) -> None:
     """Add the errors of the settings under test, raw and at the reference's pace."""
-    by_setting = paced(rounds, str(plan.reference))
+    by_setting = runs_with_pace(rounds, str(plan.reference))
     lasted = [runs[-1][1]["at_s"] - runs[0][1]["at_s"] for runs in rounds]
     paces = [run["pace"] for runs in by_setting.values() for run in runs]
     report.note(
@@ -276,12 +276,12 @@ def judge(plan: Plan, traced: costs.Costs, routes: trace.Trace, rounds: list[Rou
         f"{len(routes.steps) - 1} decode steps; paces {min(paces):.2f} to {max(paces):.2f}"
     )
     for at_pace in (False, True):
-        cost = untraced(traced, routes, {one: middle(by_setting[str(one)], at_pace) for one in plan.twins})
+        cost = untraced_costs(traced, routes, {one: median_run(by_setting[str(one)], at_pace) for one in plan.twins})
         add_errors(report, {one: by_setting[str(one)] for one in plan.tests}, cost, routes, at_pace)
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=4)
+    parser = make_parser(__doc__, rounds=4)
     parser.add_argument("package", type=Path)
     parser.add_argument("--text", type=Path, required=True, help="its beginning is the prompt")
     parser.add_argument("--characters", type=int, default=600)
@@ -293,7 +293,7 @@ def main() -> None:
         "--keep", type=Path, metavar="DIR", help="keep recordings and figures, and go on with those that lie there"
     )
     args = parser.parse_args()
-    report, plan = Report("simulator", args), planned(args)
+    report, plan = Report("simulator", args), parse_settings(args)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -301,8 +301,8 @@ def main() -> None:
         recordings = [runtime.record(one, n) for n, one in itertools.product(range(args.recordings), plan.twins)]
         routes = trace.from_tables(runtime.record(plan.asking, 0))
         others = [one for one in [*plan.twins, *plan.tests] if one != plan.reference]
-        rounds = measured(runtime, plan.reference, others, args.rounds, folder / "figures.json")
-    judge(plan, costs.from_tables(*recordings), routes, rounds, report)
+        rounds = measure_rounds(runtime, plan.reference, others, args.rounds, folder / "figures.json")
+    report_errors(plan, costs.from_tables(*recordings), routes, rounds, report)
     report.finish()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.spread import extremes
 from benchmarks.lib.turns import by_turns
 from runtime.telemetry import _probes  # type: ignore[attr-defined]
@@ -35,7 +35,7 @@ def per_call(function: Callable[..., object], arguments: tuple[object, ...]) -> 
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=9).parse_args()
+    args = make_parser(__doc__, rounds=9).parse_args()
     report, times = Report("usdt", args), {name: list[float]() for name in CASES}
     for _, name in by_turns(list(CASES), args.rounds):
         times[name].append(per_call(*CASES[name]))

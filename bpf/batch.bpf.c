@@ -32,12 +32,21 @@ static INLINE struct llama_batch_view *batch_of(struct traced *t)
 #define ROWS_HERE(left) BOUNDED(BATCH_ROWS - (BATCH_ROWS - (left)) * LESS(left, BATCH_ROWS), BATCH_ROWS)
 
 /* Part of a batch, from row `first` on; arrays in one read each, as every read costs more than its bytes. */
-static INLINE bool send_batch_rows(void *ctx, struct traced *t, struct llama_batch_view *batch, u32 first)
+CHECKED_ONCE(send_batch_rows, u32 first)
 {
-	u64 *sequences = t->scratch, one = read_u64(batch->seq_id + 8ULL * first), rows = ROWS_HERE((u64)(u32)batch->n_tokens - first);
-	u32 *counts = (u32 *)(t->scratch + BATCH_ROWS);
+	struct traced *t = traced();
+	struct llama_batch_view *batch;
+	u64 *sequences, one, rows;
+	u32 *counts;
 	RECORD(rec_batch_rows, r);
 
+	if (!t)
+		return false;
+	batch = batch_of(t);
+	sequences = t->scratch;
+	counts = (u32 *)(t->scratch + BATCH_ROWS);
+	one = read_u64(batch->seq_id + 8ULL * first);
+	rows = ROWS_HERE((u64)(u32)batch->n_tokens - first);
 	if (!reserve(r, KIND_BATCH_ROWS, ENGINE_LLAMACPP))
 		return false;
 	r->n_rows = batch->n_tokens;
@@ -65,12 +74,12 @@ static INLINE bool send_batch_rows(void *ctx, struct traced *t, struct llama_bat
 	return true;
 }
 
-static INLINE void send_batch(void *ctx, struct traced *t, struct llama_batch_view *batch)
+static INLINE void send_batch(void *ctx, struct llama_batch_view *batch)
 {
 	if (!batch->pos && !batch->seq_id && !batch->logits) /* the engine's defaults hold for all */
 		return;
 	for (u32 first = 0; first < MAX_BATCH_ROWS; first += BATCH_ROWS) {
-		if ((s32)first >= batch->n_tokens || !send_batch_rows(ctx, t, batch, first))
+		if ((s32)first >= batch->n_tokens || !CALL_CHECKED(send_batch_rows, first))
 			return;
 	}
 }
@@ -91,7 +100,7 @@ static INLINE int llama_batch_begin(struct pt_regs *ctx, struct traced *t, u32 p
 	t->in_step = 1;
 	t->fills_batch = batch->pos && batch->seq_id && batch->n_seq_id && batch->logits ? 0 : batch->n_tokens;
 	token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, t->warms_up ? PHASE_WARM_UP : phase, batch->n_tokens, position, ARG1(ctx));
-	send_batch(ctx, t, batch);
+	send_batch(ctx, batch);
 	return 0;
 }
 
@@ -156,6 +165,6 @@ UPROBE(llama_batch_filled)
 	if (bpf_probe_read_user(batch, sizeof(*batch), (void *)args.arg[0]) || !batch->pos || !batch->seq_id)
 		return 0;
 	if (rows == ANY_ROWS || rows == (u32)batch->n_tokens) /* else its members are in another order */
-		send_batch(ctx, t, batch);
+		send_batch(ctx, batch);
 	return 0;
 }

@@ -16,6 +16,21 @@
 
 #define INLINE inline __attribute__((always_inline))
 
+/*
+ * A function of up to five numbers that the verifier checks by itself, once, and not for each turn of the loop that calls it:
+ *
+ *	CHECKED_ONCE(send_part, u64 address, u32 first)		CALL_CHECKED(send_part, address, first)
+ *
+ * It has `ctx`, which only perf buffers need: there, and where BCC loads, it is inlined.
+ */
+#if defined(LOADER_BCC) || defined(BUFFER_PERF)
+#define CHECKED_ONCE(name, ...) static INLINE int name(void *ctx, __VA_ARGS__)
+#define CALL_CHECKED(name, ...) name(ctx, __VA_ARGS__)
+#else
+#define CHECKED_ONCE(name, ...) __attribute__((noinline)) int name(__VA_ARGS__)
+#define CALL_CHECKED(name, ...) name(__VA_ARGS__)
+#endif
+
 /* Bytes that the call instruction has pushed when a function begins. */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 #define RETURN_ADDRESS_BYTES 0
@@ -55,7 +70,7 @@ enum { SYSCALL_PREADV = 295, SYSCALL_PREADV2 = 327 };
 #define task_counter(field)                                                                                            \
 	({                                                                                                             \
 		unsigned long value_ = 0;                                                                              \
-		bpf_probe_read_kernel(&value_, sizeof(value_), (char *)bpf_get_current_task() + OFFSET_##field);        \
+		bpf_probe_read_kernel(&value_, sizeof(value_), KERNEL_AT(task_struct, field, bpf_get_current_task())); \
 		value_;                                                                                                \
 	})
 #if defined(__x86_64__) || defined(__TARGET_ARCH_x86)

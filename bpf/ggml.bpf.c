@@ -82,12 +82,39 @@ static INLINE void send_ggml_structure(void *ctx, struct traced *thread, u64 ten
 }
 
 #define MAX_ROUTE_ROWS 1024
+#ifdef BUFFER_PERF /* inlined, with the record on the stack, which has no room for another loop's variables */
+#define ROWS_AT_ONCE 1
+#else
+#define ROWS_AT_ONCE 32
+#endif
+
+/* The experts of ROWS_AT_ONCE rows from `first` on, or of those that are left: `k` numbers of 32 bits each; `shape` is n_tokens << 32 | k. */
+CHECKED_ONCE(send_some_routes, u64 tensor, u64 data, u64 stride, u64 shape, u32 first)
+{
+	u32 k = shape, n_tokens = shape >> 32;
+	u64 bytes = BOUNDED(4 * k, 4 * ROUTE_SLOTS);
+
+	for (u32 i = 0; i < ROWS_AT_ONCE; i++) {
+		u32 row = first + i;
+		RECORD(rec_route, r);
+
+		if (row >= n_tokens)
+			return false;
+		if (!reserve(r, KIND_ROUTE, ENGINE_LLAMACPP))
+			return false;
+		fill_route(r, tensor, -1, n_tokens, k, row * k, ROUTE_WIDE);
+		r->count = bytes / 4;
+		bpf_probe_read_user(r->weights, bytes, (void *)(data + row * stride));
+		submit(ctx, r);
+	}
+	return true;
+}
 
 /* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. One record per row. */
 static INLINE void send_ggml_routes(void *ctx, struct traced *thread, u64 tensor, u64 ids)
 {
 	struct ggml_tensor_view *t = (void *)ids;
-	u64 ne[2] = {}, nb[2] = {}, data = 0, bytes;
+	u64 ne[2] = {}, nb[2] = {}, data = 0;
 	u32 k, n_tokens;
 
 	bpf_probe_read_user(ne, sizeof(ne), t->ne);
@@ -99,18 +126,9 @@ static INLINE void send_ggml_routes(void *ctx, struct traced *thread, u64 tensor
 		return;
 	if (k > ROUTE_SLOTS || n_tokens > MAX_ROUTE_ROWS)
 		count_loss(KIND_ROUTE);
-	bytes = BOUNDED(4 * k, 4 * ROUTE_SLOTS);
-	for (u32 row = 0; row < MAX_ROUTE_ROWS; row++) {
-		RECORD(rec_route, r);
-
-		if (row >= n_tokens)
+	for (u32 first = 0; first < MAX_ROUTE_ROWS; first += ROWS_AT_ONCE) {
+		if (!CALL_CHECKED(send_some_routes, tensor, data, nb[1], (u64)n_tokens << 32 | k, first))
 			return;
-		if (!reserve(r, KIND_ROUTE, ENGINE_LLAMACPP))
-			return;
-		fill_route(r, tensor, -1, n_tokens, k, row * k, ROUTE_WIDE);
-		r->count = bytes / 4;
-		bpf_probe_read_user(r->weights, bytes, (void *)(data + row * nb[1]));
-		submit(ctx, r);
 	}
 }
 

@@ -520,6 +520,24 @@ UPROBE(qnn_get_sub_events_begin)
 	return 0;
 }
 
+CHECKED_ONCE(send_sub_events, u64 parent, u64 ids, u32 total, u32 first)
+{
+	RECORD(rec_qnn_sub_events, r);
+	u64 count;
+
+	if (!reserve(r, KIND_QNN_SUB_EVENTS, ENGINE_QNN))
+		return false;
+	r->parent = parent;
+	r->of_profile = 0;
+	r->first = first;
+	r->count = total - first < MAX_SUB_EVENTS ? total - first : MAX_SUB_EVENTS;
+	r->total = total;
+	count = BOUNDED(r->count, MAX_SUB_EVENTS);
+	bpf_probe_read_user(r->events, count * 8, (void *)(ids + 8ULL * first));
+	submit(ctx, r);
+	return true;
+}
+
 UPROBE(qnn_get_sub_events_end)
 {
 	struct call_args args;
@@ -532,21 +550,9 @@ UPROBE(qnn_get_sub_events_end)
 	bpf_probe_read_user(&total, sizeof(total), (void *)args.arg[2]);
 	for (u32 part = 0; part < 512; part++) {
 		u32 first = part * MAX_SUB_EVENTS;
-		RECORD(rec_qnn_sub_events, r);
-		u64 count;
 
-		if (first >= total)
+		if (first >= total || !CALL_CHECKED(send_sub_events, args.arg[0], ids, total, first))
 			return 0;
-		if (!reserve(r, KIND_QNN_SUB_EVENTS, ENGINE_QNN))
-			return 0;
-		r->parent = args.arg[0];
-		r->of_profile = 0;
-		r->first = first;
-		r->count = total - first < MAX_SUB_EVENTS ? total - first : MAX_SUB_EVENTS;
-		r->total = total;
-		count = BOUNDED(r->count, MAX_SUB_EVENTS);
-		bpf_probe_read_user(r->events, count * 8, (void *)(ids + 8ULL * first));
-		submit(ctx, r);
 	}
 	count_loss(KIND_QNN_SUB_EVENTS);
 	return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Contents and sizes of the maps, for the BPF programs and for the collector, which fills some of them. */
+/* Contents and sizes of the maps, for the BPF programs and for the recorder, which fills some of them. */
 #ifndef MOESCOPE_STRUCTS_H
 #define MOESCOPE_STRUCTS_H
 
@@ -22,6 +22,17 @@ struct path_scratch {
 	u32 base;       /* offset of the file name; kept here so that the verifier merges the paths of the loop */
 };
 
+/* Where parts of the Hexagon backend's messages are, in one version of them; tracer/engines/hexagon.toml, in this order. */
+struct hexagon_layout {
+	u32 number;
+	u32 id_bytes; /* of the batch's number, first in request and response */
+	u32 tensor_bytes, data_bytes, buffer_at, ne_at;
+	u32 op_bytes, dst_at;
+	u32 status_at, usecs_at; /* in the response; the numbers of parts follow the status; 0: it does not tell the time */
+};
+
+#define HEXAGON_LAYOUTS 8 /* a power of two; the last stays empty */
+
 /* The loader's settings: choices, and numbers that differ between builds of an engine. */
 struct settings {
 	u32 mul_mat_id; /* llama.cpp's number of GGML_OP_MUL_MAT_ID, or UNKNOWN_OPERATOR */
@@ -41,6 +52,7 @@ struct settings {
 	u32 steps;  /* record steps */
 	u32 one_call; /* ggml's loop calls the barrier after its last node at the same place as after the others */
 	u32 spared; /* QNN's own readers of events are not probed, since their callers are known to pass on what they read */
+	struct hexagon_layout hexagon_layouts[HEXAGON_LAYOUTS];
 };
 
 #define MASKED_PLACES 64 /* of a frame, a bit each in the masks of struct rec_site */

@@ -1,1 +1,1 @@
-"""The command line shared by all rooms, and the command `moescope`. Only `terminal` needs more than the standard library."""
+"""The command line shared by all packages, and the command `moescope`. Only `terminal` needs more than the standard library."""

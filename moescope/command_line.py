@@ -1,6 +1,6 @@
 """One dispatcher for all command lines: imports only the used verb, and turns errors into one line and an exit code.
 
-A verb is a module `ROOM/commands/VERB.py` with `prepare_parser(parser)` and `run(args) -> exit code`: 0 good, 1 a finding,
+A verb is a module `PACKAGE/commands/VERB.py` with `prepare_parser(parser)` and `run(args) -> exit code`: 0 good, 1 a finding,
 2 wrong use. Its help ends with its docstring (or `EXAMPLES`); an optional `parse(parser, words)` replaces argparse's parsing.
 """
 
@@ -15,59 +15,43 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NoReturn
 
-from moescope.calling import as_called
+from moescope.answers import forget_labels
 from moescope.errors import UserError
 from moescope.plain import doubts, one_line
 
 GOOD, WRONG_USE, INTERRUPTED = 0, 2, 130
 OWN_PACKAGES = ("moescope", "tracer", "analyzer", "views", "runtime")
+BEFORE = {"runtime": "runtime.telemetry.probes:guard_mapped_files"}
+"""Package → `module:function` that each of its verbs calls first."""
 VERB_WIDTH = 18
 ANSWER_S = 1.0  # an error this soon after Ctrl-C is attributed to it
 
 
 @dataclass(frozen=True)
-class Room:
-    """A part of the project and its verbs: name → help."""
-
-    name: str
-    about: str
-    verbs: dict[str, str]
-    before: str = ""
-    """`module:function` that every verb of the room calls first."""
-    label: str = ""
-    """The prefix of its messages, if it is not its name."""
-    failures: dict[str, int] = field(default_factory=dict)
-    """Verb → exit code of its own failure, wrong use included, if it is not 2."""
-
-    def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run a verb of `python -m ROOM`; returns the exit code."""
-        return Program(f"python -m {self.name}", self.label or self.name, self.about, {"": self.table()}).main(argv)
-
-    def table(self) -> dict[str, "Verb"]:
-        """The room's verbs, loaded when used."""
-        return {name: Verb(self, name, text) for name, text in self.verbs.items()}
-
-
-@dataclass(frozen=True)
 class Verb:
-    """A verb, by the name that its room gives it."""
+    """A verb: its module, imported when it is used, and the exit code of its own failure, wrong use included."""
 
-    room: Room
-    name: str
+    module: str
     help: str
+    words: Mapping[str, "Verb"] = field(default_factory=dict)
+    """First word → a verb of its own, with its own arguments; that of `--` where this is among the words, at any place."""
+    failure: int = WRONG_USE
 
     def load(self) -> Any:
         """Import the verb's module."""
-        return import_module(f"{self.room.name}.commands.{self.name.replace('-', '_')}")
+        return import_module(self.module)
 
-    @property
-    def failure(self) -> int:
-        """The exit code of its own failure."""
-        return self.room.failures.get(self.name, WRONG_USE)
+    def chosen(self, words: list[str]) -> tuple[str, "Verb", list[str]]:
+        """(the word that selects a verb of its own, that verb, the other words); ("", itself, words) without one."""
+        if "--" in self.words and "--" in words:
+            return "", self.words["--"], words
+        if words and words[0] in self.words:
+            return words[0], self.words[words[0]], words[1:]
+        return "", self, words
 
     def prepare(self) -> None:
-        """Run the room's preparation for all verbs."""
-        module, _, function = self.room.before.partition(":")
+        """Run the preparation for all verbs of its package."""
+        module, _, function = BEFORE.get(self.module.partition(".")[0], "").partition(":")
         if module:
             getattr(import_module(module), function)()
 
@@ -91,7 +75,7 @@ class Program:
         """Run the verb named by the first word; returns the exit code."""
         if argv is not None or signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, signal.SIG_DFL):
             return self.dispatch(list(sys.argv[1:] if argv is None else argv))
-        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGINT, note_interrupt)
         try:
             return self.dispatch(sys.argv[1:])
         finally:
@@ -101,19 +85,20 @@ class Program:
         """Run the verb named by the first of these words; returns the exit code."""
         name = words[0] if words else ""
         if name in self.verbs:
-            return self.call(self.verbs[name], f"{self.prog} {name}", words[1:])
+            word, verb, rest = self.verbs[name].chosen(words[1:])
+            return self.call(verb, " ".join(filter(None, (name, word))), rest)
         if name in ("-h", "--help"):
-            return guarded(self.label, lambda: print(self.help()))
+            return exit_code_of(self.label, lambda: print(self.help()))
         if name == "--version" and self.version:
             print(self.version())
             return GOOD
         print(self.complaint(name), file=sys.stderr)
         return WRONG_USE
 
-    def call(self, verb: Verb, prog: str, words: list[str]) -> int:
+    def call(self, verb: Verb, form: str, words: list[str]) -> int:
         """Run a verb; returns the exit code, its own number if it fails."""
         try:
-            return guarded(self.label, lambda: run(verb, prog, words), verb.failure)
+            return exit_code_of(self.label, lambda: run_verb(verb, self.prog, form, words), verb.failure)
         except SystemExit as end:
             if end.code != WRONG_USE:
                 raise
@@ -146,31 +131,33 @@ class Parser(argparse.ArgumentParser):
         super().error(one_line(message))
 
 
-def run(verb: Any, prog: str, words: Sequence[str]) -> int:
-    """Load a verb, parse its words, run it."""
+def run_verb(verb: Any, prog: str, form: str, words: Sequence[str]) -> int:
+    """Load a verb, parse its words, run it; `args.form` is what was typed to select it."""
     module = verb.load()
     parse = getattr(module, "parse", argparse.ArgumentParser.parse_args)
-    args = parse(parser_of(module, prog, verb.help), words)
+    args = parse(parser_of(module, f"{prog} {form}", verb.help, verb.words), words)
+    args.form = form
     verb.prepare()
+    forget_labels()
     return int(module.run(args))
 
 
-def parser_of(module: Any, prog: str, about: str) -> argparse.ArgumentParser:
-    """A verb's parser; its texts name commands as the user called them."""
+def parser_of(module: Any, prog: str, about: str, below: Mapping[str, Verb] | None = None) -> argparse.ArgumentParser:
+    """A verb's parser; its help lists the verbs `below` it."""
+    lines = [f"  {word:<{VERB_WIDTH}}{verb.help}" for word, verb in (below or {}).items()]
+    words = "\n".join([f"other forms (`{prog} FORM --help`)", *lines]) if lines else ""
     has_examples = hasattr(module, "EXAMPLES")
     parser = Parser(
         prog=prog,
-        description=as_called(about if has_examples else module.__doc__ or about),
-        epilog=as_called(module.EXAMPLES) if has_examples else None,
+        description=about if has_examples else module.__doc__ or about,
+        epilog="\n\n".join(filter(None, (module.EXAMPLES if has_examples else "", words))),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.prepare_parser(parser)
-    for action in parser._actions:
-        action.help = action.help and as_called(action.help)
     return parser
 
 
-def interrupt(*_: object) -> None:
+def note_interrupt(*_: object) -> None:
     """Handle Ctrl-C and note its time, since interrupted code, such as an import of C code, may raise another error."""
     interrupts.append(time.monotonic())
     raise KeyboardInterrupt
@@ -179,7 +166,7 @@ def interrupt(*_: object) -> None:
 interrupts: list[float] = []
 
 
-def guarded(label: str, action: Callable[[], int | None], failure: int = WRONG_USE) -> int:
+def exit_code_of(label: str, action: Callable[[], int | None], failure: int = WRONG_USE) -> int:
     """The action's exit code, or `failure`; errors that a user can cause become one line on standard error."""
     try:
         code = action() or GOOD
@@ -188,7 +175,7 @@ def guarded(label: str, action: Callable[[], int | None], failure: int = WRONG_U
     except UserError as error:
         reason = str(error)
     except ModuleNotFoundError as error:
-        reason = missing(error)
+        reason = missing_package_text(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -207,18 +194,18 @@ def guarded(label: str, action: Callable[[], int | None], failure: int = WRONG_U
             traceback.print_exc()
             return failure
         reason = f"{doubts[-1]} cannot be read: it is damaged, or not from MoEScope ({type(error).__name__}: {error})"
-    print(f"{label}: {one_line(as_called(reason))}", file=sys.stderr)
+    print(f"{label}: {one_line(reason)}", file=sys.stderr)
     return failure
 
 
-def missing(error: ModuleNotFoundError) -> str:
+def missing_package_text(error: ModuleNotFoundError) -> str:
     """The message for a package that is not installed, with the remedy; a missing Python module of this project is a bug."""
     name = error.name or ""
     package, _, module = name.partition(".")
     if package not in OWN_PACKAGES:
-        from moescope.extras import remedy
+        from moescope.extras import install_remedy
 
-        return f"{package} is not installed: {remedy(package)}"
+        return f"{package} is not installed: {install_remedy(package)}"
     if not module.rpartition(".")[2].startswith("_"):
         raise error
     return f"{name} is not built: run `make build`"

@@ -11,7 +11,7 @@ COLLECTIONS = ("all", "dev")
 CHECKOUT = Path(__file__).resolve().parent.parent / "Makefile"
 
 
-def remedy(module: str) -> str:
+def install_remedy(module: str) -> str:
     """How to install the package of a module: by the extra that lists it, else the package itself."""
     name = DISTRIBUTIONS.get(module, module.replace("_", "-"))
     extras = extras_with(name)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moescope.command_line import interrupt
+from moescope.command_line import note_interrupt
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_S = 0.5
@@ -43,7 +43,7 @@ def ended_by_signals(undo: Callable[[], object]) -> Iterator[None]:
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     report, sys.unraisablehook = sys.unraisablehook, ignored
-    handlers = {number: signal.signal(number, interrupt) for number in ENDING}
+    handlers = {number: signal.signal(number, note_interrupt) for number in ENDING}
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         yield

@@ -1,5 +1,6 @@
 """Text from outside, made safe: terminals show its control characters instead of executing them."""
 
+import html
 import re
 import sys
 from functools import cache
@@ -12,12 +13,12 @@ CONTROL_BUT_LAYOUT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f
 
 def plain_text(value: Any) -> str:
     """One line without control characters: each is shown as Python writes it, `\\x1b`."""
-    return CONTROL.sub(_shown, str(value))
+    return CONTROL.sub(_escape_match, str(value))
 
 
 def plain_lines(value: Any) -> str:
     """Text of several lines without control characters other than line ends and tabs."""
-    return CONTROL_BUT_LAYOUT.sub(_shown, str(value))
+    return CONTROL_BUT_LAYOUT.sub(_escape_match, str(value))
 
 
 def for_output(text: str) -> str:
@@ -28,6 +29,11 @@ def for_output(text: str) -> str:
 def one_line(message: Any) -> str:
     """A message with spaces instead of line breaks, without control characters."""
     return plain_text(" ".join(str(message).split()))
+
+
+def markdown_text(text: str) -> str:
+    """Text of one line, with Markdown and HTML escaped."""
+    return html.escape("".join("\\" + c if c in "\\`*_{}[]#|!" else c for c in text), quote=False)
 
 
 def print_plain(line: Any, file: TextIO | None = None) -> None:
@@ -45,5 +51,5 @@ def warn(line: str) -> None:
     print(f"warning: {one_line(line)}", file=sys.stderr)
 
 
-def _shown(found: re.Match[str]) -> str:
+def _escape_match(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()

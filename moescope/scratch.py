@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def scratch(parent: Path, prefix: str) -> Iterator[Path]:
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder in `parent`, locked by the process that works in it; unlocked folders are abandoned ones."""
     remove_abandoned(parent, prefix)
     folder, lock = locked_folder(parent, prefix)
@@ -22,9 +22,9 @@ def scratch(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
+def replaced_file(path: Path) -> Iterator[Path]:
     """A new file that replaces `path` on success; several processes may do so at once."""
-    with scratch(path.parent, f".{path.name}-") as folder:
+    with scratch_folder(path.parent, f".{path.name}-") as folder:
         yield folder / path.name
         os.replace(folder / path.name, path)
 

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType,
 from rich.table import Column, Table
 from rich.text import Text
 
-from moescope.plain import plain_text
+from moescope.plain import markdown_text, plain_text
 
 FILE_WIDTH = 160
 """Width of a wide table if the output is not a terminal."""
@@ -111,6 +111,32 @@ def grid(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def as_markdown(lines: Iterable[Line]) -> str:
+    """Lines of a screen as Markdown: tables as tables, the others as items of a list, names literally."""
+    blocks: list[str] = []
+    for line in lines:
+        if isinstance(line, Table):
+            heads = [markdown_cell(column.header) for column in line.columns]
+            sides = ["---:" if column.justify == "right" else "---" for column in line.columns]
+            rows = zip(*(map(markdown_cell, column.cells) for column in line.columns), strict=True)
+            blocks += ["", *(f"| {' | '.join(row)} |" for row in (heads, sides, *rows)), ""]
+        else:
+            blocks.append(f"- {markdown_cell(line)}")
+    return "\n".join(blocks).lstrip("\n") + "\n"
+
+
+def markdown_cell(content: RenderableType) -> str:
+    """A line or cell as Markdown of one line; only what is bold on the screen has a mark."""
+    text = content if isinstance(content, Text) else Text(plain_text(str(content)))
+    written, at = "", 0
+    for span in text.spans:
+        marked = text.plain[span.start : span.end].rstrip()
+        mark = "**" * ("bold" in str(span.style))
+        written += f"{markdown_text(text.plain[at : span.start])}{mark}{markdown_text(marked)}{mark}"
+        at = span.start + len(marked)
+    return written + markdown_text(text.plain[at:])
 
 
 @contextmanager

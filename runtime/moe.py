@@ -21,7 +21,7 @@ from runtime.package.demo_model import TEXT
 from runtime.package.layout import EXPERTS, Package
 from runtime.package.tokens import ChatTemplate, Message, check_text, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
-from runtime.placement.table import resolve
+from runtime.placement.table import resolve_auto
 from runtime.step.attention import Sequence
 from runtime.step.engine import Engine
 from runtime.step.sampling import Sampler, Sampling, log_probabilities
@@ -78,7 +78,7 @@ class MoE:
         self._stepping = RLock()
         self._kept: Sequence | None = None
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
-        self.options, costs = resolve(options, package)
+        self.options, costs = resolve_auto(options, package)
         self.tokenizer = read_tokenizer(package.folder)
         self.end_ids = further_end_ids(package.folder, package.family.vocabulary).union(package.family.end_ids)
         scales = self._kv_scales() if self.options.kv_bits == 8 else None
@@ -157,7 +157,7 @@ class MoE:
             length = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
             raise RequestError(f"{length} exceeds the model's context of {context}: shorten it")
         tokens = self._steps(ids, max_new_tokens, Sampler(sampling, ids), ignore_end, keep_kv, logprobs)
-        return until(tokens, stops) if stops else tokens
+        return until_stop(tokens, stops) if stops else tokens
 
     def _ids(self, prompt: str | Iterable[int] | list[Message]) -> list[int]:
         if isinstance(prompt, str):
@@ -216,7 +216,7 @@ class MoE:
         self._kept = None
         if self.options.profile and self.log.timers:
             npu = self.engine.backends.get(HTP)
-            profile.write(self.log.timers, self.options.profile, npu.label if npu else "no NPU")
+            profile.write_profile(self.log.timers, self.options.profile, npu.label if npu else "no NPU")
             self.log.timers = None
 
     def _steps(
@@ -231,7 +231,7 @@ class MoE:
                     sequence = running  # an interrupted step leaves no sequence to continue
                 if step.sampled in self.end_ids and not ignore_end:
                     return
-                likely = () if logprobs is None else likeliest(logits, step.sampled, logprobs)
+                likely = () if logprobs is None else likely_tokens(logits, step.sampled, logprobs)
                 yield Token(step.sampled, stream.add(step.sampled), step, *likely)
                 ids = [step.sampled]
         finally:
@@ -262,7 +262,7 @@ class MoE:
         return scales
 
 
-def likeliest(logits: np.ndarray, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+def likely_tokens(logits: np.ndarray, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
     """(log probability of a token by logits [V], the `count` most likely tokens with theirs)."""
     logs = log_probabilities(logits)
     return float(logs[token]), tuple((int(i), float(logs[i])) for i in np.argsort(-logs, kind="stable")[:count])
@@ -278,7 +278,7 @@ def check_request(max_new_tokens: int, stop: tuple[str, ...] = (), logprobs: int
         raise RequestError(f"logprobs is {logprobs!r}: give a whole number of 0 or more")
 
 
-def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:
+def until_stop(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:
     """Tokens up to the first text of `stop`. A possible beginning of it is held back until it is ruled out."""
     held: list[Token] = []
     text = ""
@@ -287,7 +287,7 @@ def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:
         text += token.text
         offsets = [offset for offset in map(text.find, stop) if offset >= 0]
         if offsets:
-            yield from _cut(held, min(offsets))
+            yield from _cut_tokens(held, min(offsets))
             return
         if not any(text[-size:] == end[:size] for end in stop for size in range(1, min(len(end), len(text) + 1))):
             yield from held
@@ -295,7 +295,7 @@ def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:
     yield from held
 
 
-def _cut(tokens: list[Token], characters: int) -> Iterator[Token]:
+def _cut_tokens(tokens: list[Token], characters: int) -> Iterator[Token]:
     """The tokens that make up the first `characters` characters, the last one shortened."""
     for token in tokens:
         if characters <= 0:

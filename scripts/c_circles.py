@@ -12,7 +12,7 @@ CALLED = re.compile(r"(?<![>.\w])(\w+)\(")
 COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.S)
 
 
-def calls(folder: Path) -> nx.DiGraph:
+def call_graph(folder: Path) -> nx.DiGraph:
     """File → file whose functions it calls."""
     texts = {path.name: COMMENT.sub(" ", path.read_text()) for path in sorted(folder.glob("*.c"))}
     owner = {name: file for file, text in texts.items() for name in DEFINED.findall(text)}
@@ -26,7 +26,7 @@ def calls(folder: Path) -> nx.DiGraph:
 
 def main(words: list[str]) -> int:
     """Print each circle; returns 1 if there is one."""
-    circles = [sorted(part) for part in nx.strongly_connected_components(calls(Path(words[0]))) if len(part) > 1]
+    circles = [sorted(part) for part in nx.strongly_connected_components(call_graph(Path(words[0]))) if len(part) > 1]
     for circle in circles:
         print(f"{words[0]}: {', '.join(circle)} call each other in a circle: move what they share into a file of its own")
     return int(bool(circles))

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAD = "# The releases that were tested together. `make constraints` raises them; `make test` then says whether they may stay.\n"
 
 
-def newest() -> dict[str, str]:
+def newest_releases() -> dict[str, str]:
     """Distribution → release, for this project with all extras; installs nothing."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
     report = subprocess.run([*command, "-e", f"{ROOT}[all,dev]"], check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -19,6 +19,6 @@ def newest() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    releases = newest()
+    releases = newest_releases()
     releases.pop("moescope")
     Path(sys.argv[1]).write_text(HEAD + "".join(f"{name}=={version}\n" for name, version in sorted(releases.items())))

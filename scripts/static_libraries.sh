@@ -1,5 +1,5 @@
 #!/bin/bash
-# Puts the static libraries of moescope-collect from Debian's packages of an architecture into a folder:
+# Puts the static libraries of moescope-recorder from Debian's packages of an architecture into a folder:
 # static_libraries.sh amd64|arm64 FOLDER. A private apt fetches the packages and dpkg-deb unpacks them; nothing of them is run.
 set -e
 arch=$1 folder=$(realpath -m "$2")

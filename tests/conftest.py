@@ -12,32 +12,43 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
-from moescope.calling import VARIABLE as CALLED_AS
+from moescope.answers import json_text
+from moescope.schemas import json_schema
 from tracer.recording.format import RecordingError
 from workloads.host_time import HostTime
 from workloads.raw_records import RawRecording
 
 ROOT = Path(__file__).resolve().parent.parent
-COLLECTOR = ROOT / "tracer" / "collector" / "bin" / f"moescope-collect-{os.uname().machine}"
+RECORDER = ROOT / "tracer" / "recorder" / "bin" / f"moescope-recorder-{os.uname().machine}"
 SHARED = "MOESCOPE_TESTS_SHARED"
 """The environment variable with the folder for things that are made once per session of several workers."""
+LONG = os.environ.get("MOESCOPE_TESTS") == "long"
+"""Whether tests repeat and draw as often as `make test-long` asks for."""
+
+
+def drawn(examples: int) -> int:
+    """How many examples a test draws that draws so many in `make test`."""
+    return 20 * examples if LONG else examples
+
+
 # On a shared machine, running and drawing an example may take any time, which says nothing about the code. Examples are the same
 # every time, so that results do not vary between changes. For random ones: --hypothesis-profile=default.
 hypothesis.settings.register_profile(
-    "shared", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "shared", deadline=None, derandomize=True, max_examples=drawn(15), suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("shared")
 
 
-LONG_FILES = (
+FIRST_FILES = (
     "test_install",
     "test_tracer_bcc",
     "test_compare_planted",
@@ -50,44 +61,64 @@ LONG_FILES = (
     "test_tracer_series",
     "test_tracer_builds",
 )
-"""The longest tests, run first, so that no worker is still busy with one at the end while the others are idle."""
+"""The files that take longest, run first, so that no worker is still busy with one at the end while the others are idle."""
+
+
+def rest_long(values: Iterable[Any], *short: object) -> list[Any]:
+    """Parameters of a test, of which `make test` takes only those that are `short`."""
+    return [value if value in short else pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
 @pytest.fixture(autouse=True)
-def called_as_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hints name `python -m ROOM`, also after a test that called `moescope` within its worker's process."""
-    monkeypatch.setenv(CALLED_AS, "")
+def nothing_was_learnt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each test begins without the graph loops that others have taught."""
+    monkeypatch.setenv("MOESCOPE_CACHE", str(tmp_path / "learnt"))
+
+
+@pytest.fixture(autouse=True)
+def answers_keep_their_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer that a test lets a verb print in this process as JSON is as moescope/answers.toml declares it."""
+
+    def checked(value: Any) -> str:
+        text = json_text(value)
+        if isinstance(value, dict) and "schema" in value:
+            validator(value["schema"]).validate(json.loads(text))
+        return text
+
+    if find_spec("jsonschema"):  # not in the guests of tests/vm
+        monkeypatch.setattr("moescope.answers.json_text", checked)
+
+
+@cache
+def validator(schema: str) -> Any:
+    import jsonschema
+
+    return jsonschema.Draft202012Validator(json_schema(schema.split("/")[1]))
 
 
 @cache
 def can_probe() -> str:
     """Empty if BPF programs can be loaded and uprobes attached, otherwise the reason why not."""
     from tracer.errors import TracerError
-    from tracer.kernel.libbpf import Kernel
-    from tracer.kernel.loaders import LibbpfLoader
-    from tracer.probes.calibration import measure
+    from tracer.kernel.trial import try_programs
 
     if os.geteuid() != 0:
         return "not root"
     try:
-        loader = LibbpfLoader(Kernel(), {"empty"}, {})
-        measure(loader.program_fd("empty"))
-        loader.close()
+        costs = try_programs().costs
     except TracerError as error:
         return str(error)
-    return ""
+    return "" if all(costs[kind] > 0 for kind in ("emulated", "stepped")) else "probes on functions are not hit"
 
 
 @cache
 def can_use_bcc() -> str:
     """Empty if BCC can compile against this kernel's headers and load, otherwise why not. If so, our sources must work too."""
     from tracer.errors import TracerError
-    from tracer.kernel.loaders import headers, import_bcc
+    from tracer.kernel.bcc_helper import import_bcc
 
     if can_probe():
         return can_probe()
-    if headers() is None:
-        return "no kernel headers"
     try:
         bcc = import_bcc()
         small = bcc.BPF(text=b"#include <linux/sched.h>\nint nothing(void *context) { return 0; }")
@@ -185,7 +216,7 @@ def can_build_blas() -> str:
 
 
 FEATURES: dict[str, Callable[[], str]] = {
-    "collector": lambda: "" if COLLECTOR.exists() else "moescope-collect has not been built: make collect",
+    "recorder": lambda: "" if RECORDER.exists() else "moescope-recorder has not been built: make recorders",
     "probes": can_probe,
     "bcc": can_use_bcc,
     "htp": can_run_htp,
@@ -228,14 +259,13 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers inherit the environment of the main process
         os.environ[SHARED] = tempfile.mkdtemp(prefix="moescope-tests-")
+        os.environ["MOESCOPE_CACHE"] = os.path.join(os.environ[SHARED], "learnt")
         config.add_cleanup(lambda: shutil.rmtree(os.environ[SHARED]))
         config.option.loadscopereorder = False  # otherwise xdist begins with the files that have many tests
-    config.addinivalue_line("markers", f"needs(*features): skip where a feature is absent: {', '.join(FEATURES)}")
-    config.addinivalue_line("markers", "alone: no other test may run meanwhile")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else len(LONG_FILES))
+    items.sort(key=lambda item: FIRST_FILES.index(item.path.stem) if item.path.stem in FIRST_FILES else len(FIRST_FILES))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -266,6 +296,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("features of this machine")
     for name in FEATURES:
+        if not Path(os.environ[SHARED], f"feature {name}.made").exists():
+            continue  # no test that ran needs it: a few tests begin and end without trying everything
         reason = lacking(name)
         terminalreporter.write_line(f"{name}: {'yes' if not reason else 'no, ' + reason}")
 
@@ -276,7 +308,7 @@ def last_json(done: subprocess.CompletedProcess[str]) -> Any:
 
 
 def trace(*arguments: str, env: dict[str, str] | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run `python -m tracer` like a user."""
+    """Run `moescope` like a user."""
     return subprocess.run(
         [sys.executable, "-m", "tracer", *arguments],
         cwd=ROOT,
@@ -289,7 +321,7 @@ def trace(*arguments: str, env: dict[str, str] | None = None, timeout: float = 3
 
 
 def begin_trace(*arguments: str) -> subprocess.Popen[str]:
-    """Start `python -m tracer` without waiting for it."""
+    """Start `moescope` without waiting for it."""
     command, pipe = [sys.executable, "-m", "tracer", *arguments], subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=pipe, stderr=pipe, text=True)
 
@@ -306,16 +338,16 @@ def manifest_when(done: Callable[[dict], object], folder: Path, tracer: subproce
     raise AssertionError(manifest)
 
 
-RECORDERS = {"local": (), "exec": ("--on", "exec:sh -c", "--libraries", str(ROOT / "runtime" / "telemetry" / "_probes.so"))}
-"""The recorder in Python, and the one in C that `--on` uses → the options for it."""
+RECORDED_BY = {"local": (), "exec": ("--on", "exec:sh -c", "--libraries", str(ROOT / "runtime" / "telemetry" / "_probes.so"))}
+"""Where the recorder's plan comes from: asked for at once, or a file made beforehand, as for another machine → the options."""
 
 
-@pytest.fixture(scope="module", params=RECORDERS)
+@pytest.fixture(scope="module", params=RECORDED_BY)
 def on(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """The options for either recorder."""
-    if request.param == "exec" and lacking("collector"):
-        pytest.skip(lacking("collector"))
-    return RECORDERS[request.param]
+    if request.param == "exec" and lacking("recorder"):
+        pytest.skip(lacking("recorder"))
+    return RECORDED_BY[request.param]
 
 
 @pytest.fixture
@@ -329,8 +361,17 @@ def device(tmp_path: Path) -> Path:
     return program
 
 
+def forget_loops() -> None:
+    """Forget the graph loops that this test's recordings have taught."""
+    shutil.rmtree(os.environ["MOESCOPE_CACHE"], ignore_errors=True)
+
+
 over_recorders = pytest.mark.parametrize(
-    "on", [pytest.param(words, id=name, marks=pytest.mark.needs("probes", "collector")) for name, words in RECORDERS.items()]
+    "on",
+    [
+        pytest.param(RECORDED_BY["local"], id="local", marks=pytest.mark.needs("probes", "recorder")),
+        pytest.param(RECORDED_BY["exec"], id="exec", marks=[pytest.mark.needs("probes", "recorder"), pytest.mark.long]),
+    ],
 )
 
 
@@ -346,6 +387,13 @@ def recorded_when(done: Callable[[RawRecording], object], folder: Path, tracer: 
         assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
         time.sleep(0.2)
     raise AssertionError(f"{folder}: not within the time")
+
+
+def recorded_so_far(folder: Path, kind: str) -> int:
+    """How many records of a kind are in a recording in progress; its manifest tells that 5 s late."""
+    with contextlib.suppress(OSError, ValueError, RecordingError):  # it has not begun
+        return len(RawRecording(folder).records(kind))
+    return 0
 
 
 class DemoRun:

@@ -1,5 +1,6 @@
 """Expert caches, trends, fidelity and structure against hand-made and brute-force truths."""
 
+import json
 from functools import cache
 from itertools import combinations
 
@@ -9,9 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.questions import cache_curves, changepoints, fidelity, structure, trends
+from analyzer.commands import trends as trends_verb
+from analyzer.imports.run_folder import Run, write_run
+from analyzer.questions import cache_curves, changepoints, fidelity, findings, periods, structure, trends
+from analyzer.tables.store import LazyTables
+from moescope.__main__ import main
 from runtime.cache_rules.replay import Event, belady_with_bypass, lfu, lru
-from workloads.tables_fixture import make
+from tests.conftest import drawn
+from workloads.tables_fixture import make_tables
 
 TOY = [Event(keys) for keys in (("a", "b"), ("c", "a"), ("b", "c"), ("a", "d"), ("a", "b"))]
 """With two slots, by hand. LRU: miss miss | miss hit {a c} | miss hit {b c} | miss miss {a d} | hit miss: 3 of 10."""
@@ -43,17 +49,17 @@ def brute_force(groups: list[tuple[int, ...]], size: int) -> int:
 TRACES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True).map(tuple), min_size=1, max_size=7)
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(TRACES, st.integers(1, 4))
 def test_beladys_hits_are_the_most_that_any_choice_reaches(trace, size):
     groups = [Event(keys) for keys in trace]
-    hits, misses, _ = belady_with_bypass(groups, size)
+    hits, misses = belady_with_bypass(groups, size)[:2]
     assert hits == brute_force(trace, size)
     assert hits + misses == sum(map(len, trace))
     assert lru(groups, size)[0] <= hits and lfu(groups, size)[0] <= hits
 
 
-@settings(max_examples=40)
+@settings(max_examples=drawn(40))
 @given(TRACES, st.integers(1, 6))
 def test_lru_equals_stack_distances_where_steps_ask_for_one_expert(trace, size):
     keys = [key for group in trace for key in group]
@@ -69,8 +75,8 @@ def test_groups_that_do_not_count_still_fill_the_cache():
 
 
 def test_curves_and_the_slots_for_a_rate_agree():
-    _, tables = make(tokens=12)
-    rows = cache_curves.curves(tables)
+    _, tables = make_tables(tokens=12)
+    rows = cache_curves.hit_rate_curves(tables)
     assert rows["lru"].is_monotonic_increasing and (rows["belady"] >= rows[["lru", "lfu"]].max(axis=1)).all()
     goal = float(rows["lru"].iloc[-1])
     slots = cache_curves.slots_for(tables, goal)
@@ -80,9 +86,10 @@ def test_curves_and_the_slots_for_a_rate_agree():
 
 
 def test_curves_of_caches_that_hold_what_they_run_lie_below_their_best():
-    _, tables = make(tokens=12)
-    rows = cache_curves.curves(tables, policies=("lru", "lfru", "belady_without_bypass", "belady"))
-    assert list(rows.columns) == ["slots", "share", "lru", "lfru", "belady_without_bypass", "belady"]
+    _, tables = make_tables(tokens=12)
+    rows = cache_curves.hit_rate_curves(tables, policies=("lru", "lfru", "belady_without_bypass", "belady"))
+    policies = ["lru", "lfru", "belady_without_bypass", "belady"]
+    assert list(rows.columns) == ["slots", "share", "budget_mib", *policies, *(f"{name}_read_mib" for name in policies)]
     assert (rows["belady_without_bypass"] >= rows[["lru", "lfru"]].max(axis=1)).all()
     assert (rows["belady"] >= rows["belady_without_bypass"]).all()
 
@@ -121,48 +128,67 @@ def test_the_figures_of_lm_meters_tables_come_out_within_their_rounding():
         assert alpha == pytest.approx(100 - error / 10, abs=0.011), name
         if name in INCONSISTENT:
             continue
-        assert fidelity.accuracy(measured, truth) == pytest.approx(alpha, abs=100 * rounding + 0.01), name
+        assert fidelity.accuracy_percent(measured, truth) == pytest.approx(alpha, abs=100 * rounding + 0.01), name
         assert fidelity.scaled_error(measured, truth) == pytest.approx(error, rel=0.003, abs=1000 * rounding + 0.0006), name
 
 
+def test_a_recording_of_any_engine_is_told_what_fidelity_needs(tmp_path, capsys):
+    _, tables = make_tables(tokens=4)
+    write_run(tmp_path / "run", Run("other", tables), "other", [])
+    assert main(["predict", "fidelity", str(tmp_path / "run"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["measured"]["phases"] == pytest.approx(fidelity.measured_phases(tables))
+    truth = json.loads(answer["needs"].partition("in the form ")[2])
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    assert main(["predict", "fidelity", str(tmp_path / "run"), "--truth", str(tmp_path / "truth.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["compared"]["phases"]["accuracy_percent"]["mean"] == pytest.approx(100, abs=0.1)
+
+
+def test_an_advised_size_is_rounded_up():
+    assert findings.at_least(16.3 * 2**20 + 1) == "16.4 MiB"
+    assert findings.at_least(16 * 2**20) == "16.0 MiB"
+
+
 def test_duplication_gives_the_kernel_back():
-    assert fidelity.duplication(10.0, 10.0 + 8 * 0.25, 8) == 0.25
-    rows = fidelity.compare({"a": 0.24, "b": 1.0}, {"a": 0.25})
+    assert fidelity.kernel_by_repetition(10.0, 10.0 + 8 * 0.25, 8) == 0.25
+    rows = fidelity.compare_times({"a": 0.24, "b": 1.0}, {"a": 0.25})
     assert rows["accuracy_percent"].tolist() == [pytest.approx(96)] and rows["scaled_error"].tolist() == [pytest.approx(40)]
 
 
 def test_a_step_in_the_level_is_found_where_it_is_and_noise_has_none():
     rng = np.random.default_rng(3)
     quiet = 10 + rng.normal(0, 0.2, 200)
-    assert changepoints.shifts(quiet) == []
+    assert changepoints.level_shifts(quiet) == []
     stepped = quiet + np.where(np.arange(200) >= 120, 1.0, 0.0)
-    cuts = [shift.at for shift in changepoints.shifts(stepped)]
+    cuts = [shift.at for shift in changepoints.level_shifts(stepped)]
     assert len(cuts) == 1 and abs(cuts[0] - 120) <= 2
 
 
 def test_a_periodic_disturbance_is_found_with_its_period_and_noise_has_none():
     rng = np.random.default_rng(4)
     quiet = rng.normal(0, 0.2, 256)
-    assert trends.periodic(quiet) is None
-    found = trends.periodic(quiet + np.sin(2 * np.pi * np.arange(256) / 16))
+    assert periods.periodic_wave(quiet) is None
+    found = periods.periodic_wave(quiet + np.sin(2 * np.pi * np.arange(256) / 16))
     assert found is not None and found["period"] == pytest.approx(16, rel=0.05)
 
 
-def test_growth_and_the_model_give_back_the_law_that_made_the_steps():
+def test_growth_and_the_model_give_back_the_law_that_made_the_steps(monkeypatch, capsys):
     """Attention takes 100 µs + 50 ns for each token of context; everything else is constant."""
-    _, tables = make(tokens=40, npu=False)
+    _, tables = make_tables(tokens=40, npu=False)
     operators, tokens = tables["operators"], tables["tokens"]
     context = tokens["position"].to_numpy()[operators["token_id"]]
     grows = operators["type"] == "attention"
     longer = np.where(grows, 50 * context, 0)
     operators["duration_ns"] += longer
     tokens["duration_ns"] += np.bincount(operators["token_id"], longer).astype(np.int64)
-    rows = trends.growth(tables).set_index("type")
+    rows = trends.context_growth(tables).set_index("type")
     layers = int(operators["layer"].max()) + 1
     assert rows.loc["attention", "ns_per_token"] == pytest.approx(50 * layers) and rows.loc["attention", "r2"] == pytest.approx(1)
     assert rows.drop("attention")["ns_per_token"].abs().max() < 1e-6
     model = trends.step_model(trends.decode_steps(tables))
     assert model["us_per_token"] == pytest.approx(0.05 * layers, rel=1e-6) and model["mape"] < 1e-9 < model["mape_constant"]
+    monkeypatch.setattr(trends_verb, "load_tables", lambda run: LazyTables.of(tables))
+    assert main(["trends", "run"]) == 0 and f" ms + {0.05 * layers:.2f} µs x context" in capsys.readouterr().out
 
 
 def chain(layers: int, kinds: list[str]) -> nx.DiGraph:
@@ -187,7 +213,7 @@ def chain(layers: int, kinds: list[str]) -> nx.DiGraph:
 
 
 def test_equal_layers_fold_into_one_that_sums_their_times():
-    folded = structure.folded(chain(4, ["MUL_MAT", "ADD"]))
+    folded = structure.fold_layers(chain(4, ["MUL_MAT", "ADD"]))
     ops = {values["type"]: values for _, values in folded.nodes(data=True) if values["role"] == "op"}
     assert {kind: (values["layers"], values["duration_ns"]) for kind, values in ops.items()} == {
         "GET_ROWS": (1, 1),
@@ -200,9 +226,9 @@ def test_equal_layers_fold_into_one_that_sums_their_times():
 
 def test_two_models_differ_in_the_operators_that_one_has_more():
     """As Qwen2 adds a bias behind a product, and LLaMA does not (ProfInfer's Figure 4)."""
-    found = structure.difference(chain(3, ["MUL_MAT", "ROPE"]), chain(4, ["MUL_MAT", "ADD", "ROPE"]))
+    found = structure.model_difference(chain(3, ["MUL_MAT", "ROPE"]), chain(4, ["MUL_MAT", "ADD", "ROPE"]))
     rows = [(row.sign, row.type, row.name, row.layers) for row in found["operators"]]
     assert rows == [("+", "ADD", "add", 4)]
     assert found["layer_types"] == {"ADD": (0, 1)} and found["layers"] == [3, 4]
-    same = structure.difference(chain(3, ["MUL_MAT"]), chain(3, ["MUL_MAT"]))
+    same = structure.model_difference(chain(3, ["MUL_MAT"]), chain(3, ["MUL_MAT"]))
     assert same["operators"] == [] and same["edges"] == {}

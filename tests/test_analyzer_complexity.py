@@ -9,13 +9,13 @@ import pytest
 
 from analyzer.questions import ceilings
 from analyzer.questions.ceilings import Ceilings
-from analyzer.questions.roofline import bounds, roofline
-from analyzer.tables.complexity import BLOCKS, GGML_TYPES, Facts, Tensor, expected_distinct, work_of
-from analyzer.tables.store import load
-from analyzer.tables.subgraph_work import Asked, subgraphs
+from analyzer.questions.roofline import roofline_rows, with_bounds
+from analyzer.tables.complexity import BLOCKS, GGML_TYPES, OpContext, Tensor, expected_distinct, work_of
+from analyzer.tables.store import load_tables
+from analyzer.tables.subgraph_work import WorkQuery, model_subgraphs
 from runtime.telemetry.probes import Kind
 from workloads.recordings import Writer, runtime
-from workloads.tables_fixture import make
+from workloads.tables_fixture import make_tables
 
 M, K, N, H = 256, 128, 5, 4
 CEILINGS = Ceilings("Some CPU", 2, {"1": 10e9, "2": 20e9}, {"1": 50e9, "2": 100e9}, 1000.0)
@@ -24,22 +24,28 @@ CEILINGS = Ceilings("Some CPU", 2, {"1": 10e9, "2": 20e9}, {"1": 50e9, "2": 100e
 @pytest.mark.parametrize(
     ("kind", "out", "sources", "facts", "expected"),
     [
-        ("MUL_MAT", (M, N), [(K, M), (K, N)], Facts(), (2 * M * N * K, 4 * (K * M + K * N), 4 * M * N)),
-        ("MUL_MAT", (64, N, H), [(32, 64, H), (32, N, H)], Facts(), (2 * 64 * N * H * 32, 4 * 32 * H * (64 + N), 4 * 64 * N * H)),
+        ("MUL_MAT", (M, N), [(K, M), (K, N)], OpContext(), (2 * M * N * K, 4 * (K * M + K * N), 4 * M * N)),
+        (
+            "MUL_MAT",
+            (64, N, H),
+            [(32, 64, H), (32, N, H)],
+            OpContext(),
+            (2 * 64 * N * H * 32, 4 * 32 * H * (64 + N), 4 * 64 * N * H),
+        ),
         (
             "MUL_MAT_ID",
             (M, 2, N),
             [(K, M, 8), (K, 1, N), (2, N)],
-            Facts(3),
+            OpContext(3),
             (2 * K * M * 2 * N, 4 * (3 * K * M + K * N + 2 * N), 8 * M * N),
         ),
-        ("GET_ROWS", (K, N), [(K, 1000), (N,)], Facts(), (0, 4 * (K * N + N), 4 * K * N)),
-        ("SET_ROWS", (K, 1000), [(K, N), (N,), (K, 1000)], Facts(), (0, 4 * (K * N + N), 4 * K * N)),
-        ("RMS_NORM", (K, N), [(K, N)], Facts(), (3 * K * N, 4 * K * N, 4 * K * N)),
-        ("RMS_NORM+MUL", (K, N), [(K, N), (K,)], Facts(), (4 * K * N, 4 * (K * N + K), 4 * K * N)),
-        ("SOFT_MAX", (K, N), [(K, N)], Facts(), (5 * K * N, 4 * K * N, 4 * K * N)),
-        ("ADD", (K, N), [(K, N), (K,)], Facts(), (K * N, 4 * (K * N + K), 4 * K * N)),
-        ("CPY", (K, N), [(K, N)], Facts(), (0, 4 * K * N, 4 * K * N)),
+        ("GET_ROWS", (K, N), [(K, 1000), (N,)], OpContext(), (0, 4 * (K * N + N), 4 * K * N)),
+        ("SET_ROWS", (K, 1000), [(K, N), (N,), (K, 1000)], OpContext(), (0, 4 * (K * N + N), 4 * K * N)),
+        ("RMS_NORM", (K, N), [(K, N)], OpContext(), (3 * K * N, 4 * K * N, 4 * K * N)),
+        ("RMS_NORM+MUL", (K, N), [(K, N), (K,)], OpContext(), (4 * K * N, 4 * (K * N + K), 4 * K * N)),
+        ("SOFT_MAX", (K, N), [(K, N)], OpContext(), (5 * K * N, 4 * K * N, 4 * K * N)),
+        ("ADD", (K, N), [(K, N), (K,)], OpContext(), (K * N, 4 * (K * N + K), 4 * K * N)),
+        ("CPY", (K, N), [(K, N)], OpContext(), (0, 4 * K * N, 4 * K * N)),
     ],
 )
 def test_work_equals_the_closed_form(kind, out, sources, facts, expected):
@@ -54,7 +60,7 @@ def test_attention_over_a_cache_counts_both_products_and_the_softmax_over_at_lea
     work = work_of("FLASH_ATTN_EXT", Tensor((d, heads, rows)), sources)
     assert work.flops == 2 * scores * d + 2 * scores * d + 5 * scores
     assert work.read == 4 * (d * rows * heads + 2 * d * kept * heads)
-    assert work_of("FLASH_ATTN_EXT", Tensor((d, heads, rows)), sources, Facts(context=512)).flops == 2 * work.flops
+    assert work_of("FLASH_ATTN_EXT", Tensor((d, heads, rows)), sources, OpContext(context=512)).flops == 2 * work.flops
 
 
 def test_quantized_weights_count_their_blocks():
@@ -85,7 +91,7 @@ def product(folder, duration: int):
     w.add("tensor", engine=2, ts=7, tensor=66, type=0, ne=[[64, 1, 1, 1]])
     w.add("token_begin", engine=2, ts=100, seq=0, phase=2, n_tokens=1)
     w.add("op_begin", engine=2, ts=110, tensor=64, type=1, layer=-1).add("token_end", engine=2, ts=110 + duration, seq=0)
-    return load(w.write(folder))
+    return load_tables(w.write(folder))
 
 
 def test_a_recorded_product_has_its_work_and_its_bound(tmp_path):
@@ -93,7 +99,7 @@ def test_a_recorded_product_has_its_work_and_its_bound(tmp_path):
     row = tables["operators"].iloc[0]
     moved = 4 * (64 * 32 + 64 + 32)
     assert (row["flops"], row["read_bytes"] + row["written_bytes"]) == (2 * 64 * 32, moved)
-    found = roofline(tables, CEILINGS).iloc[0]
+    found = roofline_rows(tables, CEILINGS).iloc[0]
     assert found["intensity"] == pytest.approx(2 * 64 * 32 / moved)
     assert found["gbytes_per_s"] == pytest.approx(moved / 10_000)
     assert found["roof_us"] == pytest.approx(moved / 10e9 * 1e6) and found["bound"] == "launch"
@@ -112,34 +118,34 @@ def test_a_recorded_product_has_its_work_and_its_bound(tmp_path):
 def test_the_bound_is_what_takes_longest_at_the_ceilings(flops, moved, disk, bound):
     row = {"flops": [flops], "bytes": [moved], "threads": [1], "disk_share": [disk], "backend": ["cpu"], "median_us": [1e5]}
     row |= {"count": [2], "ms": [2e2]}
-    assert bounds(pd.DataFrame(row), CEILINGS)["bound"].tolist() == [bound]
+    assert with_bounds(pd.DataFrame(row), CEILINGS)["bound"].tolist() == [bound]
 
 
 def test_loading_an_expert_is_no_part_of_the_operator_that_waited_for_it(tmp_path):
     """Of the 400 ns of each step's experts, 100 are a load, which no faster memory nor kernel would shorten."""
-    rows = roofline(load(runtime(3).write(tmp_path)), CEILINGS).set_index("type")
+    rows = roofline_rows(load_tables(runtime(3).write(tmp_path)), CEILINGS).set_index("type")
     assert rows["ms"].to_dict() == pytest.approx({"attention": 3 * 200e-6, rows.index.drop("attention")[0]: 3 * 300e-6})
 
 
 def test_ceilings_are_of_the_machine_that_a_recording_describes(monkeypatch, tmp_path):
     named = {"cpu_model": "", "cpus": os.cpu_count()}  # arm64 without a name in /proc/cpuinfo
-    monkeypatch.setattr(ceilings, "describe", lambda: named)
-    monkeypatch.setattr(ceilings, "rate", lambda *_: 1.0)
+    monkeypatch.setattr(ceilings, "describe_machine", lambda: named)
+    monkeypatch.setattr(ceilings, "calls_per_s", lambda *_: 1.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ceilings.write(ceilings.measure_here(), ceilings.cache_file())
-    assert ceilings.load({"machine": named}) is not None
-    assert ceilings.load({"machine": {**named, "cpu_model": "other"}}) is None
+    ceilings.write_ceilings(ceilings.measure_here(), ceilings.cache_file())
+    assert ceilings.ceilings_for({"machine": named}) is not None
+    assert ceilings.ceilings_for({"machine": {**named, "cpu_model": "other"}}) is None
 
 
 def test_a_machines_ceilings_are_measured_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = ceilings.kept()
-    assert ceilings.kept() == first and ceilings.read(ceilings.cache_file()) == first
+    first = ceilings.stored_or_measured()
+    assert ceilings.stored_or_measured() == first and ceilings.read_ceilings(ceilings.cache_file()) == first
     assert all(speed > 1e8 for table in (first.bandwidth, first.flops) for speed in table.values())
 
 
 def test_ceilings_of_another_machine_are_not_used_for_a_recording():
-    manifest, _ = make()
+    manifest, _ = make_tables()
     assert CEILINGS.fits(manifest["machine"])
     assert not CEILINGS.fits(manifest["machine"] | {"cpus": 8})
     assert CEILINGS.of(1) == (10e9, 50e9) and CEILINGS.of(2) == (20e9, 100e9) == CEILINGS.of(16)
@@ -201,14 +207,14 @@ KINDS = ("embed", "dispatch", "attention", "router", "expert", "mlp", "combine",
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_work_of_the_runtimes_subgraphs_equals_what_their_definitions_add_up_to(kind):
     rows, context, layer = np.array([1, 1, 5, 32]), np.array([1, 40, 5, 100]), np.array([0, 1, 2, 0])
-    known = subgraphs({"model": {"path": "m", "config": CONFIG, "package": {"precisions": PRECISIONS}}})
-    found = known.formulas[kind](Asked(rows, context.astype(np.float64), layer))
+    known = model_subgraphs({"model": {"path": "m", "config": CONFIG, "package": {"precisions": PRECISIONS}}})
+    found = known.formulas[kind](WorkQuery(rows, context.astype(np.float64), layer))
     by_hand = [subgraph_by_hand(kind, *given) for given in zip(rows.tolist(), context.tolist(), layer.tolist(), strict=True)]
     assert pytest.approx(np.array(by_hand)) == np.array(found).T
 
 
 def test_a_prompt_in_chunks_does_the_work_of_each_chunk_at_the_context_so_far():
-    known = subgraphs({"model": {"path": "m", "config": CONFIG, "package": {"precisions": PRECISIONS}}})
+    known = model_subgraphs({"model": {"path": "m", "config": CONFIG, "package": {"precisions": PRECISIONS}}})
     # Two layers, three chunks each, layer by layer; then a decoded token. Rows are not in order of time.
     order = np.array([5, 0, 3, 1, 4, 2, 6])
     rows, layer = np.array([16, 16, 7, 16, 16, 7, 1]), np.array([0, 0, 0, 1, 1, 1, 0])
@@ -226,9 +232,11 @@ def test_layers_that_see_all_do_the_work_of_their_own_heads_and_project_no_value
     heads = {"head_dim": 16, "num_key_value_heads": 1}
     kinds = ["sliding_attention", "full_attention", "full_attention"]
     gemma = {"layer_types": kinds, "sliding_window": 512, "per_layer_config": {"1": heads, "2": heads}, "attention_k_eq_v": True}
-    given = Asked(np.array([5] * 3), np.array([9.0] * 3), np.arange(3))
+    given = WorkQuery(np.array([5] * 3), np.array([9.0] * 3), np.arange(3))
     mine, near, far = (
-        np.array(subgraphs({"model": {"config": CONFIG | changes, "package": {"precisions": PRECISIONS}}}).attention(given)).T
+        np.array(
+            model_subgraphs({"model": {"config": CONFIG | changes, "package": {"precisions": PRECISIONS}}}).attention(given)
+        ).T
         for changes in (gemma, {}, heads)
     )
     unread = 32 * 16 * STORED["attention"]
@@ -244,8 +252,8 @@ DELTA = CONFIG | {
 
 @pytest.mark.parametrize(("r", "c"), [(1, 1), (1, 40), (5, 9)])
 def test_the_work_of_delta_nets_and_gated_attention_equals_what_their_definitions_add_up_to(r, c):
-    known = subgraphs({"model": {"path": "m", "config": DELTA, "package": {"precisions": PRECISIONS}}})
-    found = np.array(known.formulas["attention"](Asked(np.array([r] * 3), np.array([c] * 3, float), np.arange(3)))).T
+    known = model_subgraphs({"model": {"path": "m", "config": DELTA, "package": {"precisions": PRECISIONS}}})
+    found = np.array(known.formulas["attention"](WorkQuery(np.array([r] * 3), np.array([c] * 3, float), np.arange(3)))).T
     row = [(r * 32, FLOAT)]
     # Queries, keys, values (2 * 2 * 3 + 4 * 5 channels) and z; b and a, whose weights are floats as a router's; the way back.
     products = [(r, 32, 32, "attention"), (r, 32, 20, "attention"), (r, 32, 8, "router"), (r, 20, 32, "attention")]
@@ -262,5 +270,5 @@ def test_the_work_of_delta_nets_and_gated_attention_equals_what_their_definition
 
 
 def test_every_subgraph_of_the_runtime_has_a_formula():
-    known = subgraphs({"model": {"path": "m", "config": CONFIG, "package": {}}})
+    known = model_subgraphs({"model": {"path": "m", "config": CONFIG, "package": {}}})
     assert set(known.formulas) == set(KINDS) == {kind.name.lower() for kind in Kind}

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analyzer.__main__ import main
 from analyzer.tables import store
+from moescope.__main__ import main
 from tests.conftest import ROOT
 from tests.test_views_pages import data_of
-from views.__main__ import main as views
 from workloads.programs.profiled_ort import LAYERS, ROWS, WIDTH
 
 RUNS = 4
@@ -27,9 +26,9 @@ def profiled(folder: Path, provider: str) -> tuple[Path, list[int]]:
     return folder / said["profile"], said["took"]
 
 
-def imported(folder: Path, profile: Path) -> store.Tables:
-    assert main(["import-profile", str(profile), "--out", str(folder / "run")]) == 0
-    return store.load(folder / "run")
+def imported(folder: Path, profile: Path) -> store.LazyTables:
+    assert main(["import", str(profile), "--out", str(folder / "run")]) == 0
+    return store.load_tables(folder / "run")
 
 
 def steps_hold(tokens: pd.DataFrame, took: list[int]) -> None:
@@ -60,7 +59,7 @@ def test_onnxruntimes_profile_is_a_recording_of_its_runs(tmp_path: Path, capsys:
     computed = operators["duration_ns"].sum() / 1e6
     assert spent["cause_ms"] == {"computing": pytest.approx(computed), "residual": pytest.approx(spent["ms"] - computed)}
     assert spent["part_ms"]["host code"] == pytest.approx(spent["ms"] - computed)
-    assert views(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
+    assert main(["write", str(tmp_path / "run"), "--out", str(tmp_path / "report.html"), "--only", "report"]) == 0
     assert (tmp_path / "report.html").stat().st_size > 100_000
 
 
@@ -111,7 +110,7 @@ def test_the_log_of_llama_cpps_hexagon_backend_is_a_recording(tmp_path: Path, ca
     assert "Hexagon 2 batches of 32 operators; 0.3 ms by the NPU's own profile" in said and "in flight" not in said
     assert "probes took" not in said and "(level " not in said and "? CPUs" not in said  # nobody traced it
     assert "which step sent a batch and when" in said and "at a constant 501.7 MHz" in said
-    assert views(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
+    assert main(["write", str(tmp_path / "run"), "--out", str(tmp_path / "report.html"), "--only", "report"]) == 0
     text = json.dumps(data_of(tmp_path / "report.html"))
     assert "RMS_NORM+MUL" in text and "Batches by size" in text and "Batches in flight at" not in text
 
@@ -124,7 +123,7 @@ def test_what_is_missing_of_a_hexagon_log_is_counted(tmp_path: Path, capsys: pyt
     assert "part.log is truncated or damaged: 3 operators of its batches are missing" in said
     assert "part.log: 13 operators before its first batch are omitted" in said
     (tmp_path / "old.log").write_text("\n".join(line for line in lines if "OPBATCH" not in line))
-    assert main(["import-profile", str(tmp_path / "old.log"), "--out", str(tmp_path / "old")]) == 2
+    assert main(["import", str(tmp_path / "old.log"), "--out", str(tmp_path / "old")]) == 2
     assert "contains no complete line of a batch" in capsys.readouterr().err and not (tmp_path / "old").exists()
 
 
@@ -132,8 +131,8 @@ def test_what_is_no_profile_is_refused_with_a_line(tmp_path: Path, capsys: pytes
     making = {"cat": "Session", "name": "session_initialization", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
     (tmp_path / "x.json").write_text(json.dumps([making]))
     (tmp_path / "y.json").write_text('{"traceEvents": []}')
-    for name in ("x.json", "y.json", "missing.json"):
-        assert main(["import-profile", str(tmp_path / name), "--out", str(tmp_path / "run")]) == 2
+    for name, code in (("x.json", 2), ("y.json", 1), ("missing.json", 1)):
+        assert main(["import", str(tmp_path / name), "--out", str(tmp_path / "run")]) == code
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
 

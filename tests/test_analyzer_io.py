@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from analyzer.questions.summary import summarize
 from analyzer.tables import io
-from analyzer.tables.store import build
+from analyzer.tables.store import build_tables
+from tests.conftest import drawn
 from tracer.recording.format import Recording
 from workloads.recordings import MAIN, WORKER, Writer
 
@@ -35,7 +36,7 @@ def step() -> Writer:
 
 
 def tables_of(w: Writer, folder: Path, **changes: object) -> dict[str, pd.DataFrame]:
-    return build(Recording(w.write(folder, **{"io": FILES, **changes})))
+    return build_tables(Recording(w.write(folder, **{"io": FILES, **changes})))
 
 
 def test_a_fault_belongs_to_everything_that_its_thread_was_in_when_it_began(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_a_request_without_end_has_the_reason_that_the_records_give(tmp_path: Pa
     w.add("block_done", ts=1200, dev=DISK, sector=8)  # 200 ns, the longest; sector 24 is asked for twice and answered once
     w.add("block_done", ts=1400, dev=DISK, sector=24)
     folder = w.write(tmp_path, lost=lost)
-    told = summarize(Recording(folder), build(Recording(folder)))["records"]
+    told = summarize(Recording(folder), build_tables(Recording(folder)))["records"]
     assert told["begins_without_end"]["blocks"] == 3
     assert told["reasons"]["blocks"] == {"in flight at the end": 1, "issued again later": 1, rest: 1}
 
@@ -161,7 +162,7 @@ def test_counts_run_from_an_operators_begin_to_its_wait_or_its_end(tmp_path: Pat
     assert len(table) == 2 * 4 and table["event"].tolist() == ["cycles", "faults"] * 4
 
 
-@settings(max_examples=20)
+@settings(max_examples=drawn(20))
 @given(st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 2**40)), min_size=1, max_size=20), st.data())
 def test_counts_are_differences_of_readings_and_a_lost_reading_is_not_a_number(
     tmp_path_factory: pytest.TempPathFactory, values: list[tuple[int, int]], data: st.DataObject

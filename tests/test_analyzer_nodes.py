@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.tables import store
+from tests.conftest import drawn
 from tracer.recording.format import Recording
 from workloads.recordings import LLAMA_OPERATORS, MAIN, WORKER, Writer
 
@@ -55,10 +56,10 @@ def run_graph(w: Writer, at: int, work: list[tuple[int, int]]) -> tuple[list[tup
 
 
 def built(w: Writer, folder: Path) -> dict[str, pd.DataFrame]:
-    return store.build(Recording(w.write(folder)))
+    return store.build_tables(Recording(w.write(folder)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=drawn(12))
 @given(st.lists(WORK, min_size=1, max_size=4))
 def test_begin_wait_and_end_are_those_of_the_barrier(
     tmp_path_factory: pytest.TempPathFactory, graphs: list[list[tuple[int, int]]]
@@ -107,9 +108,10 @@ def test_what_only_renames_memory_is_the_wait_of_the_operator_before_it(tmp_path
     for node, kind in enumerate((MUL_MAT, NOTHING, MUL_MAT)):
         w.add("op_begin", ts=1_010 + 100 * node, engine=2, tensor=TENSORS + node, type=kind, layer=-1)
         w.add("op_wait", ts=1_060 + 100 * node, engine=2)
-    operators = built(w.add("graph_end", ts=1_300, engine=2, handle=GRAPH), tmp_path)["operators"]
-    assert operators["begin_ns"].tolist() == [1_010, 1_210] and operators["end_ns"].tolist() == [1_210, 1_300]
-    assert operators["busy_ns"].tolist() == [50, 50]
+    tables = built(w.add("graph_end", ts=1_300, engine=2, handle=GRAPH), tmp_path)
+    operators, shares = tables["operators"], tables["op_threads"]
+    assert operators["begin_ns"].tolist() == [1_010, 1_210] and operators["end_ns"].tolist() == [1_060, 1_260]
+    assert shares["wait_ns"].tolist() == [1_060, 1_260] and shares["end_ns"].tolist() == [1_210, 1_300]
 
 
 def test_a_graph_that_the_old_way_tells_whole_is_read_that_way(tmp_path: Path) -> None:

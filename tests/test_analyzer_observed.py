@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.records.observed import EVER, clipped, level_gaps
+from analyzer.records.observed import EVER, clip_at_gaps, level_gaps
 from analyzer.tables import store as tables_module
 from tracer.recording.format import Recording
 from workloads.recordings import MAIN, WORKER, Writer
@@ -25,7 +25,7 @@ def test_a_span_ends_at_the_first_instant_at_which_nobody_looked(edges: list[int
     begin = np.array([b for b, _ in spans], np.int64)
     end = begin + np.array([n for _, n in spans], np.int64)
     arrays = np.array([a for a, _ in gaps], np.int64), np.array([b for _, b in gaps], np.int64)
-    for b, e, cut in zip(begin.tolist(), end.tolist(), clipped(begin, end, [arrays]).tolist(), strict=True):
+    for b, e, cut in zip(begin.tolist(), end.tolist(), clip_at_gaps(begin, end, [arrays]).tolist(), strict=True):
         expected = b
         while expected < e and not any(first <= expected < last for first, last in gaps):
             expected += 1
@@ -49,7 +49,7 @@ def recording(folder: Path, **changes) -> dict:
     writer.add("expert_begin", ts=140, tid=WORKER, layer=1, expert=5)
     writer.add("sched_switch", ts=290, engine=0, prev_tid=MAIN, next_tid=0, prev_state=1, cpu=1)
     writer.add("sched_switch", ts=300, tid=0, pid=0, engine=0, prev_tid=0, next_tid=MAIN, cpu=1)
-    return tables_module.build(Recording(writer.write(folder, **changes)))
+    return tables_module.build_tables(Recording(writer.write(folder, **changes)))
 
 
 def test_states_and_open_spans_stop_where_their_level_was_shed(tmp_path: Path) -> None:

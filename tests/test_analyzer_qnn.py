@@ -4,16 +4,17 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analyzer.questions.npu import statistics
+from analyzer.questions.npu import npu_statistics
 from analyzer.questions.sql import Database
 from analyzer.tables.qnn.enums import EVENT_TYPES, NODE, PROFILE_CREATE, WORK_OF_HUNDRED, WORK_OF_THOUSAND, Work, work_of
-from analyzer.tables.store import build
+from analyzer.tables.store import build_tables
+from tests.conftest import drawn
 from tracer.recording.format import Recording
 from views.report.npu import NODES_QUERY, npu_section
 from views.report.sections import Run
-from workloads.recordings import MAIN, WORKER, Writer, layouts
+from workloads.recordings import MAIN, WORKER, Writer, record_layouts
 
-SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(max_examples=drawn(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 GRAPH_CREATE, FINALIZE, FROM_BINARY, RETRIEVE = 15, 19, 13, 20
 Tree = list[tuple[int, int, list]]  # (type, value, children)
 
@@ -45,7 +46,7 @@ class Program:
         return self.calls - 1
 
     def list_events(self, parent: int, of_profile: int, handles: list[int], tid: int) -> None:
-        width = layouts()["qnn_sub_events"][1]["events"].shape[0]
+        width = record_layouts()["qnn_sub_events"][1]["events"].shape[0]
         for first in range(0, max(len(handles), 1), width):
             part = handles[first : first + width]
             self.w.add(
@@ -78,7 +79,7 @@ class Program:
             self.read(children, below, row, depth + 1, cause, tid)
 
     def check(self, folder) -> dict:
-        tables = build(Recording(self.w.write(folder)))
+        tables = build_tables(Recording(self.w.write(folder)))
         columns = ["type", "value", "parent_id", "depth", "execute_id", "call_id"]
         assert tables["qnn_events"][columns].to_numpy().tolist() == [list(row) for row in self.truth]
         return tables
@@ -154,6 +155,13 @@ def test_an_event_read_plain_and_extended_counts_once_extended(tmp_path):
     p.check(tmp_path)
 
 
+def test_a_list_of_events_that_fills_its_records_is_read_whole(tmp_path):
+    p, width = Program(), record_layouts()["qnn_sub_events"][1]["events"].shape[0]
+    for n in (width - 1, width, width + 1, 2 * width):
+        p.harvest(50, [(3003, 9000, [(404, k, []) for k in range(n)])], (p.execute(3, 50), -1))
+    p.check(tmp_path)
+
+
 def nest(p: Program, tree: Tree, cause: tuple[int, int], tid: int = MAIN, parent: int = -1, depth: int = 0) -> None:
     """Events as ONNX Runtime's provider hands them on: no lists, but a frame that is lower the deeper the call."""
     for number, value, children in tree:
@@ -189,7 +197,7 @@ def test_an_event_seen_by_its_reader_and_by_qnns_own_function_counts_once(tmp_pa
 
 def test_values_narrower_than_their_field_are_cut_to_their_width(tmp_path):
     w = Writer().add("qnn_event", engine=3, ts=5, type=404, value=0xDEAD00000007, dtype=0x132, extended=1)
-    assert build(Recording(w.write(tmp_path)))["qnn_events"]["value"].tolist() == [7]
+    assert build_tables(Recording(w.write(tmp_path)))["qnn_events"]["value"].tolist() == [7]
 
 
 def test_an_execute_belongs_to_the_graph_and_step_around_it(tmp_path):
@@ -237,12 +245,12 @@ def test_graphs_of_one_name_are_told_apart_by_object_model_and_level(tmp_path):
         w.w.add("qnn_object", engine=3, ts=w.tick(), call=PROFILE_CREATE, handle=profile, level=level)
         w.w.add("session", engine=4, ts=w.tick(), handle=70 + session, name=b"/m/%d.onnx" % session)
         w.harvest(profile, [(NODE, 10, [])], (w.execute(graph, profile), -1))
-    tables = build(Recording(w.w.write(tmp_path)))
+    tables = build_tables(Recording(w.w.write(tmp_path)))
     graphs = tables["qnn_objects"].query("kind == 'graph'")
     assert graphs["session_id"].tolist() == [0, 1] and set(graphs["name"]) == {"QNN_123"}
     rows = Database(tables).frame(NODES_QUERY).sort_values("object")
     assert rows[["model", "level", "runs"]].to_numpy().tolist() == [["/m/0.onnx", 2, 1], ["/m/1.onnx", 1, 1]]
-    assert len(statistics(tables)["graphs"]) == 2
+    assert len(npu_statistics(tables)["graphs"]) == 2
     section = npu_section(Run({}, tables, {}))
     (shown,) = [block for block in section.blocks if block.get("title") == "Cycles by node"]
     assert {(row[1], row[3]) for row in shown["rows"]} == {("/m/0.onnx", "detailed"), ("/m/1.onnx", "basic")}

@@ -1,5 +1,6 @@
 """Profiles that others wrote: what a good file says, and what is said of a damaged, foreign or cut one."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analyzer.__main__ import main
-from analyzer.imports.csv import join, read_csv
+from analyzer.imports.csv import match_executions, read_csv
 from analyzer.imports.opmap import read_op_map
 from analyzer.imports.optrace import critical_path, read_optrace, utilization
+from moescope.__main__ import main
+from tests.conftest import drawn
 from tracer.recording.format import RecordingError
 
 DATA = Path(__file__).parent / "data" / "qnn"
@@ -36,9 +38,9 @@ def test_the_profile_viewers_csv_is_read_behind_its_preamble() -> None:
 def test_executions_are_found_in_a_recording_by_all_that_they_say() -> None:
     events = read_csv(DATA / "onnxruntime.csv").events
     recorded = events[events["execute"] >= 0].assign(execute_id=lambda frame: 7 - frame["execute"])
-    assert join(events, recorded)[4:].tolist() == [7] * 6 + [6] * 6
+    assert match_executions(events, recorded)[4:].tolist() == [7] * 6 + [6] * 6
     other = recorded.assign(value=recorded["value"] + (recorded["execute_id"] == 6).astype("uint64"))
-    assert join(events, other)[4:].tolist() == [7] * 6 + [-1] * 6
+    assert match_executions(events, other)[4:].tolist() == [7] * 6 + [-1] * 6
 
 
 def test_an_optrace_counts_each_event_once_on_its_unit_and_thread() -> None:
@@ -73,9 +75,60 @@ def test_the_viewers_text_gives_the_same_rows_as_its_csv() -> None:
     assert events[events["execute"] == -1]["name"].tolist() == ["NetRun", "NetRun", "QNN (deinit) time"]
 
 
+def test_rows_of_real_devices_are_not_damage(tmp_path: Path) -> None:
+    """A rate, an event that the viewer does not know, the names of overlapped nodes, and commas in names."""
+    lines = (DATA / "linting.csv").read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if "SUB-SUB-SUB-EVENT" in line)
+    stamp = lines[at].split(",")[0]
+    more = [
+        f"{stamp},UNKNOWN,,OBJECT,BACKEND,SUB-SUB-SUB-EVENT,pool:OpId_58",
+        f"{stamp},EXECUTE IPS,316.5,INF/SEC,BACKEND,ROOT,IPS (includes misc. time)",
+        f"{stamp},Unknown event type : object,,,BACKEND,SUB-SUB-EVENT,",
+        f"{stamp},NODE,12,CYCLES,BACKEND,SUB-EVENT,add,mul,relu:OpId_60 (cycles)",
+    ]
+    usual = read_csv(DATA / "linting.csv").events
+    path = tmp_path / "device.csv"
+    path.write_text("\n".join([*lines[: at + 1], *more, *lines[at + 1 :]]) + "\n")
+    imported = read_csv(path)
+    assert imported.complaints == []
+    added = imported.events[~imported.events["name"].isin(usual["name"])]
+    assert added["name"].tolist() == ["pool:OpId_58", "add,mul,relu:OpId_60 (cycles)"]
+    assert added["value"].tolist() == [0, 12] and added["depth"].tolist() == [3, 1]
+    assert imported.events["execute"].max() == usual["execute"].max()
+    text = tmp_path / "viewer.txt"
+    printed = (DATA / "viewer.txt").read_text().replace("    Softmax_1", "        Unknown event type : object\n    Softmax_1", 1)
+    text.write_text(printed)
+    assert read_csv(text).complaints == []
+
+
+def test_two_graphs_in_one_file_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (DATA / "onnxruntime.csv").read_text().splitlines()
+    other = [line.replace("OpId_17", "OpId_99").replace("330", "900") for line in lines[11:17]]
+    path = tmp_path / "two.csv"
+    path.write_text("\n".join([*lines, *other, *lines[5:11], *other]) + "\n")
+    assert main(["import", str(path), "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["files"]
+    assert [graph["executes"] for graph in answer["graphs"]] == [3, 2] and answer["executes"] == 5
+    cycles = [next(m["value"] for m in g["medians"] if m["unit"] == "cycles") for g in answer["graphs"]]
+    assert cycles == [300, 900]
+    assert main(["import", str(path)]) == 0
+    assert "graph 1: 2 executes" in capsys.readouterr().out
+
+
+def test_compressed_files_are_read_and_damaged_ones_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "optrace.json.gz"
+    path.write_bytes(gzip.compress((DATA / "optrace.json").read_bytes()))
+    assert main(["import", str(path), "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["files"]
+    assert answer["units"]["HVX"]["cycles"] == 500
+    path.write_bytes(path.read_bytes()[:-40])
+    assert main(["import", str(path)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_summary_of_an_optrace_gives_units_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import-qnn", str(DATA / "qhas.json"), "--json"]) == 0
-    (answer,) = json.loads(capsys.readouterr().out)
+    assert main(["import", str(DATA / "qhas.json"), "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["files"]
     assert {name: (row["cycles"], row["share"]) for name, row in answer["units"].items()} == {
         "HMX 256": (390, 0.39),
         "HVX 512": (500, 0.5),
@@ -162,7 +215,7 @@ def test_a_serialized_log_whole_or_cut_is_sent_to_the_viewer(tmp_path: Path, siz
         read_csv(log)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=drawn(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=200))
 def test_foreign_text_is_refused_in_words(tmp_path: Path, text: str) -> None:
     path = tmp_path / "foreign"
@@ -176,16 +229,16 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
     foreign = tmp_path / "foreign.csv"
     foreign.write_text("a,b\n1,2\n")
     files = [str(foreign), str(tmp_path / "missing.csv"), str(DATA / "onnxruntime.csv"), str(DATA / "optrace.json")]
-    assert main(["import-qnn", *files, "--json", "--out", str(tmp_path / "out")]) == 1
+    assert main(["import", *files, "--json", "--out", str(tmp_path / "out")]) == 1
     shown = capsys.readouterr()
-    answers = json.loads(shown.out)
+    answers = json.loads(shown.out)["files"]
     assert [answer.get("events") for answer in answers] == [None, None, 16, 6]
     assert "is not a QNN profile" in shown.err and "No such file" in shown.err
     assert len(pd.read_parquet(tmp_path / "out" / "optrace.parquet")) == 6
 
 
 def test_cycles_become_time_only_at_a_frequency_that_the_user_states(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import-qnn", str(DATA / "optrace.json")]) == 0
+    assert main(["import", str(DATA / "optrace.json")]) == 0
     assert "µs" not in capsys.readouterr().out
-    assert main(["import-qnn", str(DATA / "optrace.json"), "--mhz", "100"]) == 0
+    assert main(["import", str(DATA / "optrace.json"), "--mhz", "100"]) == 0
     assert "10.0 µs at 100 MHz" in capsys.readouterr().out

@@ -10,7 +10,8 @@ from analyzer.questions import expert_loads
 from analyzer.questions.findings import findings
 from runtime.cache_rules.forms import Cache, Form, Reason
 from runtime.experts.cache import ExpertCache
-from workloads.tables_fixture import Tables, frame, make
+from tests.conftest import drawn
+from workloads.tables_fixture import Tables, frame, make_tables
 
 SIZE, STEP, LOAD = 100, 10_000, 50
 
@@ -54,7 +55,7 @@ def ran(trace: list[list[tuple[int, ...]]], held: int, around: int = 0) -> Table
             cache.begin_event()
             forms = [Form(layer, expert, 1, 0) for expert in experts]
             cache.name(forms)
-            for i in cache.readiest_first(forms):
+            for i in cache.resident_first(forms):
                 at, hit = log.now, cache.state(forms[i]) is not Cache.MISS
                 cache.acquire(forms[i])
                 cache.release(forms[i])
@@ -62,7 +63,7 @@ def ran(trace: list[list[tuple[int, ...]]], held: int, around: int = 0) -> Table
                 run = {"token_id": log.token, "layer": layer, "expert": experts[i], "begin_ns": at, "end_ns": log.now}
                 runs.append(run | {"tier": 0, "backend": "cpu", "cache": "hit" if hit else "miss", "run_id": len(runs)})
         tokens.append({"token_id": log.token, "phase": "decode", "begin_ns": begin, "end_ns": log.now, "tid": 1})
-    _, tables = make(tokens=1)
+    _, tables = make_tables(tokens=1)
     empty = {name: table.iloc[:0] for name, table in tables.items()}
     rows = {"loads": log.rows, "experts": runs, "tokens": tokens}
     made = {name: frame(name, **{key: [row[key] for row in part] for key in part[0]}) for name, part in rows.items() if part}
@@ -86,7 +87,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=drawn(15), deadline=None)
 @given(STEPS, st.integers(2, 5))
 def test_the_loads_a_cache_would_avoid_are_those_the_runtimes_cache_of_that_size_does_not_make(trace, held):
     small = ran(trace, held)

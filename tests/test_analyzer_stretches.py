@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from analyzer.questions.summary import summarize
 from analyzer.records.reading import Source
-from analyzer.tables.store import build, fingerprint, keep, load
+from analyzer.tables.store import build_and_store, build_tables, input_fingerprint, load_tables
+from tests.conftest import drawn
 from tracer.recording.format import Recording, RecordingError
 from workloads.recordings import MAIN, WORKER, Writer, runtime_step
 
@@ -77,16 +78,16 @@ def equal(some: dict[str, pd.DataFrame], others: dict[str, pd.DataFrame]) -> Non
         pd.testing.assert_frame_equal(table, others[name], obj=name)
 
 
-@settings(max_examples=4)
+@settings(max_examples=drawn(4))
 @given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([(0, 0), (0.02, 0.3), (0.2, 0)]), st.integers(1, 60))
 def test_tables_do_not_depend_on_how_much_is_read_in_one_go(seed, steps, damage, most):
     with tempfile.TemporaryDirectory() as name:
         folder = recording(seed, steps, *damage).write(Path(name), pmc={"events": [{"name": "cycles"}]})
         source = Recording(folder)
-        whole = build(source)
-        equal(build(source, most, block=4), whole)
-        keep(Source(source, block=4), folder / "tables", fingerprint(folder), most)
-        equal(load(folder), whole)
+        whole = build_tables(source)
+        equal(build_tables(source, most, block=4), whole)
+        build_and_store(Source(source, block=4), folder / "tables", input_fingerprint(folder), most)
+        equal(load_tables(folder), whole)
 
 
 def test_a_stretch_holds_what_is_asked_for(tmp_path):
@@ -97,7 +98,7 @@ def test_a_stretch_holds_what_is_asked_for(tmp_path):
     assert all(before[1] == after[0] for before, after in pairwise(stretches))
 
 
-@settings(max_examples=6)
+@settings(max_examples=drawn(6))
 @given(st.data())
 def test_a_recording_cut_at_any_byte_of_any_file_gives_tables_or_one_line(data):
     with tempfile.TemporaryDirectory() as name:
@@ -106,7 +107,7 @@ def test_a_recording_cut_at_any_byte_of_any_file_gives_tables_or_one_line(data):
         whole = path.read_bytes()
         path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
         try:
-            tables = load(folder)
+            tables = load_tables(folder)
         except RecordingError as error:
             assert path.name == "manifest.json" and "\n" not in str(error)
             return
@@ -121,7 +122,7 @@ def test_the_runtimes_attention_counts_what_its_models_config_says(tmp_path):
     w = Writer()
     runtime_step(w, 10_000, 6, 2, 1, 1)
     model = {"path": "m", "config": config, "package": {"precisions": {"attention": precision}}}
-    operators = build(Recording(w.write(tmp_path, model=model)))["operators"]
+    operators = build_tables(Recording(w.write(tmp_path, model=model)))["operators"]
     row = operators[operators["type"] == "attention"].iloc[0]
     weights, context = 32 * (32 + 2 * 16) + 32 * 32, 6 + 1
     assert row["flops"] == 2 * weights + 4 * context * (4 * 8 + 5) + 5 * 32

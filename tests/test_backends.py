@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzer.__main__ import main as analyzer_main
 from analyzer.questions import backends
-from analyzer.records.schema import TABLES, empty
+from analyzer.records.schema import TABLES, empty_table
+from moescope.__main__ import main
 from workloads.recordings import Writer
 from workloads.tables_fixture import Tables, frame
 
@@ -26,12 +26,12 @@ def recording(*rows: tuple[str, tuple[str, str], str, int], npu: tuple[tuple[str
     measured = frame(
         "npu_operators", name=[n for n, *_ in npu], type=[k[0] for _, k, _ in npu], shape=[k[1] for _, k, _ in npu],
         us=[us for *_, us in npu],
-    ) if npu else empty("npu_operators")  # fmt: skip
-    return {**{name: empty(name) for name in TABLES}, "operators": operators, "graphs": graphs, "npu_operators": measured}
+    ) if npu else empty_table("npu_operators")  # fmt: skip
+    return {**{name: empty_table(name) for name in TABLES}, "operators": operators, "graphs": graphs, "npu_operators": measured}
 
 
 def shown(*recordings: Tables) -> list[list[object]]:
-    return backends.beside(*recordings).to_numpy(object).tolist()
+    return backends.compare_backends(*recordings).to_numpy(object).tolist()
 
 
 def test_equal_operators_of_any_layer_are_compared_by_their_medians() -> None:
@@ -57,7 +57,7 @@ def test_what_is_only_submitted_has_its_profiles_time_and_else_none() -> None:
 
 def test_the_verb_says_where_nothing_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Writer().add("token_begin", ts=1000).add("token_end", ts=2000).write(tmp_path / "run")
-    assert analyzer_main(["backends", str(folder)]) == 0
+    assert main(["npu", "backends", str(folder)]) == 0
     assert "no operator of equal type" in capsys.readouterr().out
-    assert analyzer_main(["backends", str(folder), str(folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+    assert main(["npu", "backends", str(folder), str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["operators"] == []

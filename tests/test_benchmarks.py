@@ -1,9 +1,11 @@
 """Benchmarks write results in one form, and the document of results is what the kept ones give."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,72 +20,97 @@ def run(module: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def table_rows(page: Path) -> list[str]:
-    return [line for line in page.read_text().splitlines() if line.startswith("| ") and not line.startswith("| figure |")]
+def cells(page: Path) -> list[str]:
+    """Figures of a page of results: what stands in its tables between the name of a row and n."""
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ") and not line.startswith("|  |")]
+    return [figure for row in rows for cell in row.split(" | ")[1:-1] for figure in cell.split("; ") if figure.strip(" |")]
 
 
-def test_every_kept_figure_stands_once_on_the_pages_of_results() -> None:
+def test_every_kept_figure_stands_once_on_the_page_of_its_benchmark() -> None:
     done = run("render", "--check")
     assert done.returncode == 0, done.stderr
-    kept = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
+    kept = [result for path in RESULTS.glob("*.json") for result in json.loads(path.read_text())]
     assert len(kept) > 10
     for benchmark in {result["benchmark"] for result in kept}:
-        pages = [PAGES / f"{benchmark}.md", *PAGES.glob(f"{benchmark}-*.md")]
         figures = sum(len(result["figures"]) for result in kept if result["benchmark"] == benchmark)
-        assert sum(len(table_rows(page)) for page in pages) == figures, benchmark
+        assert figures and len(cells(PAGES / f"{benchmark}.md")) == figures, benchmark
 
 
-def measured(date: str, median: float, **machine: object) -> dict[str, object]:
-    on = {"cpu_model": "Some CPU", "cpus": 2, "arch": "x86_64", "features": ["avx2"], "kernel": "6.18.44", "os": "Debian"}
-    ratio = {"name": "avx2, decode: speed", "unit": "ratio", "median": median, "low": median - 0.1, "high": median + 0.1}
-    ratio |= {"interval": "95 % bootstrap", "n": 5, "against": "llama.cpp of the same set"}
-    once = [{"name": "avx2, decode: ours", "unit": "ms/token", "median": 20.0}] if median < 1 else []
-    about = {"benchmark": "runtime", "date": date, "commit": f"c{date[-2:]}", "command": "", "rounds": 5}
-    return about | {"machine": on | {"memory_bytes": None} | machine, "figures": [ratio, *once]}
+def test_there_is_one_file_for_each_benchmark_and_machine() -> None:
+    of = [
+        {(one["benchmark"], str(one["machine"]["cpu_model"])) for one in json.loads(p.read_text())}
+        for p in RESULTS.glob("*.json")
+    ]
+    assert all(len(pair) == 1 for pair in of) and len(set.union(*of)) == len(of)
 
 
-def written(folder: Path, *results: dict[str, object]) -> dict[str, str]:
-    """name → text of the pages that these results give."""
-    (folder / "results").mkdir()
-    for number, result in enumerate(results):
-        (folder / "results" / f"runtime-{number}.json").write_text(json.dumps(result))
-    done = run("render", "--from", folder / "results", "--to", folder)
-    assert done.returncode == 0, done.stderr
-    return {path.name: path.read_text() for path in [folder / "results.md", *(folder / "results").glob("*.md")]}
+def measured(date: str, medians: dict[str, float], **machine: object) -> dict[str, object]:
+    """A result of benchmark runtime: set → speed."""
+    on = {
+        "cpu_model": "Some CPU",
+        "cpus": 2,
+        "arch": "x86_64",
+        "features": ["avx2"],
+        "kernel": "6.18",
+        "os": "",
+        "memory_bytes": None,
+    }
+    figures = [
+        {"name": f"{name}, decode: speed", "unit": "ratio", "median": median, "low": median - 0.1, "high": median + 0.1, "n": 5}
+        | {"interval": "min..max", "against": "llama.cpp of the same set"}
+        for name, median in medians.items()
+    ]
+    about = {"benchmark": "runtime", "date": date, "commit": "c", "command": "", "rounds": 5}
+    return about | {"machine": on | machine, "figures": figures}
 
 
-def test_the_front_page_has_the_newest_figure_of_each_machine_and_the_rest_is_kept(tmp_path: Path) -> None:
-    old, elsewhere, new = (
-        measured("2026-01-01", 0.5),
-        measured("2026-01-03", 2.0, cpu_model="Another CPU"),
-        measured("2026-01-02", 1.25),
+def test_the_front_page_has_the_figures_of_each_machine_with_their_n(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    here, there = (
+        [measured("2026-01-01", {"avxvnni": 0.75}), measured("2026-01-02", {"avx2": 1.25}, kernel="6.19")],
+        [measured("2026-01-03", {"avx2": 2.0}, cpu_model="Another CPU")],
     )
-    texts = written(tmp_path, old, elsewhere, new)
-    rows = [line for line in texts["results.md"].splitlines() if line.startswith("| avx2 ")]
-    assert [("2 (1.9 to 2.1)" in row, "1.25 (1.15 to 1.35)" in row) for row in rows] == [(True, False), (False, True)]
-    assert "c01" not in texts["results.md"]
-    assert "| avx2, decode: ours | 20 ms/token |" in texts["runtime.md"], "measured once only, so it is the newest"
-    assert "0.5 ratio" in texts["runtime-earlier.md"] and "0.5 ratio" not in texts["runtime.md"]
+    for name, results in (("here", here), ("there", there)):
+        (tmp_path / "results" / f"{name}.json").write_text(json.dumps(results))
+    done = run("render", "--from", tmp_path / "results", "--to", tmp_path)
+    assert done.returncode == 0, done.stderr
+    front, page = ((tmp_path / name).read_text() for name in ("results.md", "results/runtime.md"))
+    both = "Another CPU (n 5): avx2: decode 2. Some CPU (n 5): avxvnni: decode 0.750; avx2: decode 1.25."
+    assert both.replace(": decode", " decode") in " ".join(front.split())
+    assert all(f"| {shown} | 5 |" in page for shown in ("0.7500 (0.6500 to 0.8500)", "1.250 (1.150 to 1.350)"))
 
 
-def test_a_later_build_of_the_same_kernel_is_the_same_machine(tmp_path: Path) -> None:
-    texts = written(tmp_path, measured("2026-01-01", 0.5, kernel="6.18.1"), measured("2026-01-02", 1.25, kernel="6.18.2"))
-    assert texts["results.md"].count("| avx2 ") == 1
+def test_a_result_needs_no_name_of_a_file_and_replaces_the_figures_that_it_measured_again(tmp_path: Path) -> None:
+    words = ("usdt", "--rounds", "1", "--json", tmp_path)
+    assert run(*words).returncode == 0
+    (path,) = tmp_path.iterdir()
+    (old,) = json.loads(path.read_text())
+    assert path.name.startswith("usdt-") and old["command"] == "python -m benchmarks.usdt --rounds 1"
+    again = [figure | {"median": -1.0} for figure in old["figures"]]
+    path.write_text(json.dumps([old | {"figures": [*again, again[0] | {"name": "another figure"}]}]))
+    assert run(*words).returncode == 0
+    kept, new = json.loads(path.read_text())
+    assert [figure["name"] for figure in kept["figures"]] == ["another figure"]
+    assert [figure["name"] for figure in new["figures"]] == [figure["name"] for figure in again]
+    assert all(figure["median"] > 0 for figure in new["figures"]) and list(tmp_path.iterdir()) == [path]
+    refused = run("usdt", "--json", "RUN")
+    assert refused.returncode == 2 and "neither a .json file nor a folder" in refused.stderr
 
 
-def test_every_claim_has_a_figure_in_each_of_its_columns() -> None:
-    tables = (ROOT / "docs" / "results.md").read_text().split("\n## [")[1:]
-    assert len(tables) == (ROOT / "benchmarks" / "headlines.toml").read_text().count("[[claim]]")
-    for table in tables:
-        rows = [line.split("|")[2:-4] for line in table.splitlines() if line.startswith("| ")][1:]
-        assert rows and all(any(cell.strip() for cell in column) for column in zip(*rows, strict=True)), table
+def test_every_claim_has_an_answer_with_each_of_its_columns() -> None:
+    front = (ROOT / "docs" / "results.md").read_text()
+    claims = tomllib.loads((ROOT / "benchmarks" / "headlines.toml").read_text())["claim"]
+    answers = [" ".join(text.split()) for text in front.partition("\n- **[")[2].split("\n- **[")]
+    assert sum(claim.get("first", False) for claim in claims) == 5 and len(claims) == len(answers)
+    for claim, answer in zip(claims, answers, strict=True):
+        assert answer.startswith(claim["title"]) and " (n " in answer and all(head in answer for head, *_ in claim["columns"])
 
 
 def test_figures_of_the_emulator_are_labelled_in_the_document(tmp_path: Path) -> None:
-    result = json.loads(next(iter(RESULTS.glob("quality-*.json"))).read_text())
-    result["figures"] = [result["figures"][0] | {"labels": ["emulator"]}]
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    assert f"| {result['figures'][0]['name']} (against 32 bits) *emulator* |" in run("render", tmp_path / "result.json").stdout
+    (result,) = json.loads(next(iter(RESULTS.glob("quality-*.json"))).read_text())
+    figure = result["figures"][0] | {"labels": ["emulator"]}
+    (tmp_path / "result.json").write_text(json.dumps([result | {"figures": [figure]}]))
+    assert f"| {figure['name'].partition(':')[0]} *emulator* |" in run("render", tmp_path / "result.json").stdout
 
 
 @pytest.mark.parametrize(
@@ -93,16 +120,16 @@ def test_a_benchmark_writes_a_result_that_reads(tmp_path: Path, benchmark: str, 
     file = tmp_path / "result.json"
     done = run(benchmark, *words, "--json", file)
     assert done.returncode == 0, done.stderr
-    result = json.loads(file.read_text())
+    (result,) = json.loads(file.read_text())
     assert result["benchmark"] == benchmark and str(file) not in result["command"]
     assert result["machine"]["cpus"] > 0 and result["machine"]["kernel"]
     names = [figure["name"] for figure in result["figures"]]
     assert names and all(name in done.stdout for name in names)
     page = run("render", file)
     assert page.returncode == 0, page.stderr
-    assert page.stdout.count("\n| ") == 1 + len(names)
+    assert all(part in page.stdout for name in names for part in name.split(": "))
     for figure in result["figures"]:
-        assert figure["low"] is None or figure["low"] <= figure["median"] <= figure["high"]
+        assert figure.get("low") is None or figure["low"] <= figure["median"] <= figure["high"]
 
 
 def test_windows_are_as_long_as_a_few_tokens_of_the_process_need(tmp_path: Path) -> None:
@@ -114,10 +141,15 @@ def test_windows_are_as_long_as_a_few_tokens_of_the_process_need(tmp_path: Path)
 
 @pytest.mark.parametrize("change", [{"unknown": 1}, {"figures": [{"name": "x", "unit": "s", "median": "1"}]}, {"date": None}])
 def test_what_is_no_result_is_refused_with_a_line(tmp_path: Path, change: dict[str, object]) -> None:
-    result = json.loads(next(iter(RESULTS.glob("*.json"))).read_text()) | change
-    (tmp_path / "result.json").write_text(json.dumps(result))
+    result = json.loads(next(iter(RESULTS.glob("*.json"))).read_text())[0] | change
+    (tmp_path / "result.json").write_text(json.dumps([result]))
     done = run("render", tmp_path / "result.json")
-    assert done.returncode == 2 and "is no result" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "holds no results" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_kept_command_names_no_path_of_the_machine_that_ran_it() -> None:
+    commands = [result["command"] for path in RESULTS.glob("*.json") for result in json.loads(path.read_text())]
+    assert commands and not [command for command in commands if re.search(r"(^|[ =])/", command)]
 
 
 def test_every_benchmark_says_how_it_is_run() -> None:
@@ -133,4 +165,4 @@ def test_a_result_names_the_commit_that_was_measured(tmp_path: Path) -> None:
         pytest.skip("no checkout")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     run("usdt", "--rounds", "1", "--json", tmp_path / "result.json")
-    assert head.startswith(json.loads((tmp_path / "result.json").read_text())["commit"].rstrip("+"))
+    assert head.startswith(json.loads((tmp_path / "result.json").read_text())[0]["commit"].rstrip("+"))

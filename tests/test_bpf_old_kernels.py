@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from workloads import bpf_objects
-from workloads.bpf_objects import back_edge, broken, compile_object
+from workloads.bpf_objects import back_edge, broken_programs, compile_object
 
 needs_clang = pytest.mark.skipif(shutil.which("clang") is None, reason="clang is not installed")
 
@@ -40,7 +40,7 @@ def refused(tmp_path: Path) -> Path:
 
 @needs_clang
 def test_an_object_that_breaks_the_rule_is_found_with_the_program(refused: Path) -> None:
-    assert broken(refused) == ["looping: instruction 2 leads back to 3 without a jump"]
+    assert broken_programs(refused) == ["looping: instruction 2 leads back to 3 without a jump"]
 
 
 @needs_clang
@@ -52,6 +52,7 @@ def test_lint_fails_for_an_object_that_breaks_the_rule(
     assert "looping: instruction 2" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @needs_clang
 def test_no_program_has_a_jump_back_that_old_kernels_refuse(capsys: pytest.CaptureFixture[str]) -> None:
     assert bpf_objects.main() == 0

@@ -1,4 +1,4 @@
-"""Clocks and heat: what both recorders read of a sysfs that changes, and what is said of it."""
+"""Clocks and heat: what the recorder reads of a sysfs that changes, and what is said of it."""
 
 import os
 import subprocess
@@ -7,22 +7,24 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from analyzer.questions import clocks
 from analyzer.questions.findings import findings
 from analyzer.questions.summary import summarize
-from analyzer.tables.store import build
-from tests.conftest import COLLECTOR, ROOT
-from tracer.kernel.definitions import enumeration, layouts
+from analyzer.tables.store import build_tables
+from tests.conftest import RECORDER, ROOT, rest_long
+from tracer.kernel.definitions import enum_values
 from tracer.probes.kernel_probes import KERNEL_PROBES
 from tracer.probes.tracefs import has_tracepoint
-from tracer.recording import heat
 from tracer.recording.format import Recording
 from workloads.raw_records import RawRecording
 from workloads.recordings import Writer
 
+KHZ, LEAST_KHZ, MOST_KHZ, ZONE, COOLING = (
+    enum_values("heat_of")[f"HEAT_{name}"] for name in ("KHZ", "LEAST_KHZ", "MOST_KHZ", "ZONE", "COOLING")
+)
+POLICIES, ZONES, DEVICES = "devices/system/cpu/cpufreq/policy", "class/thermal/thermal_zone", "class/thermal/cooling_device"
 MOUNTED = ("devices/system/cpu/cpufreq", "class/thermal")
 IN_PLACE = " && ".join(f"mount --bind $FAKE/{place} /sys/{place}" for place in MOUNTED)
 
@@ -37,17 +39,17 @@ def write(root: Path, files: dict[str, object]) -> None:
 def policy(number: int, cpus: str, **more: object) -> dict[str, object]:
     files = {"related_cpus": cpus, "scaling_governor": "schedutil", "cpuinfo_min_freq": 300000, "cpuinfo_max_freq": 2800000}
     files |= {"scaling_min_freq": 300000, "scaling_max_freq": 2800000, "scaling_cur_freq": 2800000, **more}
-    return {f"{heat.POLICIES}{number}/{name}": value for name, value in files.items()}
+    return {f"{POLICIES}{number}/{name}": value for name, value in files.items()}
 
 
 def zone(number: int, kind: str, temperature: int) -> dict[str, object]:
     files = {"type": kind, "temp": temperature, "trip_point_0_type": "passive", "trip_point_0_temp": 85000}
     files |= {"trip_point_1_type": "critical", "trip_point_1_temp": 110000}
-    return {f"{heat.ZONES}{number}/{name}": value for name, value in files.items()}
+    return {f"{ZONES}{number}/{name}": value for name, value in files.items()}
 
 
 def cooling(number: int, kind: str, state: int) -> dict[str, object]:
-    return {f"{heat.DEVICES}{number}/{name}": value for name, value in {"type": kind, "max_state": 9, "cur_state": state}.items()}
+    return {f"{DEVICES}{number}/{name}": value for name, value in {"type": kind, "max_state": 9, "cur_state": state}.items()}
 
 
 @pytest.fixture
@@ -58,40 +60,6 @@ def sysfs(tmp_path: Path) -> Path:
     write(root, policy(4, "4 5 6 7", scaling_governor="performance"))
     write(root, zone(0, "cpu-0", 41000) | cooling(3, "cpufreq-cpu4", 0))
     return root
-
-
-def test_readings_tell_what_changed_and_what_there_is(sysfs: Path) -> None:
-    written: list[np.ndarray] = []
-    readings = heat.Heat(layouts()["heat"], written.append, sysfs)
-    readings.turn()
-    write(sysfs, {f"{heat.POLICIES}4/scaling_max_freq": 1900800, f"{heat.ZONES}0/temp": 86500})
-    (sysfs / f"{heat.DEVICES}3/cur_state").unlink()
-    readings.turn(last=True)
-    readings.turn(last=True)
-    values = [slots[:, 8:].copy().view(readings.dtype)[:, 0][["what", "number", "value"]].tolist() for slots in written]
-    assert len(values) == 2 and len(values[0]) == 8
-    assert values[1] == [(heat.MOST_KHZ, 4, 1900800), (heat.ZONE, 0, 86500)]
-    assert readings.found is not None and readings.found["zones"] == [
-        {"number": 0, "type": "cpu-0", "trips": [["passive", 85000], ["critical", 110000]]}
-    ]
-    assert readings.found["policies"][1]["cpus"] == [4, 5, 6, 7]
-    assert heat.governors(sysfs) == "schedutil, performance"
-
-
-def test_where_there_is_nothing_nothing_is_read(tmp_path: Path) -> None:
-    readings = heat.Heat(layouts()["heat"], lambda _: pytest.fail("a record"), tmp_path)
-    readings.turn(last=True)
-    assert readings.found is None and heat.governors(tmp_path) == ""
-
-
-def test_readings_are_numbered_as_the_header_has_them() -> None:
-    numbers = enumeration("heat_of")
-    names = {
-        name.removeprefix("HEAT_"): getattr(heat, name.removeprefix("HEAT_")) for name in numbers if name != "HEAT_UNNUMBERED"
-    }
-    assert {f"HEAT_{name}": number for name, number in names.items()} == {
-        n: v for n, v in numbers.items() if n != "HEAT_UNNUMBERED"
-    }
 
 
 MANIFEST = {
@@ -116,16 +84,16 @@ UNNUMBERED = 0xFFFF
 def warmed(steps: int = STEPS) -> Writer:
     """Decode steps of 1 ms, from the half on of 1.5 ms: there CPUs 4-7 were capped to 1.9 GHz."""
     w, at = Writer(), 1_000_000_000
-    for what, value in ((heat.KHZ, 2800000), (heat.LEAST_KHZ, 300000), (heat.MOST_KHZ, 2800000)):
+    for what, value in ((KHZ, 2800000), (LEAST_KHZ, 300000), (MOST_KHZ, 2800000)):
         w.add("heat", ts=at - STEP, pid=0, tid=0, engine=0, what=what, number=4, value=value)
-    w.add("heat", ts=at - STEP, pid=0, tid=0, engine=0, what=heat.ZONE, number=0, value=41500)
+    w.add("heat", ts=at - STEP, pid=0, tid=0, engine=0, what=ZONE, number=0, value=41500)
     for step in range(steps):
         late = step >= steps // 2
         if step == steps // 2:
-            w.add("heat", ts=at, engine=0, what=heat.MOST_KHZ, number=4, value=1900800)
-            w.add("heat", ts=at, engine=0, what=heat.KHZ, n=4, number=[4, 5, 6, 7], value=1900800)
-            w.add("heat", ts=at, engine=0, what=heat.COOLING, number=UNNUMBERED, value=2, name=b"gpu")
-            w.add("heat", ts=at, engine=0, what=heat.COOLING, number=UNNUMBERED, value=2, name=b"twin")
+            w.add("heat", ts=at, engine=0, what=MOST_KHZ, number=4, value=1900800)
+            w.add("heat", ts=at, engine=0, what=KHZ, n=4, number=[4, 5, 6, 7], value=1900800)
+            w.add("heat", ts=at, engine=0, what=COOLING, number=UNNUMBERED, value=2, name=b"gpu")
+            w.add("heat", ts=at, engine=0, what=COOLING, number=UNNUMBERED, value=2, name=b"twin")
         w.add("token_begin", ts=at, seq=step, phase=2, n_tokens=1, position=step)
         at += SLOW if late else STEP
         w.add("token_end", ts=at - 1, seq=step)
@@ -138,7 +106,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def test_the_table_holds_each_value_from_when_it_changed(warm: Recording) -> None:
-    table = build(warm)["clocks"]
+    table = build_tables(warm)["clocks"]
     late = table[table["ts_ns"] >= 1_000_000_000]
     assert late[["what", "number", "name", "value"]].to_numpy().tolist() == [
         ["greatest frequency", 4, "CPUs 4-7", 1900.8],
@@ -156,27 +124,27 @@ def test_the_table_holds_each_value_from_when_it_changed(warm: Recording) -> Non
 
 
 def test_caps_are_told_with_their_share_of_decode_and_what_they_cost(warm: Recording) -> None:
-    tables = build(warm)
+    tables = build_tables(warm)
     said = summarize(warm, tables)["clocks"]
     assert [cap["text"] for cap in said["caps"]] == ["CPUs 4-7 capped to 1.9 GHz (of 2.8) for 60% of decode"]
     assert said["cooling"] == {"gpu": pytest.approx(0.6, abs=0.01)}
     finding = next(f for f in findings(tables) if f.rule == "capped")
     assert finding.saving_ms == pytest.approx(0.5 * STEPS / 2, rel=0.01)
     assert "CPUs 4-7 capped to 1.9 GHz" in finding.text and "1.5 instead of 1.0 ms" in finding.text
-    assert clocks.frequencies(tables)["CPUs 4-7"] == pytest.approx(0.4 * 2800 + 0.6 * 1900.8, rel=0.01)
+    assert clocks.mean_frequencies(tables)["CPUs 4-7"] == pytest.approx(0.4 * 2800 + 0.6 * 1900.8, rel=0.01)
 
 
 def test_nothing_is_said_where_nothing_was_capped(tmp_path: Path) -> None:
     w = Writer()
-    w.add("heat", ts=500, engine=0, what=heat.MOST_KHZ, number=4, value=2800000)
+    w.add("heat", ts=500, engine=0, what=MOST_KHZ, number=4, value=2800000)
     for step in range(STEPS):
         w.add("token_begin", ts=1000 * step + 1000, seq=step, phase=2, n_tokens=1)
         w.add("token_end", ts=1000 * step + 1900, seq=step)
     recording = Recording(w.write(tmp_path / "r", **MANIFEST))
-    tables = build(recording)
+    tables = build_tables(recording)
     assert summarize(recording, tables)["clocks"] == {} and not any(f.rule == "capped" for f in findings(tables))
     recording = Recording(Writer().write(tmp_path / "none"))
-    assert len(build(recording)["clocks"]) == 0 and summarize(recording, build(recording))["clocks"] == {}
+    assert len(build_tables(recording)["clocks"]) == 0 and summarize(recording, build_tables(recording))["clocks"] == {}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +152,7 @@ def test_nothing_is_said_where_nothing_was_capped(tmp_path: Path) -> None:
     [{"policies": 3}, {"policies": [4, {"number": "x"}, {"number": 0, "cpus": 3}]}, {"zones": [{"number": 0, "trips": [5]}]}],
 )
 def test_a_damaged_description_costs_names_alone(damaged: dict, tmp_path: Path) -> None:
-    table = build(Recording(warmed().write(tmp_path, heat=damaged)))["clocks"]
+    table = build_tables(Recording(warmed().write(tmp_path, heat=damaged)))["clocks"]
     assert {"CPU 4", "CPU 7"} <= set(table["name"])
 
 
@@ -193,8 +161,8 @@ def change(sysfs: Path, until: Path) -> None:
     while not (until / "manifest.json").exists():
         time.sleep(0.02)
     time.sleep(0.5)
-    write(sysfs, {f"{heat.POLICIES}4/scaling_max_freq": 1900800, f"{heat.POLICIES}4/scaling_cur_freq": 1900800})
-    write(sysfs, {f"{heat.DEVICES}3/cur_state": 4})
+    write(sysfs, {f"{POLICIES}4/scaling_max_freq": 1900800, f"{POLICIES}4/scaling_cur_freq": 1900800})
+    write(sysfs, {f"{DEVICES}3/cur_state": 4})
 
 
 def recorded(sysfs: Path, folder: Path, *recorder: str) -> RawRecording:
@@ -217,34 +185,44 @@ def recorded(sysfs: Path, folder: Path, *recorder: str) -> RawRecording:
     return RawRecording(folder)
 
 
-@pytest.mark.needs("probes", "collector")
+DESCRIBED = {
+    "policies": [
+        {"number": 0, "cpus": [0, 1, 2, 3], "governor": "schedutil", "least": 300000, "most": 2000000},
+        {"number": 4, "cpus": [4, 5, 6, 7], "governor": "performance", "least": 300000, "most": 2800000},
+    ],
+    "zones": [{"number": 0, "type": "cpu-0", "trips": [["passive", 85000], ["critical", 110000]]}],
+    "cooling": [{"number": 3, "type": "cpufreq-cpu4", "most": 9}],
+}
+
+
+@pytest.mark.needs("probes", "recorder")
 @pytest.mark.skipif(not all(Path("/sys", place).is_dir() for place in MOUNTED), reason="this kernel has no such folders")
-@pytest.mark.parametrize("recorder", ["tracer", "collector"])
-def test_both_recorders_keep_the_same_readings_of_a_sysfs_that_changes(recorder: str, sysfs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recorder", rest_long(["planned", "plan"], "plan"))
+def test_readings_are_those_of_a_sysfs_that_changes(recorder: str, sysfs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    if recorder == "tracer":
+    if recorder == "planned":
         words = [sys.executable, "-m", "tracer", "run", "--levels", "token", "-o", str(folder)]
     else:
         plan = tmp_path / "plan.json"
         probes = ROOT / "runtime" / "telemetry" / "_probes.so"
         made = ["plan", "-o", str(plan), "--libraries", str(probes), "--levels", "token", "--", sys.executable]
         subprocess.run([sys.executable, "-m", "tracer", *made], cwd=ROOT, capture_output=True, check=True)
-        words = [str(COLLECTOR), "--plan", str(plan), "-o", str(folder)]
+        words = [str(RECORDER), "--plan", str(plan), "-o", str(folder)]
     run = recorded(sysfs, folder, *words)
-    assert run.manifest["heat"] == heat.describe(sysfs) and run.manifest["machine"]["governor"] == "schedutil, performance"
+    assert run.manifest["heat"] == DESCRIBED and run.manifest["machine"]["governor"] == "schedutil, performance"
     rows = run.records("heat")
     values = [tuple(row) for row in rows[["what", "number", "value"]].tolist()]
     first, later = values[:8], sorted(values[8:])
     assert first == [
-        *((heat.KHZ, 0, 1500000), (heat.LEAST_KHZ, 0, 300000), (heat.MOST_KHZ, 0, 2000000)),
-        *((heat.KHZ, 4, 2800000), (heat.LEAST_KHZ, 4, 300000), (heat.MOST_KHZ, 4, 2800000)),
-        *((heat.ZONE, 0, 41000), (heat.COOLING, 3, 0)),
+        *((KHZ, 0, 1500000), (LEAST_KHZ, 0, 300000), (MOST_KHZ, 0, 2000000)),
+        *((KHZ, 4, 2800000), (LEAST_KHZ, 4, 300000), (MOST_KHZ, 4, 2800000)),
+        *((ZONE, 0, 41000), (COOLING, 3, 0)),
     ]
-    assert later == [(heat.KHZ, 4, 1900800), (heat.MOST_KHZ, 4, 1900800), (heat.COOLING, 3, 4)]
+    assert later == [(KHZ, 4, 1900800), (MOST_KHZ, 4, 1900800), (COOLING, 3, 4)]
     assert run.manifest["records"]["heat"] == len(rows) and len(run.records("token_begin")) == 60
     standing = {row["symbol"] for row in run.manifest["probes"] if row["level"] == "heat"}
     assert standing == {
         f"{category}:{name}" for name, level, category in KERNEL_PROBES if level == "heat" and has_tracepoint(category, name)
     }
-    caps = summarize(Recording(folder), build(Recording(folder)))["clocks"]["caps"]
+    caps = summarize(Recording(folder), build_tables(Recording(folder)))["clocks"]["caps"]
     assert [(cap["name"], cap["mhz"]) for cap in caps] == [("CPUs 4-7", 1900.8)]

@@ -1,16 +1,23 @@
-"""`moescope` and the rooms' command lines: one dispatcher, what it prints and the code it ends with."""
+"""`moescope` and the packages' command lines: one dispatcher, what it prints and the code it ends with."""
 
+import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from moescope import __main__ as product
 from moescope import extras
-from moescope.calling import VARIABLE, as_called
+from moescope.answers import json_text
 from moescope.command_line import Program
+from moescope.command_line import Verb as Declared
+from moescope.verbs import FORMS, GROUPS, VERBS
 from tests.conftest import ROOT
 
 HEAVY = {"numpy", "pandas", "rich", "onnxruntime", "onnx", "duckdb", "pyarrow", "plotly", "networkx"}
@@ -25,13 +32,16 @@ class Verb:
     """A verb whose act is given."""
 
     failure = 2
-    help, EXAMPLES = "acts", "examples:\n  sudo python -m tracer compare -- A --vs B\n  python -m analyzer dag RUN"
+    help, words, EXAMPLES = "acts", {}, "examples:\n  sudo moescope compare -- A :: B\n  moescope summary RUN"
 
     def __init__(self, act: object) -> None:
         self.act = act
 
     def load(self) -> "Verb":
         return self
+
+    def chosen(self, words: list[str]) -> tuple[str, "Verb", list[str]]:
+        return "", self, words
 
     def prepare(self) -> None:
         pass
@@ -49,12 +59,19 @@ def ended(act: object) -> int:
     return Program("prog", "label", "about", {"": {"act": Verb(act)}}).main(["act"])
 
 
-def test_every_verb_of_every_room_has_one_name_of_its_own_and_a_group() -> None:
-    named = [name for names in product.GROUPS.values() for name in names.split()]
-    assert len(named) == len(set(named)) and set(named) == set(product.verbs())
-    reached = {(verb.room.name, verb.name) for verb in product.verbs().values()}
-    declared = {(room.name, verb) for room in product.rooms() for verb in room.verbs}
-    assert declared - reached == {("views", "summary")}
+def test_every_module_of_a_verb_is_one_verb_and_no_more_than_28_stand_at_the_top() -> None:
+    declared = sorted(verb.module for verb in FORMS.values())
+    files = [path for path in ROOT.glob("*/commands/*.py") if path.stem[0] != "_" and "prepare_parser" in path.read_text()]
+    assert declared == sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files)
+    assert len(VERBS) == sum(map(len, GROUPS.values())) <= 28
+
+
+def test_a_word_or_two_dashes_choose_another_form_of_a_verb() -> None:
+    other, pair = Declared("package.other", "other"), Declared("package.pair", "pair")
+    verb = Declared("package.verb", "verb", {"other": other, "--": pair})
+    assert verb.chosen(["other", "RUN"]) == ("other", other, ["RUN"])
+    assert verb.chosen(["RUN", "other"]) == ("", verb, ["RUN", "other"])
+    assert verb.chosen(["-o", "x", "--", "a", "::", "b"]) == ("", pair, ["-o", "x", "--", "a", "::", "b"])
 
 
 def test_the_help_groups_all_verbs_and_imports_nothing_heavy() -> None:
@@ -62,19 +79,18 @@ def test_the_help_groups_all_verbs_and_imports_nothing_heavy() -> None:
     script += f"assert not {HEAVY!r} & set(sys.modules), set(sys.modules); sys.exit(code)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(f"\n  {name} " in done.stdout for name in product.verbs())
-    assert all(f"\n{title}\n" in done.stdout for title in product.GROUPS)
+    assert all(f"\n  {name} " in done.stdout for name in VERBS)
+    assert all(f"\n{title}\n" in done.stdout for title in GROUPS)
 
 
-@pytest.mark.parametrize("name", sorted(product.verbs()))
+@pytest.mark.parametrize("name", sorted(FORMS))
 def test_every_verb_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        product.main([name, "--help"])
+        product.main(["compare", "--help", "--"] if name == "compare --" else [*name.split(), "--help"])
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and ("examples:" in shown or "example:" in shown)
-    assert f"moescope {name} " in shown.partition("example")[2]
-    assert "python -m tracer" not in shown and "python -m analyzer" not in shown
-    assert "python -m views" not in shown and "python -m runtime" not in shown
+    assert f"moescope {name.removesuffix(' --')} " in shown.partition("example")[2]
+    assert not re.search(r"python -m (?!moescope)", shown)
 
 
 def test_a_verb_that_is_not_there_suggests_the_nearest() -> None:
@@ -134,32 +150,28 @@ def test_a_missing_module_of_the_project_itself_is_a_bug_and_not_hidden() -> Non
 
 
 def test_a_reader_that_goes_away_ends_the_program_quietly() -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m moescope queries slow_tokens | head -c 5", shell=True, cwd=ROOT, capture_output=True, check=False
-    )
+    command = f"{sys.executable} -m moescope query perfetto slow_tokens | head -c 5"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, check=False)
     assert len(done.stdout) == 5 and done.stderr == b""
 
 
-def test_hints_name_commands_as_the_user_called_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "python -m views open RUN, python -m tracer compare, sudo python -m tracer run, python -m views dag, python -m tracer"
-    assert as_called(text) == text
-    monkeypatch.setenv(VARIABLE, "python -m moescope")
-    renamed = "python -m moescope"
-    assert as_called(text) == ", ".join(
-        [f"{renamed} open RUN", f"{renamed} compare-commands", f"sudo {renamed} run", f"{renamed} profdag", renamed]
-    )
+def test_the_tracers_own_spelling_takes_the_same_verbs() -> None:
+    words = [[sys.executable, "-m", package, "compare", "--help", "--"] for package in ("tracer", "moescope")]
+    shown = [subprocess.run(each, cwd=ROOT, capture_output=True, text=True, check=True).stdout for each in words]
+    assert shown[0].partition("options:")[2] == shown[1].partition("options:")[2] != ""
 
 
-def test_the_installed_command_names_itself_and_for_sudo_its_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["tracer", "moescope", ""])
+def test_who_is_not_root_is_told_what_to_type_after_sudo(tmp_path: Path, package: str) -> None:
     script = tmp_path / "moescope"
-    script.write_text(f"#!{sys.executable}\nimport sys\nfrom moescope.__main__ import main\nsys.exit(main())\n")
+    of_package = f"import runpy; runpy.run_module({package!r}, run_name='__main__', alter_sys=True)"
+    installed = "from moescope.__main__ import main; sys.exit(main())"
+    script.write_text(f"#!{sys.executable}\nimport os, sys; os.geteuid = lambda: 1000\n{of_package if package else installed}\n")
     script.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([script, "run", "--help"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("usage: moescope run ")
-    assert f"sudo {script} run --levels token,expert" in done.stdout
-    done = subprocess.run([script, "sumary"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.startswith("moescope: ")
+    done = subprocess.run([script, "run", "true"], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 125
+    assert f"`sudo {f'python -m {package}' if package else script} ...`" in done.stderr
 
 
 EXTRAS = ["numpy>=2.0", "onnxruntime>=1.24; extra == 'runtime'", 'onnxruntime-qnn>=2.0 ; extra == "npu"']
@@ -179,12 +191,12 @@ EXTRAS += ["scikit-learn>=1.6; extra == 'all'", "scikit-learn>=1.6; extra == 'ke
 def test_a_missing_package_is_named_with_the_extra_that_holds_it(monkeypatch, tmp_path: Path, module: str, said: str) -> None:
     monkeypatch.setattr(extras, "requires", lambda _: EXTRAS)
     monkeypatch.setattr(extras, "CHECKOUT", tmp_path / "none")
-    assert extras.remedy(module) == said
+    assert extras.install_remedy(module) == said
 
 
 def test_in_a_checkout_a_missing_base_package_is_a_case_for_make(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "requires", lambda _: EXTRAS)
-    assert extras.remedy("numpy") == "run `make setup` in the project's folder"
+    assert extras.install_remedy("numpy") == "run `make setup` in the project's folder"
 
 
 def test_a_system_python_without_the_packages_goes_on_in_the_projects_environment(tmp_path) -> None:
@@ -200,3 +212,8 @@ def test_a_system_python_without_the_packages_goes_on_in_the_projects_environmen
         done = subprocess.run(verb, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert f"python -m {package} probes" in done.stdout
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    value = {"list": [math.nan, math.inf, np.float32(-math.inf), np.int64(3)], "table": pd.DataFrame({"x": [math.inf, 0.5]})}
+    assert json.loads(json_text(value)) == {"list": [None, None, None, 3], "table": [{"x": None}, {"x": 0.5}]}

@@ -6,21 +6,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analyzer.compare.document import Comparison, compare
+from analyzer.compare.document import Comparison, compare_runs
 from analyzer.compare.results import Result
 from analyzer.compare.verdicts import Rules
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
 from tests.conftest import trace
 from tests.truth import skip_where_stolen
 from tracer.recording.format import Recording
-from workloads.compiling import WITH_SITES, compiled
+from workloads.compiling import WITH_SITES, compile_c
 from workloads.host_time import HostTime
 from workloads.planting import by_variant
 
 VARIANTS = ("base", "again", "slow20", "cold", "displaced", "split", "halved")
 ROUNDS, STEPS = 9, 20
 SURE = 0.005  # by the usual rules one comparison in 20 may blame something by chance: see benchmarks/comparing
-pytestmark = pytest.mark.needs("probes")
+pytestmark = [pytest.mark.long, pytest.mark.needs("probes")]
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Planted:
 
     def against_base(self, variant: str) -> Comparison:
         if variant not in self.made:
-            self.made[variant] = compare(self.results["base"], self.results[variant])
+            self.made[variant] = compare_runs(self.results["base"], self.results[variant])
         return self.made[variant]
 
     def changed(self, variant: str, **culprit: object) -> pd.DataFrame:
@@ -48,7 +48,7 @@ class Planted:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, float]:
     """The folder of all variants' runs, what the program printed, and what the host took of the CPUs' time meanwhile."""
     folder = tmp_path_factory.mktemp("planted")
-    program, host = compiled(folder / "planted", "planted.c", flags=WITH_SITES), HostTime()
+    program, host = compile_c(folder / "planted", "planted.c", flags=WITH_SITES), HostTime()
     command = ["--", str(program), str(ROUNDS), str(STEPS), *VARIANTS]
     done = trace("run", "--no-views", "--levels", "token,operator,expert,sched", "-o", str(folder / "run"), *command)
     assert done.returncode == 0, done.stderr
@@ -63,14 +63,14 @@ def test_every_run_is_recorded_while_nothing_else_runs(recorded: tuple[Path, str
 @pytest.fixture(scope="module")
 def planted(recorded: tuple[Path, str, float]) -> Planted:
     run, printed, stolen = recorded
-    results = by_variant(load(run), printed)
+    results = by_variant(load_tables(run), printed)
     assert {name: len(runs) for name, runs in results.items()} == dict.fromkeys(VARIANTS, ROUNDS)
     return Planted(results, stolen)
 
 
 def test_an_unchanged_program_raises_no_alarm(planted: Planted) -> None:
     strict = Rules(alpha=0.002)
-    judged = compare(planted.results["base"], planted.results["again"], strict).judged
+    judged = compare_runs(planted.results["base"], planted.results["again"], strict).judged
     assert set(judged["verdict"]) <= {"same", "inconclusive", "minor"}
 
 

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.__main__ import main
 from analyzer.questions import cached
 from analyzer.records.reading import Source
-from analyzer.records.stamps import outdated, stamp, stamp_of
-from analyzer.tables.store import load
+from analyzer.records.stamps import outdated_views, recording_stamp, stamp_of
+from analyzer.tables.store import load_tables
 from moescope import plain
+from moescope.__main__ import main
 from tracer.recording.checksums import digest
-from tracer.recording.format import SEAL_BYTES, Recording, sealed, write_manifest
-from views.__main__ import main as views_main
+from tracer.recording.format import SEAL_BYTES, Recording, with_checksum, write_manifest
 from views.commands.open import written_trace
 from workloads.recordings import Writer, runtime
 
@@ -95,7 +94,7 @@ def test_a_manifest_is_sealed_over_its_bytes_however_its_numbers_are_written(tmp
 def test_a_manifest_sealed_over_its_content_as_earlier_ones_is_checked(tmp_path: Path) -> None:
     folder = runtime(3).write_sealed(tmp_path / "run")
     path = folder / "manifest.json"
-    path.write_text(json.dumps(sealed(json.loads(path.read_text())), indent=1))
+    path.write_text(json.dumps(with_checksum(json.loads(path.read_text())), indent=1))
     assert damage(folder) == []
     path.write_text(path.read_text().replace('"complete"', '"recording"'))
     assert damage(folder) == ["manifest.json was changed after it was written: every figure may be wrong"]
@@ -113,12 +112,12 @@ def test_kept_tables_whose_index_lost_a_warning_are_made_again(tmp_path: Path, c
     folder = runtime(3).write_sealed(tmp_path / "run")
     content = (folder / "events.bin").read_bytes()
     (folder / "events.bin").write_bytes(content[:-1] + b"\xff")
-    load(folder)
+    load_tables(folder)
     index = folder / "tables" / "index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"damage": []}))
     plain.warn.cache_clear()
     capsys.readouterr()
-    load(folder)
+    load_tables(folder)
     assert "events.bin is damaged" in capsys.readouterr().err
 
 
@@ -126,9 +125,9 @@ def test_every_reader_of_a_damaged_recording_is_warned(tmp_path: Path, capsys: p
     folder = runtime(3).write_sealed(tmp_path / "run")
     content = (folder / "events.bin").read_bytes()
     (folder / "events.bin").write_bytes(content[:-1] + b"\xff")
-    for verb in ("time", "steps", "summary"):  # the first makes the tables, the others find them made
+    for verb in ("time", "predict steps", "summary"):  # the first makes the tables, the others find them made
         plain.warn.cache_clear()
-        assert main([verb, str(folder)]) == 0
+        assert main([*verb.split(), str(folder)]) == 0
         assert "events.bin is damaged" in capsys.readouterr().err
     assert main(["summary", str(folder), "--json"]) == 0
     assert "events.bin is damaged" in json.loads(capsys.readouterr().out)["missing"][0]
@@ -136,50 +135,50 @@ def test_every_reader_of_a_damaged_recording_is_warned(tmp_path: Path, capsys: p
 
 def test_damaged_tables_and_summaries_are_made_again(tmp_path: Path) -> None:
     folder = runtime(3).write_sealed(tmp_path / "run")
-    summary = cached.summary(folder)
+    summary = cached.cached_summary(folder)
     table, kept = folder / "tables" / "tokens.parquet", folder / "tables" / "summary.json"
     whole = table.read_bytes()
     for at in range(4, len(whole) - 4, 97):
         table.write_bytes(whole[:at] + bytes([whole[at] ^ 8]) + whole[at + 1 :])
-        load(folder, ["tokens"])
+        load_tables(folder, ["tokens"])
         assert table.read_bytes() == whole
     content = json.loads(kept.read_text())
     del content["summary"]["tokens"]["prefill_tokens"]
     kept.write_text(json.dumps(content))
-    assert cached.summary(folder) == summary
+    assert cached.cached_summary(folder) == summary
 
 
 def test_views_say_what_they_were_made_from_and_that_the_recording_changed_since(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = runtime(3).write_sealed(tmp_path / "run")
-    assert views_main(["write", str(folder)]) == views_main(["trace", str(folder), "--gzip"]) == 0
+    assert main(["write", str(folder)]) == main(["write", str(folder), "--gzip", "--only", "trace"]) == 0
     names = ["profdag.html", "report.html", "trace.pftrace", "trace.pftrace.gz"]
     manifest = Recording(folder).manifest
-    assert {stamp_of(folder / name) for name in names} == {stamp(manifest)}
-    assert outdated(folder, manifest) == []
+    assert {stamp_of(folder / name) for name in names} == {recording_stamp(manifest)}
+    assert outdated_views(folder, manifest) == []
     shutil.copytree(folder, tmp_path / "copy")
-    assert outdated(tmp_path / "copy", manifest) == []
+    assert outdated_views(tmp_path / "copy", manifest) == []
     write_manifest(folder, manifest | {"state": "complete", "duration_ns": 1})
     changed = Recording(folder).manifest
-    assert outdated(folder, changed) == names
-    assert views_main(["summary", str(folder)]) == 0
+    assert outdated_views(folder, changed) == names
+    assert main(["summary", str(folder)]) == 0
     assert (
         "profdag.html, report.html, trace.pftrace, trace.pftrace.gz: made from an earlier version of this recording"
         in " ".join(capsys.readouterr().out.split())
     )
     capsys.readouterr()
-    assert stamp_of(written_trace(folder, changed)) == stamp(changed) and "writing it again" in capsys.readouterr().err
+    assert stamp_of(written_trace(folder, changed)) == recording_stamp(changed) and "writing it again" in capsys.readouterr().err
     assert written_trace(folder, changed).is_file() and "writing it again" not in capsys.readouterr().err
-    assert views_main(["write", str(folder)]) == 0
-    assert outdated(folder, changed) == ["trace.pftrace.gz"]
+    assert main(["write", str(folder)]) == 0
+    assert outdated_views(folder, changed) == ["trace.pftrace.gz"]
 
 
 def test_a_view_of_an_older_release_or_no_view_at_all_is_not_called_outdated(tmp_path: Path) -> None:
     folder = runtime(3).write_sealed(tmp_path / "run")
     for name in ("trace.pftrace", "report.html", "trace.pftrace.gz", "notes.html"):
         (folder / name).write_bytes(b"nothing of ours")
-    assert outdated(folder, Recording(folder).manifest) == []
+    assert outdated_views(folder, Recording(folder).manifest) == []
 
 
 @pytest.mark.parametrize("value", [1 << 70, "9", None, [7], -5])
@@ -187,6 +186,6 @@ def test_threads_of_a_manifest_with_impossible_numbers_are_left_out(tmp_path: Pa
     folder, manifest = runtime(3).write_sealed(tmp_path / "run"), Recording(tmp_path / "run").manifest
     threads = [{"tid": 4242, "pid": 4000, "name": "kept"}, {"tid": value, "pid": 4000}, {"tid": 4243, "pid": value}]
     write_manifest(folder, manifest | {"threads": threads})
-    assert main(["summary", str(folder)]) == views_main(["trace", str(folder)]) == 0
-    named = load(folder)["threads"].set_index("tid")["name"]
+    assert main(["summary", str(folder)]) == main(["write", str(folder), "--only", "trace"]) == 0
+    named = load_tables(folder)["threads"].set_index("tid")["name"]
     assert named[4242] == "kept" and 4243 not in named

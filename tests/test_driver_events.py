@@ -1,7 +1,5 @@
 """The driver between CPU and NPU: its tracepoints are read by their formats, calls put together, and waits for them divided."""
 
-import os
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +9,23 @@ from analyzer.questions import rpc
 from analyzer.tables import store
 from analyzer.tables.driver import EVENTS
 from tests.test_step_time import causes, execution, states, token
-from tracer.kernel.definitions import enumeration
-from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import LibbpfLoader
-from tracer.kernel.ring import Ring
-from tracer.probes.driver_events import DRIVER_EVENTS, driver_layout
-from tracer.probes.kernel_probes import kernel_probes, lacking
-from tracer.probes.perf_events import attach_tracepoint
-from tracer.probes.tracefs import tracefs
-from tracer.recording.format import RING_HEADER_BYTES, STREAMS
-from workloads.recordings import Writer, layouts
+from tracer.kernel.definitions import enum_values
+from tracer.probes.driver_events import DRIVER_EVENTS
+from workloads.recorder_policies import field_in
+from workloads.recordings import Writer
 from workloads.tables_fixture import MAIN, PID, frame
 
 AT, GLINK = 10_000, list(DRIVER_EVENTS).index("qcom_glink_cmd_tx_data")
 CALL, MESSAGE, SCALARS = 0xFFFFFF8812345000, 0x1230, 5 << 24
-FORMAT = """name: fastrpc_transport_send
+
+
+def test_events_have_one_order_in_the_kernels_program_the_tracer_and_the_analyzer() -> None:
+    numbers = {name.removeprefix("DRIVER_").lower(): number for name, number in enum_values("driver_event").items()}
+    assert list(DRIVER_EVENTS) == EVENTS.tolist() == sorted(numbers, key=numbers.__getitem__)
+
+
+FORMATS = {
+    "fastrpc_transport_send": """name: fastrpc_transport_send
 ID: 1234
 format:
 \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
@@ -37,79 +37,39 @@ format:
 \tfield:u32 sc;\toffset:36;\tsize:4;\tsigned:0;
 
 print fmt: "ctx %d", REC->ctx
-"""
+""",
+    "qcom_glink_cmd_tx_data": "\tfield:__data_loc char[] channel;\toffset:12;\tsize:4;\tsigned:0;\n"
+    "\tfield:bool tx;\toffset:40;\tsize:1;\tsigned:0;\n",
+    "fastrpc_perf_counters": "\tfield:u32 handle;\toffset:8;\tsize:4;\tsigned:0;\n"
+    "\tfield:u64 invoke;\toffset:80;\tsize:8;\tsigned:0;\n",
+    "fastrpc_dma_unmap": "\tfield:int cid;\toffset:8;\tsize:4;\tsigned:1;\n"
+    "\tfield:size_t size;\toffset:24;\tsize:8;\tsigned:0;\n",
+}
+PLACES = {
+    "fastrpc_transport_send": [(16, 8, 0), (24, 8, 0), (32, 4, 0), (36, 4, 0), (0, 0, 0)],
+    "qcom_glink_cmd_tx_data": [(12, 8, 1), (0, 0, 0), (40, 1, 0), (0, 0, 0), (0, 0, 0)],
+    "fastrpc_perf_counters": [(0, 0, 0), (80, 8, 0), (8, 4, 0), (0, 0, 0), (0, 0, 0)],
+    "fastrpc_dma_unmap": [(0, 0, 0), (24, 8, 0), (0, 0, 0), (0, 0, 0), (0, 0, 0)],
+}
+"""Of each event's fields in DRIVER_EVENTS: offset, width, whether it is a text."""
 
 
-def test_events_have_one_order_in_the_kernels_program_the_tracer_and_the_analyzer() -> None:
-    numbers = {name.removeprefix("DRIVER_").lower(): number for name, number in enumeration("driver_event").items()}
-    assert list(DRIVER_EVENTS) == EVENTS.tolist() == sorted(numbers, key=numbers.__getitem__)
-
-
-def test_where_fields_stand_is_read_from_the_format_and_what_is_not_there_has_no_width() -> None:
-    places = list(struct.iter_unpack("<IHH", driver_layout("fastrpc_transport_send", FORMAT)))
-    assert places == [(16, 8, 0), (24, 8, 0), (32, 4, 0), (36, 4, 0), (0, 0, 0)]
-    text = (
-        "\tfield:__data_loc char[] channel;\toffset:12;\tsize:4;\tsigned:0;\n\tfield:bool tx;\toffset:40;\tsize:1;\tsigned:0;\n"
-    )
-    assert driver_layout("qcom_glink_cmd_tx_data", text)[:24] == struct.pack("<6I", 12, 8 | 1 << 16, 0, 0, 40, 1)
-
-
-PERF_COUNTERS = """
-\tfield:u32 handle;\toffset:8;\tsize:4;\tsigned:0;
-\tfield:u32 sc;\toffset:12;\tsize:4;\tsigned:0;
-\tfield:u64 count;\toffset:16;\tsize:8;\tsigned:0;
-\tfield:u64 invoke;\toffset:80;\tsize:8;\tsigned:0;
-\tfield:u64 tid;\toffset:88;\tsize:8;\tsigned:0;
-"""
-UNMAP = "\tfield:int cid;\toffset:8;\tsize:4;\tsigned:1;\n\tfield:size_t size;\toffset:24;\tsize:8;\tsigned:0;\n"
+@pytest.mark.parametrize("event", FORMATS)
+def test_where_fields_stand_is_read_from_the_format_and_what_is_not_there_has_no_width(tmp_path: Path, event: str) -> None:
+    (tmp_path / "format").write_text(FORMATS[event])
+    assert [field_in(tmp_path / "format", name) for name in DRIVER_EVENTS[event]] == PLACES[event]
 
 
 def test_memory_given_back_and_the_drivers_own_counters_are_events_of_no_call(tmp_path: Path) -> None:
-    counters = list(struct.iter_unpack("<IHH", driver_layout("fastrpc_perf_counters", PERF_COUNTERS)))
-    assert counters == [(0, 0, 0), (80, 8, 0), (8, 4, 0), (12, 4, 0), (0, 0, 0)]
-    for name in ("fastrpc_dma_unmap", "fastrpc_dma_free"):
-        assert list(struct.iter_unpack("<IHH", driver_layout(name, UNMAP)))[1] == (24, 8, 0)
     writer = told(*WHOLE)
     for value, name in enumerate(("fastrpc_dma_unmap", "fastrpc_dma_free", "fastrpc_perf_counters"), 4096):
         told((name, 500), writer=writer, call=0, value=value)
     alone, beside = messages(tmp_path / "alone", told(*WHOLE)), messages(tmp_path / "beside", writer)
     assert alone == beside and len(alone) == 1
-    events = store.load(tmp_path / "beside")["driver_events"]
+    events = store.load_tables(tmp_path / "beside")["driver_events"]
     rows = events[events["value"].between(4096, 4098)]
     assert rows["event"].tolist() == ["fastrpc_dma_unmap", "fastrpc_dma_free", "fastrpc_perf_counters"]
     assert set(rows["method"]) == {5} and set(rows["handle"]) == {9}
-
-
-def test_a_kernel_without_the_driver_is_told_of_nothing_and_one_with_it_is_asked_at_level_graph() -> None:
-    known = {("fastrpc", "fastrpc_context_free"), ("sched", "sched_process_fork")}
-    assert kernel_probes({"graph"}, lambda *event: event in known)[-1] == ("fastrpc_context_free", "graph", "fastrpc")
-    assert not any("fastrpc" in line or "glink" in line for line in lacking({"graph"}, []))
-
-
-@pytest.mark.needs("probes")
-def test_the_kernels_program_reads_fields_where_the_format_puts_them() -> None:
-    """Another tracepoint in its place: the same program, and a record with other fields."""
-    size, event = 1 << 16, "fastrpc_transport_response"
-    loader = LibbpfLoader(Kernel(), {event}, {"events": size})
-    ring = Ring(loader.map_fd("events"), size, STREAMS["events"])
-    form = (tracefs() / "events" / "syscalls" / "sys_enter_getpriority" / "format").read_text()
-    form = form.replace(" which;", " ctx;").replace(" who;", " retval;")
-    loader.update("driver_layouts", struct.pack("<I", list(DRIVER_EVENTS).index(event)), driver_layout(event, form))
-    probe = attach_tracepoint(loader.program_fd(event), "syscalls", "sys_enter_getpriority")
-    os.getpriority(os.PRIO_PROCESS, os.getpid())
-    os.getpriority(os.PRIO_USER, 0)
-    os.close(probe)
-    dtype = layouts()["driver_event"][1]
-    slots = np.ascontiguousarray(ring.take()[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize])
-    rows = slots.view(dtype).reshape(-1)
-    mine = rows[rows["pid"] == os.getpid()]
-    assert list(zip(mine["value"].tolist(), mine["status"].tolist(), strict=True)) == [
-        (os.PRIO_PROCESS, os.getpid()),
-        (os.PRIO_USER, 0),
-    ]
-    assert set(mine["event"]) == {list(DRIVER_EVENTS).index(event)} and not mine["context"].any()
-    ring.close()
-    loader.close()
 
 
 def told(*events: tuple[str, int], writer: Writer | None = None, call: int = CALL, **fields: int) -> Writer:
@@ -135,7 +95,7 @@ WHOLE = (
 def messages(folder: Path, writer: Writer) -> list[list[object]]:
     """(token, method, begin, sent, answered, end) of each call."""
     writer.add("token_begin", ts=AT, seq=0, phase=2, n_tokens=1).add("token_end", ts=AT + 1000, seq=0)
-    rows = rpc.messages(store.load(writer.write(folder)))
+    rows = rpc.rpc_messages(store.load_tables(writer.write(folder)))
     since = [np.where(rows[f"{name}_ns"] < 0, -1, rows[f"{name}_ns"] - AT) for name in ("begin", "sent", "answered", "end")]
     return np.column_stack([rows["token_id"], rows["method"], *since]).tolist()
 

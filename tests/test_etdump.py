@@ -11,13 +11,12 @@ from flatbuffers import number_types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.__main__ import main
 from analyzer.imports.etdump import read_dump
 from analyzer.imports.run_folder import Run
 from analyzer.tables import store
+from moescope.__main__ import main
 from tests.conftest import ROOT
 from tracer.recording.format import RecordingError
-from views.__main__ import main as views
 
 DATA = ROOT / "tests/data/etdump"
 RUNS, LAYERS = 4, 2
@@ -90,9 +89,9 @@ def profile_at(builder: flatbuffers.Builder, event: Event) -> int:
     return builder.EndObject()
 
 
-def imported(folder: Path, dump: Path) -> store.Tables:
-    assert main(["import-profile", str(dump), "--out", str(folder / "run")]) == 0
-    return store.load(folder / "run")
+def imported(folder: Path, dump: Path) -> store.LazyTables:
+    assert main(["import", str(dump), "--out", str(folder / "run")]) == 0
+    return store.load_tables(folder / "run")
 
 
 def read(runs: list[list[Event]], prefixed: bool = True) -> Run:
@@ -125,8 +124,8 @@ def test_what_executorch_wrote_is_what_its_own_reader_tells(
     spent = json.loads(capsys.readouterr().out)["run"]
     assert spent["cause_ms"]["computing"] == pytest.approx(operators["duration_ns"].sum() / 1e6)
     assert spent["ms"] == pytest.approx(sum(end - begin for begin, end in spans["Method::execute"]) / 1e6)
-    assert views(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
-    assert views(["trace", str(tmp_path / "run"), "--out", str(tmp_path / "trace.pftrace")]) == 0
+    assert main(["write", str(tmp_path / "run"), "--out", str(tmp_path / "report.html"), "--only", "report"]) == 0
+    assert main(["write", str(tmp_path / "run"), "--out", str(tmp_path / "trace.pftrace"), "--only", "trace"]) == 0
 
 
 def test_a_delegate_that_writes_lengths_as_qnn_does_is_the_accelerators(
@@ -229,7 +228,7 @@ def test_a_dump_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.C
     files |= {"late.etdp": dump_of([[step(1, 1 << 63)]]), "back.etdp": dump_of([[step(9, 3)]])}
     for name, raw in files.items():
         (tmp_path / name).write_bytes(raw)
-        assert main(["import-profile", str(tmp_path / name), "--out", str(tmp_path / "run")]) == 2
+        assert main(["import", str(tmp_path / name), "--out", str(tmp_path / "run")]) == 2
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1 and ("without a run of a method" if name == "early.etdp" else "damaged") in said[0]
     assert not (tmp_path / "run").exists()

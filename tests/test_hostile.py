@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import COLLECTOR, ROOT, trace
+from tests.conftest import RECORDER, ROOT, rest_long, trace
 from tracer.errors import FAILED
 from tracer.probes.elf import read_binary
 from tracer.recording.format import Recording
-from tracer.target import models
+from tracer.traced_program import models
 
 pytestmark = pytest.mark.needs("probes")
 USER = 65534
@@ -60,7 +60,7 @@ def traced(*words: str, options: tuple[str, ...] = ("--levels", "token")) -> tup
 
 
 def collected(*words: str) -> tuple[str, ...]:
-    return (str(COLLECTOR), "-p", "{plan}", "-o", "{run}", "--", *words)
+    return (str(RECORDER), "-p", "{plan}", "-o", "{run}", "--", *words)
 
 
 def nothing(here: Path, secret: Path) -> None:
@@ -106,6 +106,11 @@ def elf(sections: list[tuple[int, ...]], count: int = -1, segments: int = 0) -> 
     return head + rows
 
 
+def gguf(tensors: int = 0, keys: int = 0, length: int = 0) -> bytes:
+    """The head of a model file that lies about what follows."""
+    return b"GGUF" + struct.pack("<IQQQ", 3, tensors, keys, length)
+
+
 def section(kind: int, offset: int, size: int, link_to: int = 0) -> tuple[int, ...]:
     return (0, kind, 0, 0, offset, size, link_to, 0, 1, 24)
 
@@ -121,6 +126,15 @@ SPECIAL = "not a regular file"
 
 def with_file(option: str, name: str) -> tuple[str, ...]:
     return traced("true", options=(option, name))
+
+
+def over(*words: str) -> tuple[str, ...]:
+    """The same where the recorder is reached through a shell, and the planner is the user's own."""
+    return (*RUN, "--on", "exec:sh -c", "--levels", "token", "--", *words)
+
+
+def over_library(name: str, make: Callable[[Path, Path], None], warns: bool = False) -> Row:
+    return Row(f"over a shell, {name}", make, over("sh", "-c", OPENS, "{library}"), warns=warns)
 
 
 TAKES = traced("true", "{here}")
@@ -143,6 +157,8 @@ ROWS = [
     Row("the model is the secret", link("m.gguf"), MODEL),
     Row("the model is a link to itself", link("m.gguf", "m.gguf"), MODEL),
     Row("the model is sparse", sparse("m.gguf"), MODEL),
+    Row("the model claims 2^62 tensors", holds("m.gguf", gguf(tensors=1 << 62)), MODEL),
+    Row("the model claims 2^62 keys and a name of 2^40 bytes", sparse("m.gguf", gguf(keys=1 << 62, length=1 << 40)), MODEL),
     Row("a folder's model is the secret", link("m.gguf"), TAKES),
     Row("the model becomes the secret", holds("m.gguf", b"x"), traced("sh", "-c", REPLACED, "sh", "{here}/m.gguf", "{secret}")),
     Row("--config is a FIFO", pipe("a.toml"), with_file("--config", "{here}/a.toml"), FAILED, "not a regular file"),
@@ -176,26 +192,42 @@ ROWS = [
     Row("64 descriptors", nothing, traced("true"), FAILED, "ulimit -n", before="ulimit -n 64"),
     Row("128 descriptors", nothing, traced("true"), FAILED, "ulimit -n", before="ulimit -n 128"),
     Row("no standard input", nothing, traced("true"), before="exec <&-"),
-    Row("a memory limit", nothing, traced("true"), FAILED, before="ulimit -v 200000"),
+    Row("a memory limit", nothing, traced("true"), before="ulimit -v 200000"),
     Row("no locked memory", nothing, traced("true"), before="ulimit -l 0"),
     Row("-o is a FIFO", pipe("run"), traced("true"), FAILED, "cannot write"),
     Row("-o is the root", nothing, (*RUN[:-1], "/", "--", "true"), FAILED, "not empty"),
     Row("SUDO_UID is no number", nothing, ("env", "SUDO_UID=0x0", *traced("true")), FAILED, "SUDO_UID"),
     Row("the command is no program", holds("no", b""), traced("{here}/no"), FAILED, "cannot run"),
-    Row("the collector's config.json is a FIFO", pipe("config.json"), collected("true", "{here}")),
-    Row("the collector's config.json is the secret", link("config.json"), collected("true", "{here}")),
-    Row("the collector's plan is a FIFO", pipe("plan"), collected("true"), FAILED, "plan"),
-    Row("the collector's plan is /dev/zero", link("plan", "/dev/zero"), collected("true"), FAILED, "plan"),
-    Row("the collector's plan is the secret", link("plan"), collected("true"), FAILED, "denied"),
-    Row("the collector's -o is the root", nothing, (*collected()[:3], "-o", "/", "--", "true"), FAILED, "not empty"),
-    Row("the collector has 64 descriptors", nothing, collected("true"), FAILED, "ulimit -n", before="ulimit -n 64"),
+    Row("over a shell, config.json is a FIFO", pipe("config.json"), over("true", "{here}")),
+    Row("over a shell, config.json is the secret", link("config.json"), over("true", "{here}")),
+    Row("over a shell, the model is /dev/zero", link("m.gguf", "/dev/zero"), over("true", "{here}/m.gguf")),
+    Row("over a shell, the model claims 2^62 tensors", holds("m.gguf", gguf(tensors=1 << 62)), over("true", "{here}/m.gguf")),
+    over_library("the library is a FIFO", pipe(LIBRARY)),
+    over_library("the library is /dev/zero", link(LIBRARY, "/dev/zero")),
+    over_library("the library is text", holds(LIBRARY, b"INPUT(libc.so)"), warns=True),
+    over_library("the library has 65,000 sections that it lacks", holds(LIBRARY, elf([], 65_000)), warns=True),
+    over_library(
+        "20 GB of symbols", sparse(LIBRARY, elf([section(SYMBOLS, 4096, 20 << 30, 2), section(STRINGS, 0, 1)])), warns=True
+    ),
+    over_library("a library that only root may read", secret_library),
+    Row("over a shell, 64 descriptors", nothing, over("true"), FAILED, "ulimit -n", before="ulimit -n 64"),
+    Row("over a shell, no standard input", nothing, over("true"), before="exec <&-"),
+    Row("over a shell, -o is the root", nothing, (*RUN[:-1], "/", "--on", "exec:sh -c", "--", "true"), FAILED, "not empty"),
+    Row("over a shell, the command is no program", holds("no", b""), over("{here}/no"), FAILED, "cannot run"),
+    Row("the recorder's config.json is a FIFO", pipe("config.json"), collected("true", "{here}")),
+    Row("the recorder's config.json is the secret", link("config.json"), collected("true", "{here}")),
+    Row("the recorder's plan is a FIFO", pipe("plan"), collected("true"), FAILED, "plan"),
+    Row("the recorder's plan is /dev/zero", link("plan", "/dev/zero"), collected("true"), FAILED, "plan"),
+    Row("the recorder's plan is the secret", link("plan"), collected("true"), FAILED, "denied"),
+    Row("the recorder's -o is the root", nothing, (*collected()[:3], "-o", "/", "--", "true"), FAILED, "not empty"),
+    Row("the recorder has 64 descriptors", nothing, collected("true"), FAILED, "ulimit -n", before="ulimit -n 64"),
     Row(
-        "the collector's library lies",
+        "the recorder's library lies",
         holds(LIBRARY, elf([], 65_000, 60_000)),
         COLLECTS,
     ),
     Row(
-        "the collector's library is sparse",
+        "the recorder's library is sparse",
         sparse(LIBRARY, elf([])),
         COLLECTS,
         warns=True,
@@ -208,14 +240,15 @@ def shared() -> Iterator[Path]:
     """A folder of the user's, below one that everyone may search."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
-        (Path(name) / "here").mkdir()
-        os.chown(Path(name) / "here", USER, USER)
+        for own in ("here", "cache"):
+            (Path(name) / own).mkdir()
+            os.chown(Path(name) / own, USER, USER)
         yield Path(name)
 
 
 @pytest.fixture(scope="session")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan for the collector."""
+    """A plan for the recorder."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     done = trace("plan", "-o", str(path), "--libraries", str(ROOT / "runtime" / "telemetry"), "--", "true")
     assert done.returncode == 0, done.stderr
@@ -232,11 +265,15 @@ def usual_s(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 def snapshot(folder: Path) -> dict[str, tuple[int, ...]]:
     """What must not change of a folder's entries."""
-    paths = [path for path in folder.rglob("*") if "run" not in path.relative_to(folder).parts]
+    paths = [path for path in folder.rglob("*") if not {"run", "cache"} & {*path.relative_to(folder).parts}]
     return {str(path): (each.st_uid, each.st_mode, each.st_size, each.st_ino) for path in paths for each in [path.lstat()]}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+OVER_SHELL = [row for row in ROWS if row.name.startswith("over a shell")]
+SHORT = [row for row in ROWS if row not in OVER_SHELL[1:]]
+
+
+@pytest.mark.parametrize("row", rest_long(ROWS, *SHORT), ids=[row.name for row in ROWS])
 def test_a_hostile_input_neither_holds_nor_tells_nor_changes_anything(row: Row, shared: Path, plan: Path, usual_s: float) -> None:
     here, secret, run = shared / "here", shared / "secret", shared / "here" / "run"
     secret.write_text(json.dumps({"pin": SECRET}))
@@ -245,7 +282,7 @@ def test_a_hostile_input_neither_holds_nor_tells_nor_changes_anything(row: Row, 
     replaces = row.name == "the model becomes the secret"
     for path in here.rglob("*"):
         os.chown(path, USER, USER, follow_symlinks=False)
-    fingerprint = models.describe([secret])[0]["fingerprint"]
+    fingerprint = models.model_rows([secret])[0]["fingerprint"]
     build_id = read_binary(str(secret)).build_id if row.make == secret_library else SECRET
     plan_path = here / "plan" if os.path.lexists(here / "plan") else Path(shutil.copy(plan, shared))
     paths = {"here": here, "run": run, "secret": secret, "library": here / LIBRARY, "plan": plan_path}
@@ -255,7 +292,7 @@ def test_a_hostile_input_neither_holds_nor_tells_nor_changes_anything(row: Row, 
     done = subprocess.run(
         ["sh", "-c", script],
         cwd=ROOT,
-        env={**os.environ, **SUDO},
+        env={**os.environ, **SUDO, "MOESCOPE_CACHE": str(shared / "cache")},
         capture_output=True,
         text=True,
         timeout=3 * usual_s + PATIENCE_S,
@@ -280,13 +317,13 @@ def test_a_hostile_input_neither_holds_nor_tells_nor_changes_anything(row: Row, 
 
 def test_features_are_unknown_to_others_than_root_not_absent(tmp_path: Path) -> None:
     other = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
-    done = subprocess.run([*other, str(COLLECTOR), "--probe-features"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*other, str(RECORDER), "--probe-features"], capture_output=True, text=True, check=False)
     assert done.returncode == FAILED and not done.stdout and "root" in done.stderr
 
 
 def test_the_doctor_requires_what_run_requires_in_a_pid_namespace() -> None:
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-m", "tracer", "doctor", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == 1
     assert checks["process numbers"]["required"] and not checks["process numbers"]["ok"]

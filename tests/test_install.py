@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, lacking
-from workloads.compiling import WITH_SITES, compiled
+from workloads.compiling import WITH_SITES, compile_c
 
-pytestmark = pytest.mark.needs("probes", "wheels")
+pytestmark = [pytest.mark.long, pytest.mark.needs("probes", "wheels")]
 STATIC_LIBRARIES = ROOT / "build" / "static"
-"""What the collectors are linked with, where `make collect` has fetched it."""
+"""What the recorders are linked with, where `make recorders` has fetched it."""
 CALLS = 300
 PACKAGES = {"analyzer", "moescope", "runtime", "tracer", "views"}
 IMPORT_ALL = """
 import importlib, json, pkgutil
 missing = {}
-for room in ("moescope", "tracer", "analyzer", "views"):
-    for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}."):
+for package in ("moescope", "tracer", "analyzer", "views"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
         if module.name in ("tracer.probes.calibrate", "analyzer.records._joins"):  # plain libraries
             continue
         try:
@@ -57,14 +57,14 @@ class Installation:
 
     def rows(self, recording: str, sql: str) -> list[dict]:
         """What `moescope query` answers."""
-        return json.loads(self.run("moescope", "query", recording, sql, "--json").stdout)
+        return json.loads(self.run("moescope", "query", recording, sql, "--json").stdout)["rows"]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
-    environment = os.environ | ({"COLLECTOR_LIBRARIES": str(STATIC_LIBRARIES)} if STATIC_LIBRARIES.is_dir() else {})
+    environment = os.environ | ({"RECORDER_LIBRARIES": str(STATIC_LIBRARIES)} if STATIC_LIBRARIES.is_dir() else {})
     words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(ROOT)]
     subprocess.run(words, env=environment, check=True)
     return next(folder.glob("*.whl"))
@@ -87,7 +87,7 @@ def imports(base: Installation) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def refusal(base: Installation) -> str:
     """What a verb of the runtime says without extras."""
-    return base.run("moescope", "demo-model", "model", code=2).stderr
+    return base.run("moescope", "convert", "demo", "model", code=2).stderr
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,10 @@ def test_neither_checkout_nor_compiler_is_in_reach(installed: Installation) -> N
 
 
 def test_doctor_finds_everything_that_tracing_needs(installed: Installation) -> None:
-    checks = {check["name"]: check for check in json.loads(installed.run("moescope", "doctor", "--json").stdout)}
+    checks = {check["name"]: check for check in json.loads(installed.run("moescope", "doctor", "--json").stdout)["checks"]}
     assert all(check["ok"] for check in checks.values() if check["required"])
     assert checks["built parts"]["seen"].startswith(str(installed.folder))
-    assert checks["BCC compiles and loads"]["ok"] == (not lacking("bcc"))
+    assert checks["BCC and kernel headers"]["ok"] == (not lacking("bcc"))
 
 
 def test_the_demo_is_traced_and_its_results_are_there(installed: Installation, recording: str) -> None:
@@ -159,18 +159,18 @@ def test_summary_and_query_agree_about_the_recording(installed: Installation, re
 def test_the_report_is_written_again(installed: Installation, recording: str) -> None:
     report = installed.folder / recording / "report.html"
     report.unlink()
-    installed.run("moescope", "report", recording)
+    installed.run("moescope", "write", recording, "--only", "report")
     text = report.read_text()
     assert text.endswith("</html>\n") and "Plotly" in text and "The router looks at the token" in text
 
 
-@pytest.mark.needs("collector")
-@pytest.mark.skipif(not STATIC_LIBRARIES.is_dir(), reason="make collect has not fetched what the collectors are linked with")
+@pytest.mark.needs("recorder")
+@pytest.mark.skipif(not STATIC_LIBRARIES.is_dir(), reason="make recorders has not fetched what the recorders are linked with")
 def test_it_records_on_other_machines_of_both_architectures(base: Installation, wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if name.startswith("tracer/collector/bin/")}
-    assert held == {f"tracer/collector/bin/moescope-collect-{arch}" for arch in ("x86_64", "aarch64")}
-    program, place = compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES), ROOT / "runtime" / "telemetry"
+        held = {name for name in archive.namelist() if name.startswith("tracer/recorder/bin/")}
+    assert held == {f"tracer/recorder/bin/moescope-recorder-{arch}" for arch in ("x86_64", "aarch64")}
+    program, place = compile_c(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES), ROOT / "runtime" / "telemetry"
     machine = ("--on", f"exec:/usr/bin/env PATH={os.defpath} sh -c", "--libraries", str(place))
     (base.programs / "sh").symlink_to("/bin/sh")
     base.run("moescope", "run", "--no-views", *machine, "-o", "there", "--", str(program), str(CALLS))

@@ -12,7 +12,7 @@ from tests.test_step_time import by_step
 from workloads import llama_libraries
 from workloads.gguf_model import SMALL
 
-pytestmark = pytest.mark.needs("probes", "BLAS")
+pytestmark = [pytest.mark.long, pytest.mark.needs("probes", "BLAS")]
 PROMPT = 64  # BLAS takes products of 32 rows and more
 
 

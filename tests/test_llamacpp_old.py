@@ -9,7 +9,7 @@ from tests import test_llamacpp_truth as truth
 from tests.conftest import OLD_PACKAGES, made_once, old_package
 from workloads.gguf_model import SMALL
 
-pytestmark = pytest.mark.needs("probes", "old packages")
+pytestmark = [pytest.mark.long, pytest.mark.needs("probes", "old packages")]
 
 GROWING = [300, 1, 7]
 """In graphs of 128: what these builds read of the cache is longer in each of them, and they tell it of the same nodes."""

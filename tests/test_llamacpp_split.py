@@ -1,5 +1,6 @@
 """llama.cpp split between the CPU and another device: operators, copies, submissions and waits are those that it tells itself."""
 
+import json
 import signal
 import subprocess
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from tests.test_llamacpp_truth import Both, Operator, Run, fused
 from tests.test_step_time import by_step
 from views.timeline.slices import graph_slices
 from workloads.gguf_model import SMALL
-from workloads.llama_libraries import libraries
+from workloads.llama_libraries import library_folder
 
 LAYERS, ON_DEVICE = 4, 2
 COPY = "DUP"
@@ -36,7 +37,7 @@ VULKAN = {"GGML_VK_DISABLE_FUSION": "1", "GGML_VK_VISIBLE_DEVICES": "0"}
 def split_run(batches: list[list[int]]) -> Split:
     """A run of contexts that are fed these batches, half of the layers on the device."""
     try:
-        library = next(libraries("x64-vulkan").glob("libllama.*.so"))
+        library = next(library_folder("x64-vulkan").glob("libllama.*.so"))
     except subprocess.CalledProcessError as error:
         pytest.skip(f"llama.cpp's libraries cannot be fetched here: {error}")
     return Split(batches, replace(SMALL, layers=LAYERS), library=str(library), more=VULKAN)
@@ -44,10 +45,11 @@ def split_run(batches: list[list[int]]) -> Split:
 
 @pytest.fixture(scope="module")
 def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return Both(tmp_path_factory.mktemp("vulkan"), split_run([[20, 1, 7]]))
+    folder, run = tmp_path_factory.mktemp("vulkan"), split_run([[20, 1, 7]])
+    return Both(folder, replace(run, more=run.more | {"LLAMA_CLOCK": str(folder / "clock")}))
 
 
-pytestmark = pytest.mark.needs("probes", "llama.cpp on Vulkan")
+pytestmark = [pytest.mark.long, pytest.mark.needs("probes", "llama.cpp on Vulkan")]
 
 
 def traced(both: Both, step: int) -> list[tuple[str, Operator]]:
@@ -66,6 +68,7 @@ def test_every_operator_on_both_sides_is_seen_in_order_with_its_name_and_shape(v
         assert {backend for backend, _ in seen} == {"cpu", "vulkan"}
 
 
+@pytest.mark.long
 def test_a_fused_norm_is_told_as_such_where_other_graphs_use_its_address(tmp_path: Path) -> None:
     try:
         both = Both(tmp_path, split_run([[20, 64, 1, 7], [3, 40]]))  # from 32 rows on the device computes the CPU's layers too
@@ -111,6 +114,13 @@ def test_a_submission_its_completion_and_the_wait_for_it_are_three_things(vulkan
     assert (graphs["kind"] == "wait").any() and graphs["complete"].all()
 
 
+def test_a_step_lasts_until_the_program_has_waited_for_its_results(vulkan: Both) -> None:
+    clock = json.loads(Path(vulkan.run.environment()["LLAMA_CLOCK"]).read_text())
+    assert len(clock) == len(vulkan.tables["tokens"])
+    for step, (begin, returned, there) in zip(vulkan.tables["tokens"].itertuples(), clock, strict=True):
+        assert begin < step.begin_ns and returned < step.end_ns < there
+
+
 def test_the_causes_add_up_and_host_code_is_not_what_the_device_is_given(vulkan: Both) -> None:
     rows = by_step(vulkan.tables)
     assert rows["residual"].sum() < 0.01 * rows.sum(axis=None)
@@ -118,7 +128,7 @@ def test_the_causes_add_up_and_host_code_is_not_what_the_device_is_given(vulkan:
     waited = rows["accelerator"] + rows["completion"] + rows["run queue"] + rows["disk and faults"]
     submitted = accelerators.submissions(vulkan.tables)
     assert (waited.to_numpy() >= 0.9 * (submitted["done_ns"] - submitted["wait_ns"]).to_numpy()).all()
-    spent = step_time.summary(vulkan.tables, step_time.step_time(vulkan.tables))["phases"]["decode"]
+    spent = step_time.time_summary(vulkan.tables, step_time.step_time(vulkan.tables))["phases"]["decode"]
     assert spent["cause_ms"]["submission"] > 0
 
 
@@ -128,7 +138,7 @@ def test_no_operator_falls_back_where_whole_layers_are_given_to_the_device(vulka
 
 def test_the_devices_operators_have_layers_and_no_helpers(vulkan: Both) -> None:
     operators = vulkan.tables["operators"]
-    on_device = operators[parts.enqueued(vulkan.tables)]
+    on_device = operators[parts.submitted_only(vulkan.tables)]
     assert (on_device["n_threads"] == 1).all()
     assert set(on_device.loc[on_device["layer"] >= 0, "layer"]) == {LAYERS - ON_DEVICE, LAYERS - 1}
 

@@ -15,9 +15,9 @@ import pytest
 
 from analyzer.questions import profdag, structure
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, last_json, trace
+from tests.conftest import ROOT, last_json, rest_long, trace
 from tracer.recording.format import Recording
-from workloads.gguf_model import BOTH_WAYS, DENSE, ENCODER, SMALL, Shape, write
+from workloads.gguf_model import BOTH_WAYS, DENSE, ENCODER, SMALL, Shape, write_model
 
 pytestmark = [
     pytest.mark.needs("probes"),
@@ -51,7 +51,7 @@ class Both:
     """One model and prompt: what llama.cpp told of a run, and the tables of another, traced one."""
 
     def __init__(self, folder: Path, run: Run):
-        write(folder / "model.gguf", run.shape, quantized=False)
+        write_model(folder / "model.gguf", run.shape, quantized=False)
         self.run = run
         batches = "/".join(",".join(map(str, mine)) for mine in run.batches)
         words = [str(folder / "model.gguf"), batches, str(NEW), str(PAUSE_S)]
@@ -69,7 +69,7 @@ class Both:
         assert recording.manifest["lost"] == {}
         self.manifest = recording.manifest
         self.nodes: list[dict[str, Any]] = told["nodes"]
-        self.tables = tables_module.build(recording)
+        self.tables = tables_module.build_tables(recording)
         self.place = self.places()
         """Of each traced step, its context and which of its steps it is."""
         self.step = {tuple(node["at"]): [] for node in self.nodes}
@@ -134,9 +134,9 @@ RUNS = {
 }
 
 
-@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
+@pytest.fixture(scope="module", params=rest_long(RUNS, "three layers", "prompt in three graphs", "two contexts alternately"))
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return Both(tmp_path_factory.mktemp("truth"), request.param)
+    return Both(tmp_path_factory.mktemp("truth"), RUNS[request.param])
 
 
 def fused(told: list[Operator]) -> list[Operator]:
@@ -202,7 +202,7 @@ def test_the_profdags_edges_are_those_of_llama_cpps_graph(both: Both) -> None:
     for step in (0, 1, len(both.place) - 1):
         if graphs[step] > 1:
             continue  # a second graph's fused norms and views at known addresses are not told anew
-        graph = structure.resolved(profdag.build_profdag(both.tables, step))
+        graph = structure.without_views(profdag.build_profdag(both.tables, step))
         label = {node: (values["type"], values["name"]) for node, values in graph.nodes(data=True)}
         data = {(label[a], label[b]) for a, b, kind in graph.edges(data="kind") if kind == "data"}
         assert data == edges_told(both.step[both.place[step]]), f"step {step}"

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from analyzer.__main__ import main
-from analyzer.commands._show import answers
+from analyzer.commands._show import map_recordings
 from analyzer.tables.recording_folders import RecordingFolder, make_tables, recording_folders
+from moescope.__main__ import main
 from moescope.scratch import locked_folder
+from tests.conftest import rest_long
 from workloads.recordings import runtime
 
 pytest.importorskip("distributed")
@@ -46,7 +47,7 @@ def recorded(root: Path) -> None:
     lost.unlink()
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=rest_long(["folder", "s3"], "folder"))
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Iterator[Store]:
     recorded(tmp_path / "recordings")
     if request.param == "folder":
@@ -69,7 +70,7 @@ def names_the_damaged(text: str) -> bool:
 
 
 def test_recordings_are_made_tables_and_asked_as_one(store: Store) -> None:
-    code, answer, errors = store.said("tables", store.root, "--dask", "2" if "://" in store.root else "")
+    code, answer, errors = store.said("query", store.root, "--dask", "2" if "://" in store.root else "")
     assert code == 1 and answer["recordings"] == 10 and len(answer["failed"]) == 2 and names_the_damaged(errors)
     before = kept(store)
     assert len(before) == 10
@@ -80,9 +81,9 @@ def test_recordings_are_made_tables_and_asked_as_one(store: Store) -> None:
     numbers = [(device, build, f"run-{run}") for device in DEVICES for build in BUILDS for run in range(RUNS)]
     damaged = [("phone", "v2", "run-1"), ("phone", "v1", "run-2")]
     expected = {of: 3 + number for number, of in enumerate(numbers) if of not in damaged}
-    assert {(row["device"], row["build"], row["run"]): row["n"] for row in steps} == expected
+    assert {(row["device"], row["build"], row["run"]): row["n"] for row in steps["rows"]} == expected
     code, texts, _ = store.said("query", f"{store.root}/device=board*/**", "select distinct type from operators order by 1")
-    assert code == 0 and [row["type"] for row in texts] == ["attention", "experts"]
+    assert code == 0 and [row["type"] for row in texts["rows"]] == ["attention", "experts"]
 
     code, history, errors = store.said("history", store.root)
     assert code == 1 and names_the_damaged(errors)
@@ -90,7 +91,7 @@ def test_recordings_are_made_tables_and_asked_as_one(store: Store) -> None:
     assert runs == {("board/1", "v1"): 3, ("board/1", "v2"): 3, ("phone", "v1"): 2, ("phone", "v2"): 2}
 
     sides = f"{store.root}/device=board*/build=v1/*", f"{store.root}/device=board*/build=v2/*"
-    code, comparison, errors = store.said("compare", sides[0], "--vs", sides[1])
+    code, comparison, errors = store.said("compare", sides[0], "::", sides[1])
     assert code == 0 and comparison["runs"] == {side: ["run-0", "run-1", "run-2"] for side in ("base", "cand")}, errors
     assert kept(store) == before  # nothing was made twice
 
@@ -123,15 +124,16 @@ def deadly(place: RecordingFolder) -> str:
 
 def test_a_lost_worker_costs_no_recording(tmp_path: Path) -> None:
     recorded(tmp_path)
-    made, failures = answers(lost_once, recording_folders(f"{tmp_path}/device=board*/**"), "2")
+    made, failures = map_recordings(lost_once, recording_folders(f"{tmp_path}/device=board*/**"), "2")
     assert made == 2 * ["run-0", "run-1", "run-2"] and failures == []
     assert len(list(tmp_path.rglob("was-read"))) == 2 and len(list(tmp_path.rglob("index.json"))) == 6
     assert not list(tmp_path.rglob(".tables-*"))
 
 
+@pytest.mark.long
 def test_a_recording_that_ends_every_worker_is_named_and_the_others_go_on(tmp_path: Path, capsys) -> None:
     recorded(tmp_path)
-    made, failures = answers(deadly, recording_folders(f"{tmp_path}/device=board*/build=v1/*"), "2")
+    made, failures = map_recordings(deadly, recording_folders(f"{tmp_path}/device=board*/build=v1/*"), "2")
     assert made == ["run-0", "run-2"] and [failure.place.name for failure in failures] == ["run-1"]
     assert f"{failures[0].place}: every worker that read it was lost" in capsys.readouterr().err
 
@@ -142,7 +144,7 @@ def test_what_cannot_be_asked_of_many_says_so(tmp_path: Path, capsys) -> None:
     for words in (
         ("query", board, "select * from time"),
         ("query", f"{tmp_path}/nothing*", "select 1"),
-        ("tables", board, "--out", str(tmp_path / "out")),
+        ("write", board, "--only", "tables", "--out", str(tmp_path / "out")),
         ("query", board, "copy tokens to 'x'"),
     ):
         assert main(list(words)) == 2

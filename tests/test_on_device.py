@@ -1,5 +1,6 @@
-"""`--on`: another machine's recording is the one that the collector makes there, and nothing of ours stays there."""
+"""`--on`: another machine's recording is the one that the recorder makes there, and nothing of ours stays there."""
 
+import contextlib
 import json
 import os
 import random
@@ -17,22 +18,21 @@ import pytest
 
 from analyzer.tables import store
 from tests.adb_stand_in import Phone
-from tests.conftest import ROOT, trace
-from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, processes, wait_until
+from tests.conftest import LONG, ROOT, forget_loops, recorded_so_far, rest_long, trace
+from tests.test_recorder import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, processes, wait_until
 from tests.test_tracer_series import state_of
 from tracer.commands.options import RING_MIB, RING_MIB_ON_DEVICES
 from tracer.errors import FAILED
-from tracer.kernel.btf import VMLINUX
-from tracer.recording.paths import invoking_user
+from tracer.kernel.features import VMLINUX
 from tracer.remote.device import PATIENCE_S as KEEPER_S
-from tracer.remote.transport import way_to
-from workloads.compiling import WITH_SITES, compiled
+from tracer.remote.transport import transport_to
+from workloads.compiling import WITH_SITES, compile_c
 from workloads.raw_records import RawRecording
 
-pytestmark = pytest.mark.needs("probes", "collector")
+pytestmark = pytest.mark.needs("probes", "recorder")
 LEVELS = "token,graph,operator,expert"
-MOMENTS, PARTS, LATEST_S = (10, 10, 6.0) if os.environ.get("MOESCOPE_SERIES") == "long" else (2, 1, 6.0)
-"""Moments of a part, parts, and the last moment after the begin; MOESCOPE_SERIES=long tries 100."""
+MOMENTS, PARTS, LATEST_S = (10, 10, 6.0) if LONG else (2, 1, 6.0)
+"""Moments of a part, parts, and the last moment after the begin; `make test-long` tries 100."""
 SSHD = Path("/usr/sbin/sshd")
 
 
@@ -53,8 +53,7 @@ def android(device: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def unlearnt() -> None:
     """Forget the graph loops that earlier recordings taught."""
-    for path in (invoking_user().kept() / "sysroot").glob("*.loop"):
-        path.unlink()
+    forget_loops()
 
 
 def left_on(device: Path) -> list[str]:
@@ -66,7 +65,7 @@ def run_on(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_recording_from_elsewhere_has_the_tables_of_one_made_here(device: Path, tmp_path: Path) -> None:
-    program = str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES))
+    program = str(compile_c(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES))
     command = ["sh", "-c", f"true; {program} {CALLS}; echo said; echo also >&2; exit 3"]
     done = run_on("--on", f"exec:{device}", "-o", str(tmp_path / "there"), "--", *command)
     assert done.returncode == 3 and done.stdout == "said\n" and "\nalso\n" in done.stderr and "status 3" in done.stderr
@@ -75,7 +74,7 @@ def test_a_recording_from_elsewhere_has_the_tables_of_one_made_here(device: Path
     there = RawRecording(tmp_path / "there")
     assert there.is_whole and there.manifest["lost"] == {} and left_on(device) == []
     assert there.manifest["options"]["ring-mib"] == RING_MIB_ON_DEVICES
-    assert facts(store.build(there)) == facts(store.build(RawRecording(tmp_path / "here")))
+    assert facts(store.build_tables(there)) == facts(store.build_tables(RawRecording(tmp_path / "here")))
     assert sorted(os.listdir(tmp_path / "there")) == sorted(os.listdir(tmp_path / "here"))
 
 
@@ -85,7 +84,7 @@ def test_a_file_holds_the_types_of_a_device_whose_kernel_holds_none(device: Path
     hidden = "mount -t tmpfs none /sys/kernel/btf && mount --bind"
     device.write_text(device.read_text().replace("mount --bind", hidden))
     words = ("--on", f"exec:{device}", "-o", str(tmp_path / "run"))
-    command = ("--", str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)), str(CALLS))
+    command = ("--", str(compile_c(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)), str(CALLS))
     refused = run_on(*words, *command)
     assert refused.returncode == FAILED and "--btf FILE" in refused.stderr and not (tmp_path / "run").exists()
     done = run_on(*words, "--btf", str(types), *command)
@@ -160,8 +159,11 @@ class Remote:
             self.process = subprocess.Popen(self.command, cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
 
     def steps(self) -> int:
-        told = re.findall(r"(\d+) steps", self.said.read_text())
-        return int(told[-1]) if told else 0
+        """How many steps were recorded so far, on the device: this machine."""
+        with contextlib.suppress(OSError, ValueError):
+            place = json.loads((self.folder / "remote.json").read_text())["folder"]
+            return recorded_so_far(Path(place) / "recording", "token_end")
+        return 0
 
     def outlives(self, steps: int) -> bool:
         """Whether it gets so many steps further."""
@@ -169,15 +171,17 @@ class Remote:
         return wait_until(lambda: self.steps() > before + steps)
 
 
-@pytest.fixture
-def remote(server: Server, tmp_path: Path) -> Iterator[Remote]:
-    remote = Remote(server.target, tmp_path)
+@pytest.fixture(params=rest_long(["exec", "ssh"], "exec"))
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
+    remote = Remote(request.getfixturevalue("server").target if request.param == "ssh" else "exec:sh -c", tmp_path)
     yield remote
     remote.end.touch()
     remote.process.kill()
     remote.process.wait()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("remote", ["ssh"], indirect=True)
 def test_a_link_that_is_cut_in_the_middle_costs_no_record(server: Server, remote: Remote) -> None:
     assert wait_until(lambda: remote.steps() > 50), remote.said.read_text()
     for _ in range(2):
@@ -197,7 +201,7 @@ def test_transfers_go_on_where_they_were_cut(tmp_path: Path) -> None:
     case = f'case "$1" in *"cat >"* | *"tail -c"*) echo "$1" >> {lines}; [ -e {mark} ] || {{ {cut}; }} ;; esac'
     program.write_text(f'#!/bin/sh\n{case}\nexec sh -c "$1"\n')
     program.chmod(0o755)
-    content, way = random.Random(0).randbytes(3 * cut_at), way_to(f"exec:{program}")
+    content, way = random.Random(0).randbytes(3 * cut_at), transport_to(f"exec:{program}")
     (tmp_path / "file").write_bytes(content)
     way.push(tmp_path / "file", str(tmp_path / "there"))
     mark.unlink()
@@ -206,7 +210,7 @@ def test_transfers_go_on_where_they_were_cut(tmp_path: Path) -> None:
     assert re.findall(r"cat >+|tail -c \+\d+", lines.read_text()) == ["cat >", "cat >>", "tail -c +1", f"tail -c +{cut_at + 1}"]
 
 
-def test_the_same_command_fetches_what_a_host_that_died_left_behind(server: Server, remote: Remote) -> None:
+def test_the_same_command_fetches_what_a_host_that_died_left_behind(remote: Remote) -> None:
     assert wait_until(lambda: remote.steps() > 50), remote.said.read_text()
     place = json.loads((remote.folder / "remote.json").read_text())["folder"]
     remote.process.kill()
@@ -227,10 +231,10 @@ def test_ctrl_c_ends_the_recording_there_and_fetches_it(remote: Remote) -> None:
     assert run.manifest["state"] == "complete" and run.manifest["records"]["token_end"] > 50 and not Path(place).exists()
 
 
-def collector_of(place: str) -> int:
-    """The collector that records into a folder on the device; 0 while there is none."""
+def recorder_of(place: str) -> int:
+    """The recorder that records into a folder on the device; 0 while there is none."""
     found = [
-        pid for pid in map(int, processes(Path(place) / "recording")) if "moescope-collect" in os.readlink(f"/proc/{pid}/exe")
+        pid for pid in map(int, processes(Path(place) / "recording")) if "moescope-recorder" in os.readlink(f"/proc/{pid}/exe")
     ]
     return min(found, default=0)
 
@@ -246,13 +250,13 @@ def is_fetched(remote: Remote) -> bool:
 
 
 def is_told(remote: Remote, place: str) -> bool:
-    """Whether a host whose collector is killed says so in one line, has what was recorded, and the target runs to its end."""
-    if not (pid := collector_of(place)):
+    """Whether a host whose recorder is killed says so in one line, has what was recorded, and the target runs to its end."""
+    if not (pid := recorder_of(place)):
         return False
     os.kill(pid, signal.SIGKILL)
     assert remote.process.wait(PATIENCE_S) == FAILED, remote.said.read_text()
     said = remote.said.read_text()
-    assert said.count("the collector was killed (status ") == 1 and "Traceback" not in said, said
+    assert said.count("the recorder was killed (status ") == 1 and "Traceback" not in said, said
     if not (remote.folder / "manifest.json").exists():  # killed before it recorded: the program was not let go, and is gone
         return True
     run = RawRecording(remote.folder)
@@ -263,8 +267,9 @@ def is_told(remote: Remote, place: str) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
-def test_killed_at_any_moment_host_and_collector_leave_nothing_on_the_device_and_the_target_lives(
+def test_killed_at_any_moment_host_and_recorder_leave_nothing_on_the_device_and_the_target_lives(
     device: Path, tmp_path: Path, part: int
 ) -> None:
     draw, fetched, told = random.Random(part), 0, 0
@@ -280,14 +285,14 @@ def test_killed_at_any_moment_host_and_collector_leave_nothing_on_the_device_and
             else:
                 assert wait_until(lambda remote=remote: (remote.folder / "remote.json").exists()), remote.said.read_text()
                 place = json.loads((remote.folder / "remote.json").read_text())["folder"]
-                wait_until(lambda place=place: collector_of(place))
+                wait_until(lambda place=place: recorder_of(place))
                 told += is_told(remote, place)
         finally:
             remote.end.touch()
             remote.process.kill()
             remote.process.wait()
     assert wait_until(lambda: left_on(device) == [], PATIENCE_S + KEEPER_S), left_on(device)
-    print(f"{MOMENTS} moments: {fetched} recordings fetched after the host's end, {told} after the collector's")
+    print(f"{MOMENTS} moments: {fetched} recordings fetched after the host's end, {told} after the recorder's")
     assert told == MOMENTS - MOMENTS // 2
 
 
@@ -303,7 +308,7 @@ def test_the_second_recording_of_a_build_knows_its_graph_loop(tmp_path: Path, un
     learnt = [{row["program"]: row["hits"] for row in run.manifest["probes"]}.get("ggml_op_done", 0) for run in runs]
     assert 0 < learnt[0] < learnt[1]  # the first has learnt it, and had it probed, before its end
     assert {row["program"] for row in runs[0].manifest["probes"] if row["retired_ns"]} >= {"ggml_op_begin", "ggml_op_wait"}
-    assert facts(store.build(runs[0])) == facts(store.build(runs[1]))
+    assert facts(store.build_tables(runs[0])) == facts(store.build_tables(runs[1]))
 
 
 def test_a_library_that_the_plan_lacks_is_planned_when_the_program_opens_it(device: Path, tmp_path: Path) -> None:
@@ -340,7 +345,7 @@ def test_with_sudo_there_the_command_runs_as_who_logged_in(device: Path, tmp_pat
 def test_several_devices_record_at_the_same_time_and_one_that_fails_stops_no_other(device: Path, tmp_path: Path) -> None:
     listed = tmp_path / "devices.txt"
     listed.write_text(f"# ours\nexec:{device}\n\nexec:{tmp_path}/nothing\n")
-    program = str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES))
+    program = str(compile_c(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES))
     words = (
         "--on",
         f"@{listed}",
@@ -383,7 +388,7 @@ def test_a_running_process_is_followed_there(device: Path, tmp_path: Path) -> No
 
 
 def test_androids_shell_and_tools_suffice(android: Path, tmp_path: Path) -> None:
-    program, end = compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES), tmp_path / "end"
+    program, end = compile_c(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES), tmp_path / "end"
     done = run_on(
         "--on", f"exec:{android}", "-o", str(tmp_path / "run"), "--", "sh", "-c", f"{program} {CALLS}; echo said; exit 3"
     )
@@ -415,11 +420,11 @@ def test_a_running_process_of_another_mount_namespace_is_followed_there(device: 
 def test_doctor_tells_what_a_device_offers_and_probes_what_would_stand_there(device: Path) -> None:
     done = trace("doctor", "--json", "--on", f"exec:{device}")
     assert done.returncode == 0, done.stdout + done.stderr
-    seen = {row["name"]: row["seen"] for row in json.loads(done.stdout)}
+    seen = {row["name"]: row["seen"] for row in json.loads(done.stdout)["checks"]}
     assert seen["arch"] == os.uname().machine and seen["kernel"] == os.uname().release and seen["uprobes"] == "there"
     keys = ("program", "library", "symbol", "offset", "at", "instruction", "why")
     placed = [
-        [[row[key] for key in keys] for row in json.loads(trace("probes", "--json", *words, str(SITES)).stdout)]
+        [[row[key] for key in keys] for row in json.loads(trace("probes", "--json", *words, str(SITES)).stdout)["probes"]]
         for words in (("--on", f"exec:{device}"), ())
     ]
     assert placed[0] == placed[1] and len(placed[0]) == 12 and left_on(device) == []
@@ -429,7 +434,7 @@ def test_doctor_tells_what_a_device_offers_and_probes_what_would_stand_there(dev
     ("shell", "said"),
     [
         ('setpriv --reuid 65534 --clear-groups sh -c "$1"', "provides no root shell, which probes need: log in as root"),
-        ('bash -c "uname() { echo armv7l; }; $1"', "is an armv7l machine: moescope-collect runs on x86_64 and aarch64"),
+        ('bash -c "uname() { echo armv7l; }; $1"', "is an armv7l machine: moescope-recorder runs on x86_64 and aarch64"),
         ('bash -c "uname() { echo aarch64; }; $1"', "cannot execute binary file: Exec format error"),
     ],
 )
@@ -474,7 +479,7 @@ def test_adb_carries_a_recording_from_a_stand_in_for_the_daemon(
     monkeypatch.setenv("HOME", str(tmp_path))
     device.write_text(device.read_text().replace('"$1"\n', '"$2"\n'))
     phone = Phone(str(device))
-    program = str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES))
+    program = str(compile_c(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES))
     try:
         subprocess.run(["adb", "connect", phone.serial], check=True, timeout=PATIENCE_S, capture_output=True)
         command = ["sh", "-c", f"true; {program} {CALLS}; echo said; exit 3"]

@@ -39,7 +39,7 @@ def test_prompts_and_tokens_of_onnxruntime_genai_are_steps(tmp_path: Path) -> No
     done = trace("run", "--no-views", "--levels", "token,graph", "-o", str(tmp_path / "run"), "--", *program)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    tables = store.load(tmp_path / "run")
+    tables = store.load_tables(tmp_path / "run")
     tokens, graphs = tables["tokens"], tables["graphs"]
     refused = ["refused", told[-1][1]]
     assert tokens[["phase", "n_tokens"]].values.tolist() == [*told[:-1], refused] and len(told) == 2 * TOKENS + 3
@@ -65,7 +65,7 @@ def test_runs_of_executorch_are_steps_and_graphs(tmp_path: Path) -> None:
     done = trace("run", "--no-views", "--levels", "token,graph", "-o", str(tmp_path / "run"), "--", str(tmp_path / "runner"))
     assert done.returncode == 0, done.stderr
     told = [int(each) for each in done.stdout.split()]
-    tables = store.load(tmp_path / "run")
+    tables = store.load_tables(tmp_path / "run")
     tokens, graphs = tables["tokens"], tables["graphs"]
     assert tokens["result"].tolist() == graphs["status"].tolist() == told and told.count(0x12) == 4
     assert tokens["context"].tolist() == [0, 1] * (CALLS // 2) and graphs["token_id"].tolist() == tokens["token_id"].tolist()

@@ -5,11 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracer.errors import ProbeError
-from tracer.probes.elf import read_binary
-from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.placement import NOP5, arm64_class, place_entry, place_tail, place_usdt
-from tracer.probes.planner import Planner
-from tracer.recording.paths import CALIBRATION
 
 NEW_KERNEL, OLD_KERNEL = True, False  # whether a probed nop is executed without a step
 COSTS = {
@@ -80,20 +76,6 @@ def test_any_prologue_gets_its_cheapest_intact_instruction(
             assert (place.delta, place.cost) == wanted
 
     check()
-
-
-def test_a_machine_that_measures_all_alike_gets_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan of a whole library, as measured and as a busy machine measures: 43 ns for everything."""
-    measured = Planner([], set())
-    busy = Planner([], set())
-    measured.costs, busy.costs = COSTS[has_fast_nop()], dict.fromkeys(COSTS[OLD_KERNEL], 43.0)
-    binary = read_binary(str(CALIBRATION))
-    names = ("calibrate_emulated", "calibrate_stepped", "calibrate_nop5")
-    offsets = [binary.symbol(name) or 0 for name in names]
-    places = [[probes._entry(binary, offset, "") for offset in offsets] for probes in (measured, busy)]
-    assert places[0] == places[1]
-    if binary.machine == "x64":
-        assert [place.cost for place in places[1]] == ["emulated", "stepped", "nop5" if has_fast_nop() else "stepped"]
 
 
 def test_code_of_an_unknown_machine_is_probed_at_the_symbol() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.tables.store import fingerprint, write
+from analyzer.tables.store import input_fingerprint, write_tables
 from moescope.__main__ import main
 from moescope.plain import one_line, plain_lines, plain_text
 from moescope.terminal import PlainConsole, grid, words
@@ -29,16 +29,16 @@ VERBS = [
     "findings RUN --queries",
     "time RUN --by both",
     "time RUN --step 1",
-    "threads RUN",
+    "time threads RUN",
     "trends RUN",
     "roofline RUN --by shape",
     "npu RUN",
     "experts RUN --curves",
-    "tables RUN",
-    "steps RUN",
+    "query RUN",
+    "predict steps RUN",
     "simulate RUN --cache 50%,100%",
-    "dag RUN --fold",
-    "dag RUN --diff RUN --text",
+    "write RUN --format json --fold --out -",
+    "compare RUN RUN --graphs",
     "top RUN --once",
     "query RUN select|*|from|operators|limit|3",
     "query RUN select|1|as|HOSTILE",
@@ -46,10 +46,10 @@ VERBS = [
     "compare RUN RUN",
     "compare RUN nowhere-HOSTILE",
     "summary nowhere-HOSTILE",
-    "queries HOSTILE",
+    "query perfetto HOSTILE",
     "inspect nowhere-HOSTILE",
-    "import-qnn CSV",
-    "import-profile CSV --out nowhere-HOSTILE",
+    "import CSV",
+    "import LOG --out nowhere-HOSTILE",
     "HOSTILE",
     "summary RUN HOSTILE",
     "tune RUN --runs HOSTILE",
@@ -61,14 +61,14 @@ texts = st.text(st.characters(), max_size=30)
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording whose every name tries to paint, to clear the screen and to break the line."""
     folder = tmp_path_factory.mktemp("run")
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     for name in NAMES:
         table, column = name.split()
         tables[table] = tables[table].assign(**{column: tables[table][column].astype(str) + HOSTILE})
     manifest["command"], manifest["machine"]["cpu_model"] = [HOSTILE], HOSTILE
     manifest["engines"][HOSTILE] = manifest["engines"]["moescope"] | {"id": 2}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    write(tables, folder / "tables", fingerprint(folder))
+    write_tables(tables, folder / "tables", input_fingerprint(folder))
     return folder
 
 
@@ -104,7 +104,7 @@ def test_a_graph_on_a_terminal_holds_no_control_character(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch, form
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(["dag", str(run_dir), "--format", form]) == 0
+    assert main(["write", str(run_dir), "--format", form, "--out", "-"]) == 0
     shown = capsys.readouterr().out
     assert "[red]x[/red]" in shown and not OBEYED.search(shown)
 
@@ -115,9 +115,9 @@ def test_an_error_names_a_hostile_file_in_one_line(tmp_path: Path, capsys: pytes
 
 
 def test_the_doctor_prints_its_remedies_with_their_brackets(capsys: pytest.CaptureFixture[str]) -> None:
-    from tracer.commands.doctor import Check, show
+    from tracer.commands.doctor import Check, print_checks
 
-    show([Check("onnxruntime-qnn", "NPU", False, False, HOSTILE, "pip install 'moescope[npu]'")])
+    print_checks([Check("onnxruntime-qnn", "NPU", False, False, HOSTILE, "pip install 'moescope[npu]'")])
     shown = capsys.readouterr().out
     assert "onnxruntime-qnn: pip install 'moescope[npu]'\n" in shown and not OBEYED.search(shown)
 

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from analyzer.__main__ import main
 from analyzer.errors import PredictError
 from analyzer.predict import recorded
-from analyzer.tables.store import load
+from analyzer.predict.sizes import byte_count
+from analyzer.tables.store import load_tables
+from moescope.__main__ import main
 from tests.conftest import DemoRun
 from tests.test_analyzer_savings import SIZE, ran
 
@@ -15,8 +16,8 @@ from tests.test_analyzer_savings import SIZE, ran
 @pytest.mark.needs("probes")
 def test_the_settings_of_the_demo_are_read_from_its_recording(demo: DemoRun) -> None:
     words = demo.manifest["command"]
-    found = recorded.settings(load(demo.folder), words)
-    assert found.cache_bytes == recorded.byte_count(words[words.index("--expert-cache") + 1])
+    found = recorded.recorded_settings(load_tables(demo.folder), words)
+    assert found.cache_bytes == byte_count(words[words.index("--expert-cache") + 1])
     assert found.chunk == int(words[words.index("--chunk") + 1])
     assert found.decode_unit == "cpu" and found.prefetch is None
     assert found.prefill_unit == ("npu" if "HTP" in demo.output else "cpu")
@@ -44,19 +45,19 @@ def test_one_setting_that_is_named_leaves_the_others_as_recorded(demo: DemoRun, 
 
 def test_without_a_command_the_budget_is_what_the_cache_held_at_most() -> None:
     thrashing, resident = ran([[(0, 1)], [(2, 3)]] * 4, 3), ran([[(0, 1)]] * 4, 3)
-    assert recorded.budget(thrashing, None) == 3 * SIZE
-    assert recorded.budget(thrashing, "350") == 350
-    assert recorded.budget(thrashing, "50%") == 3 * SIZE
-    assert recorded.budget(resident, "350") is None
+    assert recorded.recorded_budget(thrashing, None) == 3 * SIZE
+    assert recorded.recorded_budget(thrashing, "350") == 350
+    assert recorded.recorded_budget(thrashing, "50%") == 3 * SIZE
+    assert recorded.recorded_budget(resident, "350") is None
 
 
 @pytest.mark.parametrize("words", (["--cache-policy", "lfru"], ["--cache-policy=lfru"]))
 def test_an_option_is_found_in_both_ways_of_writing_it(words: list[str]) -> None:
-    assert recorded.option(["generate", *words, "--json"], "--cache-policy") == "lfru"
-    assert recorded.option(words, "--cache") is None
+    assert recorded.option_value(["generate", *words, "--json"], "--cache-policy") == "lfru"
+    assert recorded.option_value(words, "--cache") is None
 
 
 @pytest.mark.parametrize("word", ("much", "", "3.2.1MiB", "5 parsecs"))
 def test_a_size_that_is_none_is_refused(word: str) -> None:
     with pytest.raises(PredictError, match="is not a cache size: write"):
-        recorded.byte_count(word)
+        byte_count(word)

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.__main__ import main
 from analyzer.errors import PredictError
-from analyzer.model import NOT_MODELLED, Indexer, Model, read_config, with_weights
+from analyzer.model import NOT_MODELLED, Indexer, Model, model_of, read_config, with_weights
 from analyzer.predict import devices, links, roofline
-from analyzer.predict.beside import beside, mismatch
-from analyzer.predict.prediction import predict, weight_bytes
+from analyzer.predict.beside import compare_operators, setup_differences
+from analyzer.predict.prediction import predict_step, weight_bytes
 from analyzer.predict.setup import Setup
 from analyzer.tables.complexity import expected_distinct
+from moescope.__main__ import main
+from tests.conftest import drawn
 from workloads import tables_fixture
 
 CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"
@@ -77,7 +78,7 @@ def config(name: str) -> Model:
 def test_every_published_phase_is_within_a_fifth_of_infersim(name: str) -> None:
     row = PUBLISHED[name]
     model = with_weights(config(row.config), row.weights) if row.weights else config(row.config)
-    found = predict(model, devices.load(row.device), row.setup).tokens_per_s
+    found = predict_step(model, devices.load_device(row.device), row.setup).tokens_per_s
     print(
         f"{name}: {found:.0f} tokens/s, {found / row.infersim - 1:+.1%} of InferSim, {found / row.measured - 1:+.1%} of measured"
     )
@@ -121,7 +122,9 @@ def test_operations_are_those_that_pytorch_counts(both: tuple[Any, Model]) -> No
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         oracle(torch.arange(rows)[None], use_cache=False)
     setup = Setup("prefill", 1, rows)
-    parts = roofline.parts(model, roofline.unit_peak(devices.load("rk3588"), model, replace(setup, unit="cpu")), setup)
+    parts = roofline.work_items(
+        model, roofline.unit_peak(devices.load_device("rk3588"), model, replace(setup, unit="cpu")), setup
+    )
     whole = {part.name: part.flops * part.times for part in parts}
     whole["head"] *= rows
     for name in whole.keys() & {"attention core", "attention core, window 512"}:
@@ -132,7 +135,7 @@ def test_operations_are_those_that_pytorch_counts(both: tuple[Any, Model]) -> No
     assert sum(whole.values()) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
-@settings(max_examples=25)
+@settings(max_examples=drawn(25))
 @given(st.integers(4, 64), st.integers(1, 40), st.data())
 def test_distinct_experts_are_those_of_uniform_routing(experts: int, tokens: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, experts))
@@ -142,7 +145,7 @@ def test_distinct_experts_are_those_of_uniform_routing(experts: int, tokens: int
 
 
 def test_few_rows_wait_for_their_experts_weights() -> None:
-    made = predict(config("qwen3-30B-A3B"), devices.load("snapdragon-x-elite"), Setup("decode", 1, 128, unit="npu"))
+    made = predict_step(config("qwen3-30B-A3B"), devices.load_device("snapdragon-x-elite"), Setup("decode", 1, 128, unit="npu"))
     up = next(part for part in made.parts if part.name == "experts up")
     assert up.bound == "memory"
     assert up.weight_bytes == 8 * 2048 * 2 * 768 * 2
@@ -154,7 +157,7 @@ def test_shared_experts_come_on_top_of_routed_ones() -> None:
     assert model.mixture
     alone = replace(model, mixture=replace(model.mixture, shared_width=0))
     setup = Setup("decode", 64, 4096, ep=64)
-    both_made, one = (predict(m, devices.load("h800"), setup) for m in (model, alone))
+    both_made, one = (predict_step(m, devices.load_device("h800"), setup) for m in (model, alone))
     shared = sum(p.seconds * p.times for p in both_made.parts if p.name.startswith("shared"))
     assert shared > 0
     assert both_made.seconds - one.seconds == pytest.approx(shared)
@@ -162,22 +165,22 @@ def test_shared_experts_come_on_top_of_routed_ones() -> None:
 
 def test_layers_without_experts_are_reduced_too() -> None:
     model, setup = config("deepseek_v3"), Setup("decode", 8, 1024, tp=4)
-    prediction = predict(model, devices.load("h800"), setup)
+    prediction = predict_step(model, devices.load_device("h800"), setup)
     row = next(row for row in prediction.rows() if row["part"] == "all-reduce")
     assert sum(model.routed) < model.layers == row["layers"]
     assert row["step_ms"] == pytest.approx(row["us"] * model.layers / 1e3)
 
 
 def test_decode_sends_each_row_to_each_of_its_experts() -> None:
-    model, device = config("deepseek_v3"), devices.load("h800")
+    model, device = config("deepseek_v3"), devices.load_device("h800")
     assert model.mixture
     setup = Setup("decode", 64, 4096, ep=128)
-    there = links.exchange("dispatch", device, model.mixture, setup, 64, model.hidden)
-    back = links.exchange("combine", device, model.mixture, setup, 64, model.hidden)
+    there = links.all_to_all("dispatch", device, model.mixture, setup, 64, model.hidden)
+    back = links.all_to_all("combine", device, model.mixture, setup, 64, model.hidden)
     assert there.bytes == pytest.approx(64 * 8 * 7168 * 127 / 128)
     assert there.seconds == pytest.approx(there.bytes / (50e9 * 0.8))
     assert back.bytes == 2 * there.bytes
-    assert links.exchange("dispatch", device, model.mixture, replace(setup, ep=1), 64, model.hidden).bytes == 0
+    assert links.all_to_all("dispatch", device, model.mixture, replace(setup, ep=1), 64, model.hidden).bytes == 0
 
 
 @given(*(st.floats(1e-6, 1e-3) for _ in range(4)))
@@ -196,7 +199,7 @@ def test_a_window_limits_what_attention_reads(tmp_path: Path) -> None:
     values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text())
     values |= {"sliding_window": 128, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 18}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    parts = predict(read_config(tmp_path), devices.load("h20"), Setup("decode", 4, 4096)).parts
+    parts = predict_step(read_config(tmp_path), devices.load_device("h20"), Setup("decode", 4, 4096)).parts
     near, far = (part for part in parts if part.name.startswith("attention core"))
     assert (near.times, far.times) == (18, 18)
     assert far.kv_bytes == 32 * near.kv_bytes
@@ -268,14 +271,16 @@ def test_linear_layers_are_told_by_their_interval_or_by_name(tmp_path: Path) -> 
     ("setup", "measured_us"), [(Setup("decode", 256, 5120, ep=4), 532), (Setup("prefill", 1, 4096, ep=2), 592)]
 )
 def test_linear_attention_takes_what_was_measured(setup: Setup, measured_us: float) -> None:
-    made = predict(with_weights(config("qwen3-next-80B-A3B"), "fp8"), devices.load("h20"), setup)
+    made = predict_step(with_weights(config("qwen3-next-80B-A3B"), "fp8"), devices.load_device("h20"), setup)
     rule = next(part for part in made.parts if part.name == "delta rule")
     assert rule.times == 36
     assert rule.seconds * 1e6 == pytest.approx(measured_us, rel=1e-3)
 
 
 def test_linear_layers_cost_what_infersim_says() -> None:
-    made = predict(with_weights(config("qwen3-next-80B-A3B"), "fp8"), devices.load("h20"), Setup("decode", 256, 5120, ep=4))
+    made = predict_step(
+        with_weights(config("qwen3-next-80B-A3B"), "fp8"), devices.load_device("h20"), Setup("decode", 256, 5120, ep=4)
+    )
     print(f"TPOT {made.seconds * 1e3:.2f} ms, InferSim 48.64")
     assert made.seconds * 1e3 == pytest.approx(48.64, rel=0.15)
 
@@ -287,17 +292,17 @@ def test_linear_layers_cost_what_infersim_says() -> None:
 def test_indexed_attention_takes_what_was_measured(
     phase: str, batch: int, context: int, scores_us: float, core_us: float
 ) -> None:
-    made = predict(config("deepseek_v3.2"), devices.load("h800"), Setup(phase, batch, context, ep=64))
+    made = predict_step(config("deepseek_v3.2"), devices.load_device("h800"), Setup(phase, batch, context, ep=64))
     scores, core = (next(p for p in made.parts if p.name.startswith(name)) for name in ("index scores", "attention core"))
     assert scores.compute_s * 1e6 == pytest.approx(scores_us, rel=1e-3)
     assert core.compute_s * 1e6 == pytest.approx(core_us, rel=1e-3)
 
 
 def test_indexed_attention_no_longer_grows_with_context() -> None:
-    sparse, device = config("deepseek_v3.2"), devices.load("h800")
+    sparse, device = config("deepseek_v3.2"), devices.load_device("h800")
     dense = replace(sparse, attention=replace(sparse.attention, indexer=None))
     seconds = {
-        (name, context): predict(model, device, Setup("decode", 64, context, ep=64)).seconds
+        (name, context): predict_step(model, device, Setup("decode", 64, context, ep=64)).seconds
         for name, model in (("sparse", sparse), ("dense", dense))
         for context in (2048, 16384, 131072)
     }
@@ -325,8 +330,8 @@ def indexer_parameters() -> int:
 
 def test_what_is_out_of_range_warns() -> None:
     model = config("qwen3-30B-A3B")
-    inside = predict(model, devices.load("h20"), Setup("decode", 100, 5120, ep=4)).warnings
-    outside = predict(model, devices.load("h20"), Setup("decode", 2000, 50_000, ep=4)).warnings
+    inside = predict_step(model, devices.load_device("h20"), Setup("decode", 100, 5120, ep=4)).warnings
+    outside = predict_step(model, devices.load_device("h20"), Setup("decode", 2000, 50_000, ep=4)).warnings
     assert not any("outside" in text or "exceeds" in text or "GB" in text for text in inside)
     assert any("batch 2000 is outside the measured 1 to 512" in text for text in outside)
     assert any("context 50000 exceeds the model's 40960" in text for text in outside)
@@ -342,25 +347,25 @@ def test_the_command_tells_the_source_of_every_line(capsys: pytest.CaptureFixtur
     assert answer["summary"]["tpot_ms"] == pytest.approx(128 / answer["summary"]["tokens_per_s"] * 1e3)
 
 
-@pytest.mark.parametrize("name", devices.names())
+@pytest.mark.parametrize("name", devices.packaged_names())
 def test_every_profile_says_where_its_figures_are_from(name: str) -> None:
-    device = devices.load(name)
+    device = devices.load_device(name)
     assert device.sources
     assert 0 < device.efficiency <= 1
-    assert predict(config("qwen3-30B-A3B"), device, Setup("decode", 1, 512)).seconds > 0
+    assert predict_step(config("qwen3-30B-A3B"), device, Setup("decode", 1, 512)).seconds > 0
 
 
 def test_a_profile_without_a_figure_names_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('name = "mine"\n[units.cpu]\ntera_per_s = { fp32 = 1 }\nmfu = 1\n[memory]\ngigabytes = 1\n')
     with pytest.raises(PredictError, match="gigabytes_per_s"):
-        devices.load(str(path))
+        devices.load_device(str(path))
 
 
 def test_measured_operators_stand_beside_the_predicted_parts() -> None:
-    made = predict(config("qwen3-30B-A3B"), devices.load("rk3588"), Setup("decode", 1, 512))
-    _, tables = tables_fixture.make(tokens=8)
-    found = beside(made, tables).set_index("type")
+    made = predict_step(config("qwen3-30B-A3B"), devices.load_device("rk3588"), Setup("decode", 1, 512))
+    _, tables = tables_fixture.make_tables(tokens=8)
+    found = compare_operators(made, tables).set_index("type")
     expected = sum(row["step_ms"] for row in made.rows() if row["part"].startswith("attention"))
     steps = tables["tokens"].query("phase == 'decode'")["token_id"]
     mine = tables["operators"].query("type == 'attention'")
@@ -369,9 +374,9 @@ def test_measured_operators_stand_beside_the_predicted_parts() -> None:
     assert found.loc["attention", "measured_ms"] == pytest.approx(measured)
     assert found.loc["attention", "achieved"] == pytest.approx(expected / measured)
     assert np.isnan(found.loc["rms_norm", "predicted_ms"])
-    assert "512" in mismatch(made, tables)
+    assert "512" in setup_differences(made, tables)
     with pytest.raises(PredictError, match="attention"):
-        beside(made, {**tables, "operators": tables["operators"].assign(type="MUL_MAT")})
+        compare_operators(made, {**tables, "operators": tables["operators"].assign(type="MUL_MAT")})
 
 
 @pytest.mark.parametrize("line", ["gigabytes_per_s = 0", "efficiency = 0", "mfu = 0.0", "gigabytes_per_s = -1", "mfu = nan"])
@@ -379,12 +384,112 @@ def test_a_device_without_a_speed_is_refused(tmp_path: Path, line: str) -> None:
     name, text = line.split(" = ")[0], (devices.HERE / "h20.toml").read_text()
     (tmp_path / "device.toml").write_text(re.sub(rf"^{name} = .*$", line, text, count=1, flags=re.M))
     with pytest.raises(PredictError, match=name):
-        devices.load(str(tmp_path / "device.toml"))
+        devices.load_device(str(tmp_path / "device.toml"))
 
 
 @pytest.mark.parametrize("name", ["num_attention_heads", "num_key_value_heads"])
 def test_a_model_without_heads_is_refused(tmp_path: Path, name: str) -> None:
     values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {name: 0}))
-    with pytest.raises(PredictError, match=f"{name}.* is 0: a number from 1"):
+    with pytest.raises(PredictError, match=f"{name}.* is 0: a whole number from 1"):
         read_config(tmp_path)
+
+
+ODD_CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no chosen experts": ("qwen3-30B-A3B", {"num_experts_per_tok": 0}, "num_experts_per_tok is 0"),
+    "more chosen than there are": ("qwen3-30B-A3B", {"num_experts_per_tok": 129}, "num_experts_per_tok 129 is more than"),
+    "heads without numbers": ("qwen3-30B-A3B", {"head_dim": 0}, "head_dim is 0"),
+    "half a layer": ("qwen3-30B-A3B", {"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5"),
+    "no layers": ("qwen3-8B", {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    "32 heads over 5": ("qwen3-30B-A3B", {"num_key_value_heads": 5}, "num_attention_heads 32 are not a multiple"),
+    "more KV heads than heads": ("qwen3-8B", {"num_key_value_heads": 64}, "not a multiple of num_key_value_heads 64"),
+    "hidden not over heads": ("qwen3-8B", {"head_dim": None, "hidden_size": 4097}, "hidden_size 4097"),
+    "no vocabulary": ("qwen3-8B", {"vocab_size": 0}, "vocab_size is 0"),
+    "negative width": ("qwen3-30B-A3B", {"moe_intermediate_size": -1}, "moe_intermediate_size is -1"),
+    "experts without width": (
+        "qwen3-30B-A3B",
+        {"moe_intermediate_size": 0, "intermediate_size": 0},
+        "moe_intermediate_size is 0",
+    ),
+    "experts by layer": ("qwen3-30B-A3B", {"num_experts": [64, 64]}, "num_experts is"),
+    "Gemma 3n streams": ("qwen3-8B", {"altup_num_inputs": 4}, "altup_num_inputs"),
+    "Gemma 3n branch": ("qwen3-8B", {"laurel_rank": 64}, "laurel_rank"),
+    "Gemma 3n sparsity": ("qwen3-8B", {"activation_sparsity_pattern": [0.95] * 10 + [0.0] * 26}, "activation_sparsity_pattern"),
+    "Gemma 3n embeddings": ("qwen3-8B", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+    "Gemma 3n shared caches": ("qwen3-8B", {"num_kv_shared_layers": 15}, "num_kv_shared_layers"),
+    "widths by layer": ("qwen3-8B", {"intermediate_size": [16384] * 36}, "intermediate_size is"),
+    "too few layer types": ("qwen3-8B", {"layer_types": ["full_attention"] * 30}, "layer_types lists 30 layers"),
+    "unknown type": ("qwen3-8B", {"torch_dtype": "float12"}, "float12"),
+    "dense layers without width": ("qwen3-30B-A3B", {"mlp_only_layers": [0], "intermediate_size": None}, "1 of 48 layers"),
+    "linear heads that do not divide": ("qwen3-next-80B-A3B", {"linear_num_value_heads": 33}, "linear_num_value_heads 33"),
+    "0 bits": ("qwen3-8B", {"quantization_config": {"quant_method": "gptq", "bits": 99}}, "99 bits"),
+    "quantization as a list": ("qwen3-8B", {"quantization_config": ["gptq"]}, "quantization_config must be an object"),
+    "an indexer without its queries": ("deepseek_v3.2", {"q_lora_rank": 0}, "index_topk"),
+    "a latent rank of text": ("deepseek_v3", {"kv_lora_rank": ""}, "kv_lora_rank is ''"),
+    "latent queries as a list": ("deepseek_v3.2", {"q_lora_rank": []}, "q_lora_rank is []"),
+    "layers as text": ("qwen3-8B", {"num_hidden_layers": "36"}, "num_hidden_layers is '36'"),
+    "a flag for heads": ("qwen3-8B", {"num_attention_heads": True}, "num_attention_heads is True"),
+    "no number of experts": ("qwen3-30B-A3B", {"num_experts": float("nan")}, "num_experts is nan"),
+    "endless vocabulary": ("qwen3-8B", {"vocab_size": float("inf")}, "vocab_size is inf"),
+    "more layers than any": ("qwen3-8B", {"num_hidden_layers": 2**70}, "num_hidden_layers is"),
+    "an object for a width": ("qwen3-8B", {"hidden_size": {"a": 1}}, "hidden_size is"),
+    "half a window": ("qwen3-8B", {"sliding_window": 0.5, "use_sliding_window": True}, "sliding_window is 0.5"),
+    "latent attention without keys": ("deepseek_v3", {"qk_nope_head_dim": 0, "qk_rope_head_dim": 0}, "qk_nope_head_dim"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_CONFIGS)
+def test_an_odd_config_is_refused_by_the_field_s_name(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model, change, named = ODD_CONFIGS[name]
+    values = json.loads((CONFIGS / f"{model}_config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert main(["predict", "--config", str(tmp_path), "--device", "h20", "--phase", "decode"]) == 2
+    told = capsys.readouterr().err
+    assert named in told and told.count("\n") == 1
+
+
+EVEN_CONFIGS: dict[str, tuple[str, dict[str, Any], float]] = {
+    "whole numbers as floats": ("qwen3-8B", {"num_hidden_layers": 36.0}, 1.0),
+    "a single expert": ("qwen3-30B-A3B", {"num_experts": 1, "num_experts_per_tok": 1}, 0.0),
+    "every expert": ("qwen3-30B-A3B", {"num_experts_per_tok": 128}, 0.0),
+    "sparsity of zeros": ("qwen3-8B", {"activation_sparsity_pattern": [0.0] * 36}, 1.0),
+    "one KV head": ("qwen3-8B", {"num_key_value_heads": 1}, 0.0),
+    "dtype with a prefix": ("qwen3-8B", {"torch_dtype": "torch.bfloat16"}, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", EVEN_CONFIGS)
+def test_an_unusual_config_is_priced(tmp_path: Path, name: str) -> None:
+    """With `same` = 1 like the original, else at a time of its own."""
+    model, change, same = EVEN_CONFIGS[name]
+    values = json.loads((CONFIGS / f"{model}_config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | change))
+    setup = Setup("decode", 4, 512)
+    found = predict_step(read_config(tmp_path), devices.load_device("h20"), setup).seconds
+    usual = predict_step(config(model), devices.load_device("h20"), setup).seconds
+    assert 0 < found < 10 and (found == pytest.approx(usual)) == bool(same)
+
+
+ODD_VALUES = [0, -1, 1, 2, 3, 7, 2.5, 1e30, 2**70, 10**6, float("nan"), float("inf"), "8", "", None, True, False, [], [4], {}]
+
+
+@settings(max_examples=drawn(300), deadline=None)
+@given(st.sampled_from(sorted(CONFIGS.glob("*_config.json"))), st.data())
+def test_a_config_with_any_field_changed_is_priced_with_finite_numbers_or_refused(file: Path, data: st.DataObject) -> None:
+    values = json.loads(file.read_text())
+    changed = data.draw(st.lists(st.sampled_from(sorted(values)), min_size=1, max_size=2, unique=True))
+    values |= {name: data.draw(st.sampled_from(ODD_VALUES)) for name in changed}
+    phase = data.draw(st.sampled_from(["prefill", "decode"]))
+    try:
+        found = predict_step(model_of(values, file), devices.load_device("h20"), Setup(phase, 4, 512))
+    except PredictError as error:
+        assert str(error)
+    else:
+        figures = [found.seconds, *(part.seconds for part in found.parts)]
+        assert np.isfinite(figures).all() and min(figures) >= 0 < found.seconds
+
+
+@pytest.mark.parametrize(("setup", "named"), [({"tp": 5}, "--tp 5"), ({"ep": 200}, "--ep 200")])
+def test_devices_that_cannot_share_a_model_are_refused(setup: dict[str, int], named: str) -> None:
+    with pytest.raises(PredictError, match=named):
+        predict_step(config("qwen3-30B-A3B"), devices.load_device("h20"), replace(Setup("decode", 1, 64), **setup))

@@ -8,25 +8,27 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.__main__ import main
-from analyzer.commands.simulate import cache_bytes
 from analyzer.errors import PredictError
 from analyzer.model import read_config
-from analyzer.predict import costs, devices, timeline
+from analyzer.predict import costs, devices, simulator, timeline
 from analyzer.predict.costs import Costs, Line
-from analyzer.predict.simulator import Outcome, Settings, pareto, simulate
+from analyzer.predict.simulator import Outcome, Settings, on_pareto_front, simulate_trace
 from analyzer.predict.trace import Step, Trace, from_tables
-from analyzer.records.schema import empty
-from analyzer.tables.store import load
+from analyzer.records.schema import empty_table
+from analyzer.tables.store import load_tables
+from moescope.__main__ import main
 from runtime.cache_rules.batches import TokenBuffers, smallest_tier
 from runtime.cache_rules.forms import Form, Reason
-from runtime.cache_rules.rule import LARGE_EXPERT, PIECE
+from runtime.cache_rules.rule import LARGE_EXPERT, PIECE, URGENT, Entry
 from runtime.experts.cache import ExpertCache
-from runtime.experts.loader import Loader
+from runtime.experts.loader import ExpertLoader
 from runtime.package.demo_model import write_demo_model
+from tests.conftest import drawn
+from views.commands.simulate import cache_bytes
 from workloads import tables_fixture
 from workloads.tables_fixture import frame, spans
 
@@ -77,18 +79,18 @@ def through_the_runtime(trace: Trace, budget: int, chunk: int, tiers: tuple[int,
     return cache.hits, cache.misses
 
 
-@settings(max_examples=30)
+@settings(max_examples=drawn(30))
 @given(st.integers(0, 10_000), st.integers(2, 18), st.integers(1, 6), st.booleans())
 def test_hits_are_those_of_the_runtimes_cache(seed: int, held: int, chunk: int, npu: bool) -> None:
     trace = random_trace(seed)
     unit = "npu" if npu else "cpu"
     tiers = (1, 2, 4)
-    found = simulate(trace, EVEN, Settings(held * SIZE, chunk, tiers, prefill_unit=unit, decode_unit=unit))
+    found = simulate_trace(trace, EVEN, Settings(held * SIZE, chunk, tiers, prefill_unit=unit, decode_unit=unit))
     assert (found.hits, found.misses) == through_the_runtime(trace, held * SIZE, chunk, tiers if npu else ())
     assert found.peak_bytes <= held * SIZE
 
 
-class Manual(Loader):
+class Manual(ExpertLoader):
     """A loader without threads, whose loads end when the test says so."""
 
     def __init__(self) -> None:
@@ -113,7 +115,7 @@ def asked_at_random(trace: Trace, seed: int) -> Trace:
     return Trace(tuple(replace(step, asked=asked()) if step.phase == "decode" else step for step in trace.steps), trace.experts)
 
 
-@settings(max_examples=30)
+@settings(max_examples=drawn(30))
 @given(st.integers(0, 10_000), st.integers(2, 14))
 def test_hits_with_prefetching_are_those_of_the_runtimes_cache_where_loads_end_in_time(seed: int, held: int) -> None:
     trace = asked_at_random(random_trace(seed, prompt=3, decode=20), seed)
@@ -135,7 +137,7 @@ def test_hits_with_prefetching_are_those_of_the_runtimes_cache_where_loads_end_i
                 cache.release(form)
                 loader.land()
     cost = replace(EVEN, load=Line(1e-12))
-    found = simulate(trace, cost, Settings(held * SIZE, 64, prefetch="recorded"))
+    found = simulate_trace(trace, cost, Settings(held * SIZE, 64, prefetch="recorded"))
     assert (found.hits, found.misses) == (cache.hits, cache.misses)
 
 
@@ -156,14 +158,14 @@ def test_hits_are_those_of_a_real_run(demo: Path, budget: str) -> None:
     steps = [Step(s.phase.name.lower(), s.position, r) for s, r in zip(log.steps, routes, strict=True)]
     size = model.engine.experts.bytes_of(Form(0, 0, 1, 0))
     cost = Costs(EVEN.work, EVEN.load, {"cpu": size}, "test")
-    found = simulate(Trace(tuple(steps), model.package.family.experts), cost, Settings(model.options.expert_cache))
+    found = simulate_trace(Trace(tuple(steps), model.package.family.experts), cost, Settings(model.options.expert_cache))
     assert (found.hits, found.misses) == (log.hits, log.misses)
     assert found.loaded_bytes == log.loaded_bytes
 
 
 def test_on_one_unit_with_everything_loaded_a_step_is_the_sum_of_its_parts() -> None:
     trace = random_trace(1, prompt=4)
-    found = simulate(trace, EVEN, Settings(None, chunk=2))
+    found = simulate_trace(trace, EVEN, Settings(None, chunk=2))
     distinct = sum(len(np.unique(chosen)) for chosen in trace.steps[0].routes)
     chunks, layers = 2, 3
     expected = 1e-3 * (layers * (chunks * 3 + 1 + 1) + distinct + 1)
@@ -174,7 +176,7 @@ def test_on_one_unit_with_everything_loaded_a_step_is_the_sum_of_its_parts() -> 
 
 def test_every_miss_waits_for_its_load() -> None:
     trace = random_trace(2)
-    all_there, few = (simulate(trace, EVEN, Settings(size)) for size in (None, 2 * SIZE))
+    all_there, few = (simulate_trace(trace, EVEN, Settings(size)) for size in (None, 2 * SIZE))
     loads = few.loaded_bytes // SIZE
     assert few.stall_s == pytest.approx(5e-3 * loads)
     assert few.steps[-1][3] - all_there.steps[-1][3] == pytest.approx(few.stall_s)
@@ -183,7 +185,7 @@ def test_every_miss_waits_for_its_load() -> None:
 def test_large_experts_are_read_while_the_layer_runs_those_it_has() -> None:
     trace = Trace(tuple(Step("decode", i, (np.array([[0, 1 + i]]),)) for i in range(3)), 6)
     cost = replace(EVEN, expert_bytes={"cpu": LARGE_EXPERT})
-    apart, beside = (simulate(trace, c, Settings(3 * c.expert_bytes["cpu"])) for c in (EVEN, cost))
+    apart, beside = (simulate_trace(trace, c, Settings(3 * c.expert_bytes["cpu"])) for c in (EVEN, cost))
     assert (apart.hits, apart.misses) == (beside.hits, beside.misses) == (2, 4)
     # Both experts miss at first and nothing else can run; then a load of 5 ms overlaps the other expert's run of 1 ms.
     assert apart.stall_s == pytest.approx(4 * 5e-3)
@@ -194,14 +196,14 @@ def test_large_experts_are_read_while_the_layer_runs_those_it_has() -> None:
 def test_the_loaders_first_load_of_an_expert_has_its_own_cost() -> None:
     trace = Trace(tuple(Step("decode", i, (np.array([[expert]]),)) for i, expert in enumerate((0, 1, 0, 1))), 2)
     cost = replace(EVEN, expert_bytes={"cpu": LARGE_EXPERT}, behind=Line(2e-3), behind_first=Line(7e-3))
-    found = simulate(trace, cost, Settings(LARGE_EXPERT))
+    found = simulate_trace(trace, cost, Settings(LARGE_EXPERT))
     took = [span.end - span.begin for span in found.spans if span.unit == "storage"]
     assert took == pytest.approx([7e-3, 7e-3, 2e-3, 2e-3])
 
 
 def test_the_npu_works_beside_the_cpu_but_never_two_things_at_once() -> None:
     trace = random_trace(3, prompt=32)
-    apart, beside = (simulate(trace, EVEN, Settings(None, 4, (1, 2, 4), prefill_unit=unit)) for unit in ("cpu", "npu"))
+    apart, beside = (simulate_trace(trace, EVEN, Settings(None, 4, (1, 2, 4), prefill_unit=unit)) for unit in ("cpu", "npu"))
     assert beside.durations("prefill")[0] < sum(span.end - span.begin for span in beside.spans if span.step == 0)
     assert apart.durations("prefill")[0] == pytest.approx(sum(span.end - span.begin for span in apart.spans if span.step == 0))
     for unit in ("cpu", "npu"):
@@ -213,7 +215,7 @@ def test_prefetching_what_always_follows_removes_stalls() -> None:
     cycle = [Step("decode", i, (np.array([[2 * (i % 3), 2 * (i % 3) + 1]]),) * 4) for i in range(24)]
     cost = Costs(EVEN.work, Line(1e-3), {"cpu": SIZE}, "test")
     trace = Trace(tuple(cycle), 6)
-    without, ahead = (simulate(trace, cost, Settings(8 * SIZE, prefetch=p)) for p in (None, 0.5))
+    without, ahead = (simulate_trace(trace, cost, Settings(8 * SIZE, prefetch=p)) for p in (None, 0.5))
     assert without.hits == 0
     assert ahead.hits / (ahead.hits + ahead.misses) > 0.5
     assert ahead.stall_s < 0.5 * without.stall_s
@@ -223,7 +225,7 @@ def test_prefetching_what_always_follows_removes_stalls() -> None:
 @given(st.floats(1e-5, 1e-2), st.floats(1e-7, 1e-4), st.floats(1e-9, 1e-6))
 def test_a_fitted_line_is_the_line(fixed: float, per_row: float, per_pair: float) -> None:
     rows, context = (grid.ravel().astype(float) for grid in np.meshgrid([1, 8, 32, 64], [1, 100, 400]))
-    line = costs.fit(fixed + per_row * rows + per_pair * rows * context, rows, context)
+    line = costs.fit_line(fixed + per_row * rows + per_pair * rows * context, rows, context)
     for r, c in ((1, 50), (64, 400), (16, 10)):
         assert line.seconds(r, c) == pytest.approx(fixed + per_row * r + per_pair * r * c, rel=1e-4)
 
@@ -232,29 +234,27 @@ def test_a_slower_device_is_slower(demo: Path) -> None:
     trace, model = random_trace(4, experts=8), read_config(demo)
     spans = []
     for name in ("rk3588", "snapdragon-x-elite"):
-        found = simulate(trace, costs.from_device(model, devices.load(name)), Settings(8 * 150_000)).summary()
+        found = simulate_trace(trace, costs.from_device(model, devices.load_device(name)), Settings(8 * 150_000)).summary()
         spans.append(found["tpot_ms"])
     assert spans[0] > 1.2 * spans[1]
 
 
 def test_a_simulated_run_can_be_drawn_like_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from views.__main__ import main as views
-
-    found = simulate(random_trace(5), EVEN, Settings(4 * SIZE, prefetch=0.2))
+    found = simulate_trace(random_trace(5), EVEN, Settings(4 * SIZE, prefetch=0.2))
     timeline.write_run(tmp_path / "sim", found, "test costs")
-    tables = load(tmp_path / "sim")
+    tables = load_tables(tmp_path / "sim")
     assert len(tables["experts"]) == sum(span.kind == "expert" for span in found.spans)
     assert tables["tokens"]["duration_ns"].sum() == pytest.approx(
         1e9 * sum(end - begin for *_, begin, end in found.steps), abs=10
     )
-    assert views(["trace", str(tmp_path / "sim"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["slices"] > len(found.spans) // 2
+    assert main(["write", str(tmp_path / "sim"), "--json", "--only", "trace"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"][0]["slices"] > len(found.spans) // 2
     assert main(["simulate", str(tmp_path / "sim")]) == 2
     assert "no routes" in capsys.readouterr().err
 
 
 def test_steps_without_all_their_routes_are_left_out() -> None:
-    _, tables = tables_fixture.make()
+    _, tables = tables_fixture.make_tables()
     whole = from_tables(tables)
     routes = tables["routes"]
     last = routes["token_id"] == routes["token_id"].max()
@@ -264,9 +264,9 @@ def test_steps_without_all_their_routes_are_left_out() -> None:
 
 def test_only_unbeaten_settings_are_on_the_front() -> None:
     trace = random_trace(6)
-    found = [simulate(trace, EVEN, Settings(n * SIZE)) for n in (2, 9, 18)]
+    found = [simulate_trace(trace, EVEN, Settings(n * SIZE)) for n in (2, 9, 18)]
     worse = Outcome(Settings(), [("decode", 1, 0.0, 99.0)], peak_bytes=10**9)
-    assert pareto([*found, worse]) == [True, True, True, False]
+    assert on_pareto_front([*found, worse]) == [True, True, True, False]
 
 
 def test_cache_sizes_are_bytes_or_shares() -> None:
@@ -293,7 +293,7 @@ def recording(pace: float = 1.0, phase: str = "prefill", limited: bool = True) -
     begin = (np.cumsum(lengths + lead) - lengths).reshape(200, -1)
     lengths = lengths.reshape(200, -1)
     faults = {"token_id": 0, "maj_flt": 0, "min_flt": 0}
-    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens", "routes", "graphs")}
+    tables = {name: empty_table(name) for name in ("operators", "experts", "loads", "tokens", "routes", "graphs")}
     operators = [
         frame("operators", op_id=np.arange(200), type=kind, n_tokens=rows, **faults, **spans(begin[:, i], lengths[:, i]))
         for i, kind in enumerate(WORK)
@@ -331,7 +331,7 @@ def test_between_the_pieces_of_a_read_ahead_comes_what_a_layer_waits_for() -> No
     size = 10 * PIECE
     trace = Trace((Step("decode", 0, (np.array([[0, 1]]),) * 2, {0: [(1, 5)]}),), 6)
     cost = replace(EVEN, load=Line(per_row=1e-3 / PIECE), expert_bytes={"cpu": size}, loads_at_once=2)
-    found = simulate(trace, cost, Settings(4 * size, prefetch="recorded"))
+    found = simulate_trace(trace, cost, Settings(4 * size, prefetch="recorded"))
     by_loader = {(span.layer, span.expert): span for span in found.spans if span.unit == "storage"}
     ahead, needed = by_loader[1, 5], by_loader[0, 1]
     assert ahead.begin < needed.begin
@@ -341,12 +341,11 @@ def test_between_the_pieces_of_a_read_ahead_comes_what_a_layer_waits_for() -> No
 
 def test_perfetto_reads_two_loaders_of_a_simulated_run_on_threads_of_their_own(tmp_path: Path) -> None:
     from tests.judge import Judge
-    from views.__main__ import main as views
 
     trace = asked_at_random(random_trace(5), 1)
-    found = simulate(trace, replace(EVEN, loaders=2, loads_at_once=3), Settings(5 * SIZE, prefetch="recorded"))
+    found = simulate_trace(trace, replace(EVEN, loaders=2, loads_at_once=3), Settings(5 * SIZE, prefetch="recorded"))
     timeline.write_run(tmp_path / "sim", found, "test costs")
-    assert views(["trace", str(tmp_path / "sim")]) == 0
+    assert main(["write", str(tmp_path / "sim"), "--only", "trace"]) == 0
     counted = (
         "select thread.name, sum(dur) from slice join thread_track on slice.track_id = thread_track.id "
         "join thread using(utid) where thread.name glob '*storage*' group by 1"
@@ -360,13 +359,27 @@ def test_perfetto_reads_two_loaders_of_a_simulated_run_on_threads_of_their_own(t
 def test_two_runs_are_scored_as_original_and_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = {key: Line(line.fixed / 2) for key, line in EVEN.work.items()}
     for name, cost in (("original", EVEN), ("quantized", replace(EVEN, work=quick))):
-        timeline.write_run(tmp_path / name, simulate(random_trace(7), cost, Settings()), "test costs")
+        timeline.write_run(tmp_path / name, simulate_trace(random_trace(7), cost, Settings()), "test costs")
     runs = [str(tmp_path / "original"), str(tmp_path / "quantized")]
-    assert main(["quantization", *runs, "--accuracy", "0.8", "0.72", "--json"]) == 0
+    assert main(["predict", "quantization", *runs, "--accuracy", "0.8", "0.72", "--json"]) == 0
     score = json.loads(capsys.readouterr().out)
     assert [score["accuracy"], score["prefill"], score["decode"]] == pytest.approx([0.9, 2, 2], rel=1e-3)
     assert score["score"] == pytest.approx(3 / (1 / 0.9 + 1 / 2 + 1 / 2), rel=1e-3)
-    assert main(["quantization", *runs, "--perplexity", "10", "12.5"]) == 0
+    assert main(["predict", "quantization", *runs, "--perplexity", "10", "12.5"]) == 0
     assert "harmonic quantization score" in capsys.readouterr().out
-    assert main(["quantization", *runs, "--perplexity", "0.5", "12.5"]) == 2
+    assert main(["predict", "quantization", *runs, "--perplexity", "0.5", "12.5"]) == 2
     assert "1 or more" in capsys.readouterr().err
+
+
+def test_waiting_loads_begin_with_the_most_urgent() -> None:
+    env, begun = simpy.Environment(), list[float]()
+
+    def load(entry: Entry, thread: str) -> simulator.Work:
+        begun.append(entry.urgency)
+        yield env.timeout(1)
+
+    loader = simulator.SimulatedLoader(env, load, threads=1)
+    for urgency in (2.0, 3.0, 1.0, URGENT):
+        loader.submit(Entry(Form(0, 0, 1, 0), 1, Reason.PREFETCH, urgency))
+    env.run()
+    assert begun == [URGENT, 1, 2, 3] and env.now == 4

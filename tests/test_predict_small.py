@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.__main__ import main
 from analyzer.errors import PredictError
-from analyzer.predict.prompts import divergence, matched_subset
-from analyzer.predict.quantization import Measured, from_perplexity, harmonic_score
-from analyzer.predict.steps import replay
-from tracer.control.step_latency import CONTEXT_SCALE, SLOPE, WIDE, StepLatency
+from analyzer.predict.prompts import length_divergence, matched_subset
+from analyzer.predict.quantization import QuantizedResult, from_perplexity, harmonic_score
+from analyzer.predict.step_latency import CONTEXT_SCALE, SLOPE, WIDE, StepLatency
+from analyzer.predict.steps import replay_steps
+from moescope.__main__ import main
+from tests.conftest import drawn
 from workloads import tables_fixture
 
 
@@ -26,7 +27,7 @@ def steps(n: int, seed: int, noise: float = 0.0) -> list[tuple[int, int, float]]
     ]
 
 
-@settings(max_examples=25)
+@settings(max_examples=drawn(25))
 @given(st.integers(0, 1000), st.integers(4, 60), st.floats(0.9, 1.0))
 def test_recursive_least_squares_is_weighted_least_squares(seed: int, n: int, forget: float) -> None:
     learner, told = StepLatency(forget), steps(n, seed, 0.05)
@@ -57,43 +58,43 @@ def test_nothing_is_claimed_before_enough_steps() -> None:
 
 
 def test_a_recording_is_replayed_step_by_step() -> None:
-    _, tables = tables_fixture.make(tokens=12)
-    rows, learner = replay(tables)
+    _, tables = tables_fixture.make_tables(tokens=12)
+    rows, learner = replay_steps(tables)
     decode = tables["tokens"][tables["tokens"]["phase"] == "decode"]
     assert len(rows) == learner.steps == len(decode)
     assert rows["seconds"].sum() == pytest.approx(decode["duration_ns"].sum() / 1e9)
 
 
 def test_the_score_is_the_harmonic_mean_of_what_was_kept_and_gained() -> None:
-    original = Measured(0.8, {"prefill": 0.2, "decode": 0.1})
+    original = QuantizedResult(0.8, {"prefill": 0.2, "decode": 0.1})
     assert harmonic_score(original, original)["score"] == 1
-    faster = Measured(0.72, {"prefill": 0.1, "decode": 0.05})
+    faster = QuantizedResult(0.72, {"prefill": 0.1, "decode": 0.05})
     assert harmonic_score(faster, original)["score"] == pytest.approx(3 / (1 / 0.9 + 1 / 2 + 1 / 2))
-    useless = Measured(0.008, {"prefill": 0.01, "decode": 0.005})
+    useless = QuantizedResult(0.008, {"prefill": 0.01, "decode": 0.005})
     assert harmonic_score(useless, original)["score"] < 0.04
     assert from_perplexity(20, {}).accuracy == 0.05
     with pytest.raises(PredictError, match="decode"):
-        harmonic_score(Measured(1, {"prefill": 1}), original)
+        harmonic_score(QuantizedResult(1, {"prefill": 1}), original)
 
 
-@settings(max_examples=15)
+@settings(max_examples=drawn(15))
 @given(st.integers(0, 1000), st.integers(20, 60))
 def test_a_matched_subset_is_nearer_than_random_ones(seed: int, size: int) -> None:
     random = np.random.default_rng(seed)
     lengths = np.round(random.lognormal(3.5, 0.8, 600)).astype(int)
     rows, found = matched_subset(lengths, size, seed)
     assert len(set(rows.tolist())) == size
-    assert found == pytest.approx(divergence(lengths[rows], lengths))
-    assert found <= np.median([divergence(random.choice(lengths, size), lengths) for _ in range(20)])
+    assert found == pytest.approx(length_divergence(lengths[rows], lengths))
+    assert found <= np.median([length_divergence(random.choice(lengths, size), lengths) for _ in range(20)])
 
 
 def test_prompts_are_chosen_from_lines_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = np.random.default_rng(0).integers(1, 40, 200)
     lines = [json.dumps({"prompt": "word " * int(n)}) if i % 2 else "word " * int(n) for i, n in enumerate(words)]
     (tmp_path / "all").write_text("\n".join(lines))
-    assert main(["prompts", str(tmp_path / "all"), "--size", "10%", "--out", str(tmp_path / "some"), "--json"]) == 0
+    assert main(["bench", "prompts", str(tmp_path / "all"), "--size", "10%", "--out", str(tmp_path / "some"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (tmp_path / "some").read_text().splitlines() == [lines[row] for row in told["rows"]]
     assert len(told["rows"]) == 20
     assert told["kl_nats"] < 0.1
-    assert main(["prompts", str(tmp_path / "all"), "--size", "900"]) == 2
+    assert main(["bench", "prompts", str(tmp_path / "all"), "--size", "900"]) == 2

@@ -3,7 +3,6 @@
 import json
 import mmap
 import os
-import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -13,13 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, drawn
 from tracer.kernel.btf import UNION, Btf, BtfError
-from tracer.kernel.definitions import constant, layouts, packed, struct_of
-from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import LibbpfLoader
-from tracer.kernel.ring import Ring
-from tracer.recording.drain import SlotFile
+from tracer.kernel.definitions import constant, record_layouts
 from tracer.recording.format import (
     BUSY,
     DISCARD,
@@ -27,39 +22,26 @@ from tracer.recording.format import (
     RING_HEADER_BYTES,
     STREAMS,
     RecordingError,
+    c_string,
     dtype_from_json,
     dtype_to_json,
-    text,
     write_manifest,
 )
 from tracer.recording.paths import BPF_OBJECT
 from workloads.raw_records import RawRecording
+from workloads.recorder_buffers import Buffer
 
 SLOT = STREAMS["events"]
 
 
-def test_a_struct_is_packed_by_the_names_of_all_its_members() -> None:
-    row = np.frombuffer(packed("pattern", length=3, text=b"lib"), struct_of("pattern"))[0]
-    assert (row["length"], row["text"]) == (3, b"lib") and struct_of("pattern").itemsize == 32
-    for members in ({"length": 3}, {"length": 3, "text": b"", "depth": 0}):
-        with pytest.raises(BtfError, match=r"struct pattern: (text|depth) "):
-            packed("pattern", **members)
+def test_a_constant_that_nobody_defines_is_named() -> None:
     with pytest.raises(BtfError, match="no constant MAX_NOTHING"):
         constant("MAX_NOTHING")
 
 
-@pytest.mark.needs("probes")
-def test_what_is_written_to_a_map_has_the_maps_size() -> None:
-    loader = LibbpfLoader(Kernel(), set(), {})
-    with pytest.raises(BtfError, match="map chosen"):
-        loader.update("chosen", bytes(4), bytes(struct_of("settings").itemsize - 4))
-    loader.update("chosen", bytes(4), bytes(struct_of("settings").itemsize))
-    loader.close()
-
-
 def test_every_layout_has_the_size_and_offsets_that_c_gives_it(tmp_path: Path) -> None:
     lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "records.h"', "int main(void) {"]
-    rows = layouts()
+    rows = record_layouts()
     for name, layout in rows.items():
         lines.append(f'printf("{name} %zu\\n", sizeof(struct rec_{name}));')
         lines += [
@@ -127,19 +109,16 @@ class FakeRing:
             struct.pack_into("<I", self.memory, copy, word & ~BUSY)
 
 
-@settings(max_examples=60)
+@pytest.mark.needs("recorder")
+@settings(max_examples=drawn(60))
 @given(st.lists(st.sampled_from(["put", "reserve", "discard", "commit", "drain"]), max_size=120))
-def test_the_drain_writes_every_committed_record_once_and_in_order(
-    tmp_path_factory: pytest.TempPathFactory, actions: list[str]
-) -> None:
-    folder = tmp_path_factory.mktemp("ring")
+def test_every_committed_record_is_taken_once_and_in_order(actions: list[str]) -> None:
     kernel = FakeRing(64)
-    ring, file = Ring(kernel.fd, kernel.bytes, SLOT), SlotFile(folder / "events.bin")
+    ring, taken = Buffer(kernel.fd, SLOT, kernel.bytes), []
     serial, open_slots = 0, []
     for action in [*actions, *["commit"] * 120, "drain"]:
         if action == "drain":
-            file.append(ring.take())
-            ring.release()
+            taken.append(ring.take())
         elif action == "commit":
             if open_slots:
                 kernel.commit(open_slots.pop(0))
@@ -149,20 +128,16 @@ def test_the_drain_writes_every_committed_record_once_and_in_order(
             serial += 1
             if action == "reserve":
                 open_slots.append(at)
-    written = np.fromfile(folder / "events.bin", np.uint8).reshape(-1, SLOT)
-    serials = written[:, 8:16].copy().view("<u8")[:, 0]
-    ring.close()
-    file.close()
+    serials = np.concatenate(taken)[:, 8:16].copy().view("<u8")[:, 0]
     kernel.memory.close()
     os.close(kernel.fd)
-    shutil.rmtree(folder)
     assert serials.tolist() == list(range(serial))
 
 
 def write_recording(folder: Path, events: bytes, version: int = 1) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "events.bin").write_bytes(events)
-    write_manifest(folder, {"schema_version": version, "layouts": layouts()})
+    write_manifest(folder, {"schema_version": version, "layouts": record_layouts()})
 
 
 def slot(kind: int, ts: int, flags: int = 0) -> bytes:
@@ -196,4 +171,4 @@ def test_what_is_no_recording_is_refused_with_the_reason(tmp_path: Path, prepare
 
 @given(st.binary(max_size=16))
 def test_text_ends_at_the_first_nul(raw: bytes) -> None:
-    assert text(raw) == raw.split(b"\0")[0].decode(errors="replace")
+    assert c_string(raw) == raw.split(b"\0")[0].decode(errors="replace")

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.__main__ import main as analyze
 from analyzer.questions import figures, requests
 from analyzer.questions.summary import summarize
 from analyzer.tables import sequences
 from analyzer.tables import store as tables_module
 from analyzer.tables.sequences import PHASES, REFUSED, RowSets
-from tests.conftest import ROOT, last_json, trace
+from moescope.__main__ import main
+from tests.conftest import ROOT, drawn, last_json, trace
 from tests.truth import skip_where_stolen
 from tracer.recording.format import Recording
 from workloads.batch_plans import TARGET, Call, Plan
-from workloads.gguf_model import Shape, write
+from workloads.gguf_model import Shape, write_model
 from workloads.host_time import HostTime
 from workloads.recordings import Writer
 
@@ -75,7 +75,7 @@ def planned_owners(calls: list[Call]) -> list[list[tuple[int, int]]]:
 def row_sets(calls: list[Call]) -> RowSets:
     rows = [(step, i, *row) for step, call in enumerate(calls) for i, row in enumerate(call.rows)]
     step, number, sequence, position, output = np.array(rows, np.int64).T
-    return sequences.grouped({"step": step, "number": number, "position": position, "output": output > 0}, sequence)
+    return sequences.group_rows({"step": step, "number": number, "position": position, "output": output > 0}, sequence)
 
 
 def answer_of(plan: Plan) -> pd.DataFrame:
@@ -85,11 +85,11 @@ def answer_of(plan: Plan) -> pd.DataFrame:
     about["context"] = np.array([call.context + 1 for call in calls])
     sets = row_sets(calls)
     told = np.array([REFUSED if call.refused else 0 for call in calls])[sets.step]
-    columns = sequences.fed(sets, told, about, whole=True).table()
+    columns = sequences.fed_rows(sets, told, about, whole=True).table()
     return pd.DataFrame({name: column.to_pylist() if name == "phase" else column for name, column in columns.items()})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=drawn(50), deadline=None)
 @given(seed=st.integers(0, 10**6), slots=st.integers(1, 6), drafts=st.booleans())
 def test_phases_requests_and_kept_rows_follow_from_positions_and_output_flags(seed: int, slots: int, drafts: bool) -> None:
     plan = Plan(seed, slots, drafts=drafts)
@@ -106,7 +106,7 @@ def test_what_a_batch_leaves_out_is_the_engines_default_and_rows_that_were_not_r
             w.add("batch_rows", engine=2, ts=1, n_rows=rows, first=0, count=16, given=1, position=np.arange(16))
         w.add("token_end", engine=2, ts=10 * step + 5, seq=2**64 - 1)
     recording = Recording(w.write(tmp_path))
-    tables = tables_module.build(recording)
+    tables = tables_module.build_tables(recording)
     rows = tables["sequences"]
     assert rows[["sequence", "rows", "position", "outputs"]].to_numpy().tolist() == [[0, 16, 0, 0], [0, 1, 16, 1], [0, 1, 17, 1]]
     assert summarize(recording, tables)["tokens"]["unread_rows"] == 3000 - 16
@@ -116,7 +116,7 @@ def test_rows_that_several_sequences_share_belong_to_each(tmp_path: Path) -> Non
     shared = {"position": np.arange(16), "sequences": np.arange(16), "n_sequences": np.full(16, 3), "output": np.arange(16) == 3}
     w = Writer().add("token_begin", engine=2, ts=0, seq=2**64 - 1, n_tokens=4, position=0)
     w.add("batch_rows", engine=2, ts=1, n_rows=4, first=0, count=4, given=7, **shared)
-    rows = tables_module.build(Recording(w.add("token_end", engine=2, ts=5, seq=2**64 - 1).write(tmp_path)))["sequences"]
+    rows = tables_module.build_tables(Recording(w.add("token_end", engine=2, ts=5, seq=2**64 - 1).write(tmp_path)))["sequences"]
     assert rows[["sequence", "rows", "position", "outputs"]].to_numpy().tolist() == [[i, 4, 0, 1] for i in range(3)]
 
 
@@ -132,12 +132,12 @@ def test_a_step_is_sampled_behind_its_draft_if_that_reads_the_same_rows_for_an_o
         given = {"position": position + np.arange(16), "output": np.arange(16) >= rows - wanted, "n_sequences": np.ones(16)}
         w.add("batch_rows", engine=2, ts=begin + 1, n_rows=rows, first=0, count=rows, given=7, **given)
         w.add("token_end", engine=2, ts=begin + (100 if context == 1 else 10 if rows == 1 else 40), seq=2**64 - 1)
-    tables = tables_module.build(Recording(w.write(tmp_path)))
+    tables = tables_module.build_tables(Recording(w.write(tmp_path)))
     assert tables["sequences"]["phase"].tolist() == ["prefill", "draft", "draft", "draft", "decode", "draft", "decode"]
-    (one,) = requests.requests(tables).to_dict("records")
+    (one,) = requests.request_table(tables).to_dict("records")
     assert one["ttft_ms"] == pytest.approx((sampled[0] - 100) / 1e6)
     assert one["tpot_ms"] == pytest.approx((600 - sampled[0]) / 4e6)
-    assert figures.turns(tables)["end_ns"].tolist() == [*sampled, 600]
+    assert figures.fed_sequences(tables)["end_ns"].tolist() == [*sampled, 600]
 
 
 def test_a_rejected_append_of_genai_feeds_nothing(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_rejected_append_of_genai_feeds_nothing(tmp_path: Path) -> None:
         w.add("token_begin", engine=8, ts=100 * step, seq=2**64 - 1, phase=phase, n_tokens=n, position=2**32 - 1, context=7)
         w.add("token_end", engine=8, ts=100 * step + 50, seq=2**64 - 1, result=result)
     recording = Recording(w.write(tmp_path))
-    tables = tables_module.build(recording)
+    tables = tables_module.build_tables(recording)
     assert tables["tokens"]["phase"].tolist() == ["refused", "prefill", "decode", "decode"]
     answer = summarize(recording, tables)["tokens"]
     assert answer["apart"] == {"refused": 1} and answer["prefill_tokens"] == 20
@@ -162,14 +162,14 @@ class Run:
     folder: Path
 
     @property
-    def tables(self) -> tables_module.Tables:
-        return tables_module.load(self.folder)
+    def tables(self) -> tables_module.LazyTables:
+        return tables_module.load_tables(self.folder)
 
 
 @pytest.fixture(scope="module", params=[(1, False), (2, True)], ids=["parallel sequences", "draft and target"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder, (seed, drafts) = tmp_path_factory.mktemp("plan"), request.param
-    write(folder / "model.gguf", MODEL, quantized=True)
+    write_model(folder / "model.gguf", MODEL, quantized=True)
     program = [str(ROOT / "workloads" / "programs" / "llama_batches.py"), str(folder / "model.gguf"), str(seed), str(int(drafts))]
     done = trace("run", "--no-views", "--levels", "token", "-o", str(folder / "run"), "--", sys.executable, *program)
     assert done.returncode == 0, done.stderr
@@ -198,7 +198,7 @@ class TestPlans:
             assert step["position"] == max(firsts.values())
 
     def test_requests_have_the_planned_tokens_and_the_times_of_their_steps(self, run: Run) -> None:
-        rows, tokens = requests.requests(run.tables), run.tables["tokens"]
+        rows, tokens = requests.request_table(run.tables), run.tables["tokens"]
         planned_rows = sorted(tuple(one[name] for name in COUNTED) for one in run.plan.requests)
         assert sorted(rows[list(COUNTED)].itertuples(index=False, name=None)) == planned_rows
         steps: dict[int, list[int]] = {one["request"]: [] for one in run.plan.requests}
@@ -210,11 +210,11 @@ class TestPlans:
         assert sorted(zip(rows["begin_ns"], rows["end_ns"], strict=True)) == sorted(spans)
 
     def test_the_verb_prints_what_the_tables_have(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-        assert analyze(["requests", str(run.folder), "--json"]) == 0
+        assert main(["time", "requests", str(run.folder), "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert answer["summary"]["count"] == len(answer["requests"]) == len(run.plan.requests)
         assert answer["summary"]["generated"] == sum(one["generated"] for one in run.plan.requests)
-        assert analyze(["requests", str(run.folder)]) == 0
+        assert main(["time", "requests", str(run.folder)]) == 0
         assert f"{len(run.plan.requests)} requests" in capsys.readouterr().out
 
     def test_refused_calls_are_counted_and_fed_nothing(self, run: Run) -> None:
@@ -224,7 +224,7 @@ class TestPlans:
         assert answer["prefill_tokens"] == sum(one["prompt"] for one in run.plan.requests)
 
     def test_a_draft_is_apart_from_its_target(self, run: Run) -> None:
-        answer = requests.summary(run.tables)["speculative"]
+        answer = requests.request_summary(run.tables)["speculative"]
         drafts = [call for call in run.plan.calls if call.context != TARGET]
         if not drafts:
             assert answer == {}
@@ -263,18 +263,18 @@ class Served:
     """What a server and its clients measured, and the requests of its recording."""
 
     told: dict[str, Any]
-    tables: tables_module.Tables
+    tables: tables_module.LazyTables
     stolen: float
 
     def pairs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Each client's request with the recorded one: no two prompts are equally long."""
-        rows = {row["prompt"]: row for row in requests.requests(self.tables).to_dict("records")}
+        rows = {row["prompt"]: row for row in requests.request_table(self.tables).to_dict("records")}
         assert len(rows) == len(self.told["requests"])
         return [(one, rows[one["timings"]["prompt_n"]]) for one in self.told["requests"]]
 
     def answered(self) -> list[Answered]:
         """All requests in order of their first steps."""
-        fed, free, answer = figures.turns(self.tables), dict[int, int](), []
+        fed, free, answer = figures.fed_sequences(self.tables), dict[int, int](), []
         for one, row in sorted(self.pairs(), key=lambda pair: pair[1]["begin_ns"]):
             begin = max(one["sent_ns"], free.get(one["id_slot"], 0))
             answer.append(Answered(one, row, fed[fed["request"] == row["request"]], begin))
@@ -293,13 +293,13 @@ class Served:
 @pytest.fixture(scope="module", params=[False, True], ids=["alone", "with a draft"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder, host = tmp_path_factory.mktemp("served"), HostTime()
-    write(folder / "model.gguf", MODEL, quantized=True, tokenizer=True)
-    write(folder / "draft.gguf", DRAFTER, quantized=True, tokenizer=True)
+    write_model(folder / "model.gguf", MODEL, quantized=True, tokenizer=True)
+    write_model(folder / "draft.gguf", DRAFTER, quantized=True, tokenizer=True)
     program = [str(ROOT / "workloads" / "programs" / "llama_clients.py"), str(folder / "model.gguf"), "3", "8"]
     program += [str(folder / "draft.gguf")] if request.param else []
     done = trace("run", "--no-views", "--levels", "token,sched", "-o", str(folder / "run"), "--", sys.executable, *program)
     assert done.returncode == 0, done.stderr
-    return Served(json.loads(done.stdout.splitlines()[-1]), tables_module.load(folder / "run"), host.share())
+    return Served(json.loads(done.stdout.splitlines()[-1]), tables_module.load_tables(folder / "run"), host.share())
 
 
 class TestServer:
@@ -323,7 +323,7 @@ class TestServer:
             assert row["drafted"] == one["timings"].get("draft_n", 0)
             assert row["accepted"] + in_last_check == one["timings"].get("draft_n_accepted", 0)
         if counters["spec_decode_num_draft_tokens_total"]:
-            about = requests.summary(served.tables)["speculative"]
+            about = requests.request_summary(served.tables)["speculative"]
             sums = {name: sum(row[name] for _, row in pairs) for name in ("checks", "drafted", "judged", "accepted")}
             assert {name: about[name] for name in sums} == sums
             assert 0.2 < about["acceptance"] == sums["accepted"] / sums["judged"] < 0.9
@@ -331,7 +331,7 @@ class TestServer:
     def test_steps_are_those_that_the_server_counts(self, served: Served) -> None:
         counted = served.tables["tokens"]["phase"].isin(("prefill", "decode")).sum()
         assert counted == served.told["metrics"]["n_decode_total"]
-        assert 1 < requests.summary(served.tables)["concurrency"]["most"] <= 3
+        assert 1 < requests.request_summary(served.tables)["concurrency"]["most"] <= 3
 
     def test_the_client_sees_each_token_after_the_end_of_its_step(self, served: Served) -> None:
         for one in served.answered():
@@ -340,6 +340,7 @@ class TestServer:
             assert all(end <= seen for end, seen in zip(given, one.told["chunk_ns"], strict=False))
             assert one.told["sent_ns"] <= one.row["begin_ns"]
 
+    @pytest.mark.long
     def test_ttft_is_the_clients_less_http_and_its_wait_for_others(self, served: Served) -> None:
         """Each request's; from its first step on it is the server's own, too."""
         skip_where_stolen(served.stolen)
@@ -353,6 +354,7 @@ class TestServer:
             around = served.unready_ns(one.begin_ns, one.row["begin_ns"]) + served.unready_ns(one.first_ns, chunk)
             assert 0 <= one.told["timings"]["prompt_ms"] * 1e6 - one.row["ttft_ms"] * 1e6 < MOST_NS + around
 
+    @pytest.mark.long
     def test_tpot_is_the_clients(self, served: Served) -> None:
         """Up to each request's last verification, of which nothing shows how many tokens it gave."""
         skip_where_stolen(served.stolen)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from runtime.backends.block_products import DOMAIN
-from runtime.backends.instruction_sets import FORCED_SET, LIBRARY, choose, instruction_set, instruction_sets
+from runtime.backends.instruction_sets import FORCED_SET, LIBRARY, instruction_set, instruction_sets, use_instruction_set
 from runtime.errors import BackendError
 from runtime.graphs.quantize import BLOCKS, Precision, Quantized, quantize
+from tests.conftest import drawn
 from tests.quantized_weights import unpack
 
 TYPES = {"values": TensorProto.UINT8, "scales": TensorProto.FLOAT16, "zeros": TensorProto.UINT8}
@@ -76,7 +77,7 @@ def activated(halves: np.ndarray) -> np.ndarray:
 def fastest() -> Iterator[None]:
     """Whatever a test chose, the next one begins with the fastest set."""
     yield
-    choose(instruction_sets()[0])
+    use_instruction_set(instruction_sets()[0])
 
 
 @pytest.mark.parametrize("name", instruction_sets())
@@ -88,7 +89,7 @@ def fastest() -> Iterator[None]:
     seed=st.integers(0, 1 << 30),
     size=st.sampled_from([0.0, 1e-6, 1.0, 300.0]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=drawn(60), deadline=None)
 def test_it_is_the_product_of_what_was_rounded(
     name: str, precision: Precision, rows: int, n: int, k: int, seed: int, size: float
 ) -> None:
@@ -97,7 +98,7 @@ def test_it_is_the_product_of_what_was_rounded(
     values = (rng.standard_normal((rows, k)) * size).astype(np.float32)
     given = feeds(packed, values)
     runs = session(precision.bits, list(given))
-    choose(name)
+    use_instruction_set(name)
     (results,) = runs.run(None, given)
     (alone,) = runs.run(None, given | {"rows": values[-1:]})
     expected = product(packed, precision, values)
@@ -114,21 +115,21 @@ def test_it_is_the_product_of_what_was_rounded(
     gated=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=drawn(60), deadline=None)
 def test_every_instruction_set_gives_the_same_bits(
     precision: Precision, rows: int, n: int, k: int, threads: int, gated: bool, seed: int
 ) -> None:
     given = random_feeds(precision, rows, n, k, np.random.default_rng(seed), gated)
     runs, results = session(precision.bits, list(given), threads, gated), {}
     for name in instruction_sets():
-        choose(name)
+        use_instruction_set(name)
         results[name] = runs.run(None, given)[0]
     for name, result in results.items():
         assert np.array_equal(result, results["plain"]), name
 
 
 @given(rows=st.integers(1, 9), k=st.integers(1, 300), seed=st.integers(0, 1 << 30), size=st.sampled_from([0.0, 1e-3, 3.0, 50.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=drawn(40), deadline=None)
 def test_gated_rows_are_the_activation_of_their_halves(rows: int, k: int, seed: int, size: float) -> None:
     rng, precision = np.random.default_rng(seed), Precision(8, 32)
     halves = (rng.standard_normal((rows, 2 * k)) * size).astype(np.float32)
@@ -138,7 +139,7 @@ def test_gated_rows_are_the_activation_of_their_halves(rows: int, k: int, seed: 
     # Two float32 roundings of the activation can be a step of its 8 bits apart.
     steps = np.abs(activated(halves)).max() / 127 * np.float32(np.abs(given["scales"]).max()) * 128
     for name in instruction_sets():
-        choose(name)
+        use_instruction_set(name)
         assert np.abs(runs.run(None, given)[0] - expected).max() <= 3 * steps + 1e-30
 
 
@@ -162,7 +163,7 @@ def test_the_largest_codes_overflow_no_sum(bits: int) -> None:
     given = {"rows": rows, "values": full, "scales": np.ones((17, 2), np.float16), "zeros": none}
     runs = session(bits, list(given))
     for name in instruction_sets():
-        choose(name)
+        use_instruction_set(name)
         (results,) = runs.run(None, given)
         expected = np.broadcast_to(rows.sum(axis=1, keepdims=True) * (2**bits - 1), results.shape)
         np.testing.assert_allclose(results, expected, rtol=1e-6)
@@ -196,7 +197,7 @@ def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyP
 
 def test_an_instruction_set_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(BackendError, match=f"'mmx'.*{FORCED_SET} to one of {', '.join(instruction_sets())}"):
-        choose("mmx")
+        use_instruction_set("mmx")
     assert "BackendError" in forced("mmx").stderr
 
 
@@ -212,6 +213,7 @@ def arm_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return driver
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["plain", "neon_dotprod", "neon_i8mm"])
 def test_an_arm_processor_gives_the_same_bits(arm_driver: Path, name: str) -> None:
     rng, cases, expected = np.random.default_rng(7), [], []
@@ -228,6 +230,7 @@ def test_an_arm_processor_gives_the_same_bits(arm_driver: Path, name: str) -> No
     assert np.array_equal(np.frombuffer(done.stdout, np.float32), np.concatenate(expected))
 
 
+@pytest.mark.long
 def test_a_kernel_of_avx_vnni_uses_its_instructions(tmp_path: Path) -> None:
     compiler, objdump, built = shutil.which("gcc"), shutil.which("objdump"), tmp_path / "avxvnni.o"
     if os.uname().machine != "x86_64" or not compiler or not objdump:
@@ -293,3 +296,13 @@ def test_gated_rows_without_two_halves_are_refused() -> None:
 def test_other_bits_are_refused() -> None:
     with pytest.raises(Exception, match="4 and 8 bits"):
         session(5, ["rows", "values", "scales"])
+
+
+def test_a_product_gives_its_memory_back() -> None:
+    """Its room for rounded rows takes 1 MiB here."""
+    given = feeds(quantize(np.ones((16, 2048), np.float32), Precision(8, 32, False)), np.ones((512, 2048), np.float32))
+    run, held = session(8, list(given)), []
+    for _ in range(48):
+        run.run(None, given)
+        held.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"))
+    assert held[-1] - held[3] < 16 << 20

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtime.cache_rules.forms import Cache, Form, Reason
 from runtime.errors import BudgetError
 from runtime.experts.cache import ExpertCache
-from runtime.experts.loader import Loader
+from runtime.experts.loader import ExpertLoader
 from runtime.units import parse_budget
 
 
@@ -143,7 +143,7 @@ class Session:
 
 @pytest.mark.parametrize("threads", [0, 1])
 def test_what_left_is_gone_at_once(threads: int) -> None:
-    loader = Loader(threads) if threads else None
+    loader = ExpertLoader(threads) if threads else None
     cache = ExpertCache(10, lambda _: 10, lambda _: Session(), Account(), loader=loader)
     gc.disable()  # a cycle would wait for it, with all its memory
     try:

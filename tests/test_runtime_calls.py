@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtime import MoE
 from runtime.backends import calls
-from runtime.backends.calls import Item, LogEntry, PlainCombine, TokenRun, combine
+from runtime.backends.calls import Item, LogEntry, PlainCombine, TokenRun, combine_experts
 from runtime.errors import BackendError
 from runtime.package.demo_model import write_demo_model
 from runtime.telemetry import probes
@@ -34,7 +34,7 @@ print(ids, b"".join(weights.tobytes() for *_, weights in model.log.routing).hex(
 
 
 def an_item(run: object, layer: int = 0, kind: Kind = Kind.ATTENTION) -> Item:
-    call = calls.Call(run, None, 1, kind, layer, -1, 1, result_id(kind, layer), probes.sources(1, 2))
+    call = calls.Call(run, None, 1, kind, layer, -1, 1, result_id(kind, layer), probes.pack_sources(1, 2))
     return Item(call, LogEntry(kind, layer, -1, (kind, 1)))
 
 
@@ -48,14 +48,14 @@ def test_the_extension_sums_up_to_the_same_bits_as_numpy_does_for_many_rows(
     common = random.standard_normal(hidden, np.float32) if has_common else None
     attended, out = random.standard_normal(hidden, np.float32), np.empty(hidden, np.float32)
     chosen = random.permutation(9)[:k]
-    results = probes.sources(*(result_id(Kind.EXPERT, 3, expert) for expert in range(9)))
+    results = probes.pack_sources(*(result_id(Kind.EXPERT, 3, expert) for expert in range(9)))
     parts = result_id(Kind.COMBINE, 3), b"", results, chosen, weights, rows, common, multiplier, attended
     calls.run([calls.Combine(*parts, out)], [0], np.zeros((1, 2), np.int64), 0)
     plain = np.empty(hidden, np.float32)
     PlainCombine(*parts, plain).run(None, None)
     assert out.tobytes() == plain.tobytes()
     twice = [np.stack([value, value]) if value is not None else None for value in (weights, rows[chosen], common, attended)]
-    many = combine(twice[0], twice[1], twice[2], multiplier, twice[3])
+    many = combine_experts(twice[0], twice[1], twice[2], multiplier, twice[3])
     assert many[1].tobytes() == out.tobytes()
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moescope.__main__ import main
 from runtime import MoE
-from runtime.__main__ import main
 from runtime.errors import ModelError, RequestError
 from runtime.models import read_family
 from runtime.moe import TextStream, Token
@@ -279,7 +279,7 @@ def test_the_summary_says_whether_experts_are_prefetched_and_why(model: Path) ->
             list(moe.generate(PROMPT, 2))
             said[choice] = moe.log.statistics()["prefetching"]
     assert said == {
-        "auto": "off: no predictor is trained (train-predictor), and experts are below 1 MiB",
+        "auto": "off: no predictor is trained (`moescope tune predictor`), and experts are below 1 MiB",
         "on": "on: as requested",
         "off": "off: as requested",
     }
@@ -398,6 +398,7 @@ def anonymous_bytes() -> int:
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
+@pytest.mark.long
 def test_ten_thousand_steps_of_many_sequences_stay_right_and_within_the_memory_that_is_told(model: Path) -> None:
     prompts = [np.random.default_rng(seed).integers(0, 380, 40).tolist() for seed in range(4)]
     with MoE.load(model, expert_cache="25%") as moe:

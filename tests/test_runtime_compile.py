@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from moescope.__main__ import main
 from runtime import MoE
-from runtime.__main__ import main
 from runtime.backends import htp
 from runtime.backends.htp import HtpBackend
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.layout import Package
 from tests.runtime_models import PROMPT
 
-htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
+htp_only = pytest.mark.skipif(bool(htp.why_unavailable()), reason=htp.why_unavailable() or "HTP at hand")
 SIZES = DemoSizes(hidden=64, layers=1, experts=2, intermediate=64, vocabulary=400, context=256)
 
 

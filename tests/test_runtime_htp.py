@@ -27,7 +27,7 @@ from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind
 from tests.runtime_models import PROMPT, random_model
 
-htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
+htp_only = pytest.mark.skipif(bool(htp.why_unavailable()), reason=htp.why_unavailable() or "HTP at hand")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -109,7 +109,7 @@ def test_qnn_profiling_writes_one_csv_for_each_session_and_stdout_holds_text_onl
     folder = write_demo_model(tmp_path / "demo")
     work = tmp_path / "work"
     work.mkdir()
-    command = [sys.executable, "-m", "runtime", "generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "3", "--json"]
+    command = [sys.executable, "-m", "moescope", "generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "3", "--json"]
     command += ["--prefill-backend", "htp", "--chunk", "32", "--qnn-profile", "detailed", "--qnn-profile-dir", "csv"]
     done = subprocess.run(command, cwd=work, env=_environment(), capture_output=True, text=True, timeout=180, check=True)
     statistics = json.loads(done.stdout)["statistics"]
@@ -162,7 +162,7 @@ def test_profiling_is_switched_while_the_model_runs(tmp_path: Path) -> None:
 
 def test_without_the_qnn_package_htp_says_how_to_get_it_and_auto_takes_the_cpu(tmp_path: Path) -> None:
     folder = write_demo_model(tmp_path)
-    block = "import sys; sys.modules['onnxruntime_qnn'] = None; from runtime.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    block = "import sys; sys.modules['onnxruntime_qnn'] = None; from moescope.__main__ import main; sys.exit(main(sys.argv[1:]))"
     base = [
         sys.executable,
         "-c",
@@ -223,7 +223,7 @@ def test_evicted_and_reloaded_context_binaries_leave_nothing_and_two_run_from_tw
         "from runtime.backends.cpu import return_freed_memory; from runtime.package.layout import Package\n"
         "return_freed_memory(); backend = HtpBackend(Package(Path(sys.argv[1])), (1,))\n"
         "names = ['expert_00_000', 'expert_00_001']\n"
-        "warm, half, end = cycle(backend, names, 16); assert from_two_threads(backend, names, 5)\n"
+        "warm, half, end = run_cycles(backend, names, 16); assert from_two_threads(backend, names, 5)\n"
         "assert end['threads'] == warm['threads'] and end['files'] == warm['files'] and end['pss'] - warm['pss'] < 8 << 20"
     )
     command = [sys.executable, "-c", script, str(package.folder)]

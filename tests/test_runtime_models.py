@@ -325,8 +325,8 @@ def test_the_text_part_of_a_model_that_sees_is_read_like_a_text_model(family: st
 
 def test_qwen3_vl_s_experts_are_read_as_published_and_as_transformers_writes_them(tmp_path: Path) -> None:
     name, ids = "qwen3_vl_moe", list(range(20))
-    drawn = drawn_models.settings(name, 3)
-    reference = drawn_models.build(tmp_path, name, drawn, 3)
+    drawn = drawn_models.drawn_config(name, 3)
+    reference = drawn_models.build_reference(tmp_path, name, drawn, 3)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     experts = [key for key in tensors if ".experts." in key]

@@ -169,6 +169,6 @@ def test_generation_stops_at_the_end_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", drawn_models.FAMILIES)
 def test_a_drawn_config_of_every_family_equals_transformers(family: str) -> None:
-    agreed = drawn_models.agreement(family, seed=1000, new=24, prompts=(1, 16, 65))
+    agreed = drawn_models.compare_prompts(family, seed=1000, new=24, prompts=(1, 16, 65))
     assert agreed.equal == agreed.tokens == 72
     assert agreed.share < 1

@@ -14,21 +14,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from moescope.__main__ import main
 from runtime import MoE
-from runtime.__main__ import main
 from runtime.cache_rules.eviction import LRU
 from runtime.cache_rules.forms import Cache, Form, Reason
 from runtime.errors import PackageError
 from runtime.experts.cache import ExpertCache
-from runtime.experts.loader import URGENT, Loader, Ticket
-from runtime.experts.predictor import Predictor, chance, log_odds
+from runtime.experts.loader import URGENT, ExpertLoader, Ticket
+from runtime.experts.predictor import Predictor, log_odds, probability_of
 from runtime.experts.prefetch import SCARCE, SPARE, Prefetcher, log_odds_of
 from runtime.experts.routing import History
 from runtime.package.convert import convert
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.layout import Package
 from runtime.package.reader import Reader
-from runtime.prepare.training import logistic
+from runtime.prepare.training import fit_logistic
 from runtime.step import engine
 from runtime.telemetry.log import RunLog
 from tests.runtime_models import PROMPT
@@ -46,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("prefetch")
     model = write_demo_model(folder / "model", sizes=SIZES)
     package = convert(model, folder / "package")
-    command = [sys.executable, "-m", "runtime", "train-predictor", str(package.folder), "--text", str(TEXT), "--json"]
+    command = [sys.executable, "-m", "moescope", "tune", "predictor", str(package.folder), "--text", str(TEXT), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     return package.folder, json.loads(done.stdout)
 
@@ -92,7 +92,7 @@ def test_a_row_of_the_embedding_is_read_without_its_neighbours(package: Path) ->
 
 def test_training_again_replaces_the_predictor(package: Path) -> None:
     before = [path.name for path in package.glob("predictor_*")]
-    arguments = ["train-predictor", str(package), "--text", str(TEXT), "--tokens", "1600"]
+    arguments = ["tune", "predictor", str(package), "--text", str(TEXT), "--tokens", "1600"]
     assert main(arguments) == 0
     after = [path.name for path in package.glob("predictor_*")]
     assert len(before) == len(after) == 1
@@ -103,7 +103,7 @@ def test_training_again_replaces_the_predictor(package: Path) -> None:
 
 def test_a_full_disk_leaves_the_package_as_it_was(package: Path) -> None:
     before = {path.name: path.read_bytes() for path in package.iterdir()}
-    command = [sys.executable, "-m", "runtime", "train-predictor", str(package), "--text", str(TEXT), "--tokens", "800"]
+    command = [sys.executable, "-m", "moescope", "tune", "predictor", str(package), "--text", str(TEXT), "--tokens", "800"]
     limit = (1024, 1024)
     refuse = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)  # noqa: E731
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=refuse, timeout=180)
@@ -195,7 +195,7 @@ def test_files_removed_while_running_end_in_one_line(package: Path, prefetch: st
 
 
 def test_control_c_ends_generation_cleanly(trained: tuple[Path, dict]) -> None:
-    command = [sys.executable, "-m", "runtime", "generate", str(trained[0]), "--prompt", "A cache", "--ignore-end"]
+    command = [sys.executable, "-m", "moescope", "generate", str(trained[0]), "--prompt", "A cache", "--ignore-end"]
     command += ["--max-new-tokens", "1000", "--expert-cache", str(HALF), "--prefetch", "on"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
@@ -207,7 +207,7 @@ def test_control_c_ends_generation_cleanly(trained: tuple[Path, dict]) -> None:
 
 
 def test_a_load_that_has_not_begun_can_be_cancelled_or_taken_over_and_a_prefetch_counts_as_such() -> None:
-    gate, begun, account, loader = Event(), Event(), Account(), Loader(1)
+    gate, begun, account, loader = Event(), Event(), Account(), ExpertLoader(1)
 
     def load(form: Form) -> str:
         begun.set()
@@ -236,14 +236,14 @@ def test_a_load_that_has_not_begun_can_be_cancelled_or_taken_over_and_a_prefetch
 
 
 def test_what_is_asked_for_comes_before_the_rest_of_a_prefetch_that_is_being_read() -> None:
-    loader, pieces, order = Loader(1), Event(), []
+    loader, pieces, order = ExpertLoader(1), Event(), []
     asked = Event()
 
     def read(name: str) -> None:
         if name == "prefetch":
             pieces.set()
             assert asked.wait(10)
-        loader.give_way()
+        loader.yield_to_urgent()
         order.append(name)
 
     early, late, more = (
@@ -255,7 +255,7 @@ def test_what_is_asked_for_comes_before_the_rest_of_a_prefetch_that_is_being_rea
     assert pieces.wait(10)
     loader.submit(more)
     loader.submit(late)
-    loader.give_way()
+    loader.yield_to_urgent()
     assert not order, "it is the loading thread that gives way, nobody else"
     asked.set()
     for ticket in (early, late, more):
@@ -268,14 +268,14 @@ def test_chances_are_calibrated_on_what_they_were_fitted_to() -> None:
     random = np.random.default_rng(0)
     margin = random.standard_normal(20_000) * 2
     chosen = (random.random(20_000) < 1 / (1 + np.exp(-(1.7 * margin - 0.4)))).astype(float)
-    assert np.allclose(logistic(margin, chosen), [1.7, -0.4], atol=0.1)
+    assert np.allclose(fit_logistic(margin, chosen), [1.7, -0.4], atol=0.1)
     scores = random.standard_normal((50, 9)).astype(np.float32)
-    ranked = chance(log_odds(scores, 3, np.array([1.0, 0.0])))
+    ranked = probability_of(log_odds(scores, 3, np.array([1.0, 0.0])))
     assert ((ranked > 0.5).sum(1) == 3).all(), "with an even curve, half marks the border of k"
 
 
 def test_while_all_loading_threads_are_busy_only_likelier_experts_are_loaded() -> None:
-    gate, loader = Event(), Loader(1)
+    gate, loader = Event(), ExpertLoader(1)
     cache = ExpertCache(60, lambda form: 10, lambda form: gate.wait(10), Account(), LRU(), loader)
     told = np.full((1, 3), -np.inf)
 

@@ -72,7 +72,7 @@ def test_every_probe_stands_on_a_nop_whose_note_names_all_arguments() -> None:
 def test_a_probe_that_nobody_watches_costs_less_than_a_microsecond() -> None:
     experts, weights = np.zeros((1, 8), np.uint16), np.zeros((1, 8), np.float32)
     calls = [
-        (probes.op_begin, (1, 2, 3, 1 << 48, probes.sources(1, 2, 3))),
+        (probes.op_begin, (1, 2, 3, 1 << 48, probes.pack_sources(1, 2, 3))),
         (probes.graph, (max, 1, 2, 1, 4, 2, -1, 1, 8 << 32 | 1)),
         (probes.route, (1, 1, 8, experts, weights)),
     ]
@@ -118,7 +118,7 @@ def test_what_the_probes_tell_is_what_the_log_tells(tmp_path: Path) -> None:
     if os.geteuid() or not shutil.which("bpftrace"):
         pytest.skip("needs root and bpftrace")
     folder, log = write_demo_model(tmp_path / "demo"), tmp_path / "log.json"
-    generate = [sys.executable, "-m", "runtime", "generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "5"]
+    generate = [sys.executable, "-m", "moescope", "generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "5"]
     generate += ["--expert-cache", "2MiB", "--log", str(log)]
     seen = traced(SCRIPT.replace("LIB", str(LIBRARY)), generate)
     told = json.loads(log.read_text())

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from moescope.__main__ import main
 from runtime import MoE
-from runtime.__main__ import main
 from runtime.backends import htp
 from runtime.cache_rules.forms import HTP
 from runtime.package.demo_model import DemoSizes, write_demo_model
-from runtime.telemetry.profile import executions
+from runtime.telemetry.profile import read_executions
 from tests.runtime_models import PROMPT
 
-htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
+htp_only = pytest.mark.skipif(bool(htp.why_unavailable()), reason=htp.why_unavailable() or "HTP at hand")
 SIZES = DemoSizes(hidden=64, layers=2, experts=4, intermediate=64, vocabulary=400, context=256)
 
 
@@ -38,7 +38,7 @@ def test_host_stages_qnn_events_its_log_and_the_merged_trace_agree(model: Path, 
     executes = sum(count for (_, backend), count in engine.log.graphs.items() if backend == HTP)
     assert counted["npu run"] == executes > 0
     files = sorted((folder / "qnn").glob("*.csv"))
-    assert sum(len(executions(path)) for path in files) == executes
+    assert sum(len(read_executions(path)) for path in files) == executes
     assert {path.with_suffix("").name + "_qnn.log" for path in files} == {p.name for p in (folder / "qnn").glob("*_qnn.log")}
     trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
@@ -76,5 +76,5 @@ def test_basic_events_have_no_nodes(model: Path, tmp_path: Path) -> None:
     engine = MoE.load(model, prefill_backend="htp", chunk=32, tiers=(8,), profile=tmp_path, qnn_profile="basic")
     list(engine.generate(PROMPT, 1))
     engine.close()
-    found = [one for path in (tmp_path / "qnn").glob("*.csv") for one in executions(path)]
+    found = [one for path in (tmp_path / "qnn").glob("*.csv") for one in read_executions(path)]
     assert found and not any(one.nodes for one in found)

@@ -8,7 +8,7 @@ from runtime import MoE
 from runtime.backends.kv_cache import TYPES
 from runtime.package.convert import PackageFormat, convert
 from runtime.package.layout import Package
-from runtime.prepare.perplexity import Perplexity, losses
+from runtime.prepare.perplexity import Perplexity, token_losses
 from runtime.step.attention import Sequence
 from tests.runtime_models import trained_model, trained_package
 
@@ -25,7 +25,7 @@ def text() -> str:
 def perplexity(package: Path, **options: int) -> float:
     model = MoE.load(package, **options)
     ids = model.encode(text())[:TOKENS]
-    found = Perplexity.of(losses(model.engine, ids, WINDOW, WINDOW - 1))
+    found = Perplexity.of(token_losses(model.engine, ids, WINDOW, WINDOW - 1))
     model.close()
     return found.perplexity
 

@@ -11,6 +11,7 @@ from runtime.backends.block_products import QUANTIZED, with_block_products
 from runtime.errors import RequestError
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.quantize import Precision, quantize
+from tests.conftest import drawn
 from tests.quantized_weights import dequantize
 
 
@@ -22,7 +23,7 @@ precisions = st.builds(Precision, st.sampled_from([4, 8]), st.sampled_from([16, 
 
 
 @given(precisions, st.integers(1, 5), st.integers(1, 150), st.integers(0, 1 << 30), st.sampled_from([0.0, 1e-6, 1.0, 300.0]))
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 def test_no_weight_is_off_by_more_than_its_blocks_step(precision: Precision, n: int, k: int, seed: int, size: float) -> None:
     weight = (np.random.default_rng(seed).standard_normal((n, k)) * size).astype(np.float32)
     packed = quantize(weight, precision)

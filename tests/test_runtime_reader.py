@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.cache_rules.rule import PIECE
 from runtime.errors import PackageError
-from runtime.package.reader import ALIGNMENT, BlockPool, FileRange, Reader, aligned
+from runtime.package.reader import ALIGNMENT, BlockPool, FileRange, Reader, page_aligned
 
 SIZE = 3 * ALIGNMENT + 123
 
@@ -91,13 +92,24 @@ def test_blocks_are_reused_and_only_a_few_free_ones_keep_their_memory() -> None:
     pool = BlockPool(spare=2)
     blocks = [pool.take(5000) for _ in range(4)]
     addresses = [block.ctypes.data for block in blocks]
-    assert {len(block) for block in blocks} == {aligned(5000)} and len(set(addresses)) == 4
+    assert {len(block) for block in blocks} == {page_aligned(5000)} and len(set(addresses)) == 4
     for block in blocks:
         block[:] = 7
         pool.give(block)
     assert [block.min() for block in blocks] == [7, 7, 0, 0]
     again = [pool.take(5000).ctypes.data for _ in range(4)]
     assert set(again[:2]) == set(addresses[:2]) and set(again) == set(addresses)
+
+
+def test_a_block_is_taken_by_one_thread_at_a_time() -> None:
+    pool = BlockPool()
+    taking = Thread(target=pool.take, args=(5000,))
+    with pool._lock:
+        taking.start()
+        taking.join(0.2)
+        assert taking.is_alive() and not pool._empty
+    taking.join()
+    assert pool._empty
 
 
 def test_large_blocks_lie_in_huge_pages_and_small_ones_take_no_more_than_they_write() -> None:

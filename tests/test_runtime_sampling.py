@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moescope.__main__ import main
 from runtime import MoE
-from runtime.__main__ import main
 from runtime.errors import RequestError
 from runtime.package.demo_model import TEXT, write_demo_model
 from runtime.step.sampling import Sampler, Sampling
@@ -92,7 +92,17 @@ def test_perplexity_is_that_of_transformers_in_the_same_windows(
         counted = first + len(part)
     assert len(lost) == len(ids) - 1
     (tmp_path / "text").write_text(text)
-    arguments = ["perplexity", str(demo), "--text", str(tmp_path / "text"), "--window", str(window), "--stride", str(stride)]
+    arguments = [
+        "bench",
+        "perplexity",
+        str(demo),
+        "--text",
+        str(tmp_path / "text"),
+        "--window",
+        str(window),
+        "--stride",
+        str(stride),
+    ]
     assert main([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["tokens"], told["perplexity"]) == (len(lost), pytest.approx(np.exp(np.mean(lost)), rel=1e-4))
@@ -134,7 +144,7 @@ def test_ids_come_as_lists_arrays_and_tensors(demo: Path) -> None:
 )
 def test_windows_that_make_no_sense_are_refused(demo: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert main(["perplexity", str(demo), "--text", str(TEXT), *arguments]) == 2
+    assert main(["bench", "perplexity", str(demo), "--text", str(TEXT), *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

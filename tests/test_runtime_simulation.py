@@ -1,6 +1,7 @@
 """Belady's optimum against every possible choice of victims, the policies against Belady, prefetch against its bounds."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache as remember
 from itertools import combinations
 
@@ -8,9 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.questions.cache_curves import MOST_BYTES, nearest_reuse
 from runtime.cache_rules.eviction import LFRU, LRU, Static
 from runtime.cache_rules.forms import CPU, Form
-from runtime.cache_rules.replay import Event, Replay, belady, belady_with_bypass, lru, replay
+from runtime.cache_rules.replay import Event, Outcome, Replay, belady, belady_with_bypass, lfru, lfu, lru, replay
+from tests.conftest import drawn
 
 
 def event(layer: int, experts: list[int]) -> Event:
@@ -46,13 +49,13 @@ def fewest_misses(trace: list[Event], capacity: int, bypass: bool = False) -> in
     return best(0, frozenset())
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(events, st.integers(2, 4))
 def test_belady_misses_as_little_as_any_choice_of_victims(trace: list[Event], capacity: int) -> None:
     assert belady(trace, capacity).misses == fewest_misses(trace, capacity)
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(events, st.integers(2, 4))
 def test_a_cache_that_may_leave_out_what_it_was_asked_for_hits_as_often_or_more(trace: list[Event], capacity: int) -> None:
     most = belady_with_bypass(trace, capacity)
@@ -65,13 +68,100 @@ def test_leaving_out_pays_where_something_is_asked_for_once() -> None:
     assert (belady_with_bypass(trace, 2).hits, belady(trace, 2).hits) == (4, 2)
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(st.one_of(events, traces), st.integers(1, 12))
 def test_the_quick_lru_is_the_rule_with_lru(trace: list[Event], capacity: int) -> None:
     assert lru(trace, capacity) == replay(trace, capacity, LRU())
 
 
-@settings(max_examples=40)
+@settings(max_examples=drawn(60))
+@given(st.one_of(events, traces), st.integers(1, 12))
+def test_the_quick_lfru_is_the_rule_with_lfru(trace: list[Event], capacity: int) -> None:
+    assert lfru(trace, capacity) == replay(trace, capacity, LFRU())
+
+
+@settings(max_examples=drawn(60))
+@given(traces, st.integers(2, 12), st.sampled_from([lru, lfu, lfru, belady, belady_with_bypass]), st.integers(1, 9))
+def test_a_budget_in_bytes_of_equal_experts_is_a_number_of_them(
+    trace: list[Event], capacity: int, policy: Callable[..., Outcome], size: int
+) -> None:
+    sizes = dict.fromkeys((form for forms, _ in trace for form in forms), size)
+    by_number = policy(trace, capacity)
+    for rest in {0, size - 1}:
+        by_bytes = policy(trace, capacity * size + rest, sizes)
+        assert by_bytes == by_number._replace(read_bytes=by_number.misses * size)
+
+
+@settings(max_examples=drawn(60))
+@given(traces, st.integers(8, 60))
+def test_lru_in_bytes_is_the_rule_with_lru_in_bytes(trace: list[Event], budget: int) -> None:
+    sizes = {form: 1 + 3 * (form.layer % 2) for forms, _ in trace for form in forms}
+    played = Replay(budget, LRU(), size=sizes.__getitem__)
+    for forms, _ in trace:
+        played.begin()
+        played.run(forms)
+    assert lru(trace, budget, sizes)[:3] == played.outcome()[:3]
+
+
+def evicting_by_sorting(trace: list[Event], budget: int, sizes: dict[Form, int], policy: Callable[..., Outcome]) -> Outcome:
+    """The replay of a policy that sorts all held keys for each eviction."""
+    bypass, weigh = policy in (lfu, belady_with_bypass), LFRU().weigh
+    held: dict[Form, float] = {}
+    used: Counter[Form] = Counter()
+    hits, missed = 0, []
+
+    def rank(now: int, key: Form, missing: bool) -> float:
+        if policy is lfru:
+            return weigh(key, 1 + missing)
+        used[key] += policy is lfu
+        later = next((i for i in range(now + 1, len(trace)) if key in trace[i].keys), len(trace))
+        return used[key] * (len(trace) + 1) + now if policy is lfu else -later
+
+    def evict(candidates: list[Form], needed: int) -> None:
+        for key in sorted(candidates, key=lambda key: (held[key], key)):
+            if sum(sizes[key] for key in held) + needed > budget:
+                del held[key]
+
+    for now, (keys, _) in enumerate(trace):
+        absent = [key for key in keys if key not in held]
+        missed += absent
+        hits += len(keys) - len(absent)
+        held |= {key: rank(now, key, False) for key in keys if key in held}
+        if not bypass:
+            evict([key for key in held if key not in keys], sum(sizes[key] for key in absent))
+        for key in (key for key in absent if sizes[key] <= budget):
+            if not bypass:
+                evict([other for other in held if other in keys], sizes[key])
+            held[key] = rank(now, key, True)
+        evict(list(held), 0)
+    return Outcome(hits, len(missed), len(missed), sum(sizes[key] for key in missed))
+
+
+@settings(max_examples=drawn(300))
+@given(
+    st.one_of(events, traces),
+    st.integers(1, 60),
+    st.lists(st.integers(1, 9), min_size=1, max_size=7),
+    st.sampled_from([lfu, lfru, belady, belady_with_bypass]),
+)
+def test_a_quick_replay_is_the_slow_one_for_experts_of_any_sizes(
+    trace: list[Event], budget: int, some: list[int], policy: Callable[..., Outcome]
+) -> None:
+    keys = sorted({form for forms, _ in trace for form in forms})
+    sizes = {key: some[i % len(some)] for i, key in enumerate(keys)}
+    assert policy(trace, budget, sizes) == evicting_by_sorting(trace, budget, sizes, policy)
+
+
+@settings(max_examples=drawn(200))
+@given(traces, st.sampled_from([1, 5]))
+def test_lru_hits_in_a_cache_of_the_nearest_reuse_and_in_none_below(trace: list[Event], wide: int) -> None:
+    sizes = {form: 1 + wide * (form.layer % 2) for forms, _ in trace for form in forms}
+    nearest = nearest_reuse(trace, sizes)
+    assert lru(trace, nearest - 1, sizes).hits == 0
+    assert nearest == MOST_BYTES or lru(trace, nearest, sizes).hits > 0
+
+
+@settings(max_examples=drawn(40))
 @given(traces, st.integers(2, 12))
 def test_no_policy_beats_belady_and_all_count_every_expert_once(trace: list[Event], capacity: int) -> None:
     best = belady(trace, capacity)
@@ -88,7 +178,7 @@ def test_lfru_keeps_what_is_used_often_where_lru_forgets_it() -> None:
     assert replay(trace, 4, LFRU()).misses < replay(trace, 4, LRU()).misses
 
 
-@settings(max_examples=40)
+@settings(max_examples=drawn(40))
 @given(traces, st.integers(4, 12), st.floats(0, 1), st.integers(0, 5))
 def test_wrong_prefetches_stay_within_their_allowance_and_never_push_out_what_the_layer_needs(
     trace: list[Event], capacity: int, accuracy: float, seed: int

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moescope.__main__ import main
 from runtime import MoE
-from runtime.__main__ import main
 from runtime.backends import htp
 from runtime.cache_rules.forms import BACKENDS, CPU, HTP
 from runtime.errors import RequestError
@@ -23,7 +23,7 @@ from runtime.placement.options import Options
 from runtime.telemetry.probes import Kind
 from tests.runtime_models import PROMPT
 
-htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
+htp_only = pytest.mark.skipif(bool(htp.why_unavailable()), reason=htp.why_unavailable() or "HTP at hand")
 SIZES = DemoSizes(hidden=64, layers=2, experts=4, intermediate=64, vocabulary=400, context=256)
 TIERS, CHUNK = (1, 8), 16
 SHAPES = ["--tiers", "1,8", "--chunk", "16"]

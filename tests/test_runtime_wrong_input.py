@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moescope.__main__ import main
 from runtime import MoE
-from runtime.__main__ import main
 from runtime.backends import htp
 from runtime.errors import ModelError, PackageError
 from runtime.models import FAMILIES, read_family
@@ -68,11 +68,11 @@ def test_a_package_whose_manifest_lost_its_digests_is_refused(
     assert "manifest.json cannot be read" in refused(capsys, ["inspect", str(package)])
 
 
-@pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
+@pytest.mark.skipif(bool(htp.why_unavailable()), reason=htp.why_unavailable() or "HTP at hand")
 def test_binaries_of_another_backend_version_are_made_again_and_it_is_said(
     package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    versions = htp.versions()
+    versions = htp.binary_versions()
     rewrite(package, "manifest.json", compiled={"tiers": [8], "versions": versions | {"onnxruntime-qnn": "1.0"}})
     expected = [t.id for t in MoE.load(package).generate(PROMPT, 2)]
     model = MoE.load(package, prefill_backend="htp", chunk=32)
@@ -86,16 +86,16 @@ def test_a_soc_that_is_none_is_refused_and_one_that_the_emulator_refuses_is_name
 ) -> None:
     htp_too = [*GENERATE, "--prefill-backend", "htp"]
     assert "'abc' is not an SoC number" in refused(capsys, ["generate", str(package), *htp_too, "--soc", "abc"])
-    if not htp.available():
+    if not htp.why_unavailable():
         assert "'abc' is not an SoC number" in refused(capsys, ["convert", str(package), str(package / "other"), "--soc", "abc"])
         if htp.EMULATED:
             assert "the emulated SoC is 9999" in refused(capsys, ["generate", str(package), *htp_too, "--soc", "9999"])
 
 
-@pytest.mark.parametrize("verb", [["tune"], ["train-predictor", "--text", __file__]])
+@pytest.mark.parametrize("verb", [["tune"], ["tune predictor", "--text", __file__]])
 def test_a_package_that_cannot_be_written_is_refused_before_anything_is_measured(package: Path, verb: list[str]) -> None:
     command = f'mount --bind {package} {package} && mount -o remount,ro,bind {package} && echo mounted && exec "$@"'
-    arguments = [sys.executable, "-m", "runtime", verb[0], str(package), *verb[1:]]
+    arguments = [sys.executable, "-m", "moescope", *verb[0].split(), str(package), *verb[1:]]
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", command, "sh", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -205,7 +205,7 @@ def test_a_disk_that_goes_away_while_experts_load_ends_in_one_line(tmp_path: Pat
 GO_ON_WHEN_TOLD = f"""
 import sys
 import runtime.moe
-from runtime.__main__ import main
+from moescope.__main__ import main
 generate = runtime.moe.MoE.generate
 def waiting(self, *arguments, **named):
     print("loaded", flush=True)

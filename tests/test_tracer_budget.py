@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT, begin_trace, over_recorders, recorded_when
-from tracer.control.budget import AIM, LEAST_SHARE, Budget
-from workloads import collector_policies
+from tests.conftest import ROOT, begin_trace, drawn, over_recorders, recorded_when
 from workloads.raw_records import RawRecording
+from workloads.recorder_policies import Budget
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
-both_budgets = pytest.mark.parametrize("make_budget", [Budget, collector_policies.Budget])
+AIM, LEAST_SHARE = 0.85, 0.1
+"""Of tracer/recorder/budget.c."""
 REMOVAL_NS, TURN_NS = 100_000_000, 50_000_000
 
 
@@ -44,13 +44,10 @@ class Simulated:
         return (self.now - begin) / undisturbed - 1, time_on / (self.now - begin)
 
 
-@both_budgets
-@settings(max_examples=25)
+@settings(max_examples=drawn(25))
 @given(st.floats(0.001, 2.0), st.floats(0.02, 0.5), st.floats(0, 0.5), st.floats(1, 60))
-def test_decode_loses_no_more_than_is_left_of_what_was_allowed_and_that_is_used(
-    make_budget, cost, room, besides, token_ms
-) -> None:
-    budget = make_budget(room + besides, besides)
+def test_decode_loses_no_more_than_is_left_of_what_was_allowed_and_that_is_used(cost, room, besides, token_ms) -> None:
+    budget = Budget(room + besides, besides)
     aim = max(AIM * budget.allowed - besides, LEAST_SHARE * budget.allowed)
     target = Simulated(budget, cost, token_ms)
     target.run(90)  # what it costs is not known at first
@@ -63,9 +60,8 @@ def test_decode_loses_no_more_than_is_left_of_what_was_allowed_and_that_is_used(
         assert share > 0.85
 
 
-@both_budgets
-def test_a_pause_of_decode_ends_a_window_that_tells_nothing(make_budget) -> None:
-    budget = make_budget(0.1)
+def test_a_pause_of_decode_ends_a_window_that_tells_nothing() -> None:
+    budget = Budget(0.1)
     assert not budget.is_over(True, 1, 4_000_000_000) and budget.is_over(True, 1, 6_000_000_000)
     assert budget.slowdown() is None and [window.token_ns for window in budget.windows] == [0]
 
@@ -100,3 +96,5 @@ def test_a_limited_recording_says_what_it_saw_and_holds_its_levels_for_that_part
         assert not off["on"] and on["on"]
         assert not ((ended > off["done_ns"]) & (ended < on["ts_ns"])).any()
     assert (ended > rows[1]["done_ns"]).any() and 0 < seen["share_on"] < 1
+    for kind in ("evict", "sched_switch"):  # of levels in the middle and at the end of the list
+        assert (recording.records(kind)["ts"].astype(np.int64) > rows[1]["done_ns"]).any()

@@ -1,11 +1,13 @@
 """The two kinds of buffer: what is written comes out once and in order, and what is lost is counted."""
 
+import contextlib
+import json
 import mmap
 import os
+import signal
 import struct
-import subprocess
 import sys
-from itertools import pairwise
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +16,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, DemoRun, trace
-from tracer.kernel.perf_buffer import DATA_HEAD, DATA_TAIL, PAGE, RAW_OFFSET, RECORD_LOST, RECORD_SAMPLE, CpuBuffer, stride_of
-from tracer.recording.drain import BUSY_SHARE, IDLE_SHARE, QUICK_S, SLOW_S, WATCHFUL_S, Pace
+from tests.conftest import ROOT, DemoRun, begin_trace, drawn, manifest_when, trace
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS
+from workloads.compiling import WITH_SITES, compile_c
+from workloads.kernel_objects import recorder_of
 from workloads.raw_records import RawRecording
+from workloads.recorder_buffers import Buffer
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
-THROTTLE = 5
+PAGE = mmap.PAGESIZE
+DATA_HEAD, DATA_TAIL = 1024, 1032  # struct perf_event_mmap_page
+RECORD_LOST, RECORD_SAMPLE, THROTTLE = 2, 9, 5
+RAW_OFFSET = 12  # of a sample's bytes: struct perf_event_header, u32 size
 Item = tuple[str, int]
+
+
+def stride_of(slot_bytes: int) -> int:
+    """Bytes of a sample that holds a slot's record."""
+    return -(-(RAW_OFFSET + slot_bytes - RING_HEADER_BYTES) // 8) * 8
 
 
 class FakeKernel:
@@ -62,7 +73,8 @@ class FakeKernel:
         return True
 
 
-@settings(max_examples=60)
+@pytest.mark.needs("recorder")
+@settings(max_examples=drawn(60))
 @given(
     st.sampled_from(list(STREAMS.values())),
     st.integers(0, 3 * PAGE // 8),
@@ -70,7 +82,7 @@ class FakeKernel:
 )
 def test_perf_records_come_out_once_in_order_and_every_loss_is_told(slot_bytes: int, start: int, actions: list[str]) -> None:
     kernel = FakeKernel(slot_bytes, start * 8)
-    buffer = CpuBuffer(mmap.mmap(kernel.fd, 2 * PAGE), slot_bytes)
+    buffer = Buffer(kernel.fd, slot_bytes, PAGE, perf=True)
     serial, kept, taken = 0, [], []
     for action in [*actions, "take", "sample", "take"]:
         if action == "take":
@@ -84,27 +96,8 @@ def test_perf_records_come_out_once_in_order_and_every_loss_is_told(slot_bytes: 
     assert slots[:, 8:].copy().view("<u8").tolist() == [[number] * ((slot_bytes - 8) // 8) for number in kept]
     assert (slots[:, :8].copy().view("<u4") == [slot_bytes - RING_HEADER_BYTES, 0]).all()
     assert buffer.lost == serial - len(kept)
-    buffer.close()
     kernel.memory.close()
     os.close(kernel.fd)
-
-
-@given(st.lists(st.floats(0, 1), max_size=40), st.sampled_from([WATCHFUL_S, SLOW_S]))
-def test_the_drain_hurries_when_a_buffer_fills_and_rests_when_it_does_not(shares: list[float], slowest: float) -> None:
-    pace = Pace(slowest)
-    waits = [pace.seconds]
-    for share in shares:
-        pace.after(share, False)
-        waits.append(pace.seconds)
-    for share, (before, after) in zip(shares, pairwise(waits), strict=True):
-        assert QUICK_S / 8 <= after <= slowest
-        assert after <= before if share >= IDLE_SHARE else after >= before or after == QUICK_S
-        assert after < before or after == QUICK_S / 8 or share <= BUSY_SHARE
-    for _ in range(10):
-        pace.after(0.0, False)
-    assert pace.seconds == slowest
-    pace.after(0.0, True)
-    assert pace.seconds == QUICK_S
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +109,10 @@ def demo_perf(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> DemoRu
     return DemoRun(folder, done.stdout + done.stderr)
 
 
+@pytest.mark.long
 @pytest.mark.needs("probes", "htp")
 def test_both_buffers_see_the_same_run(demo: DemoRun, demo_perf: DemoRun) -> None:
-    one, other = tables_module.load(demo.folder), tables_module.load(demo_perf.folder)
+    one, other = tables_module.load_tables(demo.folder), tables_module.load_tables(demo_perf.folder)
     assert demo_perf.manifest["buffer"] == "perf" and demo_perf.manifest["lost"] == {}
     by_the_machine = {"sched", "thread_states", "threads", "counters", "reads", "faults", "blocks", "qnn_gaps", "clocks"}
     for name in one.keys() - by_the_machine:  # the rows of these depend on who ran when, not on what the program did
@@ -142,42 +136,28 @@ def test_perf_buffers_record_every_call_of_a_program_and_its_child(tmp_path: Pat
         assert len(np.unique(rows["pid"])) == 2
 
 
+@pytest.mark.long
 @pytest.mark.needs("probes")
 @pytest.mark.parametrize("buffer", ["ring", "perf"])
-def test_what_a_tiny_buffer_loses_is_hits_minus_records(tmp_path: Path, buffer: str) -> None:
-    """Through the session itself: the command line offers no buffer this small."""
-    script = f"""
-from pathlib import Path
-from tracer.engines import choose
-from tracer.session import Options, Session
-from tracer.target.process import Target
-from tracer.recording.paths import invoking_user
-engines, owner = choose(["moescope"]), invoking_user()
-options = Options(Path({str(tmp_path)!r}), engines, {{"token"}}, buffer={buffer!r}, ring_bytes=8192, owner=owner)
-with Session(options) as session:
-    session.load()
-    target = Target([{sys.executable!r}, {STEPS!r}, "50000", "0"], options.owner)
-    try:
-        session.follow(target)
-        target.release()
-        session.run(lambda _: None)
-    finally:
-        session.finish()
-"""
-    done = trace_script(script)
-    assert done == 0
-    run = RawRecording(tmp_path)
-    hits = {row["program"]: row["hits"] for row in run.manifest["probes"]}
-    for record in ("token_begin", "token_end"):
-        lost = run.manifest["lost"].get(record, 0)
-        assert lost > 0 and hits[f"moescope_{record}"] - lost == len(run.records(record))
-    by_cpu = run.manifest["lost_by_cpu"]
+def test_what_a_full_buffer_loses_is_hits_minus_records(tmp_path: Path, buffer: str) -> None:
+    """Two threads call one site as fast as they can, into the smallest buffer, while the recorder is stopped again and again."""
+    program = compile_c(tmp_path / "stress", "stress.c", flags=WITH_SITES)
+    options = ("--no-views", "--levels", "expert", "--ring-mib", "1", "--buffer", buffer, "-o", str(tmp_path / "run"))
+    tracer = begin_trace("run", *options, "--", str(program), "3", "2")
+    manifest_when(lambda manifest: True, tmp_path / "run", tracer)
+    time.sleep(1)  # by then the program's first instructions have been answered
+    while tracer.poll() is None:
+        if pid := recorder_of(tracer):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.2)
+                os.kill(pid, signal.SIGCONT)
+        time.sleep(0.05)
+    printed, said = tracer.communicate(timeout=60)
+    assert tracer.returncode == 0, said
+    run = RawRecording(tmp_path / "run")
+    hits = next(row["hits"] for row in run.manifest["probes"] if row["program"] == "moescope_evict")
+    lost = run.manifest["lost"].get("evict", 0)
+    assert lost > 0 and hits == json.loads(printed)["hits"] == lost + len(run.records("evict"))
     if buffer == "perf":  # a CPU tells of its losses with the next record that finds room: those after the last one stay untold
-        told, lost = sum(by_cpu["events"].values()), sum(run.manifest["lost"].values())
-        assert 0 < told <= lost
-
-
-def trace_script(script: str) -> int:
-    """Run a script of ours in a process of its own; its exit code."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, check=False).returncode
+        assert 0 < sum(run.manifest["lost_by_cpu"]["events"].values()) <= sum(run.manifest["lost"].values())

@@ -1,4 +1,4 @@
-"""`tracer compare`: two commands recorded alternately, compared, and when it stops; and the model that a recording tells."""
+"""`moescope compare`: two commands recorded alternately, compared, and when it stops; and the model that a recording tells."""
 
 import argparse
 import json
@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzer.compare.results import Result, save
+from analyzer.compare.results import Result, save_result
 from tests.conftest import ROOT, trace
 from tests.test_compare import result
-from tracer.commands.compare import enough
+from tracer.commands.compare import has_enough_pairs
 from tracer.recording.paths import invoking_user
-from tracer.target import models
-from workloads.compiling import WITH_SITES, compiled
+from tracer.traced_program import models
+from workloads.compiling import WITH_SITES, compile_c
 
 
 def begun(folder: Path) -> int:
@@ -29,7 +29,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]
     files = [folder / "a.gguf", folder / "b.gguf"]
     for number, file in enumerate(files):
         file.write_bytes(bytes(3 << 20) + bytes([number]))
-    return compiled(folder / "planted", "planted.c", flags=WITH_SITES), files
+    return compile_c(folder / "planted", "planted.c", flags=WITH_SITES), files
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def compared(program: tuple[Path, list[Path]], tmp_path_factory: pytest.TempPath
         str(folder),
         "--",
         *sides[0],
-        "--vs",
+        "::",
         *sides[1],
     ]
     done = trace(*words, timeout=900)
@@ -72,7 +72,7 @@ def test_the_report_says_that_two_runs_tell_nothing_and_that_the_models_differ(c
     told = json.loads((folder / "comparison.json").read_text())
     speed = [m for m in told["metrics"] if m["family"] == "speed"]
     assert {m["metric"] for m in speed} >= {"TTFT", "TPOT, median"}
-    assert not {m["verdict"] for m in speed} & {"slower", "faster"} and all(m["more_runs"] >= 3 for m in speed if m["more_runs"])
+    assert not {m["verdict"] for m in speed} & {"slower", "faster"} and all(m["more_runs"] >= 1 for m in speed if m["more_runs"])
     assert (folder / "regression.html").stat().st_size > 10_000 and "regression.html" in printed
     unlike = {one["what"]: one["unfair"] for one in told["environment"]}
     assert unlike["model"] and not unlike["model file"] and not unlike["command"]
@@ -80,12 +80,18 @@ def test_the_report_says_that_two_runs_tell_nothing_and_that_the_models_differ(c
 
 
 @pytest.mark.needs("probes")
-def test_the_budget_ends_it(program: tuple[Path, list[Path]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit", "made"), [pytest.param((), 5, marks=pytest.mark.long), (("--budget", "1ms"), 1)], ids=["unlimited", "limited"]
+)
+def test_it_makes_as_many_runs_as_were_asked_for_or_says_what_ended_it(
+    program: tuple[Path, list[Path]], tmp_path: Path, limit: tuple[str, ...], made: int
+) -> None:
     command = [str(program[0]), "1", "3", "base"]
-    options = ["--budget", "1ms", "--warmup", "0", "--trace", "--levels token", "-o", str(tmp_path / "cmp")]
-    done = trace("compare", *options, "--", *command, "--vs", *command)
+    options = ["--runs", "5", *limit, "--warmup", "0", "--trace", "--levels token", "-o", str(tmp_path / "cmp")]
+    done = trace("compare", *options, "--", *command, "::", *command)
     assert done.returncode == 0, done.stderr
-    assert [len(list((tmp_path / "cmp" / side).iterdir())) for side in ("base", "cand")] == [1, 1]
+    assert [len(list((tmp_path / "cmp" / side).iterdir())) for side in ("base", "cand")] == [made, made]
+    assert ("--budget 0.001 s does not allow another run" in done.stderr) == bool(limit)
 
 
 def runs(folder: Path, side: str, number: int, noise: float, factor: float = 1.0) -> None:
@@ -95,7 +101,7 @@ def runs(folder: Path, side: str, number: int, noise: float, factor: float = 1.0
     for i in range(number):
         one = metrics.copy()
         one["value"] *= factor * np.exp(np.random.default_rng([i, side == "cand"]).normal(0, noise))
-        save(Result(f"run-{i}", one, began=2.0 * i + (side == "cand")), folder / side / f"{i}.parquet")
+        save_result(Result(f"run-{i}", one, began=2.0 * i + (side == "cand")), folder / side / f"{i}.parquet")
 
 
 @pytest.mark.parametrize(
@@ -108,10 +114,10 @@ def test_it_stops_where_intervals_are_narrow_or_the_verdict_is_beyond_doubt(
 ) -> None:
     runs(tmp_path, "base", pairs, noise)
     runs(tmp_path, "cand", pairs, noise, factor)
-    assert enough(argparse.Namespace(runs=0, width=0.03), tmp_path, pairs, invoking_user()) is stops
+    assert has_enough_pairs(argparse.Namespace(runs=0, width=0.03), tmp_path, pairs, invoking_user()) is stops
 
 
-@pytest.mark.parametrize("words", [["--", "a"], ["--", "a", "--vs"], ["--", "--vs", "b"], ["--", "a", "--vs", "b", "--vs", "c"]])
+@pytest.mark.parametrize("words", [["--", "a"], ["--", "a", "::"], ["--", "::", "b"], ["--", "a", "::", "b", "::", "c"]])
 def test_wrong_use_is_one_line_and_two(words: list[str]) -> None:
     done = trace("compare", *words)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
@@ -123,12 +129,12 @@ def test_a_model_is_known_by_its_contents_wherever_it_lies(tmp_path: Path) -> No
     content = np.random.default_rng(0).bytes(2 << 20)
     for path in (folder / "one.safetensors", tmp_path / "copy.gguf", folder / "notes.txt"):
         path.write_bytes(content)
-    found = models.describe(models.named(["engine", "--dir=model", "-m", "copy.gguf", "x" * 5000, "a\0b"], tmp_path))
+    found = models.model_rows(models.models_named(["engine", "--dir=model", "-m", "copy.gguf", "x" * 5000, "a\0b"], tmp_path))
     assert [Path(row["path"]).name for row in found] == ["one.safetensors", "copy.gguf"]
     assert found[0]["fingerprint"] == found[1]["fingerprint"] and found[0]["bytes"] == len(content)
     for at in (0, len(content) - 1):
         (folder / "one.safetensors").write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        assert models.describe([folder / "one.safetensors"])[0]["fingerprint"] != found[0]["fingerprint"]
+        assert models.model_rows([folder / "one.safetensors"])[0]["fingerprint"] != found[0]["fingerprint"]
 
 
 def test_a_command_that_does_not_name_its_model_is_asked_what_it_has_open(tmp_path: Path) -> None:

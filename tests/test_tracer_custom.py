@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tracer.engines import all_engines, choose
+from tracer.engines import all_engines, choose_engines
 from tracer.errors import FAILED, EngineError
 from tracer.probes.functions import SIZES, SPEC, parse_argument, read_probe_files
 from tracer.recording.format import Recording
@@ -78,7 +78,7 @@ def recorded(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.needs("probes")
 def test_every_call_is_a_row_with_its_arguments_and_result(recorded: Path, program: Path) -> None:
-    calls = tables_module.load(recorded)["calls"]
+    calls = tables_module.load_tables(recorded)["calls"]
     work = calls[calls["function"] == "work"]
     names = ["gate", "up", "down"]
     expected = [
@@ -105,7 +105,7 @@ def test_every_call_is_a_row_with_its_arguments_and_result(recorded: Path, progr
 
 @pytest.mark.needs("probes")
 def test_recursion_pairs_each_return_with_its_own_call(recorded: Path) -> None:
-    tables = tables_module.load(recorded)
+    tables = tables_module.load_tables(recorded)
     calls = tables["calls"]
     deep = calls[calls["function"] == "deep"].reset_index(drop=True)
     args = [json.loads(text) for text in deep["args"]]
@@ -124,7 +124,7 @@ def test_calls_are_slices_of_their_thread(recorded: Path) -> None:
     from views.timeline.perfetto import write_trace
 
     manifest = Recording(recorded).manifest
-    write_trace(manifest, tables_module.load(recorded), recorded / "trace.pftrace")
+    write_trace(manifest, tables_module.load_tables(recorded), recorded / "trace.pftrace")
     with TraceProcessorWasm(trace=str(recorded / "trace.pftrace")) as processor:
         rows = processor.query("SELECT slice.name AS name, count(*) AS n FROM slice WHERE category = 'call' GROUP BY 1")
     assert {row.name: row.n for row in rows} == {"work": COUNT, "deep": DEPTH + 1, "work_other": 1}
@@ -143,13 +143,13 @@ def test_a_pattern_that_matches_too_much_is_refused(tmp_path: Path, program: Pat
     text = '[[function]]\nlibrary = "executable"\nsymbols = ["*"]\nmost = 3\n'
     folder, said = traced(tmp_path, program, text)
     assert "at most 3 are allowed: narrow the pattern, or raise the key most" in said
-    assert len(tables_module.load(folder)["calls"]) == 0
+    assert len(tables_module.load_tables(folder)["calls"]) == 0
 
 
 @pytest.mark.needs("probes")
 def test_the_dry_run_prints_where_a_users_probes_would_stand(tmp_path: Path, program: Path) -> None:
     done = trace("probes", "--json", "--probes", declare(tmp_path, DECLARED.format(library="executable")), str(program))
-    rows = [row for row in json.loads(done.stdout) if row["engine"] == "user"]
+    rows = [row for row in json.loads(done.stdout)["probes"] if row["engine"] == "user"]
     assert {(row["symbol"], row["at"]) for row in rows} == {
         ("work", "entry"),
         ("work", "return"),
@@ -188,7 +188,7 @@ def test_an_engine_of_the_users_own_reuses_our_programs(tmp_path: Path) -> None:
     options = ["--no-views", "--levels", "token", "--probes", declare(tmp_path, GROUPS), "-o", str(tmp_path / "run")]
     done = trace("run", *options, "--", str(tmp_path / "main"))
     assert done.returncode == 0, done.stderr
-    tokens = tables_module.load(tmp_path / "run")["tokens"]
+    tokens = tables_module.load_tables(tmp_path / "run")["tokens"]
     assert tokens["n_tokens"].tolist() == tokens["position"].tolist() == list(range(1, 9))
     assert tokens["result"].tolist() == [n + 100 for n in range(1, 9)]
     assert set(tokens["engine"]) == {"mine"}
@@ -213,7 +213,7 @@ FUNCTION = '[[function]]\nlibrary = "libfoo.so"\nsymbol = "foo"\n'
         (FUNCTION + 'args = { n = "s32" }\n', "key args.n: 's32' is not an argument; write TYPE @N"),
         (FUNCTION + 'args = { n = "int @1" }\n', "key args.n: unknown type 'int'; known: u8"),
         (FUNCTION + 'args = { n = "s32 @7" }\n', "key args.n: '@7' is not a place; write TYPE @N"),
-        (FUNCTION + 'args = { n = "f32 @1" }\n', "a float in a register cannot be read: a probe sees the integer registers only"),
+        (FUNCTION + 'args = { n = "f32 @1" }\n', "a float in a register cannot be read: a probe sees integer registers only"),
         (FUNCTION + 'args = { n = "s32 *(*(*@1))" }\n', "reads memory 3 times, at most 2 are allowed"),
         (FUNCTION + 'at = "entry"\nargs = { n = "s32 return" }\n', 'is not available with at = "entry"; use at = "both"'),
         (
@@ -253,7 +253,7 @@ def test_one_file_may_hold_engines_and_functions(tmp_path: Path) -> None:
 
 def test_an_engine_of_a_known_name_replaces_ours() -> None:
     ours = all_engines()["llamacpp"]
-    names = [engine.name for engine in choose(["auto"], [ours])]
+    names = [engine.name for engine in choose_engines(["auto"], [ours])]
     assert sorted(names) == sorted(all_engines())
 
 
@@ -322,7 +322,7 @@ def test_the_example_of_the_documentation_records_a_librarys_calls(tmp_path: Pat
     options = ["--no-views", "--levels", "operator", "--probes", path, "-o", str(tmp_path / "run")]
     done = trace("run", *options, "--", str(tmp_path / "main"))
     assert done.returncode == 0, done.stderr
-    (args,) = tables_module.load(tmp_path / "run")["calls"]["args"]
+    (args,) = tables_module.load_tables(tmp_path / "run")["calls"]["args"]
     assert json.loads(args) == {"n": 1, "rows": 40, "scale": 0.5, "name": "expert", "result": 42}
 
 
@@ -335,7 +335,7 @@ def test_a_function_is_recorded_at_whatever_levels_as_the_user_named_it(program:
     assert Recording(tmp_path / "run").manifest["records"]["call_begin"] >= 5
 
 
-@pytest.mark.needs("probes", "collector")
+@pytest.mark.needs("probes", "recorder")
 @pytest.mark.parametrize("library", ["executable", "{path}"])
 def test_a_function_of_the_executable_is_recorded_elsewhere_as_here(program: Path, tmp_path: Path, library: str) -> None:
     path, counts = declare(tmp_path, DECLARED.format(library=library.format(path=program))), []

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, lacking
-from tracer.commands.doctor import engines_on_npus, hexagon
+from tracer.commands.doctor import check_hexagon, engines_on_npus
 from tracer.errors import FAILED
-from tracer.kernel.btf import VMLINUX
+from tracer.kernel.features import VMLINUX
 
 WHY = "from tracer.probes.tracefs import why_absent; print(*why_absent(), sep='\\n')"
 LEAVE = "umount -l /sys/kernel/tracing || true; "
@@ -60,8 +60,8 @@ def test_a_file_of_types_makes_the_doctor_content_on_a_kernel_without_btf(tmp_pa
     for words, code in (((), 1), (("--btf", str(types)), 0)):
         done = inside("mount -t tmpfs none /sys/kernel/btf; ", sys.executable, "-m", "tracer", "doctor", "--json", *words)
         assert done.returncode == code, done.stderr
-        checks = {check["name"]: check for check in json.loads(done.stdout)}
-        for name in ("kernel BTF", "libbpf loads and probes", "BPF programs accepted"):
+        checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+        for name in ("kernel BTF", "recorder loads and probes", "BPF programs accepted"):
             assert checks[name]["ok"] == bool(words)
     assert checks["kernel BTF"]["seen"] == str(types)
     if not lacking("htp"):
@@ -78,10 +78,10 @@ def test_a_file_without_types_is_named_in_one_line(verb: tuple[str, ...], name: 
 
 
 def test_the_library_of_the_hexagon_queues_is_looked_for_and_called_unconfirmed(tmp_path: Path) -> None:
-    absent = hexagon(tmp_path)
+    absent = check_hexagon(tmp_path)
     (tmp_path / "vendor/lib64").mkdir(parents=True)
     (tmp_path / "vendor/lib64/libcdsprpc.so").touch()
-    there = hexagon(tmp_path)
+    there = check_hexagon(tmp_path)
     assert (absent.ok, there.ok, there.seen) == (False, True, str(tmp_path / "vendor/lib64/libcdsprpc.so"))
     assert "no device has confirmed it" in there.needed_for
 

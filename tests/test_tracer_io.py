@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +13,8 @@ import pytest
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tracer.errors import FAILED, TracerError
-from tracer.kernel import pmc
+from tracer.errors import FAILED
 from tracer.kernel.definitions import constant
-from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import LibbpfLoader
-from tracer.probes.kernel_probes import IN_INTERRUPTS
 from workloads.programs.io_steps import ANONYMOUS_PAGES, PAGE, READS, SLEEPS, TOUCHED
 from workloads.raw_records import RawRecording
 
@@ -68,7 +62,7 @@ def run_program(folder: Path, *options: str, prefix: tuple[str, ...] = ()) -> Ru
     assert done.returncode == 0, done.stderr
     recording = RawRecording(folder / "run")
     assert recording.manifest["lost"] == {}
-    return Run(recording, tables_module.build(recording), json.loads(done.stdout.splitlines()[-1])["used"], str(path))
+    return Run(recording, tables_module.build_tables(recording), json.loads(done.stdout.splitlines()[-1])["used"], str(path))
 
 
 def events_of_sleeper(run: Run) -> list[str]:
@@ -120,6 +114,10 @@ def test_every_fault_that_waited_for_the_device_contains_its_block_request(run: 
     major = faults[faults["kind"] == "major"]
     assert (blocks["begin_ns"].to_numpy() > major["begin_ns"].to_numpy()).all()
     assert (blocks["end_ns"].to_numpy() < major["end_ns"].to_numpy()).all()
+
+
+IN_INTERRUPTS = ("sched_process_free", "sched_waking", "sched_wakeup", "block_rq_complete")
+"""The kernel drops a perf tracepoint's event in an interrupt that hit another BPF program on its CPU: these are raw programs."""
 
 
 def test_what_arrives_in_interrupts_is_not_kept_from_its_program_by_others_that_run(run: Run) -> None:
@@ -191,6 +189,7 @@ def test_the_kernel_side_sends_only_switches_that_a_thread_of_the_target_takes_p
     own = target_threads(run)
     switch = run.recording.records("sched_switch")
     assert len(switch) and (np.isin(switch["prev_tid"], own) | np.isin(switch["next_tid"], own)).all()
+    assert (switch["comm_of_next"] == np.isin(switch["prev_tid"], own)).all()
     for kind in ("sched_waking", "sched_wakeup"):
         woken = run.recording.records(kind)["woken_tid"]
         assert len(woken) and np.isin(woken, own).all()
@@ -250,47 +249,24 @@ def test_an_event_that_cannot_be_counted_is_refused_before_anything_is_recorded(
 ) -> None:
     done = trace("run", "--pmc", events, "-o", str(tmp_path / "run"), *on, "--", sys.executable, PROGRAM)
     assert done.returncode == FAILED and words in done.stderr
-    assert on or "at most" in words or "major-faults" in done.stderr.split(" has: ")[1]
     assert not (tmp_path / "run").exists()
 
 
-def test_every_event_that_is_offered_can_be_opened_and_the_others_are_refused_by_name() -> None:
-    here = pmc.offered()
-    assert {"task-clock", "major-faults", "minor-faults", "context-switches"} <= set(here)
-    for name in here:
-        assert pmc.parse([name])[0].name == name
-    for name in pmc.NAMED.keys() - set(here):
-        with pytest.raises(TracerError, match=f"does not have the event {name}; it has: .*major-faults"):
-            pmc.parse([name])
+MANY_THREADS = 1000
 
 
-def open_counters() -> int:
-    links = (link for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
-    return sum(os.path.realpath(link).endswith("[perf_event]") for link in links)
-
-
-def test_counters_of_ended_threads_make_room_and_none_stays_open() -> None:
-    loader = LibbpfLoader(Kernel(), set(), {})
-    counters = pmc.Counters(
-        Kernel(), {name: loader.map_fd(name) for name in ("counters", "counted")}, pmc.parse(["cs", "faults"])
-    )
-    for _ in range(2 * constant("MAX_COUNTED_THREADS") // 100):
-        stay = threading.Event()
-        threads = [threading.Thread(target=stay.wait, daemon=True) for _ in range(100)]
-        for thread in threads:
-            thread.start()
-            counters.add(thread.native_id or 0)
-        assert open_counters() == 2 * len(threads)
-        stay.set()
-        for thread in threads:
-            thread.join()
-            counters.remove(thread.native_id or 0)
-            while Path(f"/proc/self/task/{thread.native_id}").exists():  # joined, but not gone yet
-                time.sleep(0.001)
-    assert counters.uncounted == 0
-    counters.add(threading.get_native_id())
-    counters.add(threads[0].native_id or 0)
-    assert counters.uncounted == 1
-    counters.close()
-    assert open_counters() == 0
-    loader.close()
+@pytest.mark.long
+def test_counters_of_ended_threads_make_room(tmp_path: Path) -> None:
+    """More threads, a hundred at a time, than the recorder has room to count."""
+    assert constant("MAX_COUNTED_THREADS") < 2 * MANY_THREADS
+    script = "import threading\n"
+    script += f"for _ in range({2 * MANY_THREADS // 100}):\n"
+    script += "    threads = [threading.Thread(target=threading.Event().wait, args=(0.5,)) for _ in range(100)]\n"
+    script += "    [thread.start() for thread in threads], [thread.join() for thread in threads]\n"
+    options = ("--no-views", "--levels", "operator", "--pmc", "cs,faults", "-o", str(tmp_path / "run"))
+    done = trace("run", *options, "--", sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr
+    counted = RawRecording(tmp_path / "run").manifest["pmc"]
+    assert [event["name"] for event in counted["events"]] == ["cs", "faults"] and counted[
+        "uncounted_threads"
+    ] < 100  # under load some end first

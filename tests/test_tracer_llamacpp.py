@@ -38,7 +38,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     write_moe(folder / "model.gguf")
     program = str(ROOT / "workloads" / "programs" / "llama_steps.py")
     command = [sys.executable, program, str(folder / "model.gguf"), str(PROMPT), str(NEW), str(PAUSE_S)]
-    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
+    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command, env={"MOESCOPE_CACHE": str(folder)})
     assert done.returncode == 0, done.stderr
     assert len(last_json(done)) == NEW + 1
     return Recording(folder / "run")
@@ -75,14 +75,15 @@ def stripped(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     program = str(ROOT / "workloads" / "programs" / "llama_stripped.py")
     command = [sys.executable, program, str(without_names(library, folder)), str(folder / "offsets.json")]
     command += [str(folder / "model.gguf"), str(PROMPT), str(NEW), str(PAUSE_S)]
-    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command, env={"PYTHONPATH": str(ROOT)})
+    environment = {"PYTHONPATH": str(ROOT), "MOESCOPE_CACHE": str(folder)}  # stripping keeps the build id: it would be known
+    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command, env=environment)
     assert done.returncode == 0, done.stderr
     return Recording(folder / "run")
 
 
 @pytest.fixture(scope="module")
 def tables(recording: Recording) -> dict[str, pd.DataFrame]:
-    return tables_module.build(recording)
+    return tables_module.build_tables(recording)
 
 
 def test_tokens_and_graphs_are_the_programs(tables: dict[str, pd.DataFrame]) -> None:
@@ -172,7 +173,7 @@ def test_one_thread_alone_teaches_nothing_and_is_recorded_nevertheless(tmp_path:
     options = ("--no-views", "--max-overhead", "10%", "-o", str(tmp_path / "run"))
     done = trace("run", *options, "--", *command, env={"LLAMA_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    alone = tables_module.build(Recording(tmp_path / "run"))["operators"]
+    alone = tables_module.build_tables(Recording(tmp_path / "run"))["operators"]
     assert (alone["n_threads"] == 1).all() and (alone["wait_ns"] == 0).all()
     for step in range(NEW + 1):
         here, there = (rows[rows["token_id"] == step][["type", "name", "layer"]] for rows in (alone, tables["operators"]))
@@ -185,7 +186,7 @@ def test_a_library_without_names_shows_the_same_operators_once_its_graph_loop_is
     rows = {row["program"]: row for row in stripped.manifest["probes"] if row["engine"] == "llamacpp"}
     assert rows.keys() >= {"llama_decode_begin", "ggml_cpu_graph_begin", "ggml_op_done", "ggml_graph_done"}
     assert "ggml_op_begin" not in rows and rows["ggml_op_wait"]["retired_ns"]
-    nameless = tables_module.build(stripped)
+    nameless = tables_module.build_tables(stripped)
     assert nameless["tokens"]["n_tokens"].tolist() == tables["tokens"]["n_tokens"].tolist()
     for step in range(NEW // 2, NEW + 1):
         here, there = (t["operators"].query(f"token_id == {step}") for t in (nameless, tables))
@@ -202,7 +203,7 @@ def test_a_level_brings_the_one_that_names_what_it_records_and_says_so(tmp_path:
     command = [sys.executable, program, str(tmp_path / "model.gguf"), str(PROMPT), str(NEW), str(PAUSE_S)]
     done = trace("run", "--no-views", "--levels", levels, "-o", str(tmp_path / "run"), "--", *command)
     assert f"level graph is recorded too: {levels.removeprefix('token,')} need it" in done.stderr
-    tables = tables_module.load(tmp_path / "run")
+    tables = tables_module.load_tables(tmp_path / "run")
     assert len(tables["graphs"]) == len(tables["tokens"]) == NEW + 1
     if table == "operators":
         assert len(tables["operators"]) > 0 and (tables["operators"]["name"] != "").all()

@@ -47,7 +47,7 @@ def run(folder: Path, model: Path, *options: str) -> tuple[list[dict], dict[str,
     command = [sys.executable, program, str(RUNTIME), str(model), str(RUNS), *options]
     done = trace("run", "--no-views", "--levels", "graph", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()], tables_module.load(folder / "run")
+    return [json.loads(line) for line in done.stdout.splitlines()], tables_module.load_tables(folder / "run")
 
 
 def rows_of(tables: dict[str, pd.DataFrame], told: dict) -> pd.DataFrame:
@@ -104,8 +104,8 @@ done = [
     ["free", genie.GenieDialog_free(none)],
 ]
 sys.path.insert(0, sys.argv[2])
-from genie_dialog import config
-genie.GenieDialogConfig_createFromJson(config("junk.bin", "tokenizer.json"), ctypes.byref(none))
+from genie_dialog import dialog_config
+genie.GenieDialogConfig_createFromJson(dialog_config("junk.bin", "tokenizer.json"), ctypes.byref(none))
 done.append(["create", genie.GenieDialog_create(none, ctypes.byref(out))])
 print(json.dumps(done))
 """
@@ -132,7 +132,7 @@ def test_genies_calls_are_recorded_with_their_error(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert all(status != 0 for _, status in told)
-    tables = tables_module.load(tmp_path / "run")
+    tables = tables_module.load_tables(tmp_path / "run")
     tokens, graphs = tables["tokens"], tables["graphs"]
     assert set(tokens["engine"]) == set(graphs["engine"]) == {"genie"}
     assert tokens["result"].tolist() == [status for kind, status in told if kind == "query"]
@@ -149,7 +149,7 @@ def test_genies_calls_are_recorded_with_their_error(tmp_path: Path) -> None:
 @pytest.mark.needs("probes")
 def test_the_dry_run_lists_slots_as_found_at_run_time() -> None:
     done = trace("probes", "--json", "--engine", "onnxruntime", str(RUNTIME))
-    rows = json.loads(done.stdout)
+    rows = json.loads(done.stdout)["probes"]
     now, later = [r for r in rows if r["offset"] >= 0], [r for r in rows if r["offset"] < 0]
     assert [row["symbol"] for row in now] == ["OrtGetApiBase"] and now[0]["ns_per_hit_cold"] > 0
     assert {"OrtApi[9]", "OrtApiBase[0]"} <= {row["symbol"] for row in later}

@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moescope.command_line import Program
-from tests.conftest import ROOT, trace
+from tests.conftest import ROOT, drawn, trace
 from tracer.commands import run as run_verb
 from tracer.commands.options import seconds
-from tracer.config import options
-from tracer.control.status import Reading, describe
+from tracer.commands.status import Reading, status_line
+from tracer.config import options_by_name
 from tracer.errors import FAILED
 from tracer.recording.format import Recording
 
@@ -31,11 +32,15 @@ class Verb:
     """The verb `run`, but for what it does with its options."""
 
     EXAMPLES, help, failure = "", "", 2
+    words: Mapping[str, "Verb"] = {}
     parse = staticmethod(run_verb.parse)
     prepare_parser = staticmethod(run_verb.prepare_parser)
 
     def __init__(self) -> None:
         self.args = argparse.Namespace()
+
+    def chosen(self, words: list[str]) -> tuple[str, "Verb", list[str]]:
+        return "", self, words
 
     def load(self) -> "Verb":
         return self
@@ -61,7 +66,7 @@ def parsed(*words: str) -> argparse.Namespace:
 def known() -> dict[str, argparse.Action]:
     parser = argparse.ArgumentParser()
     run_verb.prepare_parser(parser)
-    return options(parser)
+    return options_by_name(parser)
 
 
 VALUES = {
@@ -77,7 +82,7 @@ VALUES = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=drawn(40))
 @given(st.fixed_dictionaries({}, optional=VALUES), st.fixed_dictionaries({}, optional=VALUES))
 def test_an_option_in_the_file_is_as_good_as_one_typed_and_what_is_typed_wins(tmp_path_factory, in_file, typed) -> None:
     path = tmp_path_factory.mktemp("config") / "options.toml"
@@ -139,9 +144,9 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 def test_the_status_line_gives_rates_between_two_readings() -> None:
     before = Reading(10, 1000, 0, 0, ("token",))
-    line = describe(before, Reading(25, 4000, 7, 30_000_000, ("graph", "token")), 2.0)
+    line = status_line(before, Reading(25, 4000, 7, 30_000_000, ("graph", "token")), 2.0)
     assert line == "7.5 decode steps/s | 1,500 records/s | 7 lost | probes 1.5% of a CPU | graph,token"
-    assert "probes 0.0% of a CPU" in describe(Reading(25, 4000, 7, 30_000_000, ()), Reading(30, 5000, 7, 20_000_000, ()), 2.0)
+    assert "probes 0.0% of a CPU" in status_line(Reading(25, 4000, 7, 30_000_000, ()), Reading(30, 5000, 7, 20_000_000, ()), 2.0)
 
 
 @pytest.mark.needs("probes")
@@ -232,6 +237,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten(tmp_path: Path) -> None:
     assert b"\x1b[2K" in said
 
 
+@pytest.mark.long
 @pytest.mark.needs("probes")
 def test_an_idle_recording_takes_little_of_the_machine(tmp_path: Path) -> None:
     done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", "sleep", "4")

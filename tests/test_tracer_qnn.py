@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
 from tests.conftest import ROOT, begin_trace, manifest_when, trace
 from tests.truth import skip_where_stolen
-from tracer.engines import all_engines
-from tracer.probes.planner import unknown_slots
-from tracer.target.qnn_logs import SerializedLogs
 from workloads.host_time import HostTime
+from workloads.raw_records import RawRecording
 
 pytestmark = pytest.mark.needs("probes")
 PROGRAMS = ROOT / "workloads" / "programs"
@@ -35,6 +33,7 @@ class Traced:
     manifest: dict[str, Any]
     tables: dict[str, Any]
     stolen: float  # of the CPUs' time, by the host
+    folder: Path
 
 
 def traced(folder: Path, *arguments: str, env: dict[str, str] | None = None, program: str = "qnn_c.py") -> Traced:
@@ -46,7 +45,7 @@ def traced(folder: Path, *arguments: str, env: dict[str, str] | None = None, pro
     assert done.returncode == 0, done.stderr
     stolen = host.share()
     said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return Traced(said, json.loads((run / "manifest.json").read_text()), load(run), stolen)
+    return Traced(said, json.loads((run / "manifest.json").read_text()), load_tables(run), stolen, run)
 
 
 def htp() -> str:
@@ -64,14 +63,14 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 WAITING = """
 import sys, numpy as np, onnxruntime as ort, onnxruntime_qnn
-from workloads.programs.plain_qnn import model
+from workloads.programs.plain_qnn import model_bytes
 ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
 devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"][:1]
 options = ort.SessionOptions()
 options.intra_op_num_threads = 1
 options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
 options.add_provider_for_devices(devices, {"backend_type": "htp", "soc_model": "57"})
-session, x = ort.InferenceSession(model(2, np.random.default_rng(0)), options), np.ones((8, 64), np.float32)
+session, x = ort.InferenceSession(model_bytes(2, np.random.default_rng(0)), options), np.ones((8, 64), np.float32)
 session.run(None, {"x": x})
 print("ready", flush=True)
 sys.stdin.readline()
@@ -102,7 +101,10 @@ def test_executes_of_a_program_that_had_its_table_before_it_was_followed_are_all
     manifest_when(lambda manifest: manifest["probes"], growing(tmp_path / "run", device, on, tracer), tracer)
     target.communicate("go\n", timeout=120)
     assert tracer.wait(timeout=120) == 0
-    executes, manifest = load(tmp_path / "run")["qnn_executes"], json.loads((tmp_path / "run" / "manifest.json").read_text())
+    executes, manifest = (
+        load_tables(tmp_path / "run")["qnn_executes"],
+        json.loads((tmp_path / "run" / "manifest.json").read_text()),
+    )
     assert len(executes) == 20 and executes["complete"].all() and (executes["status"] == 0).all()
     assert manifest["qnn"] == {"backend": 6, "api": [2, 40, 0], "emulator": True} and not manifest["warnings"]
 
@@ -253,6 +255,12 @@ def test_memory_sizes_signals_lists_and_profile_options_are_read_from_the_argume
     assert set(on_fake.tables["qnn_executes"]["profile_level"]) == {2}
 
 
+def test_events_keep_the_type_of_their_value(on_fake: Traced) -> None:
+    events = RawRecording(on_fake.folder).records("qnn_event")
+    assert len(events) and set(events["dtype"][events["extended"] == 1].tolist()) == {0x164}
+
+
+@pytest.mark.long
 def test_time_stamps_of_the_device_lie_within_their_executions_on_the_hosts_clock(on_fake: Traced) -> None:
     skip_where_stolen(on_fake.stolen)
     executes, events = on_fake.tables["qnn_executes"], on_fake.tables["qnn_events"]
@@ -269,23 +277,18 @@ def test_a_provider_without_a_table_is_told_and_the_program_goes_on(fake: Path, 
     assert any("provided no function table" in line for line in run.manifest["warnings"])
 
 
-@pytest.mark.parametrize(
-    ("api", "told"),
-    [((2, 40, 0), ""), ((2, 41, 0), "newer than 2.40"), ((2, 16, 0), "omitted qnn_context_with_signal, qnn_context_list")],
-)
-def test_a_version_of_the_api_decides_which_slots_are_trusted(api: tuple[int, ...], told: str) -> None:
-    engine = all_engines()["qnn"]
-    slots = [probe for probe in engine.probes if probe.slot >= 0]
-    known = [probe for probe in slots if api[1] >= probe.since]
-    said = unknown_slots(engine, api, 6, slots, known)
-    assert (told in " ".join(said)) if told else not said
+def test_a_table_of_2_7_has_other_slots_and_every_call_is_seen(fake: Path, tmp_path: Path) -> None:
+    run = traced(tmp_path, str(fake), "executes=25", "plain=1", env={"FAKE_QNN": "2.7"})
+    calls = run.said["calls"]
+    assert run.manifest["qnn"]["api"][:2] == [2, 7] and len(run.tables["qnn_executes"]) == calls["graphExecute"] == 25
+    hits = {row["program"]: row["hits"] for row in run.manifest["probes"]}
+    seen = {"qnn_graph_finalize_begin": "graphFinalize", "qnn_context_create_begin": "contextCreate"}
+    seen |= {"qnn_profile_create_begin": "profileCreate", "qnn_get_events": "profileGetEvents"}
+    assert {program: hits[program] for program in seen} == {program: calls[name] for program, name in seen.items()}
 
 
-def test_a_log_of_another_user_is_not_copied(tmp_path: Path) -> None:
-    mine, logs = tmp_path / "a_qnn.log", SerializedLogs()
-    mine.write_bytes(b"profile")
-    (tmp_path / "run").mkdir()
-    logs.note(str(mine))
-    assert "could not be kept" in logs.keep(tmp_path / "run", True, os.getuid() + 1)[0]
-    assert logs.keep(tmp_path / "run", True, os.getuid()) == []
-    assert (tmp_path / "run" / logs.kept[0]["file"]).read_bytes() == b"profile"
+@pytest.mark.parametrize(("api", "count"), [("2.12", 0), ("3.0", 0), ("2.20", 5), ("2.41", 5)])
+def test_only_slots_whose_place_in_that_version_is_known_are_probed(fake: Path, tmp_path: Path, api: str, count: int) -> None:
+    run = traced(tmp_path, str(fake), "executes=5", env={"FAKE_QNN": api})
+    assert run.said["calls"]["graphExecute"] == 5 and len(run.tables["qnn_executes"]) == count
+    assert any(f"API {api}." in line for line in run.manifest["warnings"]) == (api != "2.20")

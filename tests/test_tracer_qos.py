@@ -1,6 +1,5 @@
 """The guard of decode speed: what it may do, what it must do, and how often, on simulated and on real targets."""
 
-import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -10,35 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT, begin_trace, over_recorders, recorded_when
+from analyzer.predict.step_latency import StepLatency
+from tests.conftest import ROOT, begin_trace, drawn, over_recorders, recorded_when
 from tests.truth import skip_where_stolen
-from tracer.control.qos import HOLD_NS, LONGEST_HOLD_NS, Controller, Explanation
-from tracer.control.switching import Change
-from tracer.engines import choose
-from tracer.kernel.definitions import layouts as tracer_layouts
-from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import LibbpfLoader
-from tracer.probes.attach import Attachments
+from tracer.kernel.definitions import record_layouts as tracer_layouts
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json
-from tracer.recording.tokens import STEP, Misses
-from workloads import collector_policies
 from workloads.host_time import HostTime
 from workloads.raw_records import RawRecording
+from workloads.recorder_policies import Change, Controller, Explanation, misses_within
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 MIN_TPS = 10.0
 LEVELS = {"sched": 5.0, "operator": 9.0, "expert": 3.0}
 
 
-both_controllers = pytest.mark.parametrize("make_controller", [Controller, collector_policies.Controller])
-both_explanations = pytest.mark.parametrize("make_explanation", [Explanation, collector_policies.Explanation])
+HOLD_NS, LONGEST_HOLD_NS = 2_000_000_000, 256_000_000_000
+"""Of tracer/recorder/speed.c."""
 
 
 class Simulated:
     """A target whose tokens take a time of their own, and longer for each level that is on."""
 
-    def __init__(self, make_controller, price: dict[str, float]):
-        self.controller = make_controller(MIN_TPS)
+    def __init__(self, price: dict[str, float]):
+        self.controller = Controller(MIN_TPS)
         self.price, self.on = price, dict.fromkeys(price, True)
         self.now_ns = 0
         self.changes: list[Change] = []
@@ -65,11 +58,10 @@ PHASES = st.lists(st.tuples(st.floats(0.5, 60), st.floats(0.002, 0.4)), max_size
 PRICES = st.fixed_dictionaries({name: st.floats(0, 0.2) for name in ("sched", "operator", "expert", "io")})
 
 
-@both_controllers
-@settings(max_examples=40)
+@settings(max_examples=drawn(40))
 @given(PRICES, PHASES)
-def test_levels_come_back_after_any_history_and_never_sooner_than_the_hold(make_controller, price, phases) -> None:
-    target = Simulated(make_controller, price)
+def test_levels_come_back_after_any_history_and_never_sooner_than_the_hold(price, phases) -> None:
+    target = Simulated(price)
     for seconds, token_s in phases:
         target.run(seconds, token_s)
     off_since: dict[str, int] = {}
@@ -86,28 +78,16 @@ def test_levels_come_back_after_any_history_and_never_sooner_than_the_hold(make_
     assert all(target.on.values())
 
 
-@settings(max_examples=20)
-@given(PRICES, PHASES)
-def test_the_recorder_in_c_changes_the_levels_that_python_changes(price, phases) -> None:
-    targets = [Simulated(make, price) for make in (Controller, collector_policies.Controller)]
-    for target in targets:
-        for seconds, token_s in phases:
-            target.run(seconds, token_s)
-    assert targets[0].changes == targets[1].changes
-
-
-@both_controllers
-@settings(max_examples=20)
+@settings(max_examples=drawn(20))
 @given(st.floats(0.001, 0.09))
-def test_a_target_that_is_fast_enough_is_left_alone(make_controller, token_s: float) -> None:
-    target = Simulated(make_controller, dict.fromkeys(LEVELS, 0.0))
+def test_a_target_that_is_fast_enough_is_left_alone(token_s: float) -> None:
+    target = Simulated(dict.fromkeys(LEVELS, 0.0))
     target.run(20, token_s)
     assert target.changes == []
 
 
-@both_controllers
-def test_the_costliest_level_goes_first_and_the_last_one_shed_comes_back_first(make_controller) -> None:
-    controller, now = make_controller(MIN_TPS), 0
+def test_the_costliest_level_goes_first_and_the_last_one_shed_comes_back_first() -> None:
+    controller, now = Controller(MIN_TPS), 0
     on, order = dict(LEVELS), []
     for token_s in [0.2] * 40 + [0.05] * 4000:
         now += round(token_s * 1e9)
@@ -126,9 +106,8 @@ def test_the_costliest_level_goes_first_and_the_last_one_shed_comes_back_first(m
     ]
 
 
-@both_controllers
-def test_a_level_that_always_makes_decode_fall_is_tried_ever_more_rarely(make_controller) -> None:
-    target = Simulated(make_controller, {"operator": 0.08, "sched": 0.0})
+def test_a_level_that_always_makes_decode_fall_is_tried_ever_more_rarely() -> None:
+    target = Simulated({"operator": 0.08, "sched": 0.0})
     target.run(400, 0.05)
     tries = [change.ts_ns for change in target.changes if change.level == "operator" and change.on]
     gaps = [later - earlier for earlier, later in pairwise(tries)]
@@ -136,9 +115,8 @@ def test_a_level_that_always_makes_decode_fall_is_tried_ever_more_rarely(make_co
     assert {change.level for change in target.changes} == {"operator"}
 
 
-@both_controllers
-def test_few_tokens_decide_nothing(make_controller) -> None:
-    controller = make_controller(MIN_TPS)
+def test_few_tokens_decide_nothing() -> None:
+    controller = Controller(MIN_TPS)
     controller.observe([10**9] * 4)
     assert controller.decide(10**10, LEVELS) is None and controller.tps() == 0
 
@@ -148,9 +126,8 @@ def decoded(n: int, missed: int, price: float, first: int = 0) -> list[tuple[int
     return [(first + i, missed + i % 2, 0.05 + price * (missed + i % 2)) for i in range(n)]
 
 
-@both_explanations
-def test_tokens_that_are_slow_because_experts_were_missed_are_explained(make_explanation) -> None:
-    explanation = make_explanation(MIN_TPS)
+def test_tokens_that_are_slow_because_experts_were_missed_are_explained() -> None:
+    explanation = Explanation(MIN_TPS)
     explanation.observe(decoded(60, 1, 0.004), good=True)
     assert explanation.holds()
     explanation.observe(decoded(15, 30, 0.004, 60), good=False)
@@ -165,28 +142,26 @@ STEPS_SEEN = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 50), st.flo
 
 
 @given(STEPS_SEEN)
-def test_both_recorders_learn_the_same_costs(steps) -> None:
-    learnt = []
-    for make in (Explanation, collector_policies.Explanation):
-        explanation = make(MIN_TPS)
-        explanation.observe(steps, good=True)
-        told = explanation.to_json()
-        learnt.append([*told["coefficients"].values(), *told["error"].values(), explanation.holds()])
-    assert learnt[1] == pytest.approx(learnt[0], rel=1e-3, abs=2e-5)
+def test_the_recorder_learns_the_costs_that_the_analyzer_learns(steps) -> None:
+    explanation, learner = Explanation(MIN_TPS), StepLatency()
+    explanation.observe(steps, good=True)
+    for context, missed, seconds in steps:
+        learner.update(context, missed, seconds)
+    told = explanation.to_json()
+    assert list(told["coefficients"].values()) == pytest.approx(learner.coefficients.tolist(), rel=1e-3, abs=2e-5)
+    assert told["error"]["median"] == pytest.approx(learner.error()["median"], rel=1e-3, abs=2e-5)
 
 
-@both_explanations
-def test_tokens_that_are_slow_for_another_reason_are_not_explained(make_explanation) -> None:
-    explanation = make_explanation(MIN_TPS)
+def test_tokens_that_are_slow_for_another_reason_are_not_explained() -> None:
+    explanation = Explanation(MIN_TPS)
     explanation.observe(decoded(60, 1, 0.004), good=True)
     explanation.observe([(60 + i, 1, 0.15) for i in range(15)], good=False)
     assert not explanation.holds()
-    assert not make_explanation(MIN_TPS).holds()
+    assert not Explanation(MIN_TPS).holds()
 
 
-@both_explanations
-def test_a_grown_context_is_explained(make_explanation) -> None:
-    explanation = make_explanation(MIN_TPS)
+def test_a_grown_context_is_explained() -> None:
+    explanation = Explanation(MIN_TPS)
     explanation.observe([(i, 0, 0.02 + 1e-4 * i) for i in range(700)], good=True)
     explanation.observe([(i, 0, 0.02 + 1e-4 * i) for i in range(1000, 1015)], good=False)
     assert explanation.holds()
@@ -194,53 +169,13 @@ def test_a_grown_context_is_explained(make_explanation) -> None:
 
 def test_missed_experts_are_counted_by_process_within_their_step() -> None:
     layouts = tracer_layouts()
-    misses, layout = Misses(layouts), layouts["expert_begin"]
+    layout = layouts["expert_begin"]
     dtype = dtype_from_json(layout["fields"], layout["bytes"])
     slots = np.zeros((5, RING_HEADER_BYTES + layout["bytes"]), np.uint8)
     body = slots[:, RING_HEADER_BYTES:].view(dtype)[:, 0]
     body["ts"], body["pid"], body["cache"] = [10, 20, 30, 31, 32], [7, 7, 7, 7, 8], [2, 1, 2, 2, 2]
     slots[:, KIND_OFFSET : KIND_OFFSET + 2] = np.frombuffer(np.uint16(layout["kind"]).tobytes(), np.uint8)
-    assert [collector_policies.misses_within(slots, 7, *times) for times in ((5, 15), (25, 40))] == [1, 2]
-    misses.read(slots)
-    done = np.zeros(2, STEP)
-    done["pid"], done["begin_ns"], done["end_ns"] = 7, [5, 25], [15, 40]
-    assert misses.within(done) == [1, 2]
-    assert misses.within(done[:1]) == [0]
-
-
-@pytest.mark.needs("probes")
-def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_levels_return() -> None:
-    probes = Attachments(choose(["moescope"]), {"token", "expert"})
-    probes.loader = loader = LibbpfLoader(Kernel(), probes.programs(), {})
-    probes.costs = dict.fromkeys(("emulated", "stepped", "nop5", "return"), 1.0)
-    try:
-        probes.shed(["expert"])
-        assert probes.attach_file(str(next((ROOT / "runtime" / "telemetry").glob("_probes*.so")))) > 4
-        standing = {probes.rows[index].level for index in probes._fds}
-        assert standing == {"token"} and {row.level for row in probes.rows} == {"token", "expert"}
-        probes.restore(["expert"])
-        assert len(probes._fds) == len(probes.rows)
-        probes.shed(["expert"])
-        assert {probes.rows[index].level for index in probes._fds} == {"token"}
-    finally:
-        probes.detach()
-        loader.close()
-
-
-@pytest.mark.needs("probes")
-def test_a_level_that_comes_back_has_one_probe_on_each_event_of_each_cpu() -> None:
-    probes = Attachments([], {"io"})
-    probes.loader = loader = LibbpfLoader(Kernel(), probes.programs(), {})
-    held = []
-    try:
-        probes.attach_kernel()
-        for change in (probes.restore, probes.shed, probes.restore):
-            change(["io"])
-            held.append(len(os.listdir("/proc/self/fd")))
-    finally:
-        probes.detach()
-        loader.close()
-    assert held[0] == held[2] >= held[1] + len([row for row in probes.rows if row.level == "io"]) + os.cpu_count() - 1
+    assert [misses_within(slots, 7, *times) for times in ((5, 15), (25, 40))] == [1, 2]
 
 
 GUARDED = ("sched_switch", "op_end")
@@ -253,6 +188,7 @@ def recorded_lately(run: RawRecording) -> list[bool]:
     return [bool((run.records(kind)["ts"] > since[-10]).any()) for kind in GUARDED] if len(since) > 100 else []
 
 
+@pytest.mark.long
 @over_recorders
 def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(on: tuple[str, ...], tmp_path: Path) -> None:
     brake, end, folder, host = tmp_path / "brake", tmp_path / "end", tmp_path / "run", HostTime()

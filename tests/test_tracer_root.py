@@ -1,7 +1,6 @@
 """Root writes with the rights of the user who typed sudo, and only where nothing of others lies."""
 
 import os
-import signal
 import stat
 import subprocess
 import tempfile
@@ -12,10 +11,7 @@ import pytest
 
 from tests.conftest import ROOT, trace
 from tracer.errors import FAILED
-from tracer.recording.drain import SlotFile
-from tracer.recording.format import write_manifest
 from tracer.recording.paths import Owner
-from tracer.target.guard import Guard
 
 pytestmark = pytest.mark.needs("probes")
 USER, OTHER = 65534, 12345
@@ -94,24 +90,6 @@ def test_all_that_a_recording_makes_is_the_users(shared: Path) -> None:
     assert {"manifest.json", "events.bin", "details.bin"} <= {path.name for path in made}
 
 
-@pytest.mark.parametrize("kind", ["symbolic", "hard"])
-def test_files_that_wait_under_our_names_are_not_written_through(shared: Path, kind: str) -> None:
-    victim = shared / "victim"
-    victim.write_text("untouched")
-    os.chmod(victim, 0o600)
-    folder = shared / "run"
-    folder.mkdir()
-    os.chown(folder, USER, USER)
-    for name in ("events.bin", "manifest.json.new"):
-        (folder / name).symlink_to(victim) if kind == "symbolic" else os.link(victim, folder / name)
-    with NOBODY.acting():
-        with pytest.raises(FileExistsError):
-            SlotFile(folder / "events.bin")
-        write_manifest(folder, {"state": "complete"})
-    assert victim.read_text() == "untouched"
-    assert (folder / "manifest.json").stat().st_uid == USER and not (folder / "manifest.json").is_symlink()
-
-
 def test_roots_rights_are_back_afterwards_even_after_an_error(shared: Path) -> None:
     secret = shared / "secret"
     secret.write_text("root's")
@@ -156,6 +134,21 @@ def test_no_code_of_a_library_that_another_users_program_has_is_run(shared: Path
     assert [path.name for path in shared.glob("run-by-*")] == [f"run-by-{USER}"]
 
 
+NEVER = (12, 16, 17, 27)
+"""CAP_NET_ADMIN, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_MKNOD."""
+
+
+@pytest.mark.parametrize("environment", [SUDO, {}], ids=["through sudo", "as root"])
+def test_while_it_records_the_recorder_has_few_of_roots_capabilities_in_effect(shared: Path, environment: dict[str, str]) -> None:
+    reads = ["/usr/bin/env", "sh", "-c", "sleep 0.3; grep -h -E '^(Name|CapEff)' /proc/$PPID/status"]
+    done = trace("run", "--no-views", "--levels", "token", "-o", str(shared / "run"), "--", *reads, env=environment)
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(":\t") for line in done.stdout.splitlines() if line.startswith(("Name", "CapEff")))
+    held = int(told["CapEff"], 16)
+    assert told["Name"].startswith("moescope-record") and held >> 21 & 1  # CAP_SYS_ADMIN
+    assert [number for number in NEVER if held >> number & 1] == []
+
+
 def test_a_plan_is_written_with_the_users_rights(shared: Path) -> None:
     with tempfile.TemporaryDirectory() as private:
         (Path(private) / "roots").write_text("roots")
@@ -167,18 +160,3 @@ def test_a_plan_is_written_with_the_users_rights(shared: Path) -> None:
         assert (Path(private) / "roots").read_text() == "roots"
         assert trace("plan", *options, "-o", str(shared / "own.json"), "--", "true", env=SUDO).returncode == 0
         assert (shared / "own.json").stat().st_uid == USER
-
-
-def test_the_guard_continues_what_is_held_and_leaves_alone_what_has_ended() -> None:
-    with subprocess.Popen(["sleep", "600"]) as held, subprocess.Popen(["sleep", "600"]) as ended:
-        guard = Guard()
-        for process in (held, ended):
-            process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-            guard.add(process.pid)
-        guard.remove(ended.pid)
-        guard.close()
-        continued = [os.waitid(os.P_PID, each.pid, os.WCONTINUED | os.WNOHANG) is not None for each in (held, ended)]
-        for process in (held, ended):
-            process.kill()
-    assert continued == [True, False]

@@ -1,6 +1,6 @@
 """Whatever ends first, at whatever moment: no probe stays, the target lives on, and what was recorded is readable.
 
-MOESCOPE_SERIES=long tries 100 moments and 2,000 reloads, where otherwise it is one moment of each phase and 100 reloads.
+`make test-long` tries 100 moments and 2,000 reloads, where otherwise it is one moment of each phase and 100 reloads.
 """
 
 import collections
@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -22,26 +21,22 @@ import numpy as np
 import pytest
 
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, begin_trace, manifest_when, trace
+from tests.conftest import LONG, ROOT, begin_trace, manifest_when, recorded_when, trace
 from tests.test_truth_llama import library
-from tracer.kernel.libbpf import Kernel
-from tracer.probes.elf import read_binary
-from tracer.target.process import mappings
-from workloads.compiling import WITH_SITES, compiled
+from workloads.compiling import WITH_SITES, compile_c
+from workloads.kernel_objects import held_in_kernel, recorder_of, still_in_kernel
 from workloads.raw_records import RawRecording
 
 pytestmark = [
     pytest.mark.needs("probes"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
-LONG = os.environ.get("MOESCOPE_SERIES") == "long"
 MOMENTS, RELOADS, CALLS, MANY, KILLS, RETURNS = (100, 2000, 3, 200, 50, 20) if LONG else (5, 100, 3, 200, 5, 2)
 PHASES = ("start-up", "attach", "learning", "recording", "end")
 LEVELS = "token,graph,operator"
 STEPS, PROMPT, PAUSE_US = 1900, 10, 20_000  # far longer than a moment takes
 PATIENCE_S = 120.0
 STEPS_PROGRAM = str(ROOT / "workloads" / "programs" / "steps.py")
-BY_ID = {"prog_id": "bpf_prog_get_fd_by_id", "map_id": "bpf_map_get_fd_by_id", "link_id": "bpf_link_get_fd_by_id"}
 
 
 def wait_until(condition) -> bool:
@@ -64,36 +59,18 @@ def cpu_ticks(pid: int) -> int:
     return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
 
-def held_in_kernel(pid: int) -> set[tuple[str, int]]:
-    """(kind, number) of every BPF program, map and link that a process has a descriptor of."""
-    held = set()
-    for path in Path(f"/proc/{pid}/fdinfo").glob("*"):
-        with contextlib.suppress(OSError):
-            held |= {(kind, int(number)) for kind, number in re.findall(r"^(\w+_id):\s+(\d+)", path.read_text(), re.M)}
-    return {(kind, number) for kind, number in held if kind in BY_ID}
-
-
-def left(held: set[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Those that the kernel still has."""
-    kernel, found = Kernel(), set()
-    for kind, number in held:
-        fd = getattr(kernel.lib, BY_ID[kind])(number)
-        if fd >= 0:
-            os.close(fd)
-            found.add((kind, number))
-    return found
-
-
 def changed_code(pid: int, folder: Path) -> list[str]:
     """Files of a folder whose code in a process is not that of the file: a probe stands there."""
     changed = []
     with open(f"/proc/{pid}/mem", "rb", 0) as memory:
-        for mapping in mappings(pid):
-            if Path(mapping.path).parent == folder:
-                memory.seek(mapping.start)
-                code = memory.read(mapping.end - mapping.start)
-                wanted = Path(mapping.path).read_bytes()[mapping.offset : mapping.offset + len(code)]
-                changed += [mapping.path] if code[: len(wanted)] != wanted else []
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            span, flags, offset, _, _, *path = line.split(None, 5)
+            if path and "x" in flags and Path(path[0]).parent == folder:
+                start, end = (int(part, 16) for part in span.split("-"))
+                memory.seek(start)
+                code = memory.read(end - start)
+                wanted = Path(path[0]).read_bytes()[int(offset, 16) :][: len(code)]
+                changed += [path[0]] if code[: len(wanted)] != wanted else []
     return changed
 
 
@@ -187,13 +164,16 @@ def moments(seed: int) -> Iterator[tuple[str, float]]:
         yield PHASES[number % len(PHASES)], draw.random()
 
 
-def kill_tracer(tracer: subprocess.Popen) -> set[tuple[str, int]]:
-    """Kill it in the middle of what it does; what of the kernel's it held."""
-    os.kill(tracer.pid, signal.SIGSTOP)
-    assert wait_until(lambda: state_of(tracer.pid) in "TZ")
-    held = held_in_kernel(tracer.pid)
-    os.kill(tracer.pid, signal.SIGKILL)
-    tracer.wait()
+def kill_tracer(tracer: subprocess.Popen, both: bool = False) -> set[tuple[str, int]]:
+    """Kill its recorder, or planner too, in the middle of what it does; what of the kernel's it held."""
+    pid = recorder_of(tracer)
+    if pid:
+        os.kill(pid, signal.SIGSTOP)
+        assert wait_until(lambda: state_of(pid) in "TZ")
+    held = held_in_kernel(pid)
+    for each in {pid, tracer.pid if both or not pid else 0} - {0}:
+        os.kill(each, signal.SIGKILL)
+    tracer.wait()  # the target still holds the pipes
     return held
 
 
@@ -202,12 +182,13 @@ def check_readable(folder: Path) -> int:
     if not (folder / "manifest.json").exists():
         return 0
     seen = RawRecording(folder).records("token_begin")
-    tables = tables_module.build(RawRecording(folder))
+    tables = tables_module.build_tables(RawRecording(folder))
     assert len(tables["tokens"]) >= len(seen) - 1
     assert tables["tokens"]["token_id"].tolist() == list(range(len(tables["tokens"])))
     return len(tables["tokens"])
 
 
+@pytest.mark.long
 @pytest.mark.alone  # what others load meanwhile takes the processors from the phases that are aimed at
 def test_a_tracer_killed_at_any_moment_leaves_the_target_running_and_nothing_in_the_kernel(
     tmp_path: Path, program: Path, lengths: Lengths
@@ -218,8 +199,8 @@ def test_a_tracer_killed_at_any_moment_leaves_the_target_running_and_nothing_in_
         run = Run(tmp_path / str(number), program)
         try:
             reach(run, phase, lengths, share)
-            held = kill_tracer(run.tracer)
-            assert wait_until(lambda held=held: not left(held)), (phase, share, left(held))
+            held = kill_tracer(run.tracer, both=number % 2 == 1)
+            assert wait_until(lambda held=held: not still_in_kernel(held)), (phase, share, still_in_kernel(held))
             assert not events.exists() or str(program.parent) not in events.read_text()
             assert wait_until(run.is_decided), (phase, share)
             if pid := run.target():
@@ -234,6 +215,7 @@ def test_a_tracer_killed_at_any_moment_leaves_the_target_running_and_nothing_in_
     assert MOMENTS > held_any >= MOMENTS * 0.4 and running >= MOMENTS * 0.6 and recorded >= MOMENTS * 0.3
 
 
+@pytest.mark.long
 @pytest.mark.alone  # other sessions' probes stand in the same file
 def test_a_tracer_killed_while_its_costly_levels_go_and_come_leaves_nothing_in_the_kernel(tmp_path: Path) -> None:
     end, draw = tmp_path / "end", random.Random(4)
@@ -250,7 +232,7 @@ def test_a_tracer_killed_while_its_costly_levels_go_and_come_leaves_nothing_in_t
             assert changed_code(pid, ROOT / "runtime" / "telemetry")
             time.sleep(draw.random())
             held = kill_tracer(tracer)
-            assert held and wait_until(lambda held=held: not left(held)), left(held)
+            assert held and wait_until(lambda held=held: not still_in_kernel(held)), still_in_kernel(held)
             assert wait_until(lambda pid=pid: not changed_code(pid, ROOT / "runtime" / "telemetry"))
             before = cpu_ticks(pid)
             assert wait_until(lambda pid=pid, before=before: cpu_ticks(pid) > before), state_of(pid)
@@ -261,58 +243,28 @@ def test_a_tracer_killed_while_its_costly_levels_go_and_come_leaves_nothing_in_t
         end.touch()
 
 
-DETACHES = """
-import sys
-from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import LibbpfLoader
-from tracer.probes import uprobes
-from tracer.target.guard import Guard
-guard = Guard()
-program = LibbpfLoader(Kernel(), {"empty"}, {}).program_fd("empty")
-fds = [uprobes.attach_uprobe(program, sys.argv[1], int(offset), False) for offset in sys.argv[2:]]
-print("standing", flush=True)
-guard.detach(fds)
-"""
-
-
-def test_a_tracer_killed_while_it_removes_probes_leaves_none_in_the_code_of_programs(tmp_path: Path) -> None:
-    library = tmp_path / "libm.so.6"
-    shutil.copy(next(path for path in Path("/usr/lib").glob("*/libm.so.6")), library)
-    offsets = [str(offset) for offset in read_binary(str(library)).functions(lambda _: True)][:100]
-    draw = random.Random(3)
-    for _ in range(KILLS):
-        environment = {"LD_PRELOAD": str(library)}
-        with subprocess.Popen(["sleep", "600"], env=environment) as target:
-            command = [sys.executable, "-c", DETACHES, str(library), *offsets]
-            with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tracer:
-                assert tracer.stdout is not None and tracer.stdout.readline() == "standing\n"
-                time.sleep(0.3 * draw.random())
-                tracer.kill()
-            assert wait_until(lambda pid=target.pid: not changed_code(pid, tmp_path))
-            target.kill()
-
-
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_target_killed_at_any_moment_ends_a_recording_that_is_complete(tmp_path: Path, program: Path, lengths: Lengths) -> None:
     for number, (phase, share) in enumerate(moments(seed=2)):
         run = Run(tmp_path / str(number), program)
         try:
             reach(run, phase if phase != "start-up" else "attach", lengths, share)
-            held, pid = held_in_kernel(run.tracer.pid), int(run.manifest()["target"]["pid"])
+            held, pid = held_in_kernel(recorder_of(run.tracer)), int(run.manifest()["target"]["pid"])
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             said = run.tracer.communicate(timeout=PATIENCE_S)[1]
             assert "Traceback" not in said
             assert run.manifest()["state"] == "complete"
             assert run.manifest()["target"]["exit_code"] in (-signal.SIGKILL, *((None,) if phase == "end" else ()))
-            assert wait_until(lambda held=held: not left(held)), (phase, share, left(held))
+            assert wait_until(lambda held=held: not still_in_kernel(held)), (phase, share, still_in_kernel(held))
             check_readable(run.recording)
         finally:
             run.close()
 
 
 def test_the_hits_of_200_threads_are_counted_each(tmp_path: Path) -> None:
-    program = compiled(tmp_path / "stress", "stress.c", flags=WITH_SITES)
+    program = compile_c(tmp_path / "stress", "stress.c", flags=WITH_SITES)
     options = ("--no-views", "--levels", "expert", "--ring-mib", "64", "-o", str(tmp_path / "run"))
     done = trace("run", *options, "--", str(program), "0.05", str(MANY))  # what that makes fits into the ring
     run = RawRecording(tmp_path / "run")
@@ -325,6 +277,7 @@ def test_the_hits_of_200_threads_are_counted_each(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_three_tracers_of_one_target_see_every_step_and_leave_it_alone(tmp_path: Path) -> None:
     end = tmp_path / "end"
     command = [sys.executable, STEPS_PROGRAM, "100000", "0.005", "--until", str(end)]
@@ -334,7 +287,7 @@ def test_three_tracers_of_one_target_see_every_step_and_leave_it_alone(tmp_path:
         options = ("--no-views", "--levels", "token", "--pid", str(target.pid))
         tracers = [begin_trace("attach", *options, "-o", str(folder)) for folder in folders]
         for folder, tracer in zip(folders, tracers, strict=True):
-            manifest_when(lambda manifest: manifest["records"].get("token_end", 0) > 20, folder, tracer)
+            recorded_when(lambda run: len(run.records("token_end")) > 20, folder, tracer)
         for tracer in tracers:
             tracer.send_signal(signal.SIGINT)
         said = [tracer.communicate(timeout=PATIENCE_S)[1] for tracer in tracers]
@@ -348,8 +301,8 @@ def test_three_tracers_of_one_target_see_every_step_and_leave_it_alone(tmp_path:
 
 
 def test_a_library_loaded_and_dropped_again_and_again_has_every_call_counted(tmp_path: Path) -> None:
-    named = compiled(tmp_path / "libnamed.so", "named.c", flags=("-shared", "-fPIC", "-fno-ipa-ra", "-Wno-error"))
-    program, declared = compiled(tmp_path / "reload", "reload.c", flags=("-ldl",)), tmp_path / "my.toml"
+    named = compile_c(tmp_path / "libnamed.so", "named.c", flags=("-shared", "-fPIC", "-fno-ipa-ra", "-Wno-error"))
+    program, declared = compile_c(tmp_path / "reload", "reload.c", flags=("-ldl",)), tmp_path / "my.toml"
     declared.write_text(f'[[function]]\nlibrary = "{named}"\nsymbol = "work_other"\nargs = {{ result = "s32 return" }}\n')
     options = ("--no-views", "--levels", "operator", "--probes", str(declared), "-o", str(tmp_path / "run"))
     done = trace("run", *options, "--", str(program), str(named), str(RELOADS), str(CALLS), timeout=600)

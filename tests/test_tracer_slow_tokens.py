@@ -1,26 +1,26 @@
-"""`--only-slower-than` keeps exactly the records of slow tokens, whatever the batches they arrive in: in Python and in C."""
+"""`--only-slower-than` keeps exactly the records of slow tokens, whatever the batches they arrive in."""
 
 import sys
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT, over_recorders, trace
-from tracer.recording.format import STREAMS, dtype_to_json
-from tracer.recording.slow_tokens import OWN, STRUCTURAL, SlowTokens
-from tracer.recording.tokens import Tokens
-from workloads.collector_policies import Filter
+from tests.conftest import ROOT, drawn, over_recorders, trace
+from tracer.recording.format import STREAMS
 from workloads.raw_records import RawRecording
-from workloads.recordings import layouts, records
+from workloads.recorder_policies import Filter
+from workloads.recordings import record_layouts, records
 
 LIMIT, LAG = 50, 20
+STRUCTURAL = {"tensor", "node", "qnn_object", "qnn_table", "api_table", "session", "io_file", "library", "task_fork", "task_exit"}
+STRUCTURAL |= {"task_exec", "qnn_callback", "qnn_reader", "qnn_log", "heat", "site"}
+"""Always kept: other records refer to them."""
+OWN = ("token_begin", "token_end")
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 THREADS = {10: 10, 11: 10, 20: 20}  # thread → process: two processes, one with two threads
 KINDS = ("token_begin", "token_end", "op_begin", "sched_switch", "route", "tensor", "task_fork", "task_exit")
@@ -53,28 +53,8 @@ class Step(NamedTuple):
     complete: bool
 
 
-@cache
-def json_layouts() -> dict:
-    return {name: {"kind": k, "bytes": d.itemsize, "fields": dtype_to_json(d)} for name, (k, d) in layouts().items()}
-
-
-class PythonFilter(SlowTokens):
-    """The filter with the pairing of tokens that it is used with."""
-
-    def __init__(self, limit_ns: int, bound_bytes: int = 64 << 20):
-        super().__init__(limit_ns, json_layouts(), bound_bytes)
-        self.pairing = Tokens(json_layouts())
-
-    def sift(self, batches, until_ns, last=False):
-        self.pairing.read(batches["events"], until_ns)
-        return super().sift(batches, self.pairing, until_ns, last)
-
-
-def c_filter(limit_ns: int, bound_bytes: int = 64 << 20) -> Filter:
-    return Filter(limit_ns, {number: name for name, (number, _) in layouts().items()}, bound_bytes)
-
-
-both_filters = pytest.mark.parametrize("make_filter", [PythonFilter, c_filter])
+def new_filter(limit_ns: int, bound_bytes: int = 64 << 20) -> Filter:
+    return Filter(limit_ns, {number: name for name, (number, _) in record_layouts().items()}, bound_bytes)
 
 
 def rows_of(plan: list[tuple[int, str, int, int]]) -> list[Row]:
@@ -142,16 +122,15 @@ AT_THE_LIMIT = [(1, "token_begin", 10, 1), (LIMIT // 2, "op_begin", 10, 1), (LIM
 EXITED = [(1, "token_begin", 10, 1), (20, "task_exit", 10, 0), (40, "op_begin", 10, 1), (40, "op_begin", 10, 1)]
 
 
-@both_filters
-@settings(max_examples=100)
+@settings(max_examples=drawn(100))
 @example(EXITED, [], Random(0))
 @example(NESTED, [], Random(0))
 @example(AT_THE_LIMIT, [], Random(0))
 @given(PLANS, st.lists(st.integers(1, 120), max_size=40), st.randoms(use_true_random=False))
-def test_the_filter_keeps_what_a_reading_record_by_record_keeps(make_filter, plan, pauses, random) -> None:
+def test_the_filter_keeps_what_a_reading_record_by_record_keeps(plan, pauses, random) -> None:
     rows = rows_of(plan)
     slots = {row.serial: row.slot() for row in rows}
-    sieve = make_filter(LIMIT)
+    sieve = new_filter(LIMIT)
     kept: list[int] = []
     now, waiting = 1_000_000, list(rows)
     end = max([row.ts for row in rows], default=now) + 30
@@ -178,9 +157,8 @@ def test_the_filter_keeps_what_a_reading_record_by_record_keeps(make_filter, pla
     assert told["tokens"] == len(fast)
 
 
-@both_filters
-def test_a_token_too_big_to_hold_is_kept_and_memory_stays_bounded(make_filter) -> None:
-    sieve = make_filter(10**9, bound_bytes=1 << 20)
+def test_a_token_too_big_to_hold_is_kept_and_memory_stays_bounded() -> None:
+    sieve = new_filter(10**9, bound_bytes=1 << 20)
     empty = np.empty((0, STREAMS["details"]), np.uint8)
     written, biggest = 0, 0
     for turn in range(60):

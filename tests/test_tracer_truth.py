@@ -12,7 +12,7 @@ import pytest
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, DemoRun, trace
 from tests.truth import skip_where_stolen
-from tracer.recording.format import text
+from tracer.recording.format import c_string
 from workloads.raw_records import RawRecording
 
 pytestmark = pytest.mark.needs("probes")
@@ -83,7 +83,7 @@ def test_a_ring_too_small_counts_every_lost_record(tmp_path: Path) -> None:
 
 @pytest.mark.needs("htp")
 def test_the_demo_is_recorded_as_its_own_log_tells(demo: DemoRun) -> None:
-    tables = tables_module.load(demo.folder)
+    tables = tables_module.load_tables(demo.folder)
     log = demo.log
     assert len(tables["tokens"]) == len(log["steps"]) == 32
     assert tables["tokens"]["phase"].tolist() == [step["phase"] for step in log["steps"]]
@@ -96,10 +96,11 @@ def test_the_demo_is_recorded_as_its_own_log_tells(demo: DemoRun) -> None:
     assert len(tables["qnn_executes"]) == htp_runs > 0
 
 
+@pytest.mark.long
 @pytest.mark.needs("htp")
 def test_the_demo_takes_as_long_as_its_own_clock_says(demo: DemoRun) -> None:
     skip_where_stolen(demo.stolen)
-    tables = tables_module.load(demo.folder)
+    tables = tables_module.load_tables(demo.folder)
     own = np.array([step["duration_ns"] for step in demo.log["steps"]])
     seen = tables["tokens"]["duration_ns"].to_numpy()
     assert (np.abs(own - seen) < 300_000).mean() > 0.75
@@ -108,7 +109,7 @@ def test_the_demo_takes_as_long_as_its_own_clock_says(demo: DemoRun) -> None:
 
 @pytest.mark.needs("htp")
 def test_every_routing_choice_is_the_one_the_runtime_made(demo: DemoRun) -> None:
-    routes = tables_module.load(demo.folder)["routes"].sort_values(["token_id", "layer", "row", "rank"])
+    routes = tables_module.load_tables(demo.folder)["routes"].sort_values(["token_id", "layer", "row", "rank"])
     made: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
     for choice in demo.log["routing"]:
         made[choice["seq"], choice["layer"]] += [expert for row in choice["experts"] for expert in row]
@@ -138,7 +139,7 @@ def probe_events(run: RawRecording) -> Events:
     found: Events = collections.Counter()
     for row in run.records("qnn_event"):
         kind = "BACKEND" if row["type"] >= 1000 else TYPES[int(row["type"])]
-        found[kind, text(row["name"]), UNITS[int(row["unit"])], int(row["value"])] += 1
+        found[kind, c_string(row["name"]), UNITS[int(row["unit"])], int(row["value"])] += 1
     return found
 
 
@@ -151,7 +152,7 @@ def test_every_qnn_event_of_onnxruntimes_csv_is_captured(demo: DemoRun) -> None:
 
 @pytest.mark.needs("htp")
 def test_no_qnn_event_of_the_demo_is_unjoined(demo: DemoRun) -> None:
-    tables = tables_module.load(demo.folder)
+    tables = tables_module.load_tables(demo.folder)
     events, executes = tables["qnn_events"], tables["qnn_executes"]
     assert ((events["execute_id"] >= 0) | (events["call_id"] >= 0)).all()
     assert (executes["token_id"] >= 0).all()
@@ -168,7 +169,7 @@ def test_a_plain_onnxruntime_program_with_two_sessions_is_traced_unchanged(tmp_p
     run = RawRecording(tmp_path / "run")
     assert len(run.records("qnn_execute_end")) == 10
     assert probe_events(run) == csv_events(tmp_path / "csv")
-    tables = tables_module.build(run)
+    tables = tables_module.build_tables(run)
     events = tables["qnn_events"]
     assert ((events["execute_id"] >= 0) | (events["call_id"] >= 0)).all()
     assert tables["qnn_executes"]["graph_name"].nunique() == 2

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, trace
+from tests.conftest import ROOT, rest_long, trace
 from tests.truth import DISTURBED_NS, always_running, in_log_order, read_log, skip_where_stolen
 from tracer.recording.format import Recording
-from workloads.compiling import compiled
+from workloads.compiling import compile_c
 from workloads.host_time import HostTime
 
 pytestmark = [
@@ -64,14 +64,14 @@ def recorded(folder: Path, program: Path) -> Recording:
 
 def library(folder: Path, *flags: str) -> Path:
     """The engine in a library of its own."""
-    compiled(folder / "libggml-truth.so", "truth_llama.c", flags=("-fPIC", "-shared", *flags))
+    compile_c(folder / "libggml-truth.so", "truth_llama.c", flags=("-fPIC", "-shared", *flags))
     where = (f"-L{folder}", "-lggml-truth", f"-Wl,-rpath,{folder}")
-    return compiled(folder / "program", "truth_llama_main.c", flags=where)
+    return compile_c(folder / "program", "truth_llama_main.c", flags=where)
 
 
 def inside(folder: Path) -> Path:
     """The engine linked into the program."""
-    return compiled(folder / "program", "truth_llama.c", "truth_llama_main.c")
+    return compile_c(folder / "program", "truth_llama.c", "truth_llama_main.c")
 
 
 @pytest.fixture(scope="module", params=[library, inside], ids=["library", "inside"])
@@ -81,7 +81,7 @@ def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     recording = recorded(folder, program)
     stolen = host.share()
     assert recording.manifest["lost"] == {}
-    return Traced(folder / "log.csv", recording, tables_module.build(recording), stolen)
+    return Traced(folder / "log.csv", recording, tables_module.build_tables(recording), stolen)
 
 
 @pytest.mark.alone  # while it is recorded; the tests behind it read
@@ -112,6 +112,7 @@ def test_every_step_has_the_programs_operators_in_its_order(traced: Traced) -> N
     assert (first["n_tokens"] == PROMPT).all() and set(first["shape"].str.split("x").str[1]) == {str(PROMPT)}
 
 
+@pytest.mark.long
 def test_every_thread_began_and_waited_when_it_says(traced: Traced) -> None:
     log, table = traced.shares()
     assert log["tid"].tolist() == table["tid"].tolist()
@@ -128,6 +129,7 @@ def test_every_thread_began_and_waited_when_it_says(traced: Traced) -> None:
         assert error.quantile(0.75) < hits * (PRECISION_NS + cold + DISTURBED_NS)
 
 
+@pytest.mark.long
 def test_the_thread_with_less_work_waits_for_the_other(traced: Traced) -> None:
     skip_where_stolen(traced.stolen)
     log, table = traced.shares()
@@ -168,10 +170,10 @@ def test_every_choice_of_the_router_is_in_routes(traced: Traced) -> None:
 OF_2024 = [("-DGRADIENT", "-DONE_CALL"), ("-DGRADIENT", "-DCOUNTERS", "-DONE_CALL"), ("-DONE_CALL",)]
 
 
-@pytest.mark.parametrize("flags", OF_2024, ids=["gradient", "gradient and counters", "one call"])
+@pytest.mark.parametrize("flags", rest_long(OF_2024, OF_2024[1]), ids=["gradient", "gradient and counters", "one call"])
 def test_operators_and_choices_of_older_builds_are_told_as_rightly(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    recording = recorded(tmp_path, compiled(tmp_path / "program", "truth_llama.c", "truth_llama_main.c", flags=flags))
-    tables = tables_module.build(recording)
+    recording = recorded(tmp_path, compile_c(tmp_path / "program", "truth_llama.c", "truth_llama_main.c", flags=flags))
+    tables = tables_module.build_tables(recording)
     operators, routes = tables["operators"].sort_values(["token_id", "order"]), tables["routes"]
     assert in_order(operators) == ONE_STEP * STEPS and (operators["n_threads"] == THREADS).all()
     assert len(routes) == (PROMPT + STEPS - 1) * LAYERS * TOP_K
@@ -186,20 +188,20 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("flag", WRONG)
+@pytest.mark.parametrize("flag", rest_long(WRONG, "STRANGE"))
 def test_what_fits_no_known_build_is_not_recorded_and_the_summary_says_so(tmp_path: Path, flag: str) -> None:
-    program = compiled(tmp_path / "program", "truth_llama.c", "truth_llama_main.c", flags=(f"-D{flag}",))
+    program = compile_c(tmp_path / "program", "truth_llama.c", "truth_llama_main.c", flags=(f"-D{flag}",))
     recording = recorded(tmp_path, program)
     said = f"llamacpp: levels operator and expert are switched off: {WRONG[flag]}"
     assert recording.manifest["warnings"] == [said]
-    tables = tables_module.build(recording)
+    tables = tables_module.build_tables(recording)
     assert len(tables["tokens"]) == len(tables["graphs"]) == STEPS
     assert len(tables["operators"]) == len(tables["routes"]) == len(tables["tensors"]) == 0
     assert not {row["program"] for row in recording.manifest["probes"] if row["level"] == "operator" and not row["retired_ns"]}
 
 
 def test_a_graph_that_looks_tokens_up_is_a_step_where_no_function_that_takes_steps_runs(tmp_path: Path) -> None:
-    tables = tables_module.build(recorded(tmp_path, library(tmp_path, "-DNAMELESS")))
+    tables = tables_module.build_tables(recorded(tmp_path, library(tmp_path, "-DNAMELESS")))
     tokens = tables["tokens"]
     assert tokens["n_tokens"].tolist() == [PROMPT] + [1] * (STEPS - 1) and tokens["complete"].all()
     assert tokens["phase"].tolist() == ["prefill"] + ["decode"] * (STEPS - 1)
@@ -211,34 +213,34 @@ RESTED, REST_S = 14, 0.1
 GIVES_WAY_WITHIN_A_GRAPH = f"""
 import sys, time
 from tracer.__main__ import main
-from tracer.probes.attach import Attachments
-from tracer.target.watch import Watcher
+from tracer.planning.answers import Answers
 
-observe, learn, attach, ends = Watcher._on_site, Watcher._learn, Attachments.attach_learnt, [0, 0]
+answer, probe, learn, ends = Answers.answer, Answers._probe_loop, Answers._learn, [0, 0]
 
-def on_site(watcher, record, pid):
-    if record["last"]:
-        ends[:] = ends[1], record["ts"] / 1e9
-    observe(watcher, record, pid)
+def note(self, message):
+    if message.get("site", {{}}).get("last"):
+        ends[:] = ends[1], message["site"]["ts"] / 1e9
+    return answer(self, message)
 
 def wait(seconds_behind_end):
     time.sleep((seconds_behind_end - (time.monotonic() - ends[1])) % (ends[1] - ends[0]))
 
-Watcher._on_site = on_site
-Watcher._learn = lambda watcher, what, loop: (what or wait({0.8 * REST_S}), learn(watcher, what, loop))
-Attachments.attach_learnt = lambda *given: (wait({2.5 * REST_S}), attach(*given))[1]
+Answers.answer = note
+Answers._probe_loop = lambda *given: (wait({2.5 * REST_S}), probe(*given))[1]
+Answers._learn = lambda self, what: (what == "LEARN_NOTHING" and wait({0.8 * REST_S}), learn(self, what))[1]
 sys.exit(main())
 """
 """The tracer; the learnt probes come between a graph's two layers, and those that taught go in front of another's first."""
 
 
+@pytest.mark.long
 def test_no_choice_is_lost_where_learnt_probes_come_and_their_teachers_go_within_graphs(tmp_path: Path) -> None:
     flags = (f"-DREST_US={round(1e6 * REST_S)}",)
-    program = compiled(tmp_path / "program", "truth_llama.c", "truth_llama_main.c", flags=flags)
+    program = compile_c(tmp_path / "program", "truth_llama.c", "truth_llama_main.c", flags=flags)
     words = ["run", "--no-views", "-o", str(tmp_path / "run"), "--", str(program), str(tmp_path / "log.csv")]
     command = [sys.executable, "-c", GIVES_WAY_WITHIN_A_GRAPH, *words, str(RESTED), "1", str(PAUSE_US)]
     subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=True)
     recording = Recording(tmp_path / "run")
     assert any(row["retired_ns"] for row in recording.manifest["probes"])
-    routes = tables_module.build(recording)["routes"]
+    routes = tables_module.build_tables(recording)["routes"]
     assert routes.groupby(["token_id", "layer"]).size().tolist() == [TOP_K] * LAYERS * RESTED

@@ -12,7 +12,7 @@ from analyzer.tables import store as tables_module
 from tests.conftest import trace
 from tests.truth import CLOCK_NS, DISTURBED_NS, always_running, in_log_order, read_log, skip_where_stolen, time_asleep
 from tracer.recording.format import Recording
-from workloads.compiling import WITH_SITES, compiled
+from workloads.compiling import WITH_SITES, compile_c
 from workloads.host_time import HostTime
 
 pytestmark = [
@@ -48,12 +48,12 @@ class Traced:
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("truth")
-    program = compiled(folder / "truth_runtime", "truth_runtime.c", flags=WITH_SITES)
+    program = compile_c(folder / "truth_runtime", "truth_runtime.c", flags=WITH_SITES)
     host, command = HostTime(), [str(program), str(folder / "log.csv"), str(STEPS), str(THREADS), str(folder / "cold")]
     done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     stolen, recording = host.share(), Recording(folder / "run")
-    return Traced(folder / "log.csv", recording, tables_module.build(recording), stolen)
+    return Traced(folder / "log.csv", recording, tables_module.build_tables(recording), stolen)
 
 
 @pytest.mark.alone  # while it is recorded; the tests behind it read
@@ -93,6 +93,7 @@ def test_a_span_ends_where_its_program_says_and_else_when_the_probe_was_passed(t
     assert (table["end_ns"] > log["before_end"]).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", TABLE_OF)
 def test_times_are_off_by_no_more_than_the_probes_cost(traced: Traced, what: str) -> None:
     skip_where_stolen(traced.stolen)
@@ -146,6 +147,7 @@ def test_routes_follow_the_programs_rule(traced: Traced) -> None:
     assert (routes["weight"].to_numpy() == np.where(routes["rank"] == 0, 0.75, 0.25)).all()
 
 
+@pytest.mark.long
 def test_a_sleeping_thread_is_seen_asleep_for_as_long_as_it_slept(traced: Traced) -> None:
     skip_where_stolen(traced.stolen)
     states, sleeps = traced.tables["thread_states"], read_log(traced.log, "sleep")

@@ -1,7 +1,6 @@
 """The pages in headless Chromium, and the trace in the Perfetto UI's offline copy."""
 
 import base64
-import json
 import shutil
 import threading
 import time
@@ -12,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analyzer.compare.document import compare, document
-from analyzer.predict.simulator import Settings, pareto, simulate
+from analyzer.compare.document import as_document, compare_runs
+from analyzer.predict.simulator import Settings, on_pareto_front, simulate_trace
 from analyzer.questions.profdag import build_profdag
 from tests.test_compare import HOSTILE, result
 from tests.test_predict_simulator import EVEN, SIZE, random_trace
 from tests.test_views_pages import data_of, hostile, report
-from views.__main__ import main as views
 from views.colours import CAUSES
+from views.pareto import write_pareto
 from views.profdag.page import write_profdag
 from views.regression import write_regression
-from views.serving import address, offline_ui, server
+from views.serving import make_server, offline_ui, ui_address
 from views.timeline import marks
 from views.timeline.npu import group_name
 from views.timeline.perfetto import write_trace
@@ -76,7 +75,7 @@ def complaints(browser: Any) -> list[str]:
 
 
 def test_the_report_draws_every_section(browser: Any, tmp_path: Path) -> None:
-    run = opened(browser, report(tmp_path, *fixture.make(tokens=40, layers=4)))
+    run = opened(browser, report(tmp_path, *fixture.make_tables(tokens=40, layers=4)))
     assert run("return document.querySelectorAll('section').length") == 10
     drawn = run("return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg.main-svg').length)")
     assert len(drawn) > 6 and all(drawn)
@@ -85,8 +84,9 @@ def test_the_report_draws_every_section(browser: Any, tmp_path: Path) -> None:
     assert complaints(browser) == []
 
 
+@pytest.mark.long
 def test_a_column_head_sorts_and_find_filters(browser: Any, tmp_path: Path) -> None:
-    run = opened(browser, report(tmp_path, *fixture.make(tokens=4, layers=12)))
+    run = opened(browser, report(tmp_path, *fixture.make_tables(tokens=4, layers=12)))
     column = "return [...document.querySelectorAll('#operators .block:last-of-type tbody tr')].map(r => r.cells[1].textContent)"
     head = "[...document.querySelectorAll('#operators th button')].find(b => b.textContent === 'name').click()"
     run(head)
@@ -105,7 +105,7 @@ PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report."""
-    return report(tmp_path_factory.mktemp("small"), *fixture.make(tokens=3, layers=2))
+    return report(tmp_path_factory.mktemp("small"), *fixture.make_tables(tokens=3, layers=2))
 
 
 WIDE = {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -141,15 +141,15 @@ def barriers(browser: Any) -> list[tuple[str, str, str]]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """One page of each kind."""
     folder = tmp_path_factory.mktemp("pages")
-    manifest, tables = fixture.make(layers=4)
+    manifest, tables = fixture.make_tables(layers=4)
     write_profdag(build_profdag(tables, 1), tables, manifest, folder / "profdag.html")
     sides = ([result(f"{side}-{i}", i + 50 * n) for i in range(5)] for n, side in enumerate(("base", "cand")))
-    write_regression(document(compare(*sides)), folder / "regression.html")
+    write_regression(as_document(compare_runs(*sides)), folder / "regression.html")
     sweep(folder)
     return [report(folder, manifest, tables), *(folder / f"{name}.html" for name in ("profdag", "regression", "pareto"))]
 
 
-@pytest.mark.parametrize("window", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("window", [pytest.param(WIDE, marks=pytest.mark.long), NARROW], ids=["wide", "narrow"])
 def test_the_pages_have_no_barriers(browser: Any, pages: list[Path], window: dict[str, Any]) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
     try:
@@ -195,9 +195,10 @@ def test_the_first_picture_has_each_cause_in_its_colour_and_its_share_of_the_wid
         assert label.index(largest) < len(bar["title"]) + 20
 
 
+@pytest.mark.long
 def test_marks_of_small_changes_stand_apart_beside_a_large_one(browser: Any, tmp_path: Path) -> None:
     sides = [[result(f"{side}-{i}", i + 50 * n) for i in range(5)] for n, side in enumerate(("base", "cand"))]
-    compared = document(compare(*sides))
+    compared = as_document(compare_runs(*sides))
     ratios = [40.0, *np.linspace(0.97, 1.03, 22).tolist(), 1 / 40]
     like = next(m for m in compared["metrics"] if m["ratio"])
     shown = [{**like, "ratio": r, "low": r, "high": r, "metric": f"metric {i}", "verdict": "same"} for i, r in enumerate(ratios)]
@@ -210,12 +211,13 @@ def test_marks_of_small_changes_stand_apart_beside_a_large_one(browser: Any, tmp
     assert at[1] - at[0] == pytest.approx(at[-1] - at[-2], rel=0.05)
 
 
+@pytest.mark.long
 def test_the_comparison_begins_with_one_sentence(browser: Any, tmp_path: Path) -> None:
     base, cand = (
         [result(f"{side}-{i}", i + seed, "attention", factor) for i in range(5)]
         for side, seed, factor in (("a", 0, 1), ("b", 50, 1.3))
     )
-    write_regression(document(compare(base, cand)), tmp_path / "regression.html")
+    write_regression(as_document(compare_runs(base, cand)), tmp_path / "regression.html")
     run = opened(browser, tmp_path / "regression.html")
     first = run("return [...document.querySelector('main').children].slice(0, 3).map(e => [e.tagName, e.innerText])")
     assert [tag for tag, _ in first] == ["H1", "P", "SECTION"] and first[0][1] == "5 + 5 runs compared"
@@ -232,7 +234,7 @@ def test_a_section_folds_and_a_link_opens_it(browser: Any, small: Path) -> None:
 
 
 def test_the_graph_is_walked_by_keys(browser: Any, tmp_path: Path) -> None:
-    manifest, tables = fixture.make(layers=4)
+    manifest, tables = fixture.make_tables(layers=4)
     write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     run = opened(browser, tmp_path / "profdag.html")
     press = (
@@ -265,6 +267,7 @@ def test_the_report_fits_a_phone(browser: Any, small: Path) -> None:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.long
 def test_the_report_prints_as_wide_as_paper_and_is_then_as_before(browser: Any, small: Path) -> None:
     run = opened(browser, small)
     run("setTheme('dark')")
@@ -279,11 +282,12 @@ def test_the_report_prints_as_wide_as_paper_and_is_then_as_before(browser: Any, 
     wait(lambda: run(sizes) == before)
 
 
+@pytest.mark.long
 def test_a_comparison_is_no_wider_than_paper(browser: Any, tmp_path: Path) -> None:
     base, cand = (
         [result(f"{side}-{i}", i + seed, "attention", 1 + seed) for i in range(5)] for side, seed in (("a", 0), ("b", 1))
     )
-    write_regression(document(compare(base, cand)), tmp_path / "regression.html")
+    write_regression(as_document(compare_runs(base, cand)), tmp_path / "regression.html")
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", A4)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
@@ -295,8 +299,9 @@ def test_a_comparison_is_no_wider_than_paper(browser: Any, tmp_path: Path) -> No
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.long
 def test_the_whole_graph_is_printed_on_one_light_page_and_is_then_as_before(browser: Any, tmp_path: Path) -> None:
-    manifest, tables = fixture.make(layers=4)
+    manifest, tables = fixture.make_tables(layers=4)
     write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     run = opened(browser, tmp_path / "profdag.html")
     run("setTheme('dark'); foldAll(false); zoom(4, 0, 0)")
@@ -311,6 +316,7 @@ def test_the_whole_graph_is_printed_on_one_light_page_and_is_then_as_before(brow
     wait(lambda: run(f"return {state}") == before)
 
 
+@pytest.mark.long
 def test_hostile_names_stay_text_in_the_browser(browser: Any, tmp_path: Path) -> None:
     manifest, tables = hostile()
     write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
@@ -321,7 +327,7 @@ def test_hostile_names_stay_text_in_the_browser(browser: Any, tmp_path: Path) ->
 
 
 def test_the_profdag_page_draws_finds_and_explains(browser: Any, tmp_path: Path) -> None:
-    manifest, tables = fixture.make(layers=4)
+    manifest, tables = fixture.make_tables(layers=4)
     write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     run = opened(browser, tmp_path / "profdag.html")
     colours = (
@@ -350,7 +356,7 @@ return shown.edges.flatMap((edge) => straights(edge).map(([a, b]) => over(edge, 
 
 
 def test_edges_of_the_profdag_run_between_its_operators(browser: Any, tmp_path: Path) -> None:
-    manifest, tables = fixture.make(layers=4)
+    manifest, tables = fixture.make_tables(layers=4)
     write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     run = opened(browser, tmp_path / "profdag.html")
     for button in ("expand", "fold"):
@@ -360,7 +366,7 @@ def test_edges_of_the_profdag_run_between_its_operators(browser: Any, tmp_path: 
 
 
 def test_a_phone_shows_the_profdag_with_its_labels(browser: Any, tmp_path: Path) -> None:
-    manifest, tables = fixture.make(layers=4)
+    manifest, tables = fixture.make_tables(layers=4)
     write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
     try:
@@ -384,7 +390,7 @@ FIND = (
 
 
 def test_equal_layers_open_and_fold_and_a_node_leads_to_the_timeline(browser: Any, tmp_path: Path) -> None:
-    manifest, tables = fixture.make(layers=4)
+    manifest, tables = fixture.make_tables(layers=4)
     write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     run = opened(browser, tmp_path / "profdag.html")
     sizes = "return [shown.cards.length, shown.nodes.length, Math.round(shown.cards.reduce((s, c) => s + c.ns, 0))]"
@@ -444,11 +450,11 @@ def test_the_perfetto_ui_opens_the_trace_offline(browser: Any, tmp_path: Path) -
         offline_ui()
     except Exception as error:
         pytest.skip(str(error))
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     written = write_trace(manifest, tables, tmp_path / "trace.pftrace")
-    with server(tmp_path / "trace.pftrace", True, 0) as served:
+    with make_server(tmp_path / "trace.pftrace", True, 0) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
-        browser.get(address(served, True))
+        browser.get(ui_address(served, True))
         wait(lambda: browser.execute_script("return !!(self.app && self.app.trace)"), 60)
         sql = "select count(*) as n from slice where dur > 0"
         count = browser.execute_async_script(
@@ -473,13 +479,14 @@ VISIBLE = (
 PINNED = "return (self.app.trace.currentWorkspace ?? self.app.trace.workspace).pinnedTracks.map((track) => track.name)"
 
 
+@pytest.mark.long
 def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     write_trace(manifest, tables, tmp_path / "trace.pftrace")
     groups = [marks.GROUP, group_name(manifest), target_group(manifest)]
-    with server(tmp_path / "trace.pftrace", True, 0) as served:
+    with make_server(tmp_path / "trace.pftrace", True, 0) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
-        browser.get(address(served, True, groups, TOKEN_TRACKS))
+        browser.get(ui_address(served, True, groups, TOKEN_TRACKS))
         wait(lambda: browser.execute_script("return !!(self.app && self.app.trace)"), 60)
 
         def unfolded() -> list[str]:
@@ -498,7 +505,7 @@ def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: P
 def test_the_report_of_a_comparison_draws_and_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
     base = [result(f"base-{i}", i) for i in range(5)]
     cand = [result(HOSTILE, i + 50, "attention", 1.3, "router") for i in range(5)]
-    write_regression(document(compare(base, cand)), tmp_path / "regression.html")
+    write_regression(as_document(compare_runs(base, cand)), tmp_path / "regression.html")
     run = opened(browser, tmp_path / "regression.html")
     sections = run("return [...document.querySelectorAll('section')].map(s => s.id)")
     there = ["verdict", "waterfall", "forest", "graph", "steps", "runs", "structure", "routing", "metrics", "environment"]
@@ -522,11 +529,10 @@ def test_the_report_of_a_comparison_draws_and_hostile_names_stay_text(browser: A
 def sweep(folder: Path) -> list[bool]:
     """Write the page of a sweep; returns which of its settings are on the front."""
     settings = [Settings(n * SIZE, prefetch=p) for n in (2, 5, 9, 18) for p in (None, 0.3)]
-    outcomes = [simulate(random_trace(7), EVEN, one) for one in settings]
-    front = pareto(outcomes)
+    outcomes = [simulate_trace(random_trace(7), EVEN, one) for one in settings]
+    front = on_pareto_front(outcomes)
     runs = [{**o.summary(), "pareto": flag} for o, flag in zip(outcomes, front, strict=True)]
-    (folder / "sweep.json").write_text(json.dumps({"costs": "made", "warnings": [HOSTILE], "steps": 7, "runs": runs}))
-    assert views(["pareto", str(folder / "sweep.json"), "--out", str(folder / "pareto.html")]) == 0
+    write_pareto({"costs": "made", "warnings": [HOSTILE], "steps": 7, "runs": runs}, folder / "pareto.html")
     return list(front)
 
 
@@ -540,16 +546,3 @@ def test_a_sweep_is_drawn_with_its_front(browser: Any, tmp_path: Path) -> None:
     )
     assert marked == sum(front)
     assert complaints(browser) == []
-
-
-@pytest.mark.parametrize(("verb", "maker"), [("pareto", "simulate"), ("regression", "compare")])
-@pytest.mark.parametrize("content", [None, b"[1, 2]", b"\xff\xfe"])
-def test_a_document_that_cannot_be_drawn_is_named_with_what_writes_one(
-    verb: str, maker: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = tmp_path / "given.json"
-    if content is not None:
-        given.write_bytes(content)
-    assert views([verb, str(given)]) == 2
-    message = capsys.readouterr().err
-    assert str(given) in message and f"python -m analyzer {maker} --json" in message

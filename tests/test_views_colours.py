@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analyzer.questions.causes import CAUSES as ANALYZED
-from views.colours import CAUSES, style
+from views.colours import CAUSES, style_variables
 
 PANELS = ("#ffffff", "#1a2029")
 LEAST_CONTRAST, LEAST_DIFFERENCE, NEIGHBOURS = 3, 0.09, 2
@@ -62,6 +62,6 @@ def test_neighbouring_causes_differ_for_every_colour_vision(vision: str, theme: 
 
 
 def test_the_style_has_every_colour_of_both_themes() -> None:
-    light, dark = style().splitlines()
+    light, dark = style_variables().splitlines()
     assert "--cause-run-queue: " + CAUSES["run queue"][0] in light and "--cause-run-queue: " + CAUSES["run queue"][1] in dark
     assert light.count("--cause-") == dark.count("--cause-") == len(CAUSES)

@@ -5,12 +5,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from google.protobuf.internal.encoder import _VarintBytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, Trace, TrackEvent
 
+from tests.conftest import drawn
+from views.timeline.columns import map_rows
+from views.timeline.nesting import nested_events, nesting_lanes, preorder
 from views.timeline.protobuf import Form, _messages, encode, field_bytes, packed_varints, tag, varint_bytes
-from views.timeline.slices import joined, lanes, nested, preorder
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "é"]), st.sampled_from([-1, 0, 7, 1 << 40]), st.integers(0, 3))))
@@ -20,7 +23,7 @@ def test_joined_texts_are_made_once_per_distinct_row(rows: list[tuple[str, int, 
         pd.Series([f"{row[0]}x"[:-1] for row in rows], dtype=object),
         *(pd.Series([row[i] for row in rows], dtype=np.int64) for i in (1, 2)),
     )
-    text = joined(lambda *row: made.append(row) or str(row), *columns)
+    text = map_rows(lambda *row: made.append(row) or str(row), *columns)
     assert text.to_pylist() == [str(row) for row in rows]
     assert sorted(made) == sorted(set(rows))
 
@@ -29,22 +32,22 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()
 
 
 @given(SPANS)
-@settings(max_examples=300)
+@settings(max_examples=drawn(300))
 def test_every_lane_nests_and_finished_slices_keep_their_length(spans: list[tuple[int, int, bool, int]]) -> None:
     begin = np.array([s[0] for s in spans], np.int64)
     end = begin + np.array([s[1] for s in spans], np.int64)
     complete, rank = np.array([s[2] for s in spans], bool), np.array([s[3] for s in spans], np.int64)
     order = preorder(begin, end, rank)
-    _, crossed = nested(begin[order], end[order], np.zeros(len(begin), bool))
+    _, crossed = nested_events(begin[order], end[order], np.zeros(len(begin), bool))
     crossed[order] = crossed.copy()
     assert crossed.any() == any(a < c < b < d for a, b in zip(begin, end, strict=True) for c, d in zip(begin, end, strict=True))
-    lane, closed = lanes(begin, end, rank, complete, crossed)
+    lane, closed = nesting_lanes(begin, end, rank, complete, crossed)
     assert crossed.any() or not lane.any()
     assert (closed[complete] == end[complete]).all() and (closed >= begin).all() and (closed <= end).all()
     for k in range(int(lane.max(initial=-1)) + 1):
         of = np.flatnonzero(lane == k)
         of = of[preorder(begin[of], closed[of], rank[of])]
-        order, odd = nested(begin[of], closed[of], np.zeros(len(of), bool))
+        order, odd = nested_events(begin[of], closed[of], np.zeros(len(of), bool))
         ts = np.where(order < 0, closed[of][~order], begin[of][order])
         assert not odd.any() and (np.diff(ts) >= 0).all()
         assert brackets(order) and len(order) == 2 * len(of)
@@ -88,6 +91,11 @@ def test_the_encoder_writes_what_protobuf_reads(values: list[int], shift: int, l
     packed = packed_varints(column)
     switches = FtraceEventBundle.CompactSched.FromString(tag(1, 2) + varint_bytes(len(packed)) + packed)
     assert list(switches.switch_timestamp) == [value & 2**64 - 1 for value in column.tolist()]
+
+
+def test_numbers_at_the_edges_of_their_bytes_are_as_long_as_they_must_be() -> None:
+    values = [edge + d for edge in (1 << 7 * k for k in range(1, 9)) for d in (-1, 0, 1)]
+    assert packed_varints(np.array(values, np.int64)) == b"".join(map(_VarintBytes, values))
 
 
 PARTS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 99)), min_size=1, max_size=30)

@@ -9,11 +9,11 @@ import pytest
 
 from analyzer.questions import step_time
 from analyzer.questions.figures import cache_hits
-from analyzer.questions.live import MOST_HELD, TOP, Live, Snapshot
+from analyzer.questions.live import MOST_HELD, TOP, LiveTables, Snapshot
 from analyzer.questions.summary import operator_summary, token_summary
-from analyzer.tables.store import build
+from analyzer.tables.store import build_tables
 from tracer.recording.format import RING_HEADER_BYTES, Recording, write_manifest
-from workloads.recordings import LLAMA_OPERATORS, MAIN, WORKER, manifest, records
+from workloads.recordings import LLAMA_OPERATORS, MAIN, WORKER, make_manifest, records
 
 OPS, STEP_NS, START = 12, 2_000_000, 10**12
 NO_SEQ, UNKNOWN = 2**64 - 1, 2**32 - 1
@@ -63,7 +63,7 @@ def times(slots: np.ndarray) -> np.ndarray:
 
 def start(folder: Path, streams: Streams, state: str = "recording") -> None:
     """A recording that has its details, and no events yet."""
-    write_manifest(folder, manifest(state=state))
+    write_manifest(folder, make_manifest(state=state))
     (folder / "details.bin").write_bytes(streams["details"].tobytes())
     (folder / "events.bin").write_bytes(b"")
 
@@ -75,7 +75,7 @@ def append(folder: Path, slots: np.ndarray) -> None:
 
 def expected(folder: Path, seconds: float) -> dict[str, Any]:
     """The same figures from all tables of the whole recording, cut to the steps that ended in the last seconds."""
-    tables = build(Recording(folder))
+    tables = build_tables(Recording(folder))
     steps = tables["tokens"]
     ids = steps.loc[steps["end_ns"] >= int(steps["end_ns"].max() - seconds * 1e9), "token_id"]
     cut = {name: frame[frame["token_id"].isin(ids)] for name, frame in tables.items() if "token_id" in frame}
@@ -86,7 +86,7 @@ def expected(folder: Path, seconds: float) -> dict[str, Any]:
     time, counted = step_time.step_time(cut), cache_hits(cut)
     return {
         "tokens": token_summary(cut),
-        "time": step_time.summary(cut, time),
+        "time": step_time.time_summary(cut, time),
         "operators": operator_summary(cut, step_time.operator_times(cut, time), TOP).get("top", []),
         "hits": int(counted["hits"].sum()),
         "misses": int(counted["misses"].sum()),
@@ -109,13 +109,13 @@ def same(now: Snapshot, folder: Path, seconds: float) -> None:
     pd.testing.assert_frame_equal(shown, wanted, check_like=True, check_dtype=False, rtol=1e-9)
 
 
-@pytest.mark.parametrize("engine", [1, 2])
+@pytest.mark.parametrize("engine", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_every_turn_shows_what_the_tables_of_the_whole_recording_say(tmp_path: Path, engine: int) -> None:
     """More than 100,000 events in eight unequal pieces, one of them in the middle of a slot."""
     streams = decoding(1300, engine)
     assert len(streams["events"]) > 100_000
     start(tmp_path, streams)
-    live, rng = Live(tmp_path, seconds=1.0), np.random.default_rng(engine)
+    live, rng = LiveTables(tmp_path, seconds=1.0), np.random.default_rng(engine)
     ends = np.sort(rng.integers(1, len(streams["events"]), 7)).tolist()
     for begin, end in zip([0, *ends], [*ends, len(streams["events"])], strict=True):
         append(tmp_path, streams["events"][begin:end])
@@ -126,7 +126,7 @@ def test_every_turn_shows_what_the_tables_of_the_whole_recording_say(tmp_path: P
 def test_what_is_held_follows_the_open_steps_not_the_recording(tmp_path: Path) -> None:
     streams = decoding(1300)
     start(tmp_path, streams)
-    live, held = Live(tmp_path, seconds=0.5), []
+    live, held = LiveTables(tmp_path, seconds=0.5), []
     for piece in np.array_split(streams["events"], 6):
         append(tmp_path, piece)
         live.snapshot()
@@ -140,7 +140,7 @@ def test_a_long_recording_is_looked_at_from_its_last_seconds_on(tmp_path: Path) 
     streams = decoding(900)
     start(tmp_path, streams, state="complete")
     append(tmp_path, streams["events"])
-    live = Live(tmp_path, seconds=0.4)
+    live = LiveTables(tmp_path, seconds=0.4)
     same(live.snapshot(), tmp_path, 0.4)
     assert live.counted < 900 / 2
 
@@ -150,7 +150,7 @@ def test_records_of_several_cpus_may_come_out_of_order(tmp_path: Path) -> None:
     start(tmp_path, streams)
     slots, rng = streams["events"], np.random.default_rng(3)
     late = np.argsort(times(slots) + rng.integers(0, 5_000_000, len(slots)), kind="stable")
-    live = Live(tmp_path, seconds=0.3)
+    live = LiveTables(tmp_path, seconds=0.3)
     for piece in np.array_split(slots[late], 5):
         append(tmp_path, piece)
         now = live.snapshot()
@@ -161,7 +161,7 @@ def test_a_recording_that_begins_anew_is_read_from_its_begin(tmp_path: Path) -> 
     streams = decoding(300)
     start(tmp_path, streams)
     append(tmp_path, streams["events"])
-    live = Live(tmp_path, seconds=1.0)
+    live = LiveTables(tmp_path, seconds=1.0)
     live.snapshot()
     start(tmp_path, streams)
     append(tmp_path, streams["events"][:4000])
@@ -174,7 +174,7 @@ def test_an_open_step_with_more_records_than_are_held_is_counted_when_it_ends(tm
     slots = streams["events"]
     inside = int(np.flatnonzero(slots[:, 24] == 1)[20]) + 30
     append(tmp_path, slots[:inside])
-    live = Live(tmp_path, seconds=10.0)
+    live = LiveTables(tmp_path, seconds=10.0)
     before = live.snapshot().tokens["steps"]
     filler = np.repeat(records("sched_wakeup", 1, ts=times(slots)[inside], woken_tid=9), MOST_HELD + 10, axis=0)
     append(tmp_path, filler)
@@ -190,7 +190,7 @@ def test_without_steps_the_last_seconds_of_operators_are_shown(tmp_path: Path) -
     start(tmp_path, streams)
     kinds = streams["events"][:, 24].astype(int)
     append(tmp_path, streams["events"][~np.isin(kinds, (1, 2))])
-    live = Live(tmp_path, seconds=0.2)
+    live = LiveTables(tmp_path, seconds=0.2)
     live.snapshot()
     now = live.snapshot()
     assert now.tokens == {} and now.time == {}

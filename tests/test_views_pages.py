@@ -17,26 +17,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.commands.query import execute
+from analyzer.commands.query import query_tables
 from analyzer.questions import ceilings
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.findings import findings as analyzer_findings
-from analyzer.questions.live import Live
-from analyzer.questions.profdag import as_text, build_profdag
+from analyzer.questions.live import LiveTables
+from analyzer.questions.profdag import as_text, build_profdag, dot_string
 from analyzer.questions.summary import summarize
-from analyzer.tables.store import Tables, fingerprint, load
-from analyzer.tables.store import write as write_tables
+from analyzer.tables.store import LazyTables, input_fingerprint, load_tables
+from analyzer.tables.store import write_tables as write_tables
+from moescope.__main__ import main
+from moescope.answers import json_value
 from tracer.recording.format import Recording, dtype_from_json
-from views.__main__ import main
 from views.colours import CAUSES
 from views.errors import ViewError
-from views.profdag.layout import HEIGHT, WIDTH, document, lay_out
+from views.profdag.layout import HEIGHT, WIDTH, lay_out, page_data
 from views.profdag.page import write_profdag
 from views.report.operators import roofline_chart
-from views.report.page import plain, write_page
+from views.report.page import LARGEST
 from views.report.report import write_report
 from views.report.sections import Run
-from views.serving import server
+from views.serving import make_server
 from workloads import tables_fixture as fixture
 
 HOSTILE = "</script><img src=x onerror='document.pwned=1'>"
@@ -61,7 +62,7 @@ def blocks(path: Path, section: str) -> list[dict[str, Any]]:
 
 
 def test_the_first_picture_divides_the_mean_step_of_each_phase(usual: Path) -> None:
-    tokens = fixture.make(tokens=12)[1]["tokens"]
+    tokens = fixture.make_tables(tokens=12)[1]["tokens"]
     picture, figures, findings = blocks(usual, "summary")[:3]
     assert [block["kind"] for block in (picture, figures, findings)] == ["time", "cards", "findings"]
     assert [bar["title"] for bar in picture["bars"]] == ["Prefill step", "Decode step"]
@@ -86,7 +87,7 @@ def listed(values: Any) -> list[float]:
 
 
 def test_steps_have_the_recordings_numbers_on_every_axis(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=12)
+    manifest, tables = fixture.make_tables(tokens=12)
     first = 500
     for table in tables.values():
         if "token_id" in table:
@@ -99,7 +100,7 @@ def test_steps_have_the_recordings_numbers_on_every_axis(tmp_path: Path) -> None
 
 
 def hostile() -> tuple[dict[str, Any], fixture.Tables]:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     manifest["command"] = [HOSTILE]
     manifest["machine"]["cpu_model"] = manifest["probes"][0]["symbol"] = HOSTILE
     manifest["level_changes"] = [{"ts_ns": fixture.START, "level": HOSTILE, "on": False, "why": HOSTILE}]
@@ -128,7 +129,7 @@ def hostile() -> tuple[dict[str, Any], fixture.Tables]:
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of an ordinary recording."""
-    return report(tmp_path_factory.mktemp("report"), *fixture.make(tokens=12))
+    return report(tmp_path_factory.mktemp("report"), *fixture.make_tables(tokens=12))
 
 
 def test_the_report_is_one_small_file_that_fetches_nothing(usual: Path) -> None:
@@ -139,7 +140,7 @@ def test_the_report_is_one_small_file_that_fetches_nothing(usual: Path) -> None:
 
 
 def test_the_report_s_sums_are_the_tables(usual: Path) -> None:
-    path, (_, tables) = usual, fixture.make(tokens=12)
+    path, (_, tables) = usual, fixture.make_tables(tokens=12)
     table = next(b for b in blocks(path, "operators") if b["kind"] == "table" and b["title"] == "Operators by name")
     column = [c["name"] for c in table["columns"]].index("total ms")
     assert sum(row[column] for row in table["rows"]) == pytest.approx(tables["operators"].duration_ns.sum() / 1e6)
@@ -158,7 +159,7 @@ def test_an_emulated_npu_is_named_so_in_the_report(usual: Path) -> None:
 
 
 def test_losses_are_told_first_where_the_recording_is_described(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     manifest |= {"lost": {"op_end": 12}, "state": "recording"}
     items = next(b for b in blocks(report(tmp_path, manifest, tables), "recording") if b["kind"] == "findings")["items"]
     assert any(item["level"] == "bad" and "12 records were lost" in item["text"] for item in items)
@@ -166,11 +167,11 @@ def test_losses_are_told_first_where_the_recording_is_described(tmp_path: Path) 
 
 
 def test_the_findings_stand_before_all_else_with_saving_and_query(usual: Path) -> None:
-    manifest, tables = fixture.make(tokens=12)
-    expected = analyzer_findings(tables, ceilings.load(manifest))
+    manifest, tables = fixture.make_tables(tokens=12)
+    expected = analyzer_findings(tables, ceilings.ceilings_for(manifest))
     found = next(b for b in blocks(usual, "summary") if b["kind"] == "findings")["items"]
     assert expected and [item["query"] for item in found] == [finding.query for finding in expected]
-    assert [item["saving"] for item in found] == [pytest.approx(min(finding.saving_share, 1)) for finding in expected]
+    assert [item["share"] for item in found] == [pytest.approx(min(finding.share, 1)) for finding in expected]
 
 
 def told_by(cell: object, row: tuple[object, ...]) -> bool:
@@ -180,32 +181,32 @@ def told_by(cell: object, row: tuple[object, ...]) -> bool:
 
 
 def test_tables_show_what_their_queries_answer(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, tables = fixture.make(tokens=12)
-    monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: Tables.of(tables))
+    _, tables = fixture.make_tables(tokens=12)
+    monkeypatch.setattr("analyzer.commands.query.load_tables", lambda run_dir, names=None: LazyTables.of(tables))
     sections = data_of(usual)["sections"]
     shown = [block for section in sections for block in section["blocks"] if block["kind"] == "table" and block["query"]]
     assert len(shown) > 6
     for block in shown:
-        _, rows = execute(usual.parent, block["query"])
+        _, rows = query_tables(usual.parent, block["query"])
         plain = [i for i, column in enumerate(block["columns"]) if column["kind"] != "moment"]
         assert block["total"] == len(rows)
         for cells, row in zip(block["rows"], rows, strict=False):
             assert all(told_by(cells[i], row) for i in plain if cells[i] not in (None, "unknown")), (block["title"], cells, row)
 
 
-def test_every_chart_has_a_query_and_every_query_runs(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, tables = fixture.make(tokens=12)
-    monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: Tables.of(tables))
+def test_every_chart_has_a_query_or_a_command_and_every_query_runs(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tables = fixture.make_tables(tokens=12)
+    monkeypatch.setattr("analyzer.commands.query.load_tables", lambda run_dir, names=None: LazyTables.of(tables))
     every = [b for section in data_of(usual)["sections"] for b in section["blocks"]]
     drawn = [b for b in every if b["kind"] in ("chart", "heat")]
-    assert len(drawn) > 8 and all(b["query"] for b in drawn)
+    assert len(drawn) > 8 and all(b["query"] or b.get("command") for b in drawn)
     for query in {b["query"] for b in every if b.get("query")}:
-        names, rows = execute(usual.parent, query)
+        names, rows = query_tables(usual.parent, query)
         assert names and (rows or "growth" in query), query
 
 
 def test_sampled_operators_are_told_in_words(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     manifest["sampling"] = {"allowed": 0.1, "slowdown_while_on": 0.5, "share_on": 0.25}
     change = {"ts_ns": fixture.START + 10**6, "level": "operator", "on": False, "tps": 4.5, "why": "slowdown of at most 10%"}
     manifest["level_changes"] = [change]
@@ -218,7 +219,7 @@ def test_sampled_operators_are_told_in_words(tmp_path: Path) -> None:
 
 
 def test_links_lead_to_where_the_slice_stands_in_the_trace(usual: Path) -> None:
-    _, tables = fixture.make(tokens=12)
+    _, tables = fixture.make_tables(tokens=12)
     table = next(b for b in blocks(usual, "operators") if b.get("title") == "Operators by name")
     row, name = table["rows"][0], [column["name"] for column in table["columns"]].index("name")
     mine = tables["operators"][tables["operators"].name == row[name]]
@@ -230,7 +231,7 @@ def test_links_lead_to_where_the_slice_stands_in_the_trace(usual: Path) -> None:
     [(), ("qnn_executes", "qnn_events", "qnn_calls"), ("tokens",), ("operators", "op_threads"), ("routes", "experts")],
 )
 def test_a_recording_that_lacks_a_part_still_makes_a_report(tmp_path: Path, missing: tuple[str, ...]) -> None:
-    manifest, tables = fixture.make() if missing else fixture.nothing()
+    manifest, tables = fixture.make_tables() if missing else fixture.empty_tables()
     for name in missing:
         tables[name] = tables[name].iloc[:0]
     names = [s["name"] for s in data_of(report(tmp_path, manifest, tables))["sections"]]
@@ -249,7 +250,7 @@ def test_names_from_the_traced_program_are_never_markup(tmp_path: Path) -> None:
 
 
 def test_a_roofline_is_drawn_under_a_roof_or_not_at_all() -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     tables["operators"] = tables["operators"].assign(flops=4e6, read_bytes=1_000_000, written_bytes=1_000_000)
     roof = ceilings.Ceilings("a CPU", 4, {"1": 5e9, "4": 16e9}, {"1": 30e9, "4": 96e9}, 1e3)
     assert roofline_chart(Run(manifest, tables)) is None
@@ -260,18 +261,16 @@ def test_a_roofline_is_drawn_under_a_roof_or_not_at_all() -> None:
         assert slope == pytest.approx(bandwidth) and top == pytest.approx(flops)
 
 
-def test_a_page_has_no_number_that_json_lacks(tmp_path: Path) -> None:
-    assert plain({"a": np.float64("nan"), "b": np.int64(2**60), "c": [np.bool_(True), float("inf")]}) == {
+def test_a_page_has_no_number_that_json_lacks() -> None:
+    assert json_value({"a": np.float64("nan"), "b": np.int64(2**60), "c": [np.bool_(True), float("inf")]}, LARGEST) == {
         "a": None,
         "b": str(2**60),
         "c": [True, None],
     }
-    with pytest.raises(TypeError):
-        write_page(tmp_path / "x.html", "report", "x", {"a": object()})
 
 
 def test_identical_layers_are_recognised_and_nodes_do_not_overlap() -> None:
-    _, tables = fixture.make(layers=5)
+    _, tables = fixture.make_tables(layers=5)
     graph = build_profdag(tables, 1)
     layout = lay_out(graph)
     assert [b.same_as for b in layout.blocks if b.title.startswith("layer")] == ["layer 0"] * 5
@@ -302,7 +301,7 @@ def test_constants_are_drawn_once_per_consumer() -> None:
     for i in range(4):
         graph.add_node(f"op {i}", role="op", name=f"op {i}", order=i, **common)
         graph.add_edge("constant", f"op {i}")
-    shown = document(graph, lay_out(graph))
+    shown = page_data(graph, lay_out(graph))
     assert [dot["of"] for dot in shown["dots"]] == [0, 1, 2, 3] and shown["edges"] == []
 
 
@@ -320,7 +319,7 @@ def test_the_critical_path_is_the_longest_of_all_chains(rows: list[tuple[int, li
 
 
 def test_nodes_carry_their_loads_and_the_npu_s_cycles(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(layers=4)
+    manifest, tables = fixture.make_tables(layers=4)
     tables["operators"]["expert"] = tables["operators"]["graph_id"].map(tables["graphs"].set_index("graph_id").expert).fillna(-1)
     write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     shown = data_of(tmp_path / "profdag.html")
@@ -341,14 +340,14 @@ def test_twenty_thousand_operators_are_laid_out_in_seconds() -> None:
 
 def test_a_port_that_does_not_exist_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(ViewError, match="port 70000 is out of range"):
-        server(tmp_path / "trace.pftrace", False, 70000)
+        make_server(tmp_path / "trace.pftrace", False, 70000)
 
 
 def test_the_server_gives_the_trace_to_the_ui_s_origin_alone_and_nothing_else(tmp_path: Path) -> None:
     trace = tmp_path / "trace.pftrace"
     trace.write_bytes(b"\x0a\x00")
     (tmp_path / "secret").write_text("x")
-    with server(trace, False, 0) as served:
+    with make_server(trace, False, 0) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         port = served.server_address[1]
         assert served.server_address[0] == "127.0.0.1"
@@ -366,28 +365,30 @@ def test_the_server_gives_the_trace_to_the_ui_s_origin_alone_and_nothing_else(tm
         served.shutdown()
 
 
-@pytest.mark.parametrize("words", [["write", "{}"], ["trace", "{}/nothing"], ["report", "{}"], ["dag", "{}"], ["open", "{}"]])
-def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert main([word.format(tmp_path) for word in words]) == 2
+@pytest.mark.parametrize(
+    "words", ["write {}", "write {}/nothing --only trace", "write {} --only report", "write {} --format dot", "open {}"]
+)
+def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    assert main([word.format(tmp_path) for word in words.split()]) == 2
     told = capsys.readouterr().err.strip()
-    assert told.startswith("views: ") and "\n" not in told and "manifest.json" in told
+    assert told.startswith("moescope: ") and "\n" not in told and "manifest.json" in told
 
 
 def test_a_crashed_empty_recording_can_still_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest, _ = fixture.nothing()
+    manifest, _ = fixture.empty_tables()
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     assert main(["write", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [Path(file["path"]).name for file in told["files"]] == ["trace.pftrace", "report.html"] and "operators" in told[
         "no_profdag"
     ]
-    assert main(["dag", str(tmp_path)]) == 2
+    assert main(["write", str(tmp_path), "--only", "profdag"]) == 2
 
 
 def test_exports_hold_what_the_timeline_holds(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tables = load(exported)
-    assert main(["export", str(exported), "--format", "chrome-json", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    tables = load_tables(exported)
+    assert main(["write", str(exported), "--format", "chrome", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["files"]
     events = json.loads(Path(told["path"]).read_text())["traceEvents"]
     assert told["events"] == len(events)
     drawn = [event for event in events if event.get("cat") == "operator" and event["ph"] == "X"]
@@ -398,17 +399,17 @@ def test_exports_hold_what_the_timeline_holds(exported: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_exported_tables_have_every_row(exported: Path, form: str, tmp_path: Path) -> None:
-    assert main(["export", str(exported), "--format", form, "--out", str(tmp_path / "x")]) == 0
+    assert main(["write", str(exported), "--format", form, "--out", str(tmp_path / "x")]) == 0
     read = pd.read_csv if form == "csv" else pd.read_parquet
-    for name, frame in load(exported).items():
+    for name, frame in load_tables(exported).items():
         assert len(read(tmp_path / "x" / f"{name}.{form}")) == len(frame), name
 
 
 def test_an_exported_graph_opens_elsewhere(exported: Path, tmp_path: Path) -> None:
-    assert main(["export", str(exported), "--format", "graphml", "--out", str(tmp_path / "x.graphml")]) == 0
+    assert main(["write", str(exported), "--format", "graphml", "--out", str(tmp_path / "x.graphml")]) == 0
     graph = nx.read_graphml(tmp_path / "x.graphml")
     assert sum(data["role"] == "op" for _, data in graph.nodes(data=True)) == 12
-    assert main(["export", str(exported), "--format", "graphml", "--token", "99"]) == 2
+    assert main(["write", str(exported), "--format", "graphml", "--token", "99"]) == 2
 
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", " =1")
@@ -418,42 +419,43 @@ FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", " =1")
 def hostile_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording whose operators are named to be run, computed, or to break out of what they stand in."""
     folder = tmp_path_factory.mktemp("hostile")
-    manifest, tables = fixture.make(tokens=2, layers=2)
+    manifest, tables = fixture.make_tables(tokens=2, layers=2)
     names = [*FORMULAS, HOSTILE, 'a"]; evil [label="x', "end\\", "\\", "bell\x07 null\x00 line\nnext", "]]><evil/>"]
     ops = tables["operators"]
     tables["operators"] = ops.assign(name=[names[i % len(names)] for i in range(len(ops))], type='"x\\')
     manifest["command"] = [HOSTILE, "not\udcffUTF-8"]
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    write_tables(tables, folder / "tables", fingerprint(folder))
+    write_tables(tables, folder / "tables", input_fingerprint(folder))
     return folder
 
 
 def test_no_cell_of_a_csv_is_a_formula(hostile_export: Path, tmp_path: Path) -> None:
-    assert main(["export", str(hostile_export), "--format", "csv", "--out", str(tmp_path / "x")]) == 0
+    assert main(["write", str(hostile_export), "--format", "csv", "--out", str(tmp_path / "x")]) == 0
     names = pd.read_csv(tmp_path / "x" / "operators.csv", dtype=str, keep_default_na=False).name.tolist()
-    expected = load(hostile_export)["operators"].name.tolist()
+    expected = load_tables(hostile_export)["operators"].name.tolist()
     assert [
         name.removeprefix("'") if wanted in FORMULAS else name for name, wanted in zip(names, expected, strict=True)
     ] == expected
     assert not any(name.lstrip()[:1] in tuple("=+-@") for name in names if name.strip())
     starts = pd.read_csv(tmp_path / "x" / "loads.csv").begin_ns
-    assert starts.tolist() == load(hostile_export)["loads"].begin_ns.tolist()
+    assert starts.tolist() == load_tables(hostile_export)["loads"].begin_ns.tolist()
 
 
 def test_hostile_names_survive_json_and_graphml_as_text(hostile_export: Path, tmp_path: Path) -> None:
-    assert main(["export", str(hostile_export), "--format", "chrome-json", "--out", str(tmp_path / "x.json")]) == 0
+    assert main(["write", str(hostile_export), "--format", "chrome", "--out", str(tmp_path / "x.json")]) == 0
     events = json.loads((tmp_path / "x.json").read_text())["traceEvents"]
     assert any(HOSTILE in event["name"] for event in events)
-    assert main(["export", str(hostile_export), "--format", "graphml", "--token", "1", "--out", str(tmp_path / "x.graphml")]) == 0
+    assert main(["write", str(hostile_export), "--format", "graphml", "--token", "1", "--out", str(tmp_path / "x.graphml")]) == 0
     names = {data["name"] for _, data in nx.read_graphml(tmp_path / "x.graphml").nodes(data=True)}
     assert {"]]><evil/>", "bell\ufffd null\ufffd line\nnext"} <= names
 
 
 def test_hostile_names_stay_within_their_strings_in_dot(hostile_export: Path) -> None:
-    text = as_text(build_profdag(load(hostile_export), 1), "dot")
+    text = as_text(build_profdag(load_tables(hostile_export), 1), "dot")
     string = re.compile(r'"(?:[^"\\]|\\.)*"')
     left = string.sub("", text)
     assert '"' not in left and "evil" not in left and "onerror" not in left and "evil" in text
+    assert json.loads(dot_string("ends in \\", 'a "word"', "two\nlines")) == 'ends in \\\na "word"\ntwo lines'
 
 
 def test_pages_of_a_command_line_that_is_no_utf8(hostile_export: Path) -> None:
@@ -462,7 +464,7 @@ def test_pages_of_a_command_line_that_is_no_utf8(hostile_export: Path) -> None:
 
 
 def test_findings_and_change_points_lead_into_the_timeline(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=24)
+    manifest, tables = fixture.make_tables(tokens=24)
     tokens = tables["tokens"]
     tables["tokens"] = tokens.assign(
         end_ns=tokens.end_ns.where(tokens.token_id < 12, tokens.begin_ns + tokens.duration_ns * 3 // 4),
@@ -479,9 +481,9 @@ def test_findings_and_change_points_lead_into_the_timeline(tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recording")
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    write_tables(tables, folder / "tables", fingerprint(folder))
+    write_tables(tables, folder / "tables", input_fingerprint(folder))
     return folder
 
 
@@ -496,13 +498,13 @@ def growing(folder: Path, tokens: int, extra: bytes = b"") -> None:
     record["pid"], record["tid"], record["engine"], record["n_tokens"] = 7, 7, 1, 1
     record["kind"], record["seq"], record["phase"] = np.tile([1, 2], tokens), np.repeat(np.arange(tokens), 2), 2
     (folder / "events.bin").write_bytes(slots.tobytes() + extra)
-    manifest = fixture.nothing()[0] | {"layouts": layouts, "records": {"token_begin": tokens}, "lost": {"token_end": 3}}
+    manifest = fixture.empty_tables()[0] | {"layouts": layouts, "records": {"token_begin": tokens}, "lost": {"token_end": 3}}
     manifest["cost"] = {"trap_ns": 10**7, "bpf_ns": 10**7}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_top_shows_the_latest_steps_of_a_growing_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    live = Live(tmp_path, seconds=1.0)
+    live = LiveTables(tmp_path, seconds=1.0)
     for tokens in (20, 300):
         growing(tmp_path, tokens, extra=b"half a slot")
         now = live.snapshot()

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import drawn
 from tests.judge import Judge, judged
-from views.commands.queries import shipped
+from views.commands.queries import shipped_queries
 from views.timeline import sched, sequence
 from views.timeline.perfetto import extent, write_trace
 from views.timeline.threads import HELPERS, OTHERS
@@ -22,12 +23,12 @@ from workloads import tables_fixture as fixture
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Judge, fixture.Tables]:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     return judged(tmp_path_factory.mktemp("trace"), manifest, tables), tables
 
 
 def test_reads_and_major_faults_stand_on_their_threads(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     begin = tables["operators"].begin_ns.to_numpy()[:3] + 20
     on = {"pid": fixture.PID, "tid": fixture.WORKER, "file": "/models/moe.gguf"}
     tables["reads"] = fixture.frame("reads", call="pread64", begin_ns=begin, end_ns=begin + 50, bytes=64, **on)
@@ -93,7 +94,7 @@ def test_arguments_travel_with_their_slice(usual: tuple[Judge, fixture.Tables]) 
 
 
 def test_an_operator_says_what_it_moves_and_how_fast(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=2)
+    manifest, tables = fixture.make_tables(tokens=2, layers=2)
     operators = tables["operators"]
     known = operators.type == "attention"
     tables["operators"] = operators.assign(
@@ -135,8 +136,25 @@ def test_switches_keep_cpu_and_wakings_keep_the_waker(usual: tuple[Judge, fixtur
     assert sorted(wakers) == sorted((a, b, n) for (a, b), n in wakings.items())
 
 
+def test_a_thread_that_is_woken_while_it_falls_asleep_is_ready_from_its_wakeup_on(tmp_path: Path) -> None:
+    manifest, tables = fixture.make_tables(npu=False)
+    sched = tables["sched"]
+    out = sched[(sched.event == "switch") & (sched.prev_tid == fixture.WORKER)].iloc[3]
+    waking = sched[(sched.event == "waking") & (sched.next_tid == fixture.WORKER) & (sched.ts_ns > out.ts_ns)].iloc[0]
+    early, wakeup = sched.ts_ns.where(sched.index != waking.name, out.ts_ns - 3), waking.to_frame().T.astype(sched.dtypes)
+    wakeup = wakeup.assign(event="wakeup", prev_tid=-1, ts_ns=out.ts_ns + 2)
+    tables["sched"] = pd.concat([sched.assign(ts_ns=early), wakeup]).sort_values("ts_ns", kind="stable", ignore_index=True)
+    drawn = judged(tmp_path, manifest, tables).rows(
+        "select s.ts as ts, s.state as state, w.tid as waker from thread_state s join thread t using (utid) "
+        f"left join thread w on s.waker_utid = w.utid where t.tid = {fixture.WORKER} order by s.ts"
+    )
+    at = out.ts_ns + fixture.BOOT_OFFSET
+    row = drawn.index((at, "S", None))
+    assert drawn[row - 1][1] == "Running" and drawn[row + 1] == (at + 2, "R", fixture.MAIN)
+
+
 def test_a_thread_that_exits_stops_running_when_it_does(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(npu=False)
+    manifest, tables = fixture.make_tables(npu=False)
     sched, states = tables["sched"], tables["thread_states"]
     gone = int(sched[(sched.event == "switch") & (sched.prev_tid == fixture.WORKER)].ts_ns.iloc[3])
     kept = (sched.prev_tid != fixture.WORKER) & (sched.next_tid != fixture.WORKER) | (sched.ts_ns < gone)
@@ -156,7 +174,7 @@ def test_a_thread_that_exits_stops_running_when_it_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ended", [0x10, 0x20])
 def test_no_bar_follows_a_thread_whose_exit_was_recorded(tmp_path: Path, ended: int) -> None:
-    manifest, tables = fixture.make(npu=False)
+    manifest, tables = fixture.make_tables(npu=False)
     sched = tables["sched"]
     last = sched[(sched.event == "switch") & (sched.prev_tid == fixture.WORKER)].index[-1]
     tables["sched"] = sched.assign(prev_state=sched.prev_state.where(sched.index != last, ended))
@@ -165,7 +183,7 @@ def test_no_bar_follows_a_thread_whose_exit_was_recorded(tmp_path: Path, ended: 
 
 
 def test_a_new_thread_waits_for_its_first_cpu_from_its_creation_on(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(npu=False)
+    manifest, tables = fixture.make_tables(npu=False)
     born, first = fixture.START + 100, fixture.START + 700
     tid, on = fixture.MAIN + 5, {"cpu": [1, 1], "prev_prio": 120, "next_prio": 120}
     rows = fixture.frame(
@@ -180,7 +198,7 @@ def test_a_new_thread_waits_for_its_first_cpu_from_its_creation_on(tmp_path: Pat
 
 
 def test_threads_without_work_and_other_programs_stand_in_a_process_each(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(npu=False)
+    manifest, tables = fixture.make_tables(npu=False)
     helper = fixture.frame("threads", tid=[fixture.MAIN + 9], pid=fixture.PID, name="qnn_prof_writer", target=True)
     tables["threads"] = pd.concat([tables["threads"], helper], ignore_index=True)
     rows = judged(tmp_path, manifest, tables).rows(
@@ -195,7 +213,7 @@ def test_threads_without_work_and_other_programs_stand_in_a_process_each(tmp_pat
 
 
 def test_a_name_is_not_repeated_on_top_of_itself(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(npu=False)
+    manifest, tables = fixture.make_tables(npu=False)
     tables["operators"] = tables["operators"].assign(expert=lambda rows: np.where(rows.type == "experts", 3, -1))
     tables["experts"] = tables["experts"].assign(expert=3)
     tables["graphs"] = tables["graphs"].assign(expert=3)
@@ -206,7 +224,7 @@ def test_a_name_is_not_repeated_on_top_of_itself(tmp_path: Path) -> None:
 
 
 def test_a_graph_of_no_layer_does_not_repeat_its_operator(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(npu=False)
+    manifest, tables = fixture.make_tables(npu=False)
     tables["graphs"] = tables["graphs"].assign(kind="head", layer=-1, expert=-1, backend="cpu")
     tables["operators"] = tables["operators"].assign(type="head", name="head", layer=-1, expert=-1)
     judge = judged(tmp_path, manifest, tables)
@@ -234,7 +252,7 @@ def test_counters_keep_every_value(usual: tuple[Judge, fixture.Tables]) -> None:
 
 
 def test_losses_and_an_unfinished_recording_are_marked(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=2)
+    manifest, tables = fixture.make_tables(tokens=2, layers=2)
     manifest |= {"lost": {"op_begin": 7, "op_end": 0, "route": 2}, "state": "recording"}
     marks = judged(tmp_path, manifest, tables).rows(
         "select s.name as name, extract_arg(s.arg_set_id, 'debug.op_begin') as n from slice s join track t on s.track_id = t.id "
@@ -244,7 +262,7 @@ def test_losses_and_an_unfinished_recording_are_marked(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_slice_is_closed_at_the_end_and_marked(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(npu=False)
+    manifest, tables = fixture.make_tables(npu=False)
     tokens, last = tables["tokens"], len(tables["tokens"]) - 1
     ends = np.where(tokens.token_id == last, tokens.begin_ns, tokens.end_ns)
     tables["tokens"] = tokens.assign(end_ns=ends, duration_ns=ends - tokens.begin_ns, complete=tokens.token_id != last)
@@ -256,7 +274,7 @@ def test_an_unfinished_slice_is_closed_at_the_end_and_marked(tmp_path: Path) -> 
 
 
 def test_slices_that_do_not_nest_get_tracks_of_their_own(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(npu=False)
+    manifest, tables = fixture.make_tables(npu=False)
     tables["graphs"] = tables["graphs"].assign(end_ns=lambda t: t.end_ns + 50_000)
     judge = judged(tmp_path, manifest, tables)
     tracks = judge.rows(
@@ -269,7 +287,7 @@ def test_slices_that_do_not_nest_get_tracks_of_their_own(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("missing", ["qnn", "sched", "tokens", "operators", "everything"])
 def test_a_recording_that_lacks_a_part_still_makes_a_trace(tmp_path: Path, missing: str) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=2)
+    manifest, tables = fixture.make_tables(tokens=2, layers=2)
     groups = {
         "qnn": ("qnn_executes", "qnn_events", "qnn_calls"),
         "sched": ("sched", "thread_states", "threads"),
@@ -284,7 +302,7 @@ def test_a_recording_that_lacks_a_part_still_makes_a_trace(tmp_path: Path, missi
 
 
 def test_hostile_names_arrive_as_they_are(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=2)
+    manifest, tables = fixture.make_tables(tokens=2, layers=2)
     name = "</script><img src=x onerror=alert(1)>\n%s\u0000\u2028é"
     tables["operators"] = tables["operators"].assign(type="X", name=name)
     manifest["command"] = [name, "not\udcffUTF-8"]
@@ -296,7 +314,7 @@ def test_hostile_names_arrive_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_failed_writer_leaves_the_old_trace(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=1, layers=1)
+    manifest, tables = fixture.make_tables(tokens=1, layers=1)
     path = tmp_path / "trace.pftrace"
     path.write_bytes(b"old")
     del tables["counters"]
@@ -313,11 +331,11 @@ def shaken(tables: fixture.Tables, seed: int) -> fixture.Tables:
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 99), st.integers(1, 40), st.booleans())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=drawn(3), deadline=None)
 def test_the_bytes_are_the_same_with_any_number_of_threads(
     tmp_path_factory: pytest.TempPathFactory, tokens: int, layers: int, seed: int, batch: int, zipped: bool
 ) -> None:
-    manifest, tables = fixture.make(tokens, layers)
+    manifest, tables = fixture.make_tables(tokens, layers)
     folder, tables = tmp_path_factory.mktemp("threads"), shaken(tables, seed)
     with pytest.MonkeyPatch.context() as patch:
         for module in (sequence, sched):
@@ -342,10 +360,10 @@ def test_a_trace_is_written_while_it_is_made(threads: int) -> None:
 
 
 def test_an_error_of_another_thread_stops_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest, tables = fixture.make(tokens=1, layers=1)
+    manifest, tables = fixture.make_tables(tokens=1, layers=1)
     path = tmp_path / "trace.pftrace"
     path.write_bytes(b"old")
-    monkeypatch.setattr(sequence, "batch", lambda *told: 1 // 0)
+    monkeypatch.setattr(sequence, "event_batch", lambda *told: 1 // 0)
     for threads in (1, 2):
         with pytest.raises(ZeroDivisionError):
             write_trace(manifest, tables, path, threads=threads)
@@ -366,7 +384,7 @@ def lengthened(frame: pd.DataFrame, row: int, ns: int) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def ahead(tmp_path_factory: pytest.TempPathFactory) -> tuple[Judge, fixture.Tables]:
-    manifest, tables = fixture.make(tokens=12)
+    manifest, tables = fixture.make_tables(tokens=12)
     tables = prefetched(tables)
     last = tables["tokens"].iloc[-1]
     tables["tokens"] = lengthened(tables["tokens"], len(tables["tokens"]) - 1, 10 * int(last.duration_ns))
@@ -420,7 +438,7 @@ def test_slow_tokens_and_switched_levels_are_marked(ahead: tuple[Judge, fixture.
 
 def test_a_zipped_trace_says_the_same(usual: tuple[Judge, fixture.Tables], tmp_path: Path) -> None:
     judge, _ = usual
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     plain = write_trace(manifest, tables, tmp_path / "a")
     written = write_trace(manifest, tables, tmp_path / "trace.pftrace.gz", zipped=True)
     assert written.bytes == (tmp_path / "trace.pftrace.gz").stat().st_size < plain.bytes / 2
@@ -429,8 +447,8 @@ def test_a_zipped_trace_says_the_same(usual: tuple[Judge, fixture.Tables], tmp_p
 
 
 def test_traces_of_two_recordings_are_read_as_one(usual: tuple[Judge, fixture.Tables], tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=7)
-    for name, made in (("a", fixture.make()), ("b", (manifest, tables))):
+    manifest, tables = fixture.make_tables(tokens=7)
+    for name, made in (("a", fixture.make_tables()), ("b", (manifest, tables))):
         write_trace(*made, tmp_path / f"{name}.pftrace")
     with zipfile.ZipFile(tmp_path / "both.zip", "w") as both:
         both.write(tmp_path / "a.pftrace", "a.pftrace")
@@ -441,7 +459,7 @@ def test_traces_of_two_recordings_are_read_as_one(usual: tuple[Judge, fixture.Ta
 
 def test_the_shipped_queries_answer_what_the_tables_say(ahead: tuple[Judge, fixture.Tables]) -> None:
     judge, tables = ahead
-    answers = {name: judge.rows(sql) for name, sql in shipped().items()}
+    answers = {name: judge.rows(sql) for name, sql in shipped_queries().items()}
     spent = answers["token_breakdown"]
     assert [row[2] - fixture.BOOT_OFFSET for row in spent] == tables["tokens"].begin_ns.tolist()
     threads = tables["op_threads"].assign(ns=lambda rows: rows.end_ns - rows.begin_ns)
@@ -459,7 +477,7 @@ def test_the_shipped_queries_answer_what_the_tables_say(ahead: tuple[Judge, fixt
 
 
 def test_a_flow_leads_from_a_step_through_its_graphs_on_other_threads(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     graphs = tables["graphs"].copy()
     graphs["token_id"] = -1
     moved, step = graphs.index[:3], tables["tokens"].iloc[0]
@@ -474,7 +492,7 @@ def test_a_flow_leads_from_a_step_through_its_graphs_on_other_threads(tmp_path: 
 
 
 def test_clocks_and_heat_are_counters_of_their_policies_and_zones(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=2)
+    manifest, tables = fixture.make_tables(tokens=2, layers=2)
     at = tables["tokens"].begin_ns.iloc[0] + np.arange(4)
     whats, numbers = ["frequency", "greatest frequency", "temperature", "temperature"], [4, 4, 0, 1]
     names = ["CPUs 4-7", "CPUs 4-7", "cpu", "cpu"]

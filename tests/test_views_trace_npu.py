@@ -17,7 +17,7 @@ from workloads import tables_fixture as fixture
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Judge, fixture.Tables]:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     return judged(tmp_path_factory.mktemp("trace"), manifest, tables), tables
 
 
@@ -32,7 +32,7 @@ def test_a_flow_leads_from_the_submitting_graph_to_the_execution(usual: tuple[Ju
 
 
 def test_an_execution_outside_any_graph_has_its_flow_too(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     tables["qnn_executes"] = tables["qnn_executes"].assign(graph_id=-1)
     judge = judged(tmp_path, manifest, tables)
     ends = judge.rows(
@@ -42,7 +42,7 @@ def test_an_execution_outside_any_graph_has_its_flow_too(tmp_path: Path) -> None
 
 
 def test_several_executions_of_one_graph_are_one_chain(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     first = tables["qnn_executes"].iloc[:1]
     begin = int(first.begin_ns.iloc[0])
     again = pd.concat(
@@ -95,7 +95,7 @@ def on_track(judge: Judge, name: str) -> list[tuple[Any, ...]]:
 
 
 def test_the_host_s_stages_stand_first_in_the_group_of_the_npu(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=3, layers=4)
+    manifest, tables = fixture.make_tables(tokens=3, layers=4)
     tables = staged(tables)
     drawn = on_track(judged(tmp_path, manifest, tables), "Host stages")
     rows = tables["qnn_stages"].sort_values(["begin_ns", "stage_id"])
@@ -106,7 +106,7 @@ def test_the_host_s_stages_stand_first_in_the_group_of_the_npu(tmp_path: Path) -
 
 
 def test_nodes_of_a_node_lie_inside_it_and_waits_are_its_arguments(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=4)
+    manifest, tables = fixture.make_tables(tokens=2, layers=4)
     events = tables["qnn_events"].copy()
     first, second, third = events.index[(events.type == 404) & (events.execute_id == 0)].tolist()
     events.loc[[second, third], ["parent_id", "depth"]] = [events.event_id[first], 3]
@@ -125,7 +125,7 @@ def test_nodes_of_a_node_lie_inside_it_and_waits_are_its_arguments(tmp_path: Pat
 
 
 def test_the_threads_of_an_optrace_have_tracks_in_its_execution(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=4)
+    manifest, tables = fixture.make_tables(tokens=2, layers=4)
     events = read_optrace(Path(__file__).parent / "data" / "qnn" / "optrace.json").events
     judge = judged(tmp_path, manifest, {**tables, "qnn_optrace": events.assign(execute_id=1)})
     accelerator = [row for row in on_track(judge, "QNN Device (HTP emulator)") if row[0] == "accelerator"][1]
@@ -139,7 +139,7 @@ def test_the_threads_of_an_optrace_have_tracks_in_its_execution(tmp_path: Path) 
 
 
 def test_an_optrace_goes_to_the_execution_asked_for_or_the_first_that_was_timed() -> None:
-    _, tables = fixture.make(tokens=2, layers=4)
+    _, tables = fixture.make_tables(tokens=2, layers=4)
     runs = tables["qnn_executes"]
     tables["qnn_executes"] = runs.assign(accel_us=runs.accel_us.where(runs.execute_id > 1))
     path = Path(__file__).parent / "data" / "qnn" / "optrace.json"
@@ -152,7 +152,7 @@ def test_an_optrace_goes_to_the_execution_asked_for_or_the_first_that_was_timed(
 
 @pytest.mark.parametrize("emulator", [True, False])
 def test_the_emulator_never_passes_for_a_device(tmp_path: Path, emulator: bool) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=2)
+    manifest, tables = fixture.make_tables(tokens=2, layers=2)
     manifest["qnn"]["emulator"] = emulator
     names = [
         name
@@ -178,7 +178,7 @@ def test_a_graph_of_a_plain_program_has_a_short_name() -> None:
 
 
 def test_a_batch_in_a_queue_lies_between_its_sending_and_the_wait_for_its_answer(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     thread = {"pid": fixture.PID, "tid": fixture.MAIN}
     begin = fixture.START + np.array([1000, 3000, 100_000])
     tables["npu_batches"] = fixture.frame(
@@ -190,7 +190,7 @@ def test_a_batch_in_a_queue_lies_between_its_sending_and_the_wait_for_its_answer
         "select a.name as x, b.name as y from flow join slice a on slice_out = a.id join slice b on slice_in = b.id "
         "where a.category = 'npu' order by a.ts, x"
     )
-    words = [f"batch of {count} operators" for count in (5, 7, 1)]
+    words = ["batch of 5 operators", "batch of 7 operators", "batch of 1 operator"]
     assert sorted(links) == sorted([("send batch", word) for word in words] + [(word, "wait for batch") for word in words])
     on_track = "select count(*) as n from slice s join track t on s.track_id = t.id where t.name = 'Hexagon queue'"
     assert judge.rows(on_track) == [(3,)]
@@ -202,7 +202,7 @@ def test_a_batch_in_a_queue_lies_between_its_sending_and_the_wait_for_its_answer
 
 
 def test_calls_of_the_driver_have_a_track(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
+    manifest, tables = fixture.make_tables()
     names = ["fastrpc_context_alloc", "fastrpc_transport_send", "fastrpc_context_complete", "fastrpc_context_free"]
     moments = fixture.START + np.array([1000, 1200, 4000, 4100])
     thread = {"pid": fixture.PID, "tid": fixture.MAIN}

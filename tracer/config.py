@@ -25,12 +25,12 @@ class ConfigAction(argparse.Action):
         """Read the file; raises TracerError if it or one of its keys is wrong."""
         path = Path(str(values))
         setattr(namespace, self.dest, path)
-        known = options(parser)
-        for key, value in read(path).items():
+        known = options_by_name(parser)
+        for key, value in read_config(path).items():
             action = known.get(key)
             if action is None:
                 raise TracerError(f"{path}: unknown key {key!r}; known: {', '.join(sorted(known))}")
-            action.default, action.required = converted(action, value, f"{path}: {key}"), False
+            action.default, action.required = convert_option(action, value, f"{path}: {key}"), False
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -44,14 +44,14 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     return parser.parse_args(words) if args.config else args
 
 
-def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+def options_by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """A parser's options by their long names without leading dashes."""
     rows = ((action, [name for name in action.option_strings if name.startswith("--")]) for action in parser._actions)
     actions = {names[0].removeprefix("--"): action for action, names in rows if names}
     return {name: action for name, action in actions.items() if name not in NOT_OPTIONS}
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """The file's keys and values."""
     try:
         return tomllib.loads(read_text(path))
@@ -61,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
         raise TracerError(f"{path} is not valid TOML: {error}") from None
 
 
-def converted(action: argparse.Action, value: Any, where: str) -> Any:
+def convert_option(action: argparse.Action, value: Any, where: str) -> Any:
     """A TOML value converted as from the command line; a list if the option can be repeated, otherwise joined by commas."""
     if action.nargs == 0:
         if not isinstance(value, bool):
@@ -70,11 +70,11 @@ def converted(action: argparse.Action, value: Any, where: str) -> Any:
     if isinstance(value, (bool, dict)):
         raise TracerError(f"{where} = {value!r} is not a valid value for --{where.rpartition(' ')[2]}")
     if isinstance(value, list) and (action.nargs in ("+", "*") or isinstance(action, argparse._AppendAction)):
-        return [word(action, part, where) for part in value]
-    return word(action, ",".join(map(str, value)) if isinstance(value, list) else value, where)
+        return [convert_word(action, part, where) for part in value]
+    return convert_word(action, ",".join(map(str, value)) if isinstance(value, list) else value, where)
 
 
-def word(action: argparse.Action, value: Any, where: str) -> Any:
+def convert_word(action: argparse.Action, value: Any, where: str) -> Any:
     """One word, converted and checked as argparse does."""
     try:
         answer = action.type(str(value)) if callable(action.type) else str(value)
@@ -85,14 +85,14 @@ def word(action: argparse.Action, value: Any, where: str) -> Any:
     return answer
 
 
-def effective(args: argparse.Namespace) -> dict[str, Any]:
+def effective_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options in effect, for the manifest."""
     rows = {key.replace("_", "-"): value for key, value in vars(args).items() if key not in ("verb", "command")}
-    return {key: plain(value) for key, value in rows.items()}
+    return {key: to_json(value) for key, value in rows.items()}
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """A value converted for JSON."""
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [to_json(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -1,9 +1,7 @@
 """The tracer's errors; each message is one line with the fact and the remedy."""
 
+from moescope.errors import FAILED as FAILED
 from moescope.errors import UserError
-
-FAILED = 125
-"""The exit code of `run` if the tracer fails, as that of env, timeout and docker: all others are the command's."""
 
 
 class TracerError(UserError):
@@ -11,7 +9,7 @@ class TracerError(UserError):
 
 
 class RequirementError(TracerError):
-    """The machine or the user lacks something; `python -m tracer doctor` lists everything."""
+    """The machine or the user lacks something; `moescope doctor` lists everything."""
 
 
 class ProbeError(TracerError):

@@ -23,7 +23,7 @@ vision (tests/test_views_colours.py).
 """
 
 
-def style() -> str:
+def style_variables() -> str:
     """CSS variables `--cause-run-queue` and so on, for both themes."""
     themes = [
         "".join(f" --cause-{cause.replace(' ', '-')}: {colours[theme]};" for cause, colours in CAUSES.items()) for theme in (0, 1)

@@ -1,25 +1,26 @@
-"""Exports a recording to other formats: Chrome's JSON trace, CSV, Parquet, GraphML."""
+"""Exports a recording to other formats: Chrome's JSON trace, CSV, Parquet, graphs, routes."""
 
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from analyzer.questions.profdag import middle_token
+from analyzer.records.schema import Tables
+from moescope.plain import for_output
+from views.errors import ViewError
 from views.timeline import npu
-from views.timeline.marks import counters
+from views.timeline.marks import counter_tracks
 from views.timeline.perfetto import extent
 from views.timeline.slices import Slices, close_open, on_program
 from views.timeline.threads import thread_pids
-from views.write_outputs import Tables
 
 FORMULA = r"^\s*[=+\-@\t\r]"
 NPU_TID = 1 << 30
 """Chrome's format knows threads only: the NPU's tracks are threads with numbers from here on."""
 
 
-def arguments(slices: Slices) -> list[dict[str, Any]]:
+def slice_args(slices: Slices) -> list[dict[str, Any]]:
     """The arguments of each slice."""
     rows: list[dict[str, Any]] = [{} for _ in range(len(slices))]
     for name, column in slices.args.items():
@@ -34,7 +35,7 @@ def slice_events(slices: Slices, pids: dict[int, int], tid: int | None = None) -
     slices = slices.alone()
     tids, begins, ends = slices.tid.tolist(), slices.begin.tolist(), slices.end.tolist()
     names, kind = slices.name.tolist(), "i" if slices.instant else "X"
-    for i, args in enumerate(arguments(slices)):
+    for i, args in enumerate(slice_args(slices)):
         place = {"pid": pids.get(tids[i], 0), "tid": tids[i] if tid is None else tid}
         event = {"ph": kind, "name": names[i], "cat": slices.category, "ts": begins[i] / 1e3, **place}
         yield event | ({"s": "t"} if slices.instant else {"dur": max(ends[i] - begins[i], 0) / 1e3}) | {"args": args}
@@ -49,11 +50,11 @@ def chrome_events(manifest: dict[str, Any], tables: Tables) -> Iterator[dict[str
             yield {"ph": "M", "name": "thread_name", "pid": pids[tid], "tid": tid, "args": {"name": name}}
     for slices in on_program(tables):
         yield from slice_events(close_open(slices, end), pids)
-    for number, (track, slices) in enumerate(npu.tracks(manifest, tables)):
+    for number, (track, slices) in enumerate(npu.npu_tracks(manifest, tables)):
         named = {"ph": "M", "name": "thread_name", "pid": target, "tid": NPU_TID + number, "args": {"name": track}}
         yield named
         yield from slice_events(close_open(slices, end), dict.fromkeys(slices.tid.tolist(), target), NPU_TID + number)
-    for name, ts, values in counters(tables):
+    for name, ts, values in counter_tracks(tables):
         for time_ns, value in zip(ts.tolist(), values.tolist(), strict=True):
             yield {"ph": "C", "name": name, "pid": target, "ts": time_ns / 1e3, "args": {"value": value}}
 
@@ -69,38 +70,38 @@ def write_events(out: TextIO, events: Iterator[dict[str, Any]]) -> int:
     return n
 
 
-def chrome_json(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
+def chrome_json(run_dir: Path, out: Path | None) -> dict[str, Any]:
     """Write the timeline in Chrome's JSON format."""
-    from analyzer.tables.store import load
+    from analyzer.tables.store import load_tables
     from tracer.recording.format import Recording
 
     path = out or run_dir / "trace.json"
     with path.open("w") as file:
-        events = write_events(file, chrome_events(Recording(run_dir).manifest, load(run_dir)))
+        events = write_events(file, chrome_events(Recording(run_dir).manifest, load_tables(run_dir)))
     return {"path": str(path), "bytes": path.stat().st_size, "events": events}
 
 
-def table_files(run_dir: Path, out: Path | None, token: int | None, form: str) -> dict[str, Any]:
+def table_files(run_dir: Path, out: Path | None, form: str) -> dict[str, Any]:
     """Write every table as a file, csv or parquet."""
     from pyarrow import csv, parquet
 
-    from analyzer.tables.store import load
+    from analyzer.tables.store import load_tables
 
     folder = out or run_dir / form
     folder.mkdir(parents=True, exist_ok=True)
     size = rows = 0
-    tables = load(run_dir)
+    tables = load_tables(run_dir)
     for name in tables:
         path, table = folder / f"{name}.{form}", tables.arrow(name)
         if form == "csv":
-            csv.write_csv(flat(table), path)
+            csv.write_csv(flat_table(table), path)
         else:
             parquet.write_table(table, path, compression="zstd")
         size, rows = size + path.stat().st_size, rows + table.num_rows
     return {"path": str(folder), "bytes": size, "rows": rows}
 
 
-def flat(table: Any) -> Any:
+def flat_table(table: Any) -> Any:
     """The table for CSV: lists as JSON texts, null columns as text, and no text that is a formula."""
     import pyarrow
 
@@ -123,22 +124,32 @@ def no_formula(texts: Any) -> Any:
     return compute.if_else(formula, compute.binary_join_element_wise("'", texts, ""), texts)
 
 
-def graphml(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
-    """Write one token's ProfDAG."""
-    from analyzer.questions.profdag import build_profdag, export
-    from analyzer.tables.store import load
+def export_graph(run_dir: Path, out: Path | None, form: str, token: int | None, mean: bool, how: str) -> dict[str, Any] | None:
+    """Write one token's ProfDAG, its layers merged (`how` is fold) or without views (resolve); None on standard output."""
+    from analyzer.questions import structure
+    from analyzer.questions.profdag import as_text, build_profdag, decode_tokens
+    from analyzer.tables.store import load_tables
 
-    path, tables = out or run_dir / "profdag.graphml", load(run_dir)
+    tables = load_tables(run_dir)
     chosen = middle_token(tables) if token is None else token
-    graph = build_profdag(tables, chosen)
-    export(graph, path, "graphml")
-    return {"path": str(path), "bytes": path.stat().st_size, "token": chosen, "nodes": graph.number_of_nodes()}
+    built = build_profdag(tables, chosen, decode_tokens(tables) if mean else None)
+    if how:
+        built = structure.fold_layers(built) if how == "fold" else structure.without_views(built)
+    path, text = out or run_dir / f"profdag.{form}", as_text(built, form)
+    if str(path) == "-":
+        print(for_output(text))
+        return None
+    path.write_text(text)
+    counts = {"nodes": built.number_of_nodes(), "edges": built.number_of_edges(), "averaged": built.graph["tokens_used"]}
+    return {"path": str(path), "bytes": path.stat().st_size, "token": chosen, **counts}
 
 
-FORMATS: dict[str, Callable[[Path, Path | None, int | None], dict[str, Any]]] = {
-    "chrome-json": chrome_json,
-    "csv": partial(table_files, form="csv"),
-    "parquet": partial(table_files, form="parquet"),
-    "graphml": graphml,
-}
-"""Name → writer(recording, where, token)."""
+def export_routes(run_dir: Path, out: Path | None, form: str) -> dict[str, Any]:
+    """Write the routes of a recording, or of a file of routes, in another tool's format."""
+    from analyzer.imports.routes import FORMATS, tables_of, write_routes
+
+    if run_dir.is_file() and out is None:
+        raise ViewError(f"{run_dir} is a file: give --out")
+    path, tables = out or run_dir / f"routes-{form}.{'csv' if FORMATS[form].columns else 'json'}", tables_of(run_dir)
+    write_routes(tables, path, form)
+    return {"path": str(path), "bytes": path.stat().st_size, "steps": len(tables["tokens"])}

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from analyzer.compare.verdict_text import spoken_name
+from moescope.terminal import counted
 from views.colours import CAUSES
 from views.profdag.change_graph import change_graph
 from views.report.sections import Block, Section, axis, cards, chart, labels, note, pairs, table, write_sections
@@ -35,7 +37,7 @@ def name_of(metric: dict[str, Any]) -> str:
     return " · ".join(map(str, where))
 
 
-def change(ratio: float | None) -> float | None:
+def percent(ratio: float | None) -> float | None:
     """A ratio as a change in percent."""
     return None if ratio is None else 100 * (ratio - 1)
 
@@ -45,24 +47,24 @@ def signed(value: float) -> str:
     return f"{value:+,.1f}" if abs(value) >= 100 else f"{value:+.4g}"
 
 
-def verdict(document: Document) -> Section:
+def verdict_blocks(document: Document) -> Section:
     """The verdict as text, and the figures of speed."""
     runs = document["runs"]
     blocks: list[Block] = [{"kind": "findings", "items": document["words"]}]
     speed = [m for m in document["metrics"] if m["family"] == "speed" and m["change"] is not None]
-    blocks.append(cards([(m["metric"], f"{change(m['change']):+,.1f} %", m["direction"]) for m in speed]))
+    blocks.append(cards([(m["metric"], f"{percent(m['change']):+,.1f} %", m["direction"]) for m in speed]))
     if document.get("failures"):
         blocks.append(
             {"kind": "findings", "items": [{"level": "bad", "text": f"Limit broken: {t}"} for t in document["failures"]]}
         )
     counts = ", ".join(f"{n:,} {name}" for name, n in document["verdicts"].items())
     rules = document["rules"]
-    items = [("base", listed(runs["base"])), ("candidate", listed(runs["cand"])), ("verdicts", counts)]
+    items = [("base", list_runs(runs["base"])), ("candidate", list_runs(runs["cand"])), ("verdicts", counts)]
     blocks.append(pairs(items))
     blocks.append(
         note(
-            "The unit is the run. A difference counts as a change if the Mann-Whitney test is significant, corrected for all "
-            f"metrics of its family (Holm, {100 * rules['alpha']:g} % family-wise), the bootstrap interval of the median ratio "
+            "The unit is the run. A difference counts as a change if one as large occurs in any metric of its family in at most "
+            f"{100 * rules['alpha']:g} % of all assignments of the runs to the sides, the bootstrap interval of the median ratio "
             f"excludes 0, and the change exceeds {100 * rules['practical']:g} % and this machine's noise between unchanged runs."
             f" A metric is the same if its interval lies within ±{100 * rules['practical']:g} %; otherwise it is inconclusive."
             " The pace, common to all operators of a run, is divided out of each of them if it is the same on both"
@@ -72,19 +74,19 @@ def verdict(document: Document) -> Section:
     return Section("verdict", "Verdict", blocks)
 
 
-def listed(names: list[str]) -> str:
+def list_runs(names: list[str]) -> str:
     """The number of runs, and the first few names."""
     shown = ", ".join(names[:MOST_RUNS])
-    return f"{len(names)} run{'s' if len(names) != 1 else ''}: {shown}" + (" …" if len(names) > MOST_RUNS else "")
+    return f"{counted(len(names), 'run')}: {shown}" + (" …" if len(names) > MOST_RUNS else "")
 
 
-def waterfalls(document: Document) -> Section | None:
+def waterfall_charts(document: Document) -> Section | None:
     """The parts of each phase's difference; the bars add up."""
-    blocks = [*by_cause(document), *(waterfall(fall) for fall in document["waterfalls"])]
+    blocks = [*by_cause(document), *(waterfall_chart(fall) for fall in document["waterfalls"])]
     return Section("waterfall", "Where it comes from", blocks) if blocks else None
 
 
-def waterfall(fall: dict[str, Any]) -> Block:
+def waterfall_chart(fall: dict[str, Any]) -> Block:
     """Bars from the base's mean step to the candidate's, on a scale that begins near both."""
     names = ["base", *labels((part["name"] for part in fall["parts"]), 24), "candidate"]
     delta = np.array([0.0, *(part["delta"] for part in fall["parts"]), 0.0])
@@ -111,7 +113,7 @@ def waterfall(fall: dict[str, Any]) -> Block:
     return chart(f"{fall['phase'].capitalize()} step, from base to candidate", traces, remark, 380, barmode="overlay", **axes)
 
 
-def graph(document: Document) -> Section | None:
+def change_graph_block(document: Document) -> Section | None:
     """The ProfDAG of both sides, coloured by change."""
     merged = document["graph"]
     return Section("graph", "ProfDAG, coloured by change", [change_graph(merged)]) if merged else None
@@ -133,7 +135,7 @@ def by_cause(document: Document) -> list[Block]:
     return blocks
 
 
-def place(ratio: float, near: float) -> float:
+def axis_position(ratio: float, near: float) -> float:
     """The position of a ratio of times: even for changes below `near`, beyond that logarithmic in the change."""
     return float(np.arcsinh(np.log(min(max(ratio, 1 / FARTHEST), FARTHEST)) / np.log1p(near)))
 
@@ -142,11 +144,11 @@ def ratio_axis(places: list[float], near: float) -> dict[str, Any]:
     """An axis of ratios that covers `places`."""
     low, high = min([*places, -1.0]), max([*places, 1.0])
     low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
-    ticks = {at: text for ratio, text in TICKS.items() if low <= (at := place(ratio, near)) <= high}
+    ticks = {at: text for ratio, text in TICKS.items() if low <= (at := axis_position(ratio, near)) <= high}
     return axis("change", range=[low, high], tickmode="array", tickvals=[*ticks], ticktext=[*ticks.values()], zeroline=True)
 
 
-def forest(document: Document) -> Section | None:
+def forest_chart(document: Document) -> Section | None:
     """Changes with their intervals: speed, and the largest changes."""
     comparable = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
     metrics = comparable[:FOREST][::-1]
@@ -154,10 +156,10 @@ def forest(document: Document) -> Section | None:
         return None
     traces, near = [], document["rules"]["practical"]
     y = labels((name_of(m) for m in metrics), 52)
-    low, middle, high = (np.array([place(m[end], near) for m in metrics]) for end in ("low", "ratio", "high"))
+    low, middle, high = (np.array([axis_position(m[end], near) for m in metrics]) for end in ("low", "ratio", "high"))
     for word in dict.fromkeys(m["verdict"] for m in metrics):
         rows = [i for i, m in enumerate(metrics) if m["verdict"] == word]
-        texts = [" to ".join(f"{change(metrics[i][end]):+.4g} %" for end in ("low", "high")) for i in rows]
+        texts = [" to ".join(f"{percent(metrics[i][end]):+.4g} %" for end in ("low", "high")) for i in rows]
         spread = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4}
         error = {**spread, "array": (high - middle)[rows], "arrayminus": (middle - low)[rows]}
         trace = {
@@ -168,7 +170,7 @@ def forest(document: Document) -> Section | None:
             "y": [y[i] for i in rows],
             "error_x": error,
         }
-        about = [f"{change(metrics[i]['ratio']):+.4g} % ({text})" for i, text in zip(rows, texts, strict=True)]
+        about = [f"{percent(metrics[i]['ratio']):+.4g} % ({text})" for i, text in zip(rows, texts, strict=True)]
         hover = {"text": about, "hovertemplate": "%{y}: %{text}<extra></extra>", "showlegend": True}
         traces.append({**trace, **hover, "error_x": error, "slot": SLOT.get(word, 7), "sizes": 8})
     layout: dict[str, Any] = {
@@ -179,7 +181,7 @@ def forest(document: Document) -> Section | None:
     return Section("forest", "Changes with their intervals", [changes])
 
 
-def runs(document: Document) -> Section | None:
+def run_chart(document: Document) -> Section | None:
     """The speed of every run, including outliers."""
     speed = [m for m in document["metrics"] if m["family"] == "speed"]
     if not speed:
@@ -191,11 +193,13 @@ def runs(document: Document) -> Section | None:
             for slot, (side, values) in enumerate(zip(("base", "candidate"), metric["runs"], strict=True))
         ]
         number = axis("run", tick0=0, dtick=max(1, max(map(len, metric["runs"])) // 10))
-        blocks.append(chart(f"{metric['metric']} of every run", traces, "", 240, xaxis=number, yaxis=axis(metric["unit"])))
+        blocks.append(
+            chart(f"Every run's {spoken_name(metric['metric'])}", traces, "", 240, xaxis=number, yaxis=axis(metric["unit"]))
+        )
     return Section("runs", "Every run", blocks)
 
 
-def steps(document: Document) -> Section | None:
+def step_chart(document: Document) -> Section | None:
     """Decode steps of both sides in order, with changes of level."""
     traces: list[dict[str, Any]] = []
     remarks = []
@@ -229,7 +233,7 @@ def steps(document: Document) -> Section | None:
     return Section("steps", "Steps over time", [*blocks, *map(note, remarks)])
 
 
-def metrics(document: Document) -> Section:
+def metric_table(document: Document) -> Section:
     """Every metric with its verdict."""
     columns = (
         "text family, text metric, text names, text verdict, number base, number candidate, text unit, number change %, "
@@ -238,8 +242,8 @@ def metrics(document: Document) -> Section:
     )
     rows = []
     for m in document["metrics"]:
-        figures = [m["base"], m["cand"], m["unit"], change(m["change"]), m["at_pace"]]
-        figures += [change(m["ratio"]) if m["paced"] else None, change(m["low"]), change(m["high"]), m["p"]]
+        figures = [m["base"], m["cand"], m["unit"], percent(m["change"]), m["at_pace"]]
+        figures += [percent(m["ratio"]) if m["paced"] else None, percent(m["low"]), percent(m["high"]), m["p"]]
         share = None if m["share"] is None else 100 * m["share"]
         counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"]]
         rows.append([m["family"], name_of(m), m["label"], m["direction"], *figures, *counts])
@@ -250,7 +254,7 @@ def metrics(document: Document) -> Section:
     return Section("metrics", "All metrics", blocks)
 
 
-def structure(document: Document) -> Section | None:
+def structure_tables(document: Document) -> Section | None:
     """Features of one side only, and differences in the structure of a step."""
     if not document["structure"]:
         return None
@@ -258,7 +262,7 @@ def structure(document: Document) -> Section | None:
     return Section("structure", "Structure", [table("text phase, text aspect, text what, text change", rows)])
 
 
-def routing(document: Document) -> Section | None:
+def routing_chart(document: Document) -> Section | None:
     """Changes of expert routing, by layer."""
     drift = document["drift"]
     if not drift:
@@ -276,7 +280,7 @@ def routing(document: Document) -> Section | None:
     )
 
 
-def environment(document: Document) -> Section:
+def environment_tables(document: Document) -> Section:
     """The environment of the runs, and its differences."""
     rows = [
         [row["what"], row["base"], row["cand"], "conditions differ" if row["unfair"] else ""] for row in document["environment"]
@@ -295,16 +299,16 @@ def environment(document: Document) -> Section:
 
 
 SECTIONS: tuple[Callable[[Document], Section | None], ...] = (
-    verdict,
-    waterfalls,
-    forest,
-    graph,
-    steps,
-    runs,
-    structure,
-    routing,
-    metrics,
-    environment,
+    verdict_blocks,
+    waterfall_charts,
+    forest_chart,
+    change_graph_block,
+    step_chart,
+    run_chart,
+    structure_tables,
+    routing_chart,
+    metric_table,
+    environment_tables,
 )
 
 

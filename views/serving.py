@@ -32,7 +32,7 @@ def offline_ui() -> Path:
     return folder
 
 
-class Handler(SimpleHTTPRequestHandler):
+class TraceHandler(SimpleHTTPRequestHandler):
     """Serves the trace and, offline, the UI's files; nothing else on this machine is reachable."""
 
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".wasm": "application/wasm", ".js": "text/javascript"}
@@ -86,9 +86,9 @@ class Handler(SimpleHTTPRequestHandler):
         """Suppress the log."""
 
 
-def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
+def make_server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
     """A server ready for `serve_forever`; port 0 selects a free one."""
-    handler = partial(Handler, trace=trace, ui=offline_ui() if offline else None)
+    handler = partial(TraceHandler, trace=trace, ui=offline_ui() if offline else None)
     try:
         return ThreadingHTTPServer((HOST, port), handler)
     except OverflowError:
@@ -99,7 +99,7 @@ def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
         ) from None
 
 
-def address(served: ThreadingHTTPServer, offline: bool, unfold: Sequence[str] = (), pin: str = "") -> str:
+def ui_address(served: ThreadingHTTPServer, offline: bool, unfold: Sequence[str] = (), pin: str = "") -> str:
     """The address for the browser, which expands the track groups named in `unfold` and collapses the CPUs.
 
     Tracks with names that match the regular expression `pin` are above all groups, which the UI sorts by CPU time.

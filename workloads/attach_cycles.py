@@ -1,26 +1,21 @@
 """Attaches to a running program, records briefly, detaches, and counts what is left behind."""
 
-import ctypes
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tracer import session as session_module
-from tracer.engines import choose
-from tracer.kernel.libbpf import ProgramInfo
-from tracer.probes.calibration import measure
 from tracer.recording.format import Recording
-from tracer.session import Options, Session
-from tracer.target.process import Followed
-from workloads.compiling import WITH_SITES, compiled
+from workloads import ROOT
+from workloads.compiling import WITH_SITES, compile_c
+from workloads.kernel_objects import Held, held_in_kernel, recorder_of, still_in_kernel
 
 SETTLE_SECONDS = 5.0  # the kernel frees programs and maps after a grace period
 MOMENT = 0.05
@@ -29,87 +24,56 @@ LEVELS = "token,graph,operator,expert"
 
 @dataclass(frozen=True)
 class Cycle:
-    """One attach and detach; times in seconds."""
+    """One attach and detach; `resident_bytes` is the recorder's largest."""
 
-    load_s: float
-    attach_s: float
-    detach_s: float
+    seconds: float
     probes: int
     records: int
     lost: int
     changed_sites: int
-    descriptors: int
     left_in_kernel: int
     resident_bytes: int
 
 
-class Ids:
-    """BPF programs and maps by their kernel ids."""
-
-    def __init__(self, session: Session):
-        self.lib = session.kernel.lib
-        programs = [session.loader.program_fd(name) for name in session.probes.programs()]
-        maps = [session.loader.map_fd(name) for name in ("events", "details", "threads", "lost", "calls", "described")]
-        self.programs, self.maps = [self._id(fd) for fd in programs], [self._id(fd) for fd in maps]
-
-    def _id(self, fd: int) -> int:
-        """The kernel id of a descriptor's object: both info structs begin with type and id."""
-        info = ProgramInfo()
-        size = ctypes.c_uint32(ctypes.sizeof(info))
-        if self.lib.bpf_obj_get_info_by_fd(fd, ctypes.byref(info), ctypes.byref(size)):
-            raise OSError("BPF_OBJ_GET_INFO_BY_FD failed")
-        return int(info.id)
-
-    def left(self) -> int:
-        """The number of these that the kernel still has after a grace period."""
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while (count := self._count()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return count
-
-    def _count(self) -> int:
-        descriptors = [self.lib.bpf_prog_get_fd_by_id(number) for number in self.programs]
-        descriptors += [self.lib.bpf_map_get_fd_by_id(number) for number in self.maps]
-        alive = [fd for fd in descriptors if fd >= 0]
-        for fd in alive:
-            os.close(fd)
-        return len(alive)
+def left_after_a_while(held: Held) -> int:
+    """The number of these that the kernel still has after a grace period."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (count := len(still_in_kernel(held))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return count
 
 
-def resident_bytes() -> int:
-    """The resident size of this process in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident_bytes(pid: int) -> int:
+    """The resident size of a process in bytes; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def run_cycle(pid: int, folder: Path, engine: str, levels: str) -> Cycle:
-    """Load, attach to a running process, record briefly, detach, close."""
-    folder.mkdir()
-    engines = choose(engine.split(","))
-    options = Options(folder, engines, set(levels.split(",")), ring_bytes=1 << 20, duration_s=MOMENT)
-    marks = [time.monotonic()]
-    with Session(options) as session:
-        session.load()
-        marks.append(time.monotonic())
-        session.follow(Followed(pid))
-        marks.append(time.monotonic())
-        session.run(lambda _: None)
-        ids = Ids(session)
-        marks.append(time.monotonic())
-        session.finish()
-        marks.append(time.monotonic())
-    recording = Recording(folder)
-    manifest = recording.manifest
+    """Attach to a running process, record briefly, detach; raises RuntimeError with the tracer's words if it fails."""
+    options = ["--no-views", "--engine", engine, "--levels", levels, "--ring-mib", "1", "--duration", str(MOMENT)]
+    began, held, resident = time.monotonic(), set(), 0
+    command = [sys.executable, "-m", "tracer", "attach", *options, "--pid", str(pid), "-o", str(folder)]
+    with tempfile.TemporaryFile("w+") as printed, subprocess.Popen(command, cwd=ROOT, stderr=printed, text=True) as tracer:
+        while tracer.poll() is None:
+            recorder = recorder_of(tracer)
+            held |= held_in_kernel(recorder)
+            resident = max(resident, resident_bytes(recorder))
+            time.sleep(0.01)
+        if tracer.returncode:
+            printed.seek(0)
+            raise RuntimeError(printed.read())
+    ended, manifest = time.monotonic(), Recording(folder).manifest
     return Cycle(
-        load_s=marks[1] - marks[0],
-        attach_s=marks[2] - marks[1],
-        detach_s=marks[4] - marks[3],
+        seconds=ended - began,
         probes=len(manifest["probes"]),
         records=sum(manifest["records"].values()),
         lost=sum(manifest["lost"].values()),
         changed_sites=changed_sites(pid, manifest),
-        descriptors=len(os.listdir("/proc/self/fd")),
-        left_in_kernel=ids.left(),
-        resident_bytes=resident_bytes(),
+        left_in_kernel=left_after_a_while(held),
+        resident_bytes=resident,
     )
 
 
@@ -117,8 +81,7 @@ def run_cycles(
     pid: int, count: int, engine: str = "moescope", levels: str = LEVELS, progress: Callable[[int], object] | None = None
 ) -> list[Cycle]:
     """`count` cycles on one process; `progress` is called after each with the number done."""
-    folder, plain = Path(tempfile.mkdtemp()), session_module.measure
-    session_module.measure = cache(lambda _: measure(_))  # type: ignore[assignment]
+    folder = Path(tempfile.mkdtemp())
     cycles: list[Cycle] = []
     try:
         for number in range(count):
@@ -127,14 +90,13 @@ def run_cycles(
             if progress:
                 progress(number + 1)
     finally:
-        session_module.measure = plain
         shutil.rmtree(folder, ignore_errors=True)
     return cycles
 
 
 def start_steady(folder: Path) -> subprocess.Popen[str]:
     """Start the program that checks its own work."""
-    program = compiled(folder / "steady", "steady.c", flags=WITH_SITES)
+    program = compile_c(folder / "steady", "steady.c", flags=WITH_SITES)
     return subprocess.Popen([str(program)], stdout=subprocess.PIPE, text=True)
 
 

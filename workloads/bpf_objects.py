@@ -17,6 +17,8 @@ from elftools.elf.sections import SymbolTableSection
 JUMP, JUMP32 = 5, 6  # instruction classes
 ALWAYS, CALL, EXIT = 0x05, 0x85, 0x95
 PSEUDO_CALL = 1
+BEHIND_THE_PROGRAM = -1
+"""What an object has in place of the distance to a function of its own, which the loader appends: no edge goes back."""
 SOURCE = Path(__file__).resolve().parents[1] / "bpf" / "moescope.bpf.c"
 BUFFERS = {"ring": (), "perf": ("-DBUFFER_PERF",)}
 ARCHITECTURES = ("x86", "arm64")
@@ -31,7 +33,7 @@ def compile_object(source: Path, output: Path, arch: str, *flags: str) -> Path:
 
 
 def programs_of(path: Path) -> dict[str, bytes]:
-    """Program → its instructions."""
+    """Program, or function that some call → its instructions."""
     with open(path, "rb") as file:
         elf = ELFFile(file)
         tables = [section for section in elf.iter_sections() if isinstance(section, SymbolTableSection)]
@@ -43,13 +45,13 @@ def programs_of(path: Path) -> dict[str, bytes]:
         return programs
 
 
-def successors(code: list[tuple[int, int, int, int]], at: int) -> list[tuple[int, bool]]:
+def jump_targets(code: list[tuple[int, int, int, int]], at: int) -> list[tuple[int, bool]]:
     """(instruction, whether an edge to it may close a loop: old kernels allow it for jumps only), in these kernels' order."""
     operation, registers, offset, number = code[at]
     if operation == EXIT:
         return []
     if operation == CALL:
-        called = [(at + number + 1, False)] if registers >> 4 == PSEUDO_CALL else []
+        called = [(at + number + 1, False)] if registers >> 4 == PSEUDO_CALL and number != BEHIND_THE_PROGRAM else []
         return [(at + 1, False), *called]
     if operation == ALWAYS:
         return [(at + offset + 1, True)]
@@ -64,7 +66,7 @@ def back_edge(instructions: bytes) -> tuple[int, int] | None:
     Linux 6.7 ended this rule with "bpf: fix control-flow graph checking in privileged mode" (10e14e9652bf).
     """
     code = list(struct.iter_unpack("<BBhi", instructions))
-    walking, done, path = {0}, set(), [(0, iter(successors(code, 0)))]
+    walking, done, path = {0}, set(), [(0, iter(jump_targets(code, 0)))]
     while path:
         at, following = path[-1]
         for to, may_loop in following:
@@ -72,7 +74,7 @@ def back_edge(instructions: bytes) -> tuple[int, int] | None:
                 return at, to
             if to not in walking and to not in done:
                 walking.add(to)
-                path.append((to, iter(successors(code, to))))
+                path.append((to, iter(jump_targets(code, to))))
                 break
         else:
             path.pop()
@@ -81,7 +83,7 @@ def back_edge(instructions: bytes) -> tuple[int, int] | None:
     return None
 
 
-def broken(path: Path) -> list[str]:
+def broken_programs(path: Path) -> list[str]:
     """The programs of an object that break the rule, each with the offending edge."""
     edges = {name: back_edge(code) for name, code in programs_of(path).items()}
     return [f"{name}: instruction {edge[0]} leads back to {edge[1]} without a jump" for name, edge in edges.items() if edge]
@@ -93,7 +95,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for arch, (buffer, flags) in itertools.product(ARCHITECTURES, BUFFERS.items()):
             compiled = compile_object(SOURCE, Path(folder) / "object.o", arch, *flags)
-            lines = broken(compiled)
+            lines = broken_programs(compiled)
             checked = len(programs_of(compiled))
             print(f"jumps back, {arch}, {buffer}: {checked} programs, {len(lines)} break the rule of Linux before 6.7")
             print(*lines, sep="\n", end="\n" if lines else "")

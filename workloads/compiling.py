@@ -15,7 +15,7 @@ WITH_SITES = (
 )
 
 
-def compiled(output: Path, *sources: str, flags: tuple[str, ...] = ()) -> Path:
+def compile_c(output: Path, *sources: str, flags: tuple[str, ...] = ()) -> Path:
     """Compile sources in workloads/programs to the program `output`."""
     paths = [str(PROGRAMS / name) for name in sources]
     command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", str(output), *paths, *flags]

@@ -40,7 +40,7 @@ class Agreement(NamedTuple):
     share: float
 
 
-def attention(draw: Draw) -> dict[str, Any]:
+def draw_attention(draw: Draw) -> dict[str, Any]:
     """Draw heads of various ratios and sizes."""
     kv, groups, head = draw([1, 2, 3]), draw([1, 2, 4]), draw([16, 32, 48, 64])
     return {"num_key_value_heads": kv, "num_attention_heads": kv * groups, "head_dim": head}
@@ -52,7 +52,7 @@ def plain_heads(draw: Draw) -> dict[str, Any]:
     return {"num_key_value_heads": kv, "num_attention_heads": kv * groups, "hidden_size": kv * groups * head}
 
 
-def rope(draw: Draw) -> dict[str, Any]:
+def draw_rope(draw: Draw) -> dict[str, Any]:
     """Draw rotary positions of each kind, with short contexts so that scaling matters."""
     kind, theta = draw(["default", "linear", "yarn", "llama3", "yarn truncated"]), draw([1e3, 1e4, 5e5])
     scaled: dict[str, Any] = {"rope_theta": theta, "rope_type": kind.split()[0]}
@@ -67,7 +67,7 @@ def rope(draw: Draw) -> dict[str, Any]:
     return {"rope_parameters": scaled}
 
 
-def common(draw: Draw) -> dict[str, Any]:
+def draw_common(draw: Draw) -> dict[str, Any]:
     """Draw the settings common to all families."""
     return {
         "hidden_size": draw([48, 64, 80]),
@@ -85,39 +85,39 @@ def common(draw: Draw) -> dict[str, Any]:
     }
 
 
-def experts(draw: Draw, name: str = "num_experts") -> dict[str, Any]:
+def draw_experts(draw: Draw, name: str = "num_experts") -> dict[str, Any]:
     """Draw the number and width of experts."""
     return {name: draw([4, 6, 8]), "moe_intermediate_size": draw([24, 48])}
 
 
 def qwen3_moe(draw: Draw) -> dict[str, Any]:
     changes = {"norm_topk_prob": draw([False, True]), "attention_bias": draw([False, True]), "mlp_only_layers": draw([[], [0]])}
-    return attention(draw) | rope(draw) | experts(draw) | changes
+    return draw_attention(draw) | draw_rope(draw) | draw_experts(draw) | changes
 
 
 def qwen3_vl_moe(draw: Draw) -> dict[str, Any]:
     changes = {"attention_bias": draw([False, True]), "mlp_only_layers": draw([[], [0]])}
-    return attention(draw) | rope(draw) | experts(draw) | changes
+    return draw_attention(draw) | draw_rope(draw) | draw_experts(draw) | changes
 
 
 def qwen2_moe(draw: Draw) -> dict[str, Any]:
     changes = {"shared_expert_intermediate_size": draw([24, 40]), "norm_topk_prob": draw([False, True])}
-    return plain_heads(draw) | rope(draw) | experts(draw) | changes
+    return plain_heads(draw) | draw_rope(draw) | draw_experts(draw) | changes
 
 
 def mixtral(draw: Draw) -> dict[str, Any]:
-    return attention(draw) | rope(draw) | {"num_local_experts": draw([4, 6]), "sliding_window": draw([None, 24, 100])}
+    return draw_attention(draw) | draw_rope(draw) | {"num_local_experts": draw([4, 6]), "sliding_window": draw([None, 24, 100])}
 
 
 def olmoe(draw: Draw) -> dict[str, Any]:
     changes = {"num_experts": draw([4, 6]), "clip_qkv": draw([None, 1.5]), "norm_topk_prob": draw([False, True])}
-    return plain_heads(draw) | rope(draw) | changes
+    return plain_heads(draw) | draw_rope(draw) | changes
 
 
 def granitemoe(draw: Draw) -> dict[str, Any]:
     changes = {"embedding_multiplier": draw([1.0, 3.0]), "residual_multiplier": draw([1.0, 0.5])}
     changes |= {"attention_multiplier": draw([0.2, 1.0]), "logits_scaling": draw([1.0, 4.0])}
-    return plain_heads(draw) | rope(draw) | {"num_local_experts": draw([4, 6])} | changes
+    return plain_heads(draw) | draw_rope(draw) | {"num_local_experts": draw([4, 6])} | changes
 
 
 def granitemoeshared(draw: Draw) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def granitemoeshared(draw: Draw) -> dict[str, Any]:
 
 def gpt_oss(draw: Draw) -> dict[str, Any]:
     changes = {"num_local_experts": draw([4, 6]), "sliding_window": draw([16, 100]), "tie_word_embeddings": False}
-    return attention(draw) | rope(draw) | changes
+    return draw_attention(draw) | draw_rope(draw) | changes
 
 
 def phimoe(draw: Draw) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def latent(draw: Draw) -> dict[str, Any]:
         "n_shared_experts": draw([1, 2]),
         "routed_scaling_factor": draw([1.0, 2.0]),
     }
-    return rope(draw) | changes
+    return draw_rope(draw) | changes
 
 
 def deepseek_v2(draw: Draw) -> dict[str, Any]:
@@ -172,14 +172,14 @@ def dots1(draw: Draw) -> dict[str, Any]:
     changes |= {"first_k_dense_replace": draw([0, 1]), "attention_bias": draw([False, True]), "sliding_window": draw([16, 100])}
     changes |= dict(draw([{"n_group": 1, "topk_group": 1}, {"n_group": 4, "topk_group": 2}]))
     changes |= {"max_window_layers": draw([1, 62]), "routed_scaling_factor": draw([1.0, 1.5])}
-    return attention(draw) | rope(draw) | changes | {"norm_topk_prob": draw([False, True])}
+    return draw_attention(draw) | draw_rope(draw) | changes | {"norm_topk_prob": draw([False, True])}
 
 
 def glm4_moe(draw: Draw) -> dict[str, Any]:
     changes = {"n_routed_experts": 8, "moe_intermediate_size": draw([24, 48]), "n_shared_experts": draw([1, 2])}
     changes |= {"first_k_dense_replace": draw([0, 1]), "use_qk_norm": draw([False, True]), "attention_bias": draw([False, True])}
     changes |= dict(draw([{"n_group": 1, "topk_group": 1}, {"n_group": 4, "topk_group": 2}]))
-    heads, turning = attention(draw) | {"head_dim": draw([16, 32])}, rope(draw)
+    heads, turning = draw_attention(draw) | {"head_dim": draw([16, 32])}, draw_rope(draw)
     turning["rope_parameters"]["partial_rotary_factor"] = draw([0.5, 1.0])
     return heads | turning | changes | {"norm_topk_prob": draw([False, True]), "routed_scaling_factor": draw([1.0, 1.5])}
 
@@ -188,7 +188,7 @@ def ernie4_5_moe(draw: Draw) -> dict[str, Any]:
     changes = {"moe_num_experts": draw([4, 6]), "moe_k": draw([1, 2, 3]), "moe_intermediate_size": draw([24, 48])}
     changes |= {"moe_num_shared_experts": draw([0, 1, 2]), "use_bias": draw([False, True])}
     changes |= {"moe_layer_start_index": draw([0, 1]), "num_experts_per_tok": None}
-    return plain_heads(draw) | rope(draw) | changes
+    return plain_heads(draw) | draw_rope(draw) | changes
 
 
 def lfm2_moe(draw: Draw) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def lfm2_moe(draw: Draw) -> dict[str, Any]:
     changes |= {"conv_L_cache": draw([2, 3, 5]), "conv_bias": draw([False, True]), "use_expert_bias": draw([False, True])}
     changes |= {"norm_topk_prob": draw([False, True]), "routed_scaling_factor": draw([1.0, 2.0])}
     changes |= {"rms_norm_eps": None, "norm_eps": draw([1e-6, 1e-3])}
-    return plain_heads(draw) | rope(draw) | experts(draw) | changes
+    return plain_heads(draw) | draw_rope(draw) | draw_experts(draw) | changes
 
 
 def delta_net(draw: Draw) -> dict[str, Any]:
@@ -207,9 +207,9 @@ def delta_net(draw: Draw) -> dict[str, Any]:
     changes |= {"linear_num_key_heads": keys, "linear_num_value_heads": keys * draw([1, 2, 3])}
     changes |= {"linear_key_head_dim": draw([8, 16]), "linear_value_head_dim": draw([8, 24])}
     changes |= {"linear_conv_kernel_dim": draw([2, 4]), "attention_bias": draw([False, True])}
-    turning = rope(draw)
+    turning = draw_rope(draw)
     turning["rope_parameters"]["partial_rotary_factor"] = draw([0.25, 0.5, 1.0])
-    return attention(draw) | {"head_dim": draw([32, 64])} | turning | experts(draw) | changes
+    return draw_attention(draw) | {"head_dim": draw([32, 64])} | turning | draw_experts(draw) | changes
 
 
 def qwen3_next(draw: Draw) -> dict[str, Any]:
@@ -219,18 +219,18 @@ def qwen3_next(draw: Draw) -> dict[str, Any]:
 def gemma4(draw: Draw) -> dict[str, Any]:
     window, all_seen = "sliding_attention", "full_attention"
     layers = draw([[window, all_seen], [all_seen, window, all_seen], [window, window, all_seen], [all_seen]])
-    heads = attention(draw)
+    heads = draw_attention(draw)
     changes = {"layer_types": layers, "num_hidden_layers": len(layers), "sliding_window": draw([16, 100])}
     changes |= {"global_head_dim": draw([32, 48, 64]), "attention_k_eq_v": draw([False, True])}
     changes |= {"num_global_key_value_heads": draw([None, 1, heads["num_key_value_heads"]])}
     changes |= {"enable_moe_block": True, "top_k_experts": draw([1, 2, 3]), "num_experts_per_tok": None}
     changes |= {"hidden_size_per_layer_input": 0, "final_logit_softcapping": draw([None, 5.0])}
     changes |= {"attention_bias": draw([False, True]), "tie_word_embeddings": draw([False, True])}
-    near = rope(draw)["rope_parameters"]
+    near = draw_rope(draw)["rope_parameters"]
     far = {"rope_type": "proportional", "rope_theta": draw([1e4, 1e6]), "partial_rotary_factor": draw([0.25, 0.5, 1.0])}
     far |= {"factor": draw([1.0, 4.0])}
-    turning = draw([None, {window: near, all_seen: far}, {window: near, all_seen: rope(draw)["rope_parameters"]}])
-    return heads | experts(draw) | changes | {"rope_parameters": turning}
+    turning = draw([None, {window: near, all_seen: far}, {window: near, all_seen: draw_rope(draw)["rope_parameters"]}])
+    return heads | draw_experts(draw) | changes | {"rope_parameters": turning}
 
 
 FAMILIES: dict[str, tuple[str, Draw]] = {
@@ -257,18 +257,18 @@ FAMILIES: dict[str, tuple[str, Draw]] = {
 """model_type → the name of its classes in transformers, and how its settings are drawn."""
 
 
-def settings(name: str, seed: int) -> dict[str, Any]:
+def drawn_config(name: str, seed: int) -> dict[str, Any]:
     """The drawn config of a family."""
     rng = np.random.default_rng([seed, list(FAMILIES).index(name)])
 
     def draw(options: list[Any]) -> Any:
         return options[int(rng.integers(len(options)))]
 
-    whole = common(draw) | FAMILIES[name][1](draw)
+    whole = draw_common(draw) | FAMILIES[name][1](draw)
     return {key: value for key, value in whole.items() if value is not None or key.endswith("token_id")}
 
 
-def build(folder: Path, name: str, drawn: dict[str, Any], seed: int) -> Any:
+def build_reference(folder: Path, name: str, drawn: dict[str, Any], seed: int) -> Any:
     """The random model in transformers, saved to `folder` with a tokenizer."""
     family = FAMILIES[name][0]
     torch.manual_seed(seed)
@@ -289,7 +289,7 @@ def build(folder: Path, name: str, drawn: dict[str, Any], seed: int) -> Any:
     return model
 
 
-def generated(model: MoE, ids: list[int], new: int) -> tuple[list[int], np.ndarray]:
+def greedy_tokens(model: MoE, ids: list[int], new: int) -> tuple[list[int], np.ndarray]:
     """(greedy tokens of the runtime, the logits [new, V] from which they were chosen)."""
     sequence = model.engine.begin_sequence(len(ids) + new)
     tokens: list[int] = []
@@ -303,9 +303,9 @@ def generated(model: MoE, ids: list[int], new: int) -> tuple[list[int], np.ndarr
     return tokens, np.stack(logits)
 
 
-def compare(reference: Any, model: MoE, ids: list[int], new: int) -> Agreement:
+def compare_prompt(reference: Any, model: MoE, ids: list[int], new: int) -> Agreement:
     """Compare both on one prompt."""
-    tokens, logits = generated(model, ids, new)
+    tokens, logits = greedy_tokens(model, ids, new)
     with torch.no_grad():
         expected = reference(torch.tensor([ids + tokens[:-1]]), use_cache=False).logits[0, len(ids) - 1 :].numpy()
     size = max(1.0, float(np.abs(expected).max()))
@@ -316,16 +316,16 @@ def compare(reference: Any, model: MoE, ids: list[int], new: int) -> Agreement:
     return Agreement(new, int((equal | ties).sum()), int(ties.sum()), difference, difference / (TOLERANCE * size))
 
 
-def agreement(name: str, seed: int, new: int, prompts: tuple[int, ...] = PROMPTS) -> Agreement:
+def compare_prompts(name: str, seed: int, new: int, prompts: tuple[int, ...] = PROMPTS) -> Agreement:
     """The agreement for a drawn config over all prompts."""
     folder = Path(tempfile.mkdtemp(prefix="parity"))
     try:
-        drawn = settings(name, seed)
-        reference = build(folder, name, drawn, seed)
+        drawn = drawn_config(name, seed)
+        reference = build_reference(folder, name, drawn, seed)
         convert(folder, folder / "package", None, PackageFormat(backend="cpu"))
         model = MoE.load(folder, package=folder / "package", chunk=16)
         rng = np.random.default_rng(seed)
-        parts = [compare(reference, model, rng.integers(0, VOCABULARY - 12, length).tolist(), new) for length in prompts]
+        parts = [compare_prompt(reference, model, rng.integers(0, VOCABULARY - 12, length).tolist(), new) for length in prompts]
         model.close()
     finally:
         shutil.rmtree(folder)

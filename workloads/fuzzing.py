@@ -13,12 +13,12 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from moescope import command_line, plain
+from moescope.__main__ import main
 
 MOST_S = 10
 TOKENS = (
@@ -45,7 +45,7 @@ FAULTS = ("traceback", "hang", "exit code", "silent change")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of input: the function that makes it in a folder, the files to damage, and the verbs (room, words) that read it.
+    """A kind of input: the function that makes it in a folder, the files to damage, and the verbs, with words, that read it.
 
     checked: its format has checksums; refused: verbs that read even intact files and then reject them.
     """
@@ -82,7 +82,7 @@ class Bench:
         self.sound = {str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
         self.names = sorted(str(path.relative_to(self.folder)) for path in self.folder.glob(self.kind.damaged) if path.is_file())
         for verb in self.kind.verbs:
-            self.answers[verb] = sound = call(verb, self.folder)
+            self.answers[verb] = sound = run_verb(verb, self.folder)
             assert not sound.ending and (sound.code == 2) == (verb in self.kind.refused), f"{verb}: {sound.where} {sound.err}"
             self.restore()
 
@@ -101,7 +101,7 @@ class Bench:
         """The outcome for damaged content of a file: one of FAULTS or `same`, `different`, `warned`, `refused`, `last resort`."""
         (self.folder / name).write_bytes(content)
         try:
-            answer = call(verb, self.folder)
+            answer = run_verb(verb, self.folder)
         finally:
             self.restore()
         if answer.ending:
@@ -128,7 +128,7 @@ def too_long(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def limited() -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     """Raise Hang after MOST_S."""
     limits = {signal.SIGPROF: (signal.ITIMER_PROF, MOST_S), signal.SIGALRM: (signal.ITIMER_REAL, 10 * MOST_S)}
     before = {number: signal.signal(number, too_long) for number in limits}
@@ -142,9 +142,9 @@ def limited() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def call(verb: str, folder: Path) -> Answer:
-    """Run `room verb words`, with {} replaced by the folder."""
-    room, *words = verb.replace("{}", str(folder)).split()
+def run_verb(verb: str, folder: Path) -> Answer:
+    """Run `verb words`, with {} replaced by the folder."""
+    words = verb.replace("{}", str(folder)).split()
     out, err = io.StringIO(), io.StringIO()
     plain.warn.cache_clear()
     plain.doubts.clear()
@@ -152,8 +152,8 @@ def call(verb: str, folder: Path) -> Answer:
     ending, code, where = "", 0, ""
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            with limited():
-                code = import_module(f"{room}.__main__").ROOM.main(words)
+            with time_limit():
+                code = main(words)
         except Hang:
             ending = "hang"
         except SystemExit as error:
@@ -209,21 +209,19 @@ READING = [
     "summary",
     "time",
     "findings",
-    "threads",
+    "time threads",
     "trends",
     "experts",
     "npu",
-    "steps",
+    "predict steps",
     "roofline",
-    "tables",
-    "dag",
+    "query",
+    "write",
 ]
-OF_A_RECORDING = tuple(f"analyzer {verb} {{}}" for verb in READING) + tuple(
-    f"views {verb} {{}}" for verb in ("report", "trace", "dag")
-)
+OF_A_RECORDING = (*(f"{verb} {{}}" for verb in READING), "write {} --format json --out -")
 
 
-def recording(folder: Path) -> None:
+def make_recording(folder: Path) -> None:
     """A recording with checksums."""
     from workloads.recordings import runtime
 
@@ -232,20 +230,20 @@ def recording(folder: Path) -> None:
 
 def old_recording(folder: Path) -> None:
     """A recording without checksums."""
-    from workloads.recordings import manifest, runtime
+    from workloads.recordings import make_manifest, runtime
 
     runtime(3).write(folder)
-    (folder / "manifest.json").write_text(json.dumps(manifest()))
+    (folder / "manifest.json").write_text(json.dumps(make_manifest()))
 
 
 def kept_tables(folder: Path) -> None:
     """A recording with all cached files beside it."""
-    recording(folder)
-    call("analyzer summary {}", folder)
-    call("analyzer tables {}", folder)
+    make_recording(folder)
+    run_verb("summary {}", folder)
+    run_verb("query {}", folder)
 
 
-def copied(*names: str) -> Callable[[Path], None]:
+def copy_files(*names: str) -> Callable[[Path], None]:
     """A function that copies files of the tests' data."""
 
     def make(folder: Path) -> None:
@@ -256,7 +254,7 @@ def copied(*names: str) -> Callable[[Path], None]:
     return make
 
 
-def model(folder: Path) -> None:
+def make_model(folder: Path) -> None:
     """The demo model, small, as a checkpoint and as a package."""
     from runtime.package.convert import convert
     from runtime.package.demo_model import DemoSizes, write_demo_model
@@ -265,7 +263,7 @@ def model(folder: Path) -> None:
     convert(folder / "model", folder / "package")
 
 
-def gguf(folder: Path) -> None:
+def make_gguf(folder: Path) -> None:
     """A model for llama.cpp."""
     from workloads.gguf_model import write_moe
 
@@ -273,39 +271,65 @@ def gguf(folder: Path) -> None:
     write_moe(folder / "model.gguf", layers=1)
 
 
-def toml(folder: Path) -> None:
+def make_toml(folder: Path) -> None:
     """A device, options of the tracer, and functions to probe."""
     from analyzer.predict.devices import HERE
 
-    copied("infersim/hf_configs/qwen3-8B_config.json")(folder)
+    copy_files("infersim/hf_configs/qwen3-8B_config.json")(folder)
     shutil.copy(HERE / "h20.toml", folder / "device.toml")
     function = '[[function]]\nlibrary = "executable"\nsymbol = "main"\nargs = { n = "s32 @1", name = "str *(@2)" }\n'
     (folder / "functions.toml").write_text(function)
 
 
-OF_GGUF = ("runtime inspect {}/model.gguf", "analyzer predict --device h20 --phase decode --config {}/model.gguf")
+def make_routes(folder: Path) -> None:
+    """A prompt and nine tokens of a small model in every format of routes, and the times of its steps."""
+    from analyzer.imports.routes import FORMATS, read_routes, write_routes
+
+    folder.mkdir(parents=True)
+    random, rows = Random(1), []
+    for step in range(12):
+        for layer in (1, 3):
+            for slot, expert in enumerate(random.sample(range(8), 2)):
+                rows.append(f"0,{int(step > 2)},{step},{layer},{slot},{expert},0.5,{step % 3},{640 * (step % 3 == 0)}")
+    head = "# route_trace v1\n# layer=1 expert_bytes=640 dense_bytes=0\n# layer=3 expert_bytes=320 dense_bytes=0\n"
+    columns = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n"
+    (folder / "route-trace.csv").write_text(head + columns + "\n".join(rows) + "\n")
+    tables = read_routes(folder / "route-trace.csv")
+    for name in FORMATS:
+        if name != "route-trace":
+            write_routes(tables, folder / f"{name}.csv", name)
+    steps = "".join(f"{3 + i % 3},2,{i % 3},0,{320 * (i % 3)}\n" for i in range(9))
+    (folder / "steps.metrics").write_text(
+        "wall_ms,compute_ms,stall_ms,mgmt_ms,read_bytes\n" + steps + "# summary prefill_s=0.1\n"
+    )
+
+
+OF_ROUTES = (
+    *(f"experts {{}}/{name}.csv --curves" for name in ("counts", "layer-expert", "routed-experts", "router-trace")),
+    "simulate {}/route-trace.csv --measured {}/steps.metrics --cache 50%,100% --json",
+)
+OF_GGUF = ("inspect {}/model.gguf", "predict --device h20 --phase decode --config {}/model.gguf")
 """A weight file given where a folder or a JSON file is expected."""
 OF_FUNCTIONS = "tracer probes --probes {}/functions.toml --levels none /bin/true"
 """Rejected for its level, which is checked after the file is read and before a probe is placed."""
 KINDS = {
-    "recording": Kind(recording, "*", OF_A_RECORDING, checked=True),
+    "recording": Kind(make_recording, "*", OF_A_RECORDING, checked=True),
     "recording without checksums": Kind(old_recording, "*", OF_A_RECORDING),
     "Parquet tables": Kind(kept_tables, "tables/*", OF_A_RECORDING, checked=True),
     "QNN CSV": Kind(
-        copied("qnn/onnxruntime.csv", "qnn/viewer.csv", "qnn/linting.csv", "qnn/viewer.txt"),
+        copy_files("qnn/onnxruntime.csv", "qnn/viewer.csv", "qnn/linting.csv", "qnn/viewer.txt"),
         "*",
-        ("analyzer import-qnn {}/onnxruntime.csv {}/viewer.csv {}/linting.csv {}/viewer.txt",),
+        ("import {}/onnxruntime.csv {}/viewer.csv {}/linting.csv {}/viewer.txt",),
     ),
-    "optrace": Kind(
-        copied("qnn/optrace.json", "qnn/qhas.json"), "*", ("analyzer import-qnn {}/optrace.json {}/qhas.json --json",)
-    ),
-    "package": Kind(model, "*/*.json", ("runtime inspect {}/model", "runtime inspect {}/package --json")),
-    "GGUF": Kind(gguf, "*", OF_GGUF, refused=OF_GGUF),
+    "optrace": Kind(copy_files("qnn/optrace.json", "qnn/qhas.json"), "*", ("import {}/optrace.json {}/qhas.json --json",)),
+    "package": Kind(make_model, "*/*.json", ("inspect {}/model", "inspect {}/package --json")),
+    "GGUF": Kind(make_gguf, "*", OF_GGUF, refused=OF_GGUF),
+    "routes": Kind(make_routes, "*", OF_ROUTES),
     "TOML": Kind(
-        toml,
+        make_toml,
         "*",
         (
-            "analyzer predict --phase decode --device {}/device.toml --config {}/qwen3-8B_config.json",
+            "predict --phase decode --device {}/device.toml --config {}/qwen3-8B_config.json",
             OF_FUNCTIONS,
         ),
         refused=(OF_FUNCTIONS,),

@@ -51,27 +51,27 @@ PAIRS = np.array([low | high << 4 for low in range(1, 16) for high in range(1, 1
 
 def write_moe(path: Path, seed: int = 0, layers: int = LAYERS) -> None:
     """Write the small Mixture-of-Experts model with fp32 weights to `path`."""
-    write(path, replace(SMALL, layers=layers), quantized=False, seed=seed)
+    write_model(path, replace(SMALL, layers=layers), quantized=False, seed=seed)
 
 
-def write(path: Path, shape: Shape, quantized: bool, seed: int = 0, tokenizer: bool = False) -> None:
+def write_model(path: Path, shape: Shape, quantized: bool, seed: int = 0, tokenizer: bool = False) -> None:
     """Write a model with random weights; matrices are Q4_0 if `quantized`. A server needs a `tokenizer`: of bytes."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), shape.architecture)
-    _describe(writer, shape, quantized)
-    _tokenize(writer, shape.vocabulary if tokenizer else 0)
-    for name, dims in tensors(shape):
+    _add_sizes(writer, shape, quantized)
+    _add_tokenizer(writer, shape.vocabulary if tokenizer else 0)
+    for name, dims in tensor_shapes(shape):
         if quantized and len(dims) > 1 and "inp" not in name:
-            writer.add_tensor(name, _q4_0(rng, dims, _spread(name, dims)), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+            writer.add_tensor(name, _q4_0(rng, dims, _deviation_of(name, dims)), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
         else:
-            writer.add_tensor(name, _floats(rng, name, dims))
+            writer.add_tensor(name, _random_tensor(rng, name, dims))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
+def _add_sizes(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
     writer.add_name("seeded")
     writer.add_context_length(1024)
     writer.add_embedding_length(shape.hidden)
@@ -105,7 +105,7 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
         writer.add_expert_shared_feed_forward_length(shape.shared_width)
 
 
-def _tokenize(writer: gguf.GGUFWriter, vocabulary: int) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: int) -> None:
     """A tokenizer whose tokens are single bytes and, up to `vocabulary`, names that no text has; 0: none."""
     writer.add_tokenizer_model("gpt2" if vocabulary else "none")
     if vocabulary:
@@ -118,10 +118,10 @@ def _tokenize(writer: gguf.GGUFWriter, vocabulary: int) -> None:
         writer.add_eos_token_id(vocabulary - 1)
 
 
-def tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     """(name, dims) of every weight, rows first."""
     if shape.architecture in (ENCODER.architecture, BOTH_WAYS.architecture):
-        return _encoder(shape) if shape.experts else _encoder_and_decoder(shape)
+        return _encoder_shapes(shape) if shape.experts else _encoder_and_decoder(shape)
     hidden, kv = shape.hidden, shape.kv_heads * (shape.hidden // shape.heads)
     tensors: list[tuple[str, tuple[int, ...]]] = [
         ("token_embd.weight", (shape.vocabulary, hidden)),
@@ -137,12 +137,12 @@ def tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
             if shape.architecture.startswith("qwen2"):
                 block[f"attn_{name}.bias"] = (rows,)
         block["attn_output.weight"] = (hidden, hidden)
-        block |= _experts(shape) if shape.experts else _feed_forward("", hidden, shape.width)
+        block |= _expert_shapes(shape) if shape.experts else _feed_forward("", hidden, shape.width)
         tensors += [(f"blk.{layer}.{name}", dims) for name, dims in block.items()]
     return tensors
 
 
-def _encoder(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
+def _encoder_shapes(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     hidden, experts = shape.hidden, shape.experts
     found: dict[str, tuple[int, ...]] = {"token_embd.weight": (shape.vocabulary, hidden)} | _norm("token_embd_norm", hidden)
     for layer in range(shape.layers):
@@ -183,7 +183,7 @@ def _feed_forward(suffix: str, hidden: int, width: int) -> dict[str, tuple[int, 
     return {f"ffn_gate{suffix}.weight": wide, f"ffn_up{suffix}.weight": wide, f"ffn_down{suffix}.weight": narrow}
 
 
-def _experts(shape: Shape) -> dict[str, tuple[int, ...]]:
+def _expert_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     routed = _feed_forward("_exps", shape.hidden, shape.expert_width)
     gates = {"ffn_gate_inp.weight": (shape.experts, shape.hidden), "ffn_gate_inp_shexp.weight": (shape.hidden,)}
     return {
@@ -193,7 +193,7 @@ def _experts(shape: Shape) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _floats(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
+def _random_tensor(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
     """A tensor in fp32. Norms are 1, biases 0: a bias is equal for every token and would route all to the same experts."""
     if name.endswith("norm.weight"):
         return np.ones(dims, np.float32)
@@ -201,7 +201,7 @@ def _floats(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.nd
     return (rng.standard_normal(dims) * scale).astype(np.float32)
 
 
-def _spread(name: str, dims: tuple[int, ...]) -> float:
+def _deviation_of(name: str, dims: tuple[int, ...]) -> float:
     """Standard deviation of a matrix: embeddings have the norm of a layer's contribution, so that routes differ by token."""
     return 1.0 if name == "token_embd.weight" else float(dims[-1] ** -0.5)
 

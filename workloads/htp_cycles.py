@@ -13,18 +13,18 @@ WARM = 20
 DIMS = {"T": 1}
 
 
-def pss() -> int:
+def memory_in_use() -> int:
     """Proportional set size of this process in bytes."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) * 1024
 
 
-def standing() -> dict[str, int]:
+def resources_in_use() -> dict[str, int]:
     gc.collect()
-    return {"pss": pss(), "threads": len(os.listdir("/proc/self/task")), "files": len(os.listdir("/proc/self/fd"))}
+    return {"pss": memory_in_use(), "threads": len(os.listdir("/proc/self/task")), "files": len(os.listdir("/proc/self/fd"))}
 
 
-def cycle(backend: HtpBackend, names: list[str], cycles: int) -> list[dict[str, int]]:
+def run_cycles(backend: HtpBackend, names: list[str], cycles: int) -> list[dict[str, int]]:
     """Load, run and drop an expert `cycles` times; returns the resources in use when warm, halfway and at the end."""
     row = {"rows": np.ones((1, backend.package.family.hidden), np.float32)}
     stood = []
@@ -33,7 +33,7 @@ def cycle(backend: HtpBackend, names: list[str], cycles: int) -> list[dict[str, 
         session.run(None, row)
         del session
         if i + 1 in (WARM, WARM + cycles // 2, WARM + cycles):
-            stood.append(standing())
+            stood.append(resources_in_use())
     return stood
 
 

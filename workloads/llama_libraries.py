@@ -15,7 +15,7 @@ MODULE = ("_GNU_SOURCE", "GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_
 """Preprocessor macros of a backend that the package's libraries are to load."""
 
 
-def libraries(machine: str = "x64") -> Path:
+def library_folder(machine: str = "x64") -> Path:
     """The folder with the libraries for x64, x64-vulkan or arm64, fetched on first use."""
     folder, package = FOLDER / "package" / "bins" / f"linux-{machine}", f"@node-llama-cpp/linux-{machine}"
     if not folder.exists():
@@ -28,11 +28,23 @@ def libraries(machine: str = "x64") -> Path:
     return folder
 
 
-def ggml_source(folder: Path) -> Path:
-    """The folder ggml/src of a llama.cpp of about the libraries' age, in `folder`; fetched (76 MB) on first use."""
+def ggml_source(folder: Path, package: str = SOURCE) -> Path:
+    """The folder ggml/src of a llama.cpp, by default of about the libraries' age, in `folder`; fetched (76 MB) on first use."""
     if not any(folder.glob("*.tar.gz")):
-        print(f"fetching the source of {SOURCE}", file=sys.stderr)
-        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder), SOURCE]
+        print(f"fetching the source of {package}", file=sys.stderr)
+        download = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "-d",
+            str(folder),
+            package,
+        ]
         subprocess.run(download, check=True)
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
         wanted = [member for member in archive if "/ggml/src/" in member.name or "/ggml/include/" in member.name]
@@ -43,7 +55,7 @@ def ggml_source(folder: Path) -> Path:
 def with_blas() -> Path:
     """A libllama.so that loads a BLAS backend beside it, built on first use; Debian: libopenblas-dev."""
     WITH_BLAS.mkdir(parents=True, exist_ok=True)
-    for path in libraries().glob("*.so"):
+    for path in library_folder().glob("*.so"):
         if not (WITH_BLAS / path.name).exists():
             os.link(path, WITH_BLAS / path.name)
     backend = WITH_BLAS / "libggml-blas.so"

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from analyzer.compare.metrics import extract
+from analyzer.compare.metrics import extract_metrics
 from analyzer.compare.results import Result
 
 Tables = Mapping[str, pd.DataFrame]
 TIMES = ("begin_ns", "end_ns", "ts_ns", "since_ns", "until_ns", "returned_ns", "host_ns")
 
 
-def warped(tables: Tables, begin: np.ndarray, end: np.ndarray, factor: np.ndarray | float) -> Tables:
+def stretch_ranges(tables: Tables, begin: np.ndarray, end: np.ndarray, factor: np.ndarray | float) -> Tables:
     """The tables as if each time range [begin, end) had lasted `factor` times as long."""
     if not len(begin):
         return tables
@@ -38,13 +38,13 @@ def warped(tables: Tables, begin: np.ndarray, end: np.ndarray, factor: np.ndarra
     return out
 
 
-def slowed(tables: Tables, type_: str, layer: int, share: float) -> Tables:
+def slow_operator(tables: Tables, type_: str, layer: int, share: float) -> Tables:
     """Every operator of a type in a layer takes longer by `share`."""
     mine = tables["operators"].query("type == @type_ and layer == @layer")
-    return warped(tables, mine["begin_ns"].to_numpy(), mine["end_ns"].to_numpy(), 1 + share)
+    return stretch_ranges(tables, mine["begin_ns"].to_numpy(), mine["end_ns"].to_numpy(), 1 + share)
 
 
-def displaced(tables: Tables, tid: int, share: float) -> Tables:
+def displace_thread(tables: Tables, tid: int, share: float) -> Tables:
     """In every step the thread loses its CPU once, for `share` of the step; dependent threads wait."""
     states, steps = tables["thread_states"], tables["tokens"]
     running = states[(states["tid"] == tid) & (states["state"] == "running")]
@@ -57,7 +57,7 @@ def displaced(tables: Tables, tid: int, share: float) -> Tables:
             moments.append((max(first[row], step.begin_ns) + min(last[row], step.end_ns)) // 2)
             lost.append(share * step.duration_ns)
     begin, length = np.array(moments, np.int64), np.array(lost)
-    out = warped(tables, begin, begin + 1, 1 + length)
+    out = stretch_ranges(tables, begin, begin + 1, 1 + length)
     late = np.concatenate(([0.0], np.cumsum(length)[:-1]))
     return {
         **out,
@@ -80,11 +80,11 @@ def switched_out(states: pd.DataFrame, tid: int, begin: np.ndarray, length: np.n
     return whole.assign(duration_ns=whole["end_ns"] - whole["begin_ns"]) if "duration_ns" in whole else whole
 
 
-def cold(tables: Tables, layer: int, expert: int, load_ns: int) -> Tables:
+def make_cold(tables: Tables, layer: int, expert: int, load_ns: int) -> Tables:
     """The expert is never in the cache: each of its runs first waits for a load of `load_ns`."""
     runs = tables["experts"].query("layer == @layer and expert == @expert").sort_values("begin_ns")
     before = runs["begin_ns"].to_numpy() - 1
-    out = warped(tables, before, before + 1, float(1 + load_ns))
+    out = stretch_ranges(tables, before, before + 1, float(1 + load_ns))
     begin = before + load_ns * np.arange(len(before))
     known = {name: runs[name].to_numpy() for name in ("engine", "pid", "tid", "token_id", "layer", "expert", "backend")}
     load = {**known, "action": "load", "reason": "demand", "bytes": 4096, "resident_bytes": 4096, "complete": True}
@@ -95,7 +95,7 @@ def cold(tables: Tables, layer: int, expert: int, load_ns: int) -> Tables:
     return {**out, "loads": loads.assign(load_id=np.arange(len(loads))), "experts": experts}
 
 
-def split(tables: Tables, type_: str, into: tuple[str, str]) -> Tables:
+def split_operator(tables: Tables, type_: str, into: tuple[str, str]) -> Tables:
     """Every operator of a type becomes two, each half as long."""
     operators, threads = tables["operators"], tables["op_threads"]
     mine = operators[operators["type"] == type_]
@@ -135,6 +135,6 @@ def by_variant(tables: Tables, printed: str) -> dict[str, list[Result]]:
         pid, _, variant = line.partition(" ")
         if pid.isdigit() and variant:
             mine = of_process(tables, int(pid))
-            run = Result(pid, extract(mine), began=float(mine["tokens"]["begin_ns"].min()) / 1e9)
+            run = Result(pid, extract_metrics(mine), began=float(mine["tokens"]["begin_ns"].min()) / 1e9)
             results.setdefault(variant, []).append(run)
     return results

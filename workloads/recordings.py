@@ -9,9 +9,9 @@ import numpy as np
 
 from tracer.kernel.btf import ENUM, STRUCT, Btf
 from tracer.recording.checksums import METHOD
-from tracer.recording.drain import SlotFile
 from tracer.recording.format import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, dtype_from_json, dtype_to_json, write_manifest
 from tracer.recording.paths import BPF_OBJECT
+from workloads.slot_files import SlotFile
 
 PID, MAIN, WORKER = 400, 400, 401
 LLAMA_OPERATORS = ["NONE", "MUL_MAT", "ADD", "SOFT_MAX", "MUL_MAT_ID"]
@@ -20,7 +20,7 @@ MOESCOPE_GRAPHS = ["attention", "expert", "head"]
 
 
 @cache
-def layouts() -> dict[str, tuple[int, np.dtype]]:
+def record_layouts() -> dict[str, tuple[int, np.dtype]]:
     """Kind → (number, dtype), from the object's BTF."""
     btf = Btf.of_file(BPF_OBJECT)
     numbers = {name.removeprefix("KIND_").lower(): number for name, number in btf.enum("record_kind").items()}
@@ -33,7 +33,7 @@ def layouts() -> dict[str, tuple[int, np.dtype]]:
     return answer
 
 
-def manifest(**changes: Any) -> dict[str, Any]:
+def make_manifest(**changes: Any) -> dict[str, Any]:
     """A manifest like the tracer's, with changes."""
     base = {
         "schema_version": 1,
@@ -59,13 +59,13 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "lost": {},
         "cost": {"trap_ns": 0, "bpf_ns": 0, "tracer_cpu_ns": 0, "target_cpu_ns": 0},
     }
-    rows = {name: {"kind": k, "bytes": d.itemsize, "fields": dtype_to_json(d)} for name, (k, d) in layouts().items()}
+    rows = {name: {"kind": k, "bytes": d.itemsize, "fields": dtype_to_json(d)} for name, (k, d) in record_layouts().items()}
     return {**base, "layouts": rows, **changes}
 
 
 def records(kind: str, n: int = 1, **fields: Any) -> np.ndarray:
     """`n` records of a kind as ring slots (uint8 [n, slot bytes]); header fields default to the main thread."""
-    number, dtype = layouts()[kind]
+    number, dtype = record_layouts()[kind]
     rows = np.zeros(n, dtype)
     for name, value in {"pid": PID, "tid": MAIN, "engine": 1, "kind": number, **fields}.items():
         rows[name] = value
@@ -92,7 +92,7 @@ class Writer:
     def write(self, folder: Path, **changes: Any) -> Path:
         """Write manifest and streams; `changes` replace keys of the manifest."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_manifest(folder, json.loads(json.dumps(manifest(**changes))))
+        write_manifest(folder, json.loads(json.dumps(make_manifest(**changes))))
         for name, parts in self.slots.items():
             (folder / f"{name}.bin").write_bytes(b"".join(part.tobytes() for part in parts))
         return folder

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tracer.recording.format import STREAMS
-from tracer.recording.paths import COLLECTORS
-from workloads.compiling import SITES, WITH_SITES, compiled
+from workloads.compiling import WITH_SITES, compile_c
 from workloads.raw_records import RawRecording
 
 KIND = "evict"
@@ -44,24 +42,17 @@ class Result:
         return self.hits == self.records + self.lost
 
 
-def build(folder: Path) -> Path:
+def build_program(folder: Path) -> Path:
     """Compile the program."""
-    return compiled(folder / "stress", "stress.c", flags=WITH_SITES)
+    return compile_c(folder / "stress", "stress.c", flags=WITH_SITES)
 
 
-def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: str = "ring", recorder: str = "tracer") -> Result:
-    """Record the program once, by the tracer or the collector, and return the counts; the recording is removed."""
+def record_stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: str = "ring") -> Result:
+    """Record the program once, and return the counts; the recording is removed."""
     folder = Path(tempfile.mkdtemp(dir=program.parent))
-    chosen = ["--ring-mib", str(ring_mib), "-o", str(folder / "run"), "--", str(program), str(seconds), str(threads)]
-    if recorder == "tracer":
-        command = [*TRACER, "run", "--no-views", *LEVEL, "--buffer", buffer, *chosen]
-    else:
-        plan = str(folder / "plan.json")
-        subprocess.run(
-            [*TRACER, "plan", *LEVEL, "--libraries", str(SITES), "-o", plan, "--", str(program)], check=True, stdout=sys.stderr
-        )
-        command = [str(COLLECTORS / f"moescope-collect-{os.uname().machine}"), "--plan", plan, *chosen]
-    printed, resident_bytes = run(command)
+    command = [*TRACER, "run", "--no-views", *LEVEL, "--buffer", buffer, "--ring-mib", str(ring_mib), "-o", str(folder / "run")]
+    command += ["--", str(program), str(seconds), str(threads)]
+    printed, resident_bytes = run_recorder(command)
     recording = RawRecording(folder / "run")
     records = int(np.count_nonzero(recording.kinds("events") == recording.layouts[KIND][0]))
     written = sum((folder / "run" / f"{stream}.bin").stat().st_size for stream in STREAMS)
@@ -82,7 +73,7 @@ def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: s
     )
 
 
-def run(command: list[str]) -> tuple[dict[str, int], int]:
+def run_recorder(command: list[str]) -> tuple[dict[str, int], int]:
     """(the program's output, the recorder's maximum resident set in bytes); raises RuntimeError if nothing was recorded."""
     most = 0
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:

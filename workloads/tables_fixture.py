@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.records.schema import TABLES, conform, empty
+from analyzer.records.schema import TABLES, conform, empty_table
 
 PID, MAIN, WORKER, STRANGER = 4000, 4000, 4001, 77
 START = 5_000_000_000_000
@@ -92,7 +92,7 @@ def spans(begin: np.ndarray, duration: np.ndarray) -> dict[str, Any]:
     return {"engine": "moescope", "pid": PID, "tid": MAIN, "begin_ns": begin, "end_ns": begin + duration}
 
 
-def steps(tokens: int, layers: int, op_ns: int) -> Tables:
+def make_steps(tokens: int, layers: int, op_ns: int) -> Tables:
     """tokens and operators; an operator lasts `op_ns` on both threads, with gaps of op_ns/10."""
     pitch, ops, wait = op_ns + op_ns // 10, layers * len(OPERATORS), op_ns // 8
     token, op = np.arange(tokens), np.arange(tokens * ops)
@@ -141,7 +141,7 @@ def steps(tokens: int, layers: int, op_ns: int) -> Tables:
     }
 
 
-def mixture(tables: Tables) -> Tables:
+def add_mixture(tables: Tables) -> Tables:
     """Within each layer's last operator: one expert run, and in it the graph that computes it, alternately on CPU and NPU."""
     ops = tables["operators"][tables["operators"].graph_id >= 0]
     n, begin, length = len(ops), ops.begin_ns.to_numpy(), ops.duration_ns.to_numpy() * 3 // 4
@@ -159,7 +159,7 @@ def mixture(tables: Tables) -> Tables:
     }
 
 
-def caches(tables: Tables) -> Tables:
+def add_caches(tables: Tables) -> Tables:
     """A load for every miss, an eviction after it, and the cache's counters."""
     miss = tables["experts"][tables["experts"].cache == "miss"]
     begin, n, size = miss.begin_ns.to_numpy() - 4, len(miss), 5 << 20
@@ -182,7 +182,7 @@ def caches(tables: Tables) -> Tables:
     return {"loads": conform("loads", both), "counters": counter}
 
 
-def qnn(tables: Tables, nodes: int = 3) -> Tables:
+def add_qnn(tables: Tables, nodes: int = 3) -> Tables:
     """One execute per graph on the NPU, with its profile events."""
     g = tables["graphs"][tables["graphs"].backend == "htp"]
     n, begin = len(g), g.begin_ns.to_numpy() + 10
@@ -242,7 +242,7 @@ def qnn(tables: Tables, nodes: int = 3) -> Tables:
     return {"qnn_executes": executes, "qnn_events": events, "qnn_calls": calls}
 
 
-def scheduling(tables: Tables, every: int = 4) -> Tables:
+def add_scheduling(tables: Tables, every: int = 4) -> Tables:
     """Both threads run (main on cpu 0, worker on cpu 1) and are switched out for the gap after each `every`-th operator."""
     ops = tables["operators"].iloc[every - 1 :: every]
     out, back = ops.end_ns.to_numpy() + 1, ops.end_ns.to_numpy() + 9
@@ -281,20 +281,20 @@ def scheduling(tables: Tables, every: int = 4) -> Tables:
     }
 
 
-def make(tokens: int = 6, layers: int = 3, op_ns: int = 100_000, npu: bool = True) -> tuple[dict[str, Any], Tables]:
+def make_tables(tokens: int = 6, layers: int = 3, op_ns: int = 100_000, npu: bool = True) -> tuple[dict[str, Any], Tables]:
     """(manifest, all tables)."""
-    tables: Tables = {name: empty(name) for name in TABLES}
-    tables |= steps(tokens, layers, op_ns)
-    tables |= mixture(tables)
-    tables |= caches(tables)
+    tables: Tables = {name: empty_table(name) for name in TABLES}
+    tables |= make_steps(tokens, layers, op_ns)
+    tables |= add_mixture(tables)
+    tables |= add_caches(tables)
     if npu:
-        tables |= qnn(tables)
-    tables |= scheduling(tables)
+        tables |= add_qnn(tables)
+    tables |= add_scheduling(tables)
     return manifest_of(tables), tables
 
 
-def nothing() -> tuple[dict[str, Any], Tables]:
+def empty_tables() -> tuple[dict[str, Any], Tables]:
     """An empty recording with the minimum that a crashed writer leaves."""
-    tables: Tables = {name: empty(name) for name in TABLES}
+    tables: Tables = {name: empty_table(name) for name in TABLES}
     manifest = manifest_of(tables) | {"state": "recording", "probes": [], "clocks": [], "threads": [], "engines": {}, "cost": {}}
     return manifest, tables

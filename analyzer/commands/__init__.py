@@ -1,1 +1,1 @@
-"""The verbs of python -m analyzer."""
+"""The verbs of moescope."""

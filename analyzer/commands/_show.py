@@ -1,30 +1,22 @@
 """Output of values and tables for the verbs, and their handling of many recordings."""
 
-import argparse
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
-from analyzer.jsonable import as_json, plain
-from analyzer.tables.recording_folders import Failure, RecordingFolder, each
+from analyzer.tables.recording_folders import Failure, RecordingFolder, map_folders
+from moescope.answers import json_value
 from moescope.plain import one_line
 from moescope.terminal import console, grid, progress
 
 LINES = 20
 
 
-def printed(args: argparse.Namespace, answer: Any) -> bool:
-    """Print the answer as JSON if --json is given; returns whether it did."""
-    if args.json:
-        print(as_json(answer))
-    return bool(args.json)
-
-
-def cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """A value in a few characters; "-" if unknown."""
-    item = plain(value)
+    item = json_value(value)
     if item is None:
         return "-"
     if isinstance(item, float):
@@ -37,28 +29,28 @@ def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
     return "-" if value is None or value != value else f"{value:{form}}{unit}"
 
 
-def short(name: str, width: int = 48) -> str:
+def shorten_name(name: str, width: int = 48) -> str:
     """A name, with the middle of long ones omitted."""
     return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"
 
 
-def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
+def print_table(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
     """Print the first rows, texts left-aligned, numbers right-aligned."""
     texts = tuple(str(name) for name in rows.columns if any(isinstance(value, str) for value in rows[name]))
-    cells = (map(cell, row) for row in rows.iloc[:limit].itertuples(index=False))
+    cells = (map(cell_text, row) for row in rows.iloc[:limit].itertuples(index=False))
     screen = console(wide=True)
     screen.print(grid(*map(str, rows.columns), left=texts, title=title, rows=cells))
     if len(rows) > limit:
         screen.print(f"{len(rows) - limit} more rows: --json shows all")
 
 
-def answers(
+def map_recordings(
     task: Callable[[RecordingFolder], Any], some: list[RecordingFolder], dask: str = ""
 ) -> tuple[list[Any], list[Failure]]:
     """(answers in the order of the recordings, failures); failures are also printed to standard error."""
     found: dict[RecordingFolder, Any] = {}
     with progress("reading") as step:
-        for place, answer in each(task, some, dask):
+        for place, answer in map_folders(task, some, dask):
             found[place] = answer
             step(f"{len(found):,} of {len(some):,} recordings")
     failures = [answer for answer in found.values() if isinstance(answer, Failure)]

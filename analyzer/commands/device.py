@@ -1,9 +1,9 @@
 """Device profiles: list them, show one, or measure this machine.
 
 examples:
-  python -m analyzer device
-  python -m analyzer device --show h800
-  python -m analyzer device --measure --out here.toml       then: predict --device here.toml
+  moescope predict device
+  moescope predict device --show h800
+  moescope predict device --measure --out here.toml       then: predict --device here.toml
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.table import Table
 
 from analyzer.predict import devices, machine
+from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_out
 from moescope.terminal import console, grid
 
@@ -32,25 +33,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List, show or measure."""
     if args.measure:
-        text = machine.to_toml(machine.measure(args.storage), platform.node() or "this machine")
+        text = machine.to_toml(machine.measure_machine(args.storage), platform.node() or "this machine")
         if args.out:
             args.out.write_text(text)
         else:
             print(text, end="")
     elif args.show or args.json:
-        profiles = [devices.load(name) for name in ([args.show] if args.show else devices.names())]
-        documents = [asdict(device) for device in profiles]
-        print(json.dumps(documents[0] if args.show else documents, indent=None if args.json else 1))
+        profiles = [devices.load_device(name) for name in ([args.show] if args.show else devices.packaged_names())]
+        if not print_if_json(args, {"devices": profiles}):
+            print(json.dumps(asdict(profiles[0]), indent=1))
     else:
-        console().print(listing())
+        console().print(list_profiles())
     return 0
 
 
-def listing() -> Table:
+def list_profiles() -> Table:
     """All profiles, one line each."""
     table = grid("profile", "device", "units", "memory", "GB/s", "estimated", left=6)
-    for name in devices.names():
-        device = devices.load(name)
+    for name in devices.packaged_names():
+        device = devices.load_device(name)
         peaks = "; ".join(
             f"{unit} " + " ".join(f"{dtype} {peak / 1e12:.4g}T" for dtype, peak in compute_unit.peak.items())
             for unit, compute_unit in device.units.items()

@@ -1,19 +1,18 @@
 """List the main costs and how much time each remedy would save, with the query that shows the evidence.
 
 examples:
-  python -m analyzer findings RUN
-  python -m analyzer findings RUN --queries            the SQL behind each, for: python -m analyzer query RUN
-  python -m analyzer findings RUN --json
+  moescope findings RUN
+  moescope findings RUN --queries            the SQL behind each, for: moescope query RUN
+  moescope findings RUN --json
 """
 
 import argparse
 import sys
 
-from analyzer.commands._show import printed
 from analyzer.questions import ceilings
 from analyzer.questions.findings import findings
-from analyzer.records.manifest import section
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
+from moescope.answers import print_if_json
 from moescope.arguments import add_ceilings, add_json, add_run
 from moescope.terminal import console
 from tracer.recording.format import Recording
@@ -30,18 +29,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the list."""
     manifest = Recording(args.run_dir).manifest
-    roof = ceilings.load(manifest, args.ceilings)
-    tables = load(args.run_dir)
+    roof = ceilings.ceilings_for(manifest, args.ceilings)
+    tables = load_tables(args.run_dir)
     ranked = findings(tables, roof)
-    if printed(args, ranked):
+    if print_if_json(args, {"findings": ranked}):
         return 0
     screen = console(soft_wrap=not sys.stdout.isatty())
     for rank, finding in enumerate(ranked, 1):
-        screen.print(f"{rank}. {finding.text} ({finding.saving_ms:,.1f} ms)")
+        screen.print(f"{rank}. {finding.text} ({finding.ms:,.1f} ms)")
         if args.queries:
             screen.print(f"   {finding.query}", soft_wrap=True)
-    if section(manifest, "qnn").get("emulator"):
-        print("the NPU is the HTP emulator: its times are those of the host, not of a device")
     if not ranked:
         message = "no cost of 1 % or more of the steps' time was detected"
         print(message if len(tables["tokens"]) else "this recording has no steps, so their costs are unknown")

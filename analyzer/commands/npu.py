@@ -1,8 +1,8 @@
 """Show what the NPU did: graphs, experts, node cycles, stages, idle time, and consistency checks of QNN's numbers.
 
 examples:
-  python -m analyzer npu recordings/run-1
-  python -m analyzer npu recordings/run-1 --op-map trace/op_trace.json --json | jq .types
+  moescope npu recordings/run-1
+  moescope npu recordings/run-1 --op-map trace/op_trace.json --json | jq .types
 
 Exit code 1: a relation that QNN's numbers must keep is broken, or events joined no execution.
 """
@@ -11,13 +11,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from analyzer.commands._show import number, printed, short
+from analyzer.commands._show import number, shorten_name
 from analyzer.imports.opmap import read_op_map
-from analyzer.questions.npu import statistics
+from analyzer.questions.npu import npu_statistics
 from analyzer.questions.summary import machine_summary
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
+from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_run
-from moescope.terminal import Line, console, grid, words
+from moescope.terminal import Line, console, counted, grid, words
 from tracer.recording.format import Recording
 
 Facts = dict[str, Any]
@@ -39,19 +40,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compute and print."""
     recording = Recording(args.run_dir)
-    facts = statistics(load(args.run_dir), read_op_map(args.op_map) if args.op_map else {})
+    facts = npu_statistics(load_tables(args.run_dir), read_op_map(args.op_map) if args.op_map else {})
     facts = {"backend": machine_summary(recording.manifest)["npu"], **facts}
     broken = bool(facts["findings"]) or facts["unjoined_events"] > 0
-    if printed(args, facts):
+    if print_if_json(args, facts):
         return int(broken)
     screen = console()
-    for part in (heading, graphs, experts, types_of_nodes, contexts_and_stages, idle, closure):
+    for part in (heading_line, print_graphs, print_experts, types_of_nodes, contexts_and_stages, idle_line, check_lines):
         for line in part(facts):
             screen.print(line)
     return int(broken)
 
 
-def heading(facts: Facts) -> list[Line]:
+def heading_line(facts: Facts) -> list[Line]:
     """The backend, and the numbers of executions and events."""
     levels = ", ".join(f"{count} {name}" for name, count in facts["levels"].items())
     loose = f"{facts['events']:,} events, {facts['unjoined_events']} unjoined"
@@ -59,7 +60,7 @@ def heading(facts: Facts) -> list[Line]:
     return [words((facts["backend"] or "QNN", "bold"), counts)]
 
 
-def figures(row: Facts) -> tuple[str, ...]:
+def figure_cells(row: Facts) -> tuple[str, ...]:
     """The cells of a group of executions."""
     ms = (number(value / 1e3 if value is not None else None, ",.2f") for value in (row["host_us"], row["accel_us"]))
     us = (number(row[name], ",.0f") for name in ("median_us", "first_us", "cycles"))
@@ -69,22 +70,22 @@ def figures(row: Facts) -> tuple[str, ...]:
 HEADS = ("executes", "host ms", "accel ms", "median µs", "first µs", "cycles", "outside accel")
 
 
-def graphs(facts: Facts) -> list[Line]:
+def print_graphs(facts: Facts) -> list[Line]:
     """Figures by graph."""
-    rows = [(short(row["graph"], 32), *figures(row)) for row in facts["graphs"][:MOST]]
+    rows = [(shorten_name(row["graph"], 32), *figure_cells(row)) for row in facts["graphs"][:MOST]]
     return [grid("graph", *HEADS, rows=rows)] if rows else []
 
 
-def experts(facts: Facts) -> list[Line]:
+def print_experts(facts: Facts) -> list[Line]:
     """Figures by expert."""
-    rows = [(f"layer {row['layer']} expert {row['expert']}", *figures(row)) for row in facts["experts"][:MOST]]
+    rows = [(f"layer {row['layer']} expert {row['expert']}", *figure_cells(row)) for row in facts["experts"][:MOST]]
     return [grid("expert", *HEADS, rows=rows)] if rows else []
 
 
 def types_of_nodes(facts: Facts) -> list[Line]:
     """Figures by type of node."""
     types = facts["types"][:MOST]
-    rows = [(short(t["type"], 32), f"{t['runs']:,}", f"{t['cycles']:,.0f}", f"{t['share']:.1%}") for t in types]
+    rows = [(shorten_name(t["type"], 32), f"{t['runs']:,}", f"{t['cycles']:,.0f}", f"{t['share']:.1%}") for t in types]
     return [grid("node type", "runs", "cycles", "share", rows=rows)] if rows else []
 
 
@@ -95,12 +96,12 @@ def contexts_and_stages(facts: Facts) -> list[Line]:
     if c["loads"]:
         lines.append(f"contexts: {c['loads']} loaded from {c['load_bytes'] / 2**20:,.2f} MiB in {c['load_ms']:,.1f} ms")
     if c["finalizes"]:
-        lines.append(f"finalized: {c['finalizes']} graphs in {c['finalize_ms']:,.1f} ms")
+        lines.append(f"finalized: {counted(c['finalizes'], 'graph')} in {c['finalize_ms']:,.1f} ms")
     stages = [f"{name} {row['ms']:,.1f} ({row['count']})" for name, row in facts["stages"].items()]
     return [*lines, f"host stages, ms: {', '.join(stages)}"] if stages else lines
 
 
-def idle(facts: Facts) -> list[Line]:
+def idle_line(facts: Facts) -> list[Line]:
     """The NPU's idle time, and the CPU's work at the same time."""
     i, o = facts["idle"], facts["overlap"]
     lines: list[Line] = []
@@ -115,7 +116,7 @@ def idle(facts: Facts) -> list[Line]:
     return lines
 
 
-def closure(facts: Facts) -> list[Line]:
+def check_lines(facts: Facts) -> list[Line]:
     """Results of the consistency checks."""
     rows = [
         (row["check"], f"{row['looked_at']:,}", f"{row['broken']:,}", f"{row['residual']:,.0f} {row['unit']}")

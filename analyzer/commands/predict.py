@@ -1,11 +1,11 @@
 """Predict a step on a device from a model's config.json: a roofline with measured kernel efficiencies, and the source of each.
 
 examples:
-  python -m analyzer predict --config DIR --device h20 --phase decode --batch 64 --context 4096
-  python -m analyzer predict --config DIR --device h800 --phase prefill --batch 4 --context 4096 --ep 32 --overlap pipeline
-  python -m analyzer predict --config DIR --device snapdragon-8-elite --unit npu --phase decode --weights int4
-  python -m analyzer predict --config DIR --device here.toml --phase decode --json
-  python -m analyzer predict --config DIR --device here.toml --phase decode --context 200 --beside RUN      against a recording
+  moescope predict --config DIR --device h20 --phase decode --batch 64 --context 4096
+  moescope predict --config DIR --device h800 --phase prefill --batch 4 --context 4096 --ep 32 --overlap pipeline
+  moescope predict --config DIR --device snapdragon-8-elite --unit npu --phase decode --weights int4
+  moescope predict --config DIR --device here.toml --phase decode --json
+  moescope predict --config DIR --device here.toml --phase decode --context 200 --beside RUN      against a recording
 """
 
 import argparse
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analyzer.commands._show import printed
-from analyzer.commands._show import show as show_frame
+from analyzer.commands._show import print_table as show_frame
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import devices
-from analyzer.predict.beside import beside, mismatch
-from analyzer.predict.prediction import Prediction, predict
+from analyzer.predict.beside import compare_operators, setup_differences
+from analyzer.predict.prediction import Prediction, predict_step
 from analyzer.predict.setup import KV_BYTES, OVERLAPS, Setup
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
+from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_phase
 from moescope.plain import print_plain
 from moescope.terminal import console, grid, words
@@ -30,7 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add("--config", metavar="PATH", type=Path, required=True, help="config.json of a Hugging Face model, or its folder")
-    add("--device", metavar="NAME", required=True, help="device profile (`python -m analyzer device` lists them) or a TOML file")
+    add("--device", metavar="NAME", required=True, help="device profile (`moescope predict device` lists them) or a TOML file")
     add_phase(parser, required=True)
     add("--batch", metavar="N", type=int, default=1, help="sequences on each device (default: 1)")
     add(
@@ -59,25 +59,36 @@ def run(args: argparse.Namespace) -> int:
     setup = Setup(
         args.phase, args.batch, args.context, args.kv, args.ep, args.tp, args.overlap, args.micro_batches, args.unit
     )  # fmt: skip
-    prediction = predict(model, devices.load(args.device), setup)
-    tables = load(args.beside) if args.beside else None
-    measured = beside(prediction, tables) if tables else None
-    if printed(args, {"parts": prediction.rows(), "summary": prediction.summary(), "measured": measured}):
+    prediction = predict_step(model, devices.load_device(args.device), setup)
+    tables = load_tables(args.beside) if args.beside else None
+    measured = compare_operators(prediction, tables) if tables else None
+    verify = measuring_commands(args)
+    if print_if_json(args, {"parts": prediction.rows(), "summary": prediction.summary(), "verify": verify, "measured": measured}):
         return 0
-    show(prediction, console())
+    print_prediction(prediction, console())
+    if measured is None:
+        print_plain(f"to verify: {verify}")
     if measured is not None and tables:
         show_frame(measured, f"measured and predicted: the mean {setup.phase} step")
-        if text := mismatch(prediction, tables):
+        if text := setup_differences(prediction, tables):
             print_plain(f"warning: {text}")
     return 0
 
 
-def show(prediction: Prediction, screen: Console) -> None:
+def measuring_commands(args: argparse.Namespace) -> str:
+    """The commands that measure what was predicted."""
+    given = {"--weights": args.weights, "--unit": args.unit, "--batch": args.batch, "--context": args.context}
+    words = " ".join(f"{name} {value}" for name, value in given.items() if value)
+    again = f"moescope predict --config {args.config} --device {args.device} --phase {args.phase} {words} --beside RUN"
+    return f"on that device, sudo moescope run -o RUN -- ENGINE; then {again}"
+
+
+def print_prediction(prediction: Prediction, screen: Console) -> None:
     """Print parts, figures and warnings."""
     columns = ("part", "layers", "GFLOP", "weights", "KV", "us", "step ms", "bound")
     table = grid(*columns, left=("part", "bound"))
     for row in prediction.rows():
-        sizes = (f"{row['gflop']:.3g}", _size(row["weight_bytes"]), _size(row["kv_bytes"]))
+        sizes = (f"{row['gflop']:.3g}", _size_from_text(row["weight_bytes"]), _size_from_text(row["kv_bytes"]))
         times = (f"{row['us']:.1f}", f"{row['step_ms']:.2f}")
         table.add_row(row["part"], str(row["layers"]), *sizes, *times, row["bound"])
     screen.print(table)
@@ -94,12 +105,12 @@ def show(prediction: Prediction, screen: Console) -> None:
         f"{name} {prediction.seconds * 1e3:.2f} ms, {prediction.tokens_per_s:,.1f} tokens/s and device; "
         f"a layer is {answer['formula']}"
     )
-    screen.print(f"weights {_size(answer['weight_bytes'])}, KV cache {_size(answer['kv_bytes'])} per device")
+    screen.print(f"weights {_size_from_text(answer['weight_bytes'])}, KV cache {_size_from_text(answer['kv_bytes'])} per device")
     for text in answer["warnings"]:
         screen.print(words(("warning:", "yellow"), f" {text}"))
 
 
-def _size(count: float) -> str:
+def _size_from_text(count: float) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"

@@ -3,8 +3,8 @@
 The file holds one prompt per line, as text or as JSON with a field "prompt" or "text". Without a tokenizer, words are counted.
 
 examples:
-  python -m analyzer prompts all.txt --size 100 --out some.txt
-  python -m analyzer prompts all.jsonl --size 10% --tokenizer MODEL_DIR/tokenizer.json --json
+  moescope bench prompts all.txt --size 100 --out some.txt
+  moescope bench prompts all.jsonl --size 10% --tokenizer MODEL_DIR/tokenizer.json --json
 """
 
 import argparse
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.commands._show import printed
 from analyzer.errors import PredictError
 from analyzer.predict.prompts import matched_subset
+from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_out
 
 
@@ -33,13 +33,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Choose the subset, write it and print the result."""
     lines = [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    lengths = count([text_of(line) for line in lines], args.tokenizer)
+    lengths = count_tokens([text_of(line) for line in lines], args.tokenizer)
     rows, divergence = matched_subset(lengths, size_of(args.size, len(lines)), args.seed)
     chosen = "".join(lines[row] + "\n" for row in rows)
     if args.out:
         args.out.write_text(chosen, encoding="utf-8")
     means = [lengths.mean(), lengths[rows].mean()]
-    if printed(args, {"rows": rows, "of": len(lines), "kl_nats": divergence, "mean_tokens": means}):
+    if print_if_json(args, {"rows": rows, "of": len(lines), "kl_nats": divergence, "mean_tokens": means}):
         return 0
     if args.out:
         text = f"mean length {means[1]:.1f} of {means[0]:.1f}"
@@ -58,7 +58,7 @@ def text_of(line: str) -> str:
     return str(value.get("prompt") or value.get("text") or line) if isinstance(value, dict) else line
 
 
-def count(texts: list[str], tokenizer: Path | None) -> np.ndarray:
+def count_tokens(texts: list[str], tokenizer: Path | None) -> np.ndarray:
     """The number of tokens of each text."""
     if tokenizer is None:
         return np.array([len(text.split()) for text in texts])

@@ -4,8 +4,8 @@ Speed comes from two recordings of the same work, accuracy from you: perplexitie
 better. 1 is the original; a single bad part lowers the score, whatever the others gained.
 
 examples:
-  python -m analyzer quantization RUN_FP32 RUN_INT4 --perplexity 11.2 11.9
-  python -m analyzer quantization RUN_FP32 RUN_INT4 --accuracy 0.71 0.69 --json
+  moescope predict quantization RUN_FP32 RUN_INT4 --perplexity 11.2 11.9
+  moescope predict quantization RUN_FP32 RUN_INT4 --accuracy 0.71 0.69 --json
 """
 
 import argparse
@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analyzer.commands._show import printed, show
+from analyzer.commands._show import print_table
 from analyzer.errors import PredictError
-from analyzer.predict.quantization import PHASES, Measured, from_perplexity, harmonic_score
+from analyzer.predict.quantization import PHASES, QuantizedResult, from_perplexity, harmonic_score
 from analyzer.questions.summary import token_summary
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
+from moescope.answers import print_if_json
 from moescope.arguments import add_json
 
 
@@ -40,22 +41,24 @@ def run(args: argparse.Namespace) -> int:
     if args.perplexity:
         original, quantized = (from_perplexity(p, speed) for p, speed in zip(args.perplexity, speeds, strict=True))
     else:
-        original, quantized = (Measured(a, speed) for a, speed in zip(args.accuracy, speeds, strict=True))
+        original, quantized = (QuantizedResult(a, speed) for a, speed in zip(args.accuracy, speeds, strict=True))
     score = harmonic_score(quantized, original)
-    if printed(args, {"original": vars(original), "quantized": vars(quantized), **score}):
+    if print_if_json(args, {"original": vars(original), "quantized": vars(quantized), **score}):
         return 0
     rows = [
         {"run": name, "accuracy": p.accuracy, **{f"{phase} ms/token": p.seconds_per_token[phase] * 1e3 for phase in PHASES}}
         for name, p in (("original", original), ("quantized", quantized))
     ]
-    show(pd.DataFrame([*rows, {"run": "kept or gained", **dict(zip(list(rows[0])[1:], list(score.values())[1:], strict=True))}]))
+    print_table(
+        pd.DataFrame([*rows, {"run": "kept or gained", **dict(zip(list(rows[0])[1:], list(score.values())[1:], strict=True))}])
+    )
     print(f"harmonic quantization score {score['score']:.3f} (1: as good as the original)")
     return 0
 
 
 def seconds_per_token(folder: Path) -> dict[str, float]:
     """Phase → seconds per token of a recording, from the speeds in `summary`."""
-    figures = token_summary(load(folder))
+    figures = token_summary(load_tables(folder))
     speeds = {phase: figures.get(f"{phase}_tokens_per_s") for phase in PHASES}
     if missing := [phase for phase, speed in speeds.items() if not speed]:
         raise PredictError(f"{folder} shows no speed of {' and '.join(missing)}: record a prompt and some decoded tokens")

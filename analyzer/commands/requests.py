@@ -1,8 +1,8 @@
 """Show each request: TTFT, TPOT, prompt, cached and generated tokens; percentiles, concurrency, throughput, accepted drafts.
 
 examples:
-  python -m analyzer requests RUN
-  python -m analyzer requests RUN --json | jq '.requests[].ttft_ms'
+  moescope time requests RUN
+  moescope time requests RUN --json | jq '.requests[].ttft_ms'
 """
 
 import argparse
@@ -10,10 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import number, printed, show
+from analyzer.commands._show import number, print_table
 from analyzer.questions import requests
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
+from moescope.answers import print_if_json
 from moescope.arguments import add_run_and_json
+from moescope.terminal import counted
 
 prepare_parser = add_run_and_json
 NEEDED = ("tokens", "sequences")
@@ -21,16 +23,16 @@ NEEDED = ("tokens", "sequences")
 
 def run(args: argparse.Namespace) -> int:
     """Print all requests and what they have in common."""
-    tables = load(args.run_dir, NEEDED)
-    rows, summary = requests.requests(tables), requests.summary(tables)
-    if printed(args, {"summary": summary, "requests": rows}):
+    tables = load_tables(args.run_dir, NEEDED)
+    rows, summary = requests.request_table(tables), requests.request_summary(tables)
+    if print_if_json(args, {"summary": summary, "requests": rows}):
         return 0
     if not summary:
         print("no requests in this recording: no known engine took a step")
         return 0
     for line in (*request_lines(summary), *speculative_lines(summary["speculative"])):
         print(line)
-    show(table(rows), "requests; times in ms, `begin` from the first request's")
+    print_table(request_columns(rows), "requests; times in ms, `begin` from the first request's")
     return 0
 
 
@@ -38,7 +40,9 @@ def request_lines(summary: dict[str, Any]) -> list[str]:
     """Concurrency and throughput, and percentiles."""
     at_once = summary["concurrency"]
     together = f"{number(summary['generated_per_s'])} tok/s generated together"
-    answer = [f"{summary['count']} requests, at most {at_once['most']} at once (mean {at_once['mean']:.1f}): {together}"]
+    answer = [
+        f"{counted(summary['count'], 'request')}, at most {at_once['most']} at once (mean {at_once['mean']:.1f}): {together}"
+    ]
     for label, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms")):
         values = ", ".join(f"{name} {number(value, ',.2f')}" for name, value in summary[key].items())
         answer.append(f"{label} ms of requests: {values}")
@@ -57,7 +61,7 @@ def speculative_lines(about: dict[str, Any]) -> list[str]:
     return [f"speculative decoding: {accepted}, {kept}{drafts}"]
 
 
-def table(rows: pd.DataFrame) -> pd.DataFrame:
+def request_columns(rows: pd.DataFrame) -> pd.DataFrame:
     """The columns of the screen."""
     begin = (rows["begin_ns"] - rows["begin_ns"].min()) / 1e6
     names = ["request", "context", "sequence", "begin", "ttft_ms", "tpot_ms", "prompt", "cached", "generated", "steps"]

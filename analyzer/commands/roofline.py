@@ -1,20 +1,20 @@
 """Show what bounds each group of operators: compute, memory bandwidth, disk or launch, against this machine's measured ceilings.
 
 examples:
-  python -m analyzer ceilings                        once on the machine that ran the model
-  python -m analyzer roofline RUN --phase decode
-  python -m analyzer roofline RUN --by shape --json
-  python -m analyzer roofline RUN --ceilings phone.json
+  moescope predict ceilings                        once on the machine that ran the model
+  moescope roofline RUN --phase decode
+  moescope roofline RUN --by shape --json
+  moescope roofline RUN --ceilings phone.json
 """
 
 import argparse
 import sys
 
-from analyzer.commands._show import printed, show
+from analyzer.commands._show import print_table
 from analyzer.questions import ceilings, roofline
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
+from moescope.answers import print_if_json
 from moescope.arguments import add_ceilings, add_json, add_phase, add_run
-from moescope.calling import as_called
 from tracer.recording.format import Recording
 
 SHOWN = ("count", "ms", "median_us", "intensity", "gflops", "gbytes_per_s", "roof_us", "share_of_roof", "above_ms", "bound")
@@ -31,17 +31,17 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the groups of operators, time by complexity, and equal subgraphs on several backends."""
-    tables = load(args.run_dir)
-    machine = ceilings.load(Recording(args.run_dir).manifest, args.ceilings)
-    rows = roofline.roofline(tables, machine, args.by, args.phase)
-    fits, backends = roofline.complexity_fits(tables, args.phase or "decode"), roofline.backends(tables)
-    if printed(args, {"ceilings": machine, "operators": rows, "complexity": fits, "backends": backends}):
+    tables = load_tables(args.run_dir)
+    machine = ceilings.ceilings_for(Recording(args.run_dir).manifest, args.ceilings)
+    rows = roofline.roofline_rows(tables, machine, args.by, args.phase)
+    fits, backends = roofline.complexity_fits(tables, args.phase or "decode"), roofline.subgraph_backends(tables)
+    if print_if_json(args, {"ceilings": machine, "operators": rows, "complexity": fits, "backends": backends}):
         return 0
     if machine is None:
-        print(as_called("no ceilings of the recorded machine; measure them: python -m analyzer ceilings"), file=sys.stderr)
-    show(rows[[*roofline.GROUPINGS[args.by], "backend", *SHOWN]])
+        print("no ceilings of the recorded machine; measure them: moescope predict ceilings", file=sys.stderr)
+    print_table(rows[[*roofline.GROUPINGS[args.by], "backend", *SHOWN]])
     if len(fits):
-        show(fits, "time = launch + flops / speed, over the shapes of a type")
+        print_table(fits, "time = launch + flops / speed, over the shapes of a type")
     if len(backends):
-        show(backends, "equal subgraphs on several backends")
+        print_table(backends, "equal subgraphs on several backends")
     return 0

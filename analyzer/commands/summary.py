@@ -1,8 +1,9 @@
 """Show a recording on one screen: speed, where the time goes, experts, NPU, scheduling, losses and the cost of tracing.
 
 examples:
-  python -m analyzer summary recordings/run-1
-  python -m analyzer summary recordings/run-1 --json | jq .tokens.tpot_ms
+  moescope summary recordings/run-1
+  moescope summary recordings/run-1 --json | jq .tokens.tpot_ms
+  moescope summary recordings/run-1 --markdown > summary.md
 """
 
 import argparse
@@ -12,44 +13,51 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import number, printed
+from analyzer.commands._show import number
 from analyzer.commands.requests import request_lines, speculative_lines
-from analyzer.questions.cached import summary
+from analyzer.questions.cached import cached_summary
 from analyzer.records.manifest import command_of
-from analyzer.records.stamps import outdated
+from analyzer.records.stamps import outdated_views
+from moescope.answers import print_if_json
 from moescope.arguments import add_run_and_json
-from moescope.calling import as_called
-from moescope.terminal import Line, console, counted, grid, words
+from moescope.terminal import Line, as_markdown, console, counted, grid, words
 from tracer.recording.format import Recording
-
-prepare_parser = add_run_and_json
 
 PARTS_SHOWN, CAUSES_SHOWN, FINDINGS = 6, 4, 3
 OTHERS, LEAST = "others", 0.005
 APART = 0.02
-"""Smallest share of TPOT between steps that is shown."""
+"""Smallest share of TPOT outside of steps that is shown."""
 NOUNS = {"warm-up": "warm-up step", "refused": "refused call"}
 NOUNS |= {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
 """One row of a table or step of a phase whose name does not say it."""
 Section = dict[str, Any]
 
 
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_run_and_json(parser)
+    parser.add_argument("--markdown", action="store_true", help="print the screen as Markdown, for a pull request or an issue")
+
+
 def run(args: argparse.Namespace) -> int:
     """Summarise the recording and print the result."""
-    answer = summary(args.run_dir)
-    answer["outdated_views"] = outdated(args.run_dir, Recording(args.run_dir).manifest)
-    if printed(args, answer):
+    answer = cached_summary(args.run_dir)
+    answer["outdated_views"] = outdated_views(args.run_dir, Recording(args.run_dir).manifest)
+    if print_if_json(args, answer):
         return 0
     screen, answer["run_dir"] = console(), str(args.run_dir)
     shown = (part(answer[name] if name else answer) for name, part in PARTS if not name or answer[name])
     command, *lines = (line for part in shown for line in part)
+    if args.markdown:
+        print(as_markdown([command, *lines]), end="")
+        return 0
     screen.print(command, no_wrap=True, overflow="ellipsis")
     for line in lines:
         screen.print(line)
     return 0
 
 
-def heading(answer: Section) -> list[Line]:
+def heading_lines(answer: Section) -> list[Line]:
     """The engines, the recorded command and the machine."""
     about, machine = answer["recording"], answer["machine"]
     where = f"{machine.get('cpu_model', '?')}, {machine.get('cpus', '?')} CPUs, Linux {machine.get('kernel', '?')}"
@@ -57,34 +65,32 @@ def heading(answer: Section) -> list[Line]:
     if machine.get("cpu_model") or not about["imported"]:
         lines.append(where)
     if machine["npu"]:
-        lines.append(
-            f"NPU: {machine['npu']}" + (" (exact results; times of the host, not of a device)" if machine["emulated"] else "")
-        )
+        lines.append(f"NPU: {machine['npu']}")
     lines += [words((line, "yellow")) for line in (*answer["missing"], *answer["warnings"])]
     if answer.get("outdated_views"):
         names = ", ".join(answer["outdated_views"])
-        remedy = as_called("python -m views write updates them")
+        remedy = "moescope write updates them"
         lines.append(words((f"{names}: made from an earlier version of this recording; {remedy}", "yellow")))
     if about.get("exit_code"):
-        lines.append(words((f"the program {ending(about['exit_code'])}", "yellow")))
+        lines.append(words((f"the program {exit_text(about['exit_code'])}", "yellow")))
     if about["state"] != "complete":
         lines.append(words((f"state: {about['state']}: the writer did not finish", "yellow")))
     return lines
 
 
-def ending(code: int) -> str:
+def exit_text(code: int) -> str:
     """A program's exit as text, from its exit code or, if negative, its signal."""
     named = {int(one): one.name for one in signal.Signals}
     return f"was ended by {named.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
 
 
-def speed(answer: Section) -> list[Line]:
+def speed_lines(answer: Section) -> list[Line]:
     """Tokens per second and latencies."""
     t = answer["tokens"]
     if not t:
         return ["no tokens recorded"]
     tpot = t["tpot_ms"]
-    prefill = f"prefill {number(t['prefill_tokens_per_s'])} tok/s over {t['prefill_tokens']} tokens"
+    prefill = f"prefill {number(t['prefill_tokens_per_s'])} tok/s over {counted(t['prefill_tokens'], 'token')}"
     ttft = f"median {number(t['ttft_ms'])}, p90 {number(t['ttft_p90_ms'])}" if t["generations"] > 1 else number(t["ttft_ms"])
     first = f"TTFT {ttft} ms, {prefill}" if t["prefill_tokens"] else "no prefill recorded"
     spread = f"median {number(tpot['median'], '.2f')}, p90 {number(tpot['p90'], '.2f')}, n {tpot['n']}"
@@ -96,33 +102,30 @@ def speed(answer: Section) -> list[Line]:
     return [first, second + rest, *(words((note, "yellow")) for note in notes)]
 
 
-def requests(r: Section) -> list[Line]:
+def served_lines(r: Section) -> list[Line]:
     """Requests served at once, their percentiles, and accepted drafts."""
     several = r["concurrency"]["most"] > 1
     return [*(request_lines(r) if several else []), *speculative_lines(r["speculative"])]
 
 
-def time(answer: Section) -> list[Line]:
+def time_lines(answer: Section) -> list[Line]:
     """A mean step of the phase with the most time, by part and cause; other phases by cause; time between steps."""
     if not answer["time"]:
         return []
     phases = sorted(answer["time"]["phases"].items(), key=lambda item: -item[1]["ms"] * item[1]["steps"])
     first, *others = ((phase or "step", part) for phase, part in phases)
-    between = between_ms(answer)
-    apart = [f"{between:,.2f} ms of TPOT are between steps, in the engine's own code"] if between else []
-    return [matrix(*first), *(words((f"{phase} step ", "bold"), by_cause(part)) for phase, part in others), *apart]
+    spent, tpot = answer["between_tokens_ms"], (answer["tokens"] or {}).get("tpot_ms", {}).get("mean") or 0.0
+    named = ", ".join(f"{what} {ms:,.2f}" for what, ms in spent.items() if ms > LEAST * tpot)
+    between = sum(spent.values())
+    apart = [f"{between:,.2f} ms of TPOT are outside the token's step: {named}"] if between > APART * tpot else []
+    return [time_matrix(*first), *(words((f"{phase} step ", "bold"), by_cause(part)) for phase, part in others), *apart]
 
 
-def between_ms(answer: Section) -> float | None:
-    """Mean time between decode steps, which TPOT includes; None below APART of it."""
-    tpot, decode = (answer["tokens"] or {}).get("tpot_ms", {}).get("mean"), answer["time"]["phases"].get("decode")
-    between = tpot - decode["ms"] if tpot and decode else 0.0
-    return between if tpot and between > APART * tpot else None
-
-
-def matrix(phase: str, part: Section) -> Line:
+def time_matrix(phase: str, part: Section) -> Line:
     """Parts as rows and causes as columns, the smallest summed; all rows and all columns add up."""
-    rows, columns = (few(part[f"{by}_ms"], part["ms"], most) for by, most in (("part", PARTS_SHOWN), ("cause", CAUSES_SHOWN)))
+    rows, columns = (
+        merge_small(part[f"{by}_ms"], part["ms"], most) for by, most in (("part", PARTS_SHOWN), ("cause", CAUSES_SHOWN))
+    )
     cells = pd.DataFrame(part["cells"]).replace({"part": rows, "cause": columns})
     cells = cells.pivot_table(index="part", columns="cause", values="ms", aggfunc="sum", sort=False)
     cells = cells.reindex(index=list(dict.fromkeys(rows.values())), columns=list(dict.fromkeys(columns.values())))
@@ -134,7 +137,7 @@ def matrix(phase: str, part: Section) -> Line:
     return table
 
 
-def few(spent: dict[str, float], total: float, most: int) -> dict[str, str]:
+def merge_small(spent: dict[str, float], total: float, most: int) -> dict[str, str]:
     """Each name → itself, or OTHERS for those that are small or beyond the `most` largest; a single small one keeps its name."""
     small = [name for i, (name, ms) in enumerate(spent.items()) if i >= most or ms < LEAST * total]
     return {name: OTHERS if name in small and len(small) > 1 else name for name in spent}
@@ -153,12 +156,12 @@ def by_cause(part: Section) -> str:
 
 def top_findings(findings: list[Section]) -> list[Line]:
     """The first findings."""
-    rows = [(f"{f['saving_share'] or f['evidence'].get('share', 0.0):.0%}", f["text"]) for f in findings[:FINDINGS]]
-    what = as_called("main costs (all: python -m analyzer findings)")
+    rows = [(f"{f['share']:.0%}", f["text"]) for f in findings[:FINDINGS]]
+    what = "main costs (all: moescope findings)"
     return [grid("of step time", what, left=(what,), rows=rows)]
 
 
-def experts(e: Section) -> list[Line]:
+def expert_lines(e: Section) -> list[Line]:
     """Figures of the experts."""
     seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} per step)" for name, v in e["distinct_per_layer"].items() if v]
     lines: list[Line] = [words(("experts", "bold"), f" used per layer: {', '.join(seen)}")] if seen else []
@@ -168,19 +171,19 @@ def experts(e: Section) -> list[Line]:
     loads = [
         f"{counted(v['loads'], f'{name} load')} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()
     ]
-    return [*lines, f"{', '.join(loads)}{reasons(e['step_loads'])}"] if loads else lines
+    return [*lines, f"{', '.join(loads)}{load_reason_lines(e['step_loads'])}"] if loads else lines
 
 
-def reasons(s: Section) -> str:
+def load_reason_lines(s: Section) -> str:
     """The reasons for expert loads in steps."""
     if not s["first"] + s["again"]:
         return ""
     compiled = f" ({s['compiled']:,} compiled in {s['compile_ms']:,.1f} ms)" if s["compiled"] else ""
     twice = f" ({s['repeated']:,} of them twice in one layer)" if s["repeated"] else ""
-    return f": {s['first']:,} first{compiled}, {s['again']:,} again{twice}"
+    return f": {counted(s['first'], 'first load')}{compiled}, {counted(s['again'], 'reload')}{twice}"
 
 
-def npu(n: Section) -> list[Line]:
+def npu_lines(n: Section) -> list[Line]:
     """Figures of QNN."""
     failed = (f", {n['failed']} failed" if n["failed"] else "", "red")
     named = {"host_rpc_us": "RPC host", "htp_rpc_us": "RPC HTP", "accel_us": "accelerator"}
@@ -194,8 +197,9 @@ def npu_queues(q: Section) -> list[Line]:
     took = "" if q["npu_ms"] is None else f"; {number(q['npu_ms'])} ms by the NPU's own profile"
     unanswered = (f", {q['unanswered']:,} unanswered" if q["unanswered"] else "", "red")
     unknown = q["operators"] - q["joined"]
-    steps = f" in {q['steps']:,} steps" if q["steps"] else ""
-    counts = f" {q['batches']:,} batches of {q['operators']:,} operators{steps}"
+    steps = f" in {counted(q['steps'], 'step')}" if q["steps"] else ""
+    operators = "unknown operators" if q["unread"] == q["batches"] else counted(q["operators"], "operator")
+    counts = f" {q['batches']:,} batches of {operators}{steps}"
     lines: list[Line] = [words(("Hexagon", "bold"), counts, unanswered, took)]
     if q["in_flight"] < 0:  # the NPU's own profile, without times of the host
         return lines
@@ -206,14 +210,14 @@ def npu_queues(q: Section) -> list[Line]:
     ]
 
 
-def clocks(c: Section) -> list[Line]:
+def clock_lines(c: Section) -> list[Line]:
     """The limits on the CPUs' frequencies."""
     cooling = ", ".join(f"{name} {share:.0%}" for name, share in c["cooling"].items())
     lines = [*(cap["text"] for cap in c["caps"]), *([f"cooling active, share of decode: {cooling}"] if cooling else [])]
     return [words(("clocks ", "bold"), (line, "yellow")) for line in lines]
 
 
-def io(i: Section) -> list[Line]:
+def io_lines(i: Section) -> list[Line]:
     """Bytes by what moved them, and time waiting for I/O."""
     mib = {name: f"{i[name] / 2**20:,.1f} MiB" for name in ("read_bytes", "fault_bytes", "device_read_bytes")}
     calls = f"{counted(i['reads'], 'read call')} returned {mib['read_bytes']}"
@@ -224,7 +228,7 @@ def io(i: Section) -> list[Line]:
     return [words(("I/O", "bold"), f": {calls}, {faults}"), f"{device}; {waited}"]
 
 
-def losses(answer: Section) -> list[Line]:
+def loss_lines(answer: Section) -> list[Line]:
     """Lost and incomplete records, and the cost of tracing; nothing for imported recordings."""
     r, c = answer["records"], answer["cost"]
     if answer["recording"]["imported"]:
@@ -253,23 +257,23 @@ def losses(answer: Section) -> list[Line]:
     return [*lines, "incomplete: " + ", ".join(odd)] if odd else lines
 
 
-def files(answer: Section) -> list[Line]:
+def next_steps(answer: Section) -> list[Line]:
     """Where to look next."""
-    return [words((as_called(f"python -m views open {answer['run_dir']}"), "bold"), " shows the timeline")]
+    return [words((f"moescope open {answer['run_dir']}", "bold"), " shows the timeline")]
 
 
 PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
-    ("", heading),
-    ("", speed),
-    ("", time),
-    ("requests", requests),
+    ("", heading_lines),
+    ("", speed_lines),
+    ("", time_lines),
+    ("requests", served_lines),
     ("findings", top_findings),
-    ("experts", experts),
-    ("npu", npu),
+    ("experts", expert_lines),
+    ("npu", npu_lines),
     ("npu_queues", npu_queues),
-    ("clocks", clocks),
-    ("io", io),
-    ("", losses),
-    ("", files),
+    ("clocks", clock_lines),
+    ("io", io_lines),
+    ("", loss_lines),
+    ("", next_steps),
 )
 """(section that a part of the screen shows, omitted if that is empty; "" for several sections), in order."""

@@ -3,10 +3,10 @@
 A step is seen from its own thread; while it waits for another thread, that thread's state counts. docs/times.md has the causes.
 
 examples:
-  python -m analyzer time RUN
-  python -m analyzer time RUN --by cause                   a column for each phase, and all steps together
-  python -m analyzer time RUN --step 12 --json             one step, and its pieces in order
-  python -m analyzer time RUN --faster 20                  what an accelerator would save that takes 20 % less time
+  moescope time RUN
+  moescope time RUN --by cause                   a column for each phase, and all steps together
+  moescope time RUN --step 12 --json             one step, and its pieces in order
+  moescope time RUN --faster 20                  what an accelerator would save that takes 20 % less time
 """
 
 import argparse
@@ -14,11 +14,12 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import number, printed, show
+from analyzer.commands._show import number, print_table
 from analyzer.errors import AnalysisError
 from analyzer.questions import accelerators, step_time
 from analyzer.questions.npu_windows import npu_sum
-from analyzer.tables.store import load
+from analyzer.tables.store import load_tables
+from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_run
 from moescope.plain import print_plain
 from moescope.terminal import counted
@@ -38,32 +39,32 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the mean step of each phase, the whole run, and what a faster accelerator would save."""
-    tables = load(args.run_dir)
+    tables = load_tables(args.run_dir)
     time = step_time.step_time(tables)
     answer = of_step(tables, time, args.step) if args.step is not None else of_run(tables, time, args.faster / 100)
-    if printed(args, answer):
+    if print_if_json(args, answer, "" if args.step is None else "step"):
         return 0
     if not answer["phases"]:
         print("no complete steps in this recording")
         return 0
     if args.by == "both":
         for phase, part in answer["phases"].items():
-            show(matrix(part), f"{phase or 'step'}: ms of a mean step ({counted(part['steps'], 'step')})", 40)
+            print_table(time_matrix(part), f"{phase or 'step'}: ms of a mean step ({counted(part['steps'], 'step')})", 40)
     else:
-        show(side_by_side(answer, args.by), f"ms by {args.by}: a mean step of each phase, and all steps together", 40)
-    for line in closing(answer):
+        print_table(side_by_side(answer, args.by), f"ms by {args.by}: a mean step of each phase, and all steps together", 40)
+    for line in closing_lines(answer):
         print_plain(line)
     return 0
 
 
 def of_run(tables: step_time.Tables, time: pd.DataFrame, faster: float) -> dict[str, Any]:
-    """step_time.summary, with the whole run, what a faster accelerator would save, and the NPU's runs of graphs."""
-    answer: dict[str, Any] = {"phases": {}, **step_time.summary(tables, time), "span_ms": step_time.whole_run(tables)}
-    return answer | {"accelerator": accelerators.faster(tables, time, faster), "npu_ms": npu_sum(tables)}
+    """step_time.time_summary, with the whole run, what a faster accelerator would save, and the NPU's runs of graphs."""
+    answer: dict[str, Any] = {"phases": {}, **step_time.time_summary(tables, time), "span_ms": step_time.whole_run(tables)}
+    return answer | {"accelerator": accelerators.accelerator_saving(tables, time, faster), "npu_runs": npu_sum(tables)}
 
 
 def of_step(tables: step_time.Tables, time: pd.DataFrame, step: int) -> dict[str, Any]:
-    """step_time.summary of one step, complete or not, and its pieces; raises AnalysisError if there is none."""
+    """step_time.time_summary of one step, complete or not, and its pieces; raises AnalysisError if there is none."""
     tokens = tables["tokens"]
     mine = tokens[tokens["token_id"] == step].assign(complete=True)
     if not len(mine):
@@ -71,10 +72,10 @@ def of_step(tables: step_time.Tables, time: pd.DataFrame, step: int) -> dict[str
             f"no step {step}: there are steps 0 to {len(tokens) - 1}" if len(tokens) else "this recording has no steps"
         )
     pieces = time[time["token_id"] == step]
-    return {**step_time.summary({**tables, "tokens": mine}, pieces), "pieces": pieces}
+    return {**step_time.time_summary({**tables, "tokens": mine}, pieces), "pieces": pieces}
 
 
-def matrix(part: dict[str, Any]) -> pd.DataFrame:
+def time_matrix(part: dict[str, Any]) -> pd.DataFrame:
     """Parts as rows, causes as columns, both by size; the sums are last."""
     cells = pd.DataFrame(part["cells"]).pivot(index="part", columns="cause", values="ms")
     cells = cells.reindex(index=list(part["part_ms"]), columns=list(part["cause_ms"]))
@@ -93,17 +94,16 @@ def side_by_side(answer: dict[str, Any], by: str) -> pd.DataFrame:
     return table
 
 
-def closing(answer: dict[str, Any]) -> list[str]:
+def closing_lines(answer: dict[str, Any]) -> list[str]:
     """The whole run, the NPU's runs of graphs, and a faster accelerator, a line each."""
     lines = []
     if span := answer.get("span_ms"):
         parts = ", ".join(f"{name} {ms:,.1f}" for name, ms in span.items() if name not in ("total", "concurrent"))
         lines.append(f"run {span['total']:,.1f} ms = {parts} (- {max(span['concurrent'], 0):,.1f} at the same time)")
-    if npu := answer.get("npu_ms"):
-        summands = " + ".join(f"{name} {npu[name]:,.2f}" for name in ("before", "accelerator", "after", "residual"))
-        lines.append(
-            f"{npu['windows']} graphs on the NPU {npu['total']:,.2f} ms = {summands} ({npu['untold']} more without a profile)"
-        )
+    if npu := answer.get("npu_runs"):
+        summands = " + ".join(f"{name} {npu[f'{name}_ms']:,.2f}" for name in ("before", "accelerator", "after", "residual"))
+        more = f" ({npu['unprofiled']} more without a profile)"
+        lines.append(f"{counted(npu['windows'], 'graph')} on the NPU {npu['total_ms']:,.2f} ms = {summands}{more}")
     if answer.get("accelerator"):
-        lines.append(accelerators.gain(answer["accelerator"]))
+        lines.append(accelerators.saving_text(answer["accelerator"]))
     return lines

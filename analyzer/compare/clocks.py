@@ -16,7 +16,7 @@ Clocks = dict[str, np.ndarray]
 """Name of a policy → its mean frequency in decode, MHz, by run; NaN where a run has none."""
 
 
-def clocks(runs: list[Result]) -> Clocks:
+def clocks_of_runs(runs: list[Result]) -> Clocks:
     """Each policy's clock in every run."""
     means = [run.metrics[run.metrics["family"] == FAMILY].set_index("type")["value"] for run in runs]
     names = dict.fromkeys(str(name) for mean in means for name in mean.index)
@@ -25,12 +25,12 @@ def clocks(runs: list[Result]) -> Clocks:
 
 def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result], list[Result], list[Difference], Words]:
     """(base, cand, differences, sentences): if clocks differ, only runs with a partner at equal clocks, if there are enough."""
-    sides = clocks(base), clocks(cand)
-    odd = [name for name in sides[0] if name in sides[1] and differ(sides[0][name], sides[1][name])]
+    sides = clocks_of_runs(base), clocks_of_runs(cand)
+    odd = [name for name in sides[0] if name in sides[1] and medians_differ(sides[0][name], sides[1][name])]
     if not odd:
         return base, cand, [], []
-    unlike = [Difference(f"clock of {name}", shown(sides[0][name]), shown(sides[1][name]), True) for name in odd]
-    rows, columns = paired(*sides)
+    unlike = [Difference(f"clock of {name}", clock_range(sides[0][name]), clock_range(sides[1][name]), True) for name in odd]
+    rows, columns = equal_clock_pairs(*sides)
     if len(rows) < FEWEST:
         text = f"Fewer than {FEWEST} runs of a side have a partner with equal clocks: a change may be due to the clocks alone."
         return base, cand, unlike, [("warn", text)]
@@ -39,12 +39,12 @@ def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result
     return [base[i] for i in rows], [cand[i] for i in columns], unlike, [("warn", text)]
 
 
-def differ(base: np.ndarray, cand: np.ndarray) -> bool:
+def medians_differ(base: np.ndarray, cand: np.ndarray) -> bool:
     """Whether the medians of two sides differ."""
     return bool(abs(np.log(np.nanmedian(cand) / np.nanmedian(base))) > SAME)
 
 
-def paired(base: Clocks, cand: Clocks) -> tuple[list[int], list[int]]:
+def equal_clock_pairs(base: Clocks, cand: Clocks) -> tuple[list[int], list[int]]:
     """(base runs, candidate runs): the largest number of pairs with equal clocks, each side in order."""
     shared = [name for name in base if name in cand]
     logs = [np.log(np.stack([side[name] for name in shared], axis=1)) for side in (base, cand)]
@@ -55,6 +55,6 @@ def paired(base: Clocks, cand: Clocks) -> tuple[list[int], list[int]]:
     return sorted(rows[close].tolist()), sorted(columns[close].tolist())
 
 
-def shown(values: np.ndarray) -> str:
+def clock_range(values: np.ndarray) -> str:
     """A side's clock as text."""
     return f"{np.nanmedian(values) / 1e3:.2f} GHz"

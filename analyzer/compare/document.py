@@ -9,13 +9,13 @@ import pandas as pd
 
 from analyzer.compare import clocks, environment, graph, statistics
 from analyzer.compare import structure as structures
-from analyzer.compare.closure import Waterfall, waterfall
 from analyzer.compare.metrics import DIMS
-from analyzer.compare.results import Result, matrices
-from analyzer.compare.verdict_text import conclude, direction, in_turns, verdict_sentence
+from analyzer.compare.results import Result, value_matrices
+from analyzer.compare.verdict_text import HEADLINES, causal_rank, conclusions, direction, in_turns, verdict_sentence
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
-from analyzer.jsonable import plain
+from analyzer.compare.waterfall import Waterfall, phase_waterfall
 from analyzer.questions import changepoints
+from moescope.answers import json_value
 
 PHASES = ("prefill", "decode")
 FIGURES = ("base", "cand", "change", "at_pace", "ratio", "low", "high", "p", "threshold", "share")
@@ -24,9 +24,18 @@ SHOWN_METRICS = 600
 VALUES_SHOWN = 200
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that was given but not compared, and why."""
+
+    side: str
+    run: str
+    why: str
+
+
 @dataclass
 class Comparison:
-    """`judged`: a row per metric (see verdicts.judge); other fields as in their modules. `words`: the causes in sentences."""
+    """`judged`: a row per metric (see verdicts.judge_metrics); other fields as in their modules. `words`: its causes."""
 
     base: list[Result]
     cand: list[Result]
@@ -38,39 +47,54 @@ class Comparison:
     differences: list[environment.Difference]
     values: tuple[np.ndarray, np.ndarray]
     words: list[tuple[str, str]]
+    left_out: list[LeftOut]
 
 
-def compare(
+def compare_runs(
     base: list[Result], cand: list[Result], rules: Rules | None = None, step: Callable[[str], None] = lambda _: None
 ) -> Comparison:
     """Compare two groups of runs; if their clocks differ, only the runs at clocks that both sides have, if there are enough.
 
     Whether they alternated is determined here, regardless of the rules.
     """
+    given = {"base": base, "cand": cand}
+    base, cand = ([run for run in side if len(run.metrics)] for side in (base, cand))
+    left_out = runs_left_out(given, base, cand, "it has no metric: no step of a known engine was recorded")
+    recorded = {"base": base, "cand": cand}
     base, cand, other_clocks, about_clocks = clocks.at_equal_clocks(base, cand)
+    left_out += runs_left_out(recorded, base, cand, "no run of the other side has equal clocks")
     times = [np.array([run.began for run in side]) for side in (base, cand)]
-    rules = replace(rules or Rules(), wander=statistics.wander(*times))
-    dims, a, b, mean_a, mean_b = matrices(base, cand)
+    rules = replace(rules or Rules(), drift=statistics.drift_factor(*times))
+    dims, a, b, mean_a, mean_b = value_matrices(base, cand)
     step(f"{len(dims):,} metrics of {len(base)} + {len(cand)} runs")
-    falls = [fall for phase in PHASES if (fall := waterfall(dims, mean_a, mean_b, phase)) is not None]
+    falls = [fall for phase in PHASES if (fall := phase_waterfall(dims, mean_a, mean_b, phase)) is not None]
     judged, a, b = judge_apart(dims, a, b, rules)
-    structure, drift = structures.changes(base, cand), structures.drift(base, cand)
-    unlike = other_clocks + environment.differences([r.environment for r in base], [r.environment for r in cand])
-    words = conclude(judged, falls, structure, drift, unlike, rules.practical) + about_clocks + in_turns(*times)
-    return Comparison(base, cand, rules, judged, falls, structure, drift, unlike, (a, b), words)
+    structure, drift = structures.feature_changes(base, cand), structures.routing_drifts(base, cand)
+    unlike = other_clocks + environment.environment_differences([r.environment for r in base], [r.environment for r in cand])
+    words = (
+        conclusions(in_report_order(judged), falls, structure, drift, unlike, rules.practical) + about_clocks + in_turns(*times)
+    )
+    return Comparison(base, cand, rules, judged, falls, structure, drift, unlike, (a, b), words, left_out)
 
 
-def ranked(judged: pd.DataFrame) -> pd.DataFrame:
-    """Metrics in report order: speed first, then changes by share of a step, then the rest."""
+def runs_left_out(given: dict[str, list[Result]], base: list[Result], cand: list[Result], why: str) -> list[LeftOut]:
+    """The given runs that are in neither side."""
+    kept = {id(run) for run in (*base, *cand)}
+    return [LeftOut(side, run.name, why) for side, runs in given.items() for run in runs if id(run) not in kept]
+
+
+def in_report_order(judged: pd.DataFrame) -> pd.DataFrame:
+    """Metrics in report order: speed in the order of HEADLINES, then changes, causes before effects, then the rest."""
     changed = judged["verdict"].isin([SLOWER, FASTER])
     weight = (judged["estimate"].abs() * judged["share"].fillna(1.0)).replace(np.inf, 1e9).fillna(0.0)
-    order = np.lexsort((-weight, ~changed, judged["family"] != "speed"))
+    rank = judged["metric"].map({name: i for i, name in enumerate(HEADLINES)}).fillna(len(HEADLINES))
+    order = np.lexsort((-weight, causal_rank(judged), ~changed, rank, judged["family"] != "speed"))
     return judged.iloc[order]
 
 
-def document(result: Comparison) -> dict[str, Any]:
+def as_document(result: Comparison) -> dict[str, Any]:
     """The comparison, JSON-able (NaN as null); the views read nothing else."""
-    rows = ranked(result.judged).head(SHOWN_METRICS)
+    rows = in_report_order(result.judged).head(SHOWN_METRICS)
     where = result.judged.index.get_indexer(rows.index)
     metrics = [
         {
@@ -81,10 +105,11 @@ def document(result: Comparison) -> dict[str, Any]:
         for row, i in zip(rows.to_dict("records"), where.tolist(), strict=True)
     ]
     answer = {
-        "sentence": verdict_sentence(ranked(result.judged)),
+        "sentence": verdict_sentence(in_report_order(result.judged)),
         "words": [{"level": level, "text": text} for level, text in result.words],
         "rules": result.rules,
-        "runs": {side: [run.name for run in runs] for side, runs in sides(result)},
+        "left_out": result.left_out,
+        "runs": {side: [run.name for run in runs] for side, runs in named_sides(result)},
         "metrics": metrics,
         "metrics_total": len(result.judged),
         "verdicts": {str(name): int(n) for name, n in result.judged["verdict"].value_counts().items()},
@@ -96,17 +121,17 @@ def document(result: Comparison) -> dict[str, Any]:
             }
             for fall in result.waterfalls
         ],
-        "series": {side: series(runs) for side, runs in sides(result)},
-        "graph": graph.merged(first_graph(result.base), first_graph(result.cand), result.judged),
+        "series": {side: step_series(runs) for side, runs in named_sides(result)},
+        "graph": graph.merge_skeletons(first_graph(result.base), first_graph(result.cand), result.judged),
         "structure": result.structure,
         "drift": result.drift,
         "environment": result.differences,
         "conditions": result.cand[0].environment,
     }
-    return dict(plain(answer))
+    return dict(json_value(answer))
 
 
-def sides(result: Comparison) -> tuple[tuple[str, list[Result]], tuple[str, list[Result]]]:
+def named_sides(result: Comparison) -> tuple[tuple[str, list[Result]], tuple[str, list[Result]]]:
     """The two groups by name."""
     return ("base", result.base), ("cand", result.cand)
 
@@ -116,7 +141,7 @@ def first_graph(runs: list[Result]) -> graph.Skeleton:
     return next((run.graph for run in runs if run.graph.nodes), graph.Skeleton())
 
 
-def series(runs: list[Result]) -> dict[str, Any]:
+def step_series(runs: list[Result]) -> dict[str, Any]:
     """ms of each decode step, the median over runs, with its change points and periodic disturbance."""
     step_times = [np.asarray(run.series, np.float64) for run in runs if len(run.series)]
     if not step_times:
@@ -126,4 +151,4 @@ def series(runs: list[Result]) -> dict[str, Any]:
     for row, times in zip(padded, step_times, strict=True):
         row[: min(length, len(times))] = times[:length]
     ms = np.nanmedian(padded, axis=0)
-    return {"ms": np.round(ms, 4), "shifts": changepoints.shifts(ms), "period": changepoints.period(ms)}
+    return {"ms": np.round(ms, 4), "shifts": changepoints.level_shifts(ms), "period": changepoints.periodic_spikes(ms)}

@@ -26,7 +26,7 @@ class Difference:
     unfair: bool
 
 
-def environment(manifest: dict[str, Any]) -> dict[str, str]:
+def environment_of(manifest: dict[str, Any]) -> dict[str, str]:
     """Machine, tracing, engine libraries by build id, NPU, model, command: name → text. Unknown things are absent."""
     machine = section(manifest, "machine")
     facts = {name: str(machine[name]) for name in MACHINE if machine.get(name) not in (None, "")}
@@ -41,12 +41,12 @@ def environment(manifest: dict[str, Any]) -> dict[str, str]:
     if qnn:
         facts["NPU"] = "HTP emulator" if qnn.get("emulator") else f"QNN backend {qnn.get('backend')}"
         facts["QNN API"] = str(qnn.get("api", ""))
-    facts |= model(manifest)
+    facts |= model_identity(manifest)
     facts["command"] = " ".join(command_of(manifest))
     return facts
 
 
-def began(manifest: dict[str, Any]) -> float:
+def begin_s(manifest: dict[str, Any]) -> float:
     """The begin of a recording in s; NaN if the manifest lacks it."""
     clocks = manifest.get("clocks")
     try:
@@ -55,7 +55,7 @@ def began(manifest: dict[str, Any]) -> float:
         return math.nan
 
 
-def model(manifest: dict[str, Any]) -> dict[str, str]:
+def model_identity(manifest: dict[str, Any]) -> dict[str, str]:
     """The identity of the model, independent of file names, and its file names."""
     files = manifest.get("models") or []
     if not files:
@@ -67,7 +67,7 @@ def model(manifest: dict[str, Any]) -> dict[str, str]:
     return {"model": f"{fingerprint[:12]}, {size:,} bytes", "model file": ", ".join(names)}
 
 
-def differences(base: list[dict[str, str]], cand: list[dict[str, str]]) -> list[Difference]:
+def environment_differences(base: list[dict[str, str]], cand: list[dict[str, str]]) -> list[Difference]:
     """Differences between the sides, or within one; unfair ones first."""
     names = dict.fromkeys(name for environment in (*base, *cand) for name in environment)
     differing = []

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.compare.metrics import Facts, described
+from analyzer.compare.metrics import RunTables, described_operators
 from analyzer.compare.verdicts import APPEARED, FASTER, SLOWER, VANISHED
 from analyzer.questions.profdag import build_profdag, decode_tokens
-from analyzer.questions.structure import resolved
+from analyzer.questions.structure import without_views
 
 PHASE = "decode"
 IDENTITY = ("graph", "layer", "type", "shape", "backend")
@@ -35,30 +35,30 @@ class Skeleton:
         return zlib.compress(json.dumps([self.nodes, self.edges], separators=(",", ":")).encode())
 
 
-def unpacked(data: bytes | None) -> Skeleton:
+def unpack_skeleton(data: bytes | None) -> Skeleton:
     """A stored skeleton; an empty one for None."""
     nodes, edges = json.loads(zlib.decompress(data)) if data else ([], [])
     return Skeleton([tuple(node) for node in nodes], [(int(a), int(b)) for a, b in edges])
 
 
-def skeleton(facts: Facts) -> Skeleton:
+def skeleton_of(facts: RunTables) -> Skeleton:
     """The skeleton of a recording; empty if no decode step has operators, or if there are too many to show."""
     tokens = decode_tokens(facts.tables)
     if not tokens:
         return Skeleton()
     token = tokens[len(tokens) // 2]
-    frame = described(facts, np.zeros(len(facts.tables["operators"])))
+    frame = described_operators(facts, np.zeros(len(facts.tables["operators"])))
     frame = frame[frame["token_id"] == token].sort_values("order")
     if len(frame) > MOST_NODES:
         return Skeleton()
-    graph = resolved(build_profdag(facts.tables, token))
+    graph = without_views(build_profdag(facts.tables, token))
     number = {f"op {order}": i for i, order in enumerate(frame["order"].tolist())}
     edges = [(number[a], number[b]) for a, b in graph.edges if a in number and b in number]
     rows = zip(*(frame[name].tolist() for name in (*IDENTITY, "name")), strict=True)
     return Skeleton(list(rows), edges)
 
 
-def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, Any] | None:
+def merge_skeletons(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, Any] | None:
     """Both sides as one graph, JSON-able: `nodes` in execution order and `edges` [from, to]; None without operators.
 
     A node has type, name, layer, shape, backend, verdict (of verdicts, or changed: other dims or another backend),
@@ -71,7 +71,7 @@ def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, An
     nodes: list[dict[str, Any]] = []
     numbers: tuple[dict[int, int], dict[int, int]] = {}, {}
     alike = [Counter(node[: len(IDENTITY)] for node in side.nodes) for side in (base, cand)]
-    for i, j in aligned(base, cand):
+    for i, j in align_operators(base, cand):
         for node_of, row in zip(numbers, (i, j), strict=True):
             if row is not None:
                 node_of[row] = len(nodes)
@@ -84,7 +84,7 @@ def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, An
     return {"phase": PHASE, "nodes": nodes, "edges": [list(edge) for edge in edges]}
 
 
-def aligned(base: Skeleton, cand: Skeleton) -> Iterator[tuple[int | None, int | None]]:
+def align_operators(base: Skeleton, cand: Skeleton) -> Iterator[tuple[int | None, int | None]]:
     """Pairs of corresponding operators, matched by layer and type in order; None if only the other side has one."""
     left, right = ([(node[1], node[2]) for node in side.nodes] for side in (base, cand))
     for tag, i0, i1, j0, j1 in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():

@@ -18,12 +18,12 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer.compare.metrics import METRICS, keys
-from analyzer.compare.results import RENAMED, CompareError, Result, matrices
+from analyzer.compare.metrics import METRICS, metric_keys
+from analyzer.compare.results import RENAMED, CompareError, Result, value_matrices
 from analyzer.compare.statistics import SUCCESSIVE, runs_for_p, smallest_p
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
-from analyzer.questions.changepoints import LEAST_SERIES, shifts
-from analyzer.tables.recording_folders import opened
+from analyzer.questions.changepoints import LEAST_SERIES, level_shifts
+from analyzer.tables.recording_folders import open_folder
 
 RUN = {"key": "string", "run": "string", "recorded": "float64"}
 PARTITION = ("build", "device")
@@ -31,16 +31,16 @@ COLUMNS = ("key", "build", "recorded", "run", "value")
 CHANGES = ["device", "key", "metric", "before", "build", "ratio", "better", "runs"]
 
 
-def add(url: str, results: list[Result], build: str, device: str = "", recorded: float | None = None) -> list[str]:
+def add_runs(url: str, results: list[Result], build: str, device: str = "", recorded: float | None = None) -> list[str]:
     """Add runs of a build; the device defaults to the machine's CPU. Returns the files written; a run is stored once."""
-    filesystem, root = opened(url)
+    filesystem, root = open_folder(url)
     written = []
     for number, result in enumerate(results):
         of, about = build or result.build, result.environment
         name = device or result.device or about.get("cpu_model") or about.get("arch") or "unknown"
         recorded_s = (time.time() if recorded is None else recorded) + number * 1e-3
         frame = result.metrics.reset_index().assign(run=result.name, recorded=recorded_s)
-        table = pyarrow.Table.from_pandas(frame, schema=_schema(), preserve_index=False)
+        table = pyarrow.Table.from_pandas(frame, schema=_run_schema(), preserve_index=False)
         values = repr(sorted(zip(frame["key"], frame["value"], strict=True)))
         digest = hashlib.sha256(f"{result.name}{values}".encode()).hexdigest()[:16]
         if not of:
@@ -54,18 +54,18 @@ def add(url: str, results: list[Result], build: str, device: str = "", recorded:
     return written
 
 
-def _schema() -> pyarrow.Schema:
+def _run_schema() -> pyarrow.Schema:
     kinds = {"object": pyarrow.string(), "int64": pyarrow.int64(), "float64": pyarrow.float64()}
     columns = [(name, pyarrow.string() if kind == "string" else pyarrow.float64()) for name, kind in RUN.items()]
     return pyarrow.schema([*columns, *((c.name, kinds[c.dtype]) for c in METRICS)])
 
 
-def read(url: str, family: str, device: str = "") -> pd.DataFrame:
+def read_runs(url: str, family: str, device: str = "") -> pd.DataFrame:
     """Runs with a family of metrics, in time order: a row per run and metric, columns COLUMNS, device and METRICS."""
     import duckdb
     from pyarrow import dataset
 
-    filesystem, root = opened(url)
+    filesystem, root = open_folder(url)
     if not filesystem.exists(root):
         raise CompareError(f"{url} does not exist; add runs with --add")
     parts = dataset.partitioning(pyarrow.schema([(name, pyarrow.string()) for name in PARTITION]), flavor="hive")
@@ -77,7 +77,7 @@ def read(url: str, family: str, device: str = "") -> pd.DataFrame:
         text = f"select {selected} from history where family = ? and (? = '' or device = ?)"
         frame = database.execute(text, [family, device, device]).df()
     frame["metric"] = frame["metric"].replace(RENAMED)
-    frame["key"] = keys(frame)
+    frame["key"] = metric_keys(frame)
     return in_time(frame, f"no run in {url}", family)
 
 
@@ -99,26 +99,26 @@ def in_time(frame: pd.DataFrame, where: str, family: str) -> pd.DataFrame:
     return frame.sort_values(["device", "key", "recorded"], kind="stable").reset_index(drop=True)
 
 
-def changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
+def build_changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
     """Changes of metrics between builds: columns CHANGES; `build` is the first of the new level, `before` the last of the old.
 
     Neighbouring builds with enough runs for a verdict are judged as `compare` judges sides recorded one after the other. If the
     runs of all builds are enough for a series, its changes of level are listed too: these need only one run per build.
     """
-    judged = [row for _, runs in frame.groupby("device", sort=False) for row in neighbours(runs, rules or Rules())]
+    judged = [row for _, runs in frame.groupby("device", sort=False) for row in judge_neighbours(runs, rules or Rules())]
     judged_builds = {(row["device"], row["key"], row["build"]) for row in judged}
     series = [row for row in level_changes(frame) if (row["device"], row["key"], row["build"]) not in judged_builds]
     return pd.DataFrame([*judged, *series], columns=CHANGES)
 
 
-def neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
+def judge_neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
     """The verdicts of `compare` on each build of a device and the previous one, if both have enough runs."""
     builds = {build: results_of(rows) for build, rows in runs.groupby("build", sort=False)}
-    apart = replace(rules, wander=SUCCESSIVE)
+    apart = replace(rules, drift=SUCCESSIVE)
     for (before, base), (build, cand) in pairwise(builds.items()):
-        if smallest_p(len(base), len(cand)) > rules.alpha / 2:  # permutation of plain times uses half of the error rate
+        if smallest_p(len(base), len(cand)) > rules.alpha:
             continue
-        dims, old, new, _, _ = matrices(base, cand)
+        dims, old, new, _, _ = value_matrices(base, cand)
         verdicts, _, _ = judge_apart(dims, old, new, apart)
         for key, row in verdicts[verdicts["verdict"].isin([SLOWER, FASTER])].iterrows():
             if row["family"] in set(runs["family"]):
@@ -140,7 +140,7 @@ def level_changes(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
             continue
         builds = rows["build"].to_numpy()
         first = np.flatnonzero(np.append(True, builds[1:] != builds[:-1]))
-        for shift in shifts(np.log(values)):
+        for shift in level_shifts(np.log(values)):
             first_row = first[1:][np.argmin(np.abs(first[1:] - shift.at))] if len(first) > 1 else -1
             if first_row > 0:
                 place = {"device": device, "key": key, "build": builds[first_row], "before": builds[first_row - 1]}
@@ -148,10 +148,10 @@ def level_changes(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
                 yield place | {"runs": len(values), "ratio": float(np.exp(shift.change)), **row[["metric", "better"]]}
 
 
-def unjudged(frame: pd.DataFrame) -> str:
+def unjudged_text(frame: pd.DataFrame) -> str:
     """A sentence on builds that cannot be judged and on what is missing; "" if all can."""
     counts = frame.groupby(["device", "build"])["run"].nunique()
-    least = runs_for_p(Rules.alpha / 2)
+    least = runs_for_p(Rules.alpha)
     few = counts[counts < least]
     if not len(few) or counts.groupby("device").sum().min() >= LEAST_SERIES:
         return ""
@@ -161,7 +161,7 @@ def unjudged(frame: pd.DataFrame) -> str:
     )
 
 
-def medians(frame: pd.DataFrame) -> pd.DataFrame:
+def build_medians(frame: pd.DataFrame) -> pd.DataFrame:
     """For each device, metric and build, in time order: median, minimum, maximum and number of runs."""
     grouped = frame.groupby(["device", "key", "metric", "unit", "build"], sort=False)
     table = grouped.agg(

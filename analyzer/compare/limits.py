@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from analyzer.compare.verdict_text import metric_name, percent
+from analyzer.compare.verdict_text import metric_name, percent_text
 from analyzer.compare.verdicts import SLOWER, UNKNOWN
 
 KINDS = {
@@ -37,7 +37,7 @@ def parse_limit(text: str) -> Limit:
     return Limit(kind, least)
 
 
-def broken(document: dict[str, Any], limits: list[Limit]) -> list[str]:
+def violations(document: dict[str, Any], limits: list[Limit]) -> list[str]:
     """One sentence for each violation of a limit in a comparison."""
     return [sentence for limit in limits for sentence in _broken_by(document, limit)]
 
@@ -52,10 +52,10 @@ def _broken_by(document: dict[str, Any], limit: Limit) -> list[str]:
             f"{metric_name(m)}: inconclusive" for m in document["metrics"] if m["family"] == "speed" and m["verdict"] == UNKNOWN
         ]
     slower = [m for m in document["metrics"] if m["family"] in KINDS[limit.kind] and m["verdict"] == SLOWER]
-    return [f"{metric_name(m)}: {percent(m['ratio'])}" for m in slower if cost(m) > limit.least]
+    return [f"{metric_name(m)}: {percent_text(m['ratio'])}" for m in slower if relative_worsening(m) > limit.least]
 
 
-def cost(metric: dict[str, Any]) -> float:
+def relative_worsening(metric: dict[str, Any]) -> float:
     """The relative worsening of a metric: 0.05 for 5 % more if lower is better, or 5 % less if higher is better.
 
     Infinite if the base is 0.

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.compare.attribution import charge
 from analyzer.questions import clocks, figures, step_time
 from analyzer.questions.experts import activations
 from analyzer.records.schema import COMPARED, Tables
@@ -32,21 +31,21 @@ UNDISTURBED = 0.8
 """Share of an operator's executions, the fastest, that determine its time: the others mostly waited for something."""
 
 
-class Facts:
+class RunTables:
     """A recording's tables, and intermediate results that several metrics share."""
 
     def __init__(self, tables: Tables):
         self.tables = tables
-        every, fed = figures.complete_steps(tables).sort_index(), figures.turns(tables)
-        self.complete_steps = figures.undisturbed(every)
+        every, fed = figures.complete_steps(tables).sort_index(), figures.fed_sequences(tables)
+        self.complete_steps = figures.undisturbed_steps(every)
         self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
         self.time = step_time.step_time(tables)
         self.itl, self.ttfts = figures.itls_ms(fed), figures.ttft_ms(fed)
 
 
-def extract(tables: Tables) -> pd.DataFrame:
+def extract_metrics(tables: Tables) -> pd.DataFrame:
     """The metrics of a recording, indexed by `key`, columns METRICS. Metrics that were not recorded have no row."""
-    facts = Facts(tables)
+    facts = RunTables(tables)
     makers = (
         speed_metrics,
         tail_metrics,
@@ -65,11 +64,11 @@ def extract(tables: Tables) -> pd.DataFrame:
         frame[column.name] = frame[column.name].astype(object).where(frame[column.name].notna(), DEFAULTS[column.name])
         frame[column.name] = frame[column.name].astype(column.dtype)
     frame = frame[np.isfinite(frame["value"])]
-    frame.index = pd.Index(keys(frame), name="key")
+    frame.index = pd.Index(metric_keys(frame), name="key")
     return frame[~frame.index.duplicated()]
 
 
-def keys(frame: pd.DataFrame) -> np.ndarray:
+def metric_keys(frame: pd.DataFrame) -> np.ndarray:
     """The identity of each row: its dimensions, joined."""
     joined = frame[DIMS[0]].astype(str)
     for name in DIMS[1:]:
@@ -77,34 +76,34 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
     return joined.to_numpy(object)
 
 
-def row(family: str, metric: str, unit: str, value: float | None, n: int, **more: Any) -> Row:
+def metric_row(family: str, metric: str, unit: str, value: float | None, n: int, **more: Any) -> Row:
     """A metric, omitted if its value is unknown; `more`: its other columns that differ from DEFAULTS."""
     return {"family": family, "metric": metric, "unit": unit, "value": value, "n": n, **more}
 
 
-def speed_metrics(facts: Facts) -> Iterator[Row]:
+def speed_metrics(facts: RunTables) -> Iterator[Row]:
     """TTFT, TPOT, prefill and decode speed, as defined in questions/figures.py; medians as the robust values."""
     steps, itl, waited = facts.complete_steps, facts.itl, facts.ttfts
     decode, n_prefill = steps[steps["phase"] == "decode"], int((steps["phase"] == "prefill").sum())
-    yield row("speed", "TTFT", "ms", waited.median(), len(waited))
-    yield row("speed", "TPOT, median", "ms", itl.median(), len(itl))
-    yield row("speed", "decode step", "ms", decode["duration_ns"].median() / MS, len(decode))
-    yield row("speed", "decode speed", "tok/s", figures.decode_tokens_per_s(itl), len(itl), better="higher")
-    yield row("speed", "prefill speed", "tok/s", figures.prefill_tokens_per_s(steps), n_prefill, better="higher")
+    yield metric_row("speed", "TTFT", "ms", waited.median(), len(waited))
+    yield metric_row("speed", "TPOT, median", "ms", itl.median(), len(itl))
+    yield metric_row("speed", "decode step", "ms", decode["duration_ns"].median() / MS, len(decode))
+    yield metric_row("speed", "decode speed", "tok/s", figures.decode_tokens_per_s(itl), len(itl), better="higher")
+    yield metric_row("speed", "prefill speed", "tok/s", figures.prefill_tokens_per_s(steps), n_prefill, better="higher")
 
 
-def tail_metrics(facts: Facts) -> Iterator[Row]:
+def tail_metrics(facts: RunTables) -> Iterator[Row]:
     """Metrics that medians do not show: first executions and slow steps."""
     itl, waited = facts.itl, facts.ttfts
     if len(waited) > 1:
-        yield row("tail", "TTFT, first generation", "ms", waited.iloc[0], 1)
+        yield metric_row("tail", "TTFT, first generation", "ms", waited.iloc[0], 1)
     if len(itl) > 1:
-        yield row("tail", "TPOT, first step", "ms", itl.iloc[0], 1)
+        yield metric_row("tail", "TPOT, first step", "ms", itl.iloc[0], 1)
     if len(itl) > 10:
-        yield row("tail", "TPOT, p90", "ms", itl.quantile(0.9), len(itl))
+        yield metric_row("tail", "TPOT, p90", "ms", itl.quantile(0.9), len(itl))
 
 
-def phase_metrics(facts: Facts) -> Iterator[Row]:
+def phase_metrics(facts: RunTables) -> Iterator[Row]:
     """ms per step of every part (median) and of every cause (mean, as on all screens: few steps have some), by phase."""
     steps = facts.steps
     if len(steps) == 0 or len(facts.tables["operators"]) == 0:
@@ -118,10 +117,10 @@ def phase_metrics(facts: Facts) -> Iterator[Row]:
                 if value > 0:
                     share, offset = (value / total if total else np.nan), NEGLIGIBLE_TIME * total * (by == "cause")
                     more = {"phase": phase, "type": name, "share": share, "mean": means[name], "offset": offset}
-                    yield row("phase", f"time by {by}", "ms", value, len(rows), **more)
+                    yield metric_row("phase", f"time by {by}", "ms", value, len(rows), **more)
 
 
-def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
+def described_operators(facts: RunTables, charged: np.ndarray) -> pd.DataFrame:
     """Operators with phase, kind and backend of their graph, and `charged`, their ns of their token's time."""
     runs = facts.tables["graphs"].set_index("graph_id")
     frame = facts.tables["operators"]
@@ -137,13 +136,13 @@ def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
 OPERATOR = ["phase", "graph", "layer", "type", "shape", "backend", "expert"]
 
 
-def operator_metrics(facts: Facts) -> pd.DataFrame:
+def operator_metrics(facts: RunTables) -> pd.DataFrame:
     """Families `operator` and `closure`: ms per step of each (graph, layer, type, shape, backend), by phase.
 
     The first execution of each is separate: compiling, page faults and empty caches make it incomparable.
     """
-    steps, charges = facts.steps, charge(facts.tables, facts.time)
-    frame = described(facts, charges.operators)
+    steps = facts.steps
+    frame = described_operators(facts, step_time.charged_ns(facts.tables, facts.time, "operators", "op_id"))
     frame = frame[frame["phase"] != ""]
     if len(frame) == 0:
         return pd.DataFrame()
@@ -152,9 +151,9 @@ def operator_metrics(facts: Facts) -> pd.DataFrame:
     frame = frame.assign(number=number, first=~frame.duplicated([*OPERATOR, "name"]))
     counted = steps.groupby("phase")["duration_ns"].agg(["size", "sum"])
     later = frame[~frame["first"]]
-    steady = later.groupby("number")["charged"].agg(["sum", "size"]).assign(usual=_usual(later))
+    steady = later.groupby("number")["charged"].agg(["sum", "size"]).assign(usual=_undisturbed_ns(later))
     rows = frame.drop_duplicates("number").set_index("number")[OPERATOR].join(steady, how="inner")
-    rows["label"] = _labels(frame).reindex(rows.index)
+    rows["label"] = _engine_names(frame).reindex(rows.index)
     size, total = rows["phase"].map(counted["size"]), rows["phase"].map(counted["sum"])
     rows = rows.assign(
         family="operator",
@@ -166,10 +165,10 @@ def operator_metrics(facts: Facts) -> pd.DataFrame:
         share=rows["sum"] / total,
     )
     rows = rows[rows["value"] + rows["mean"] > 0]
-    return pd.concat([rows, pd.DataFrame(list(closure_metrics(facts, frame, charges.loads)))], ignore_index=True)
+    return pd.concat([rows, pd.DataFrame(list(closure_metrics(facts, frame)))], ignore_index=True)
 
 
-def _usual(frame: pd.DataFrame) -> pd.Series:
+def _undisturbed_ns(frame: pd.DataFrame) -> pd.Series:
     """Undisturbed ns of all executions of each `number`: the mean without the slowest fifth, separately for each
     name in the engine (their times differ; the median of a mixture would jump between them)."""
     ordered = frame.sort_values(["number", "name", "charged"])
@@ -179,17 +178,17 @@ def _usual(frame: pd.DataFrame) -> pd.Series:
     return by_name.groupby(level="number").sum()
 
 
-def _labels(frame: pd.DataFrame) -> pd.Series:
+def _engine_names(frame: pd.DataFrame) -> pd.Series:
     """The engine's names of each operator, the first few."""
     names = frame[["number", "name"]].drop_duplicates()
     names = names[names.groupby("number").cumcount() <= NAMES_SHOWN]
     return names.groupby("number")["name"].agg(lambda n: ", ".join(n[:NAMES_SHOWN]) + (" …" if len(n) > NAMES_SHOWN else ""))
 
 
-def closure_metrics(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[Row]:
+def closure_metrics(facts: RunTables, frame: pd.DataFrame) -> Iterator[Row]:
     """Per phase: the mean step and its parts first executions, loads and residual."""
     steps = facts.steps
-    loaded = facts.tables["loads"].assign(charged=charged)
+    loaded = facts.tables["loads"].assign(charged=step_time.charged_ns(facts.tables, facts.time, "loads", "load_id"))
     loaded["phase"] = loaded["token_id"].map(steps["phase"]).fillna("")
     for phase, rows in steps.groupby("phase"):
         size, total = len(rows), float(rows["duration_ns"].sum())
@@ -201,10 +200,10 @@ def closure_metrics(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> I
         for name, ns in parts.items():
             if ns or name == "step":
                 mean, more = ns / size / MS, {"share": ns / total, "offset": 0.05 * total / size / MS}
-                yield row("closure", name, "ms", mean, size, phase=phase, mean=mean, **more)
+                yield metric_row("closure", name, "ms", mean, size, phase=phase, mean=mean, **more)
 
 
-def expert_metrics(facts: Facts) -> Iterator[Row]:
+def expert_metrics(facts: RunTables) -> Iterator[Row]:
     """Hit rate of the expert cache, by phase."""
     steps = facts.steps
     if len(steps) == 0:
@@ -213,10 +212,10 @@ def expert_metrics(facts: Facts) -> Iterator[Row]:
         counted = figures.cache_hits(facts.tables, phase)
         hits, misses = int(counted["hits"].sum()), int(counted["misses"].sum())
         more = {"phase": phase, "better": "higher", "offset": 0.01}
-        yield row("expert", "hit rate", "share", figures.hit_rate(hits, misses), hits + misses, **more)
+        yield metric_row("expert", "hit rate", "share", figures.hit_rate(hits, misses), hits + misses, **more)
 
 
-def expert_time_metrics(facts: Facts) -> pd.DataFrame:
+def expert_time_metrics(facts: RunTables) -> pd.DataFrame:
     """For every expert: ms per step in its loads, and ms of its runs without the first, by phase and backend."""
     steps = facts.steps
     if len(steps) == 0:
@@ -238,7 +237,7 @@ def expert_time_metrics(facts: Facts) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).assign(family="expert", unit="ms") if parts else pd.DataFrame()
 
 
-def npu_metrics(facts: Facts) -> Iterator[Row]:
+def npu_metrics(facts: RunTables) -> Iterator[Row]:
     """Per execute, by subgraph kind and tier, without the first one: duration, RPC, accelerator time and cycles (medians)."""
     executes = facts.tables["qnn_executes"].sort_values("begin_ns")
     executes = executes.assign(duration_us=executes["duration_ns"] / 1e3)
@@ -247,25 +246,25 @@ def npu_metrics(facts: Facts) -> Iterator[Row]:
         rows = rows[rows.groupby(["pid", "graph"]).cumcount() > 0]
         for name, unit in units.items():
             more = {"graph": kind, "shape": f"tier {tier}" if tier > 0 else ""}
-            yield row("npu", name.rsplit("_", 1)[0], unit, rows[name].median(), int(rows[name].count()), **more)
+            yield metric_row("npu", name.rsplit("_", 1)[0], unit, rows[name].median(), int(rows[name].count()), **more)
 
 
-def memory_metrics(facts: Facts) -> Iterator[Row]:
+def memory_metrics(facts: RunTables) -> Iterator[Row]:
     """Faults and bytes read per step, and the maximum of every counter of bytes."""
     steps = facts.steps
     for name, title in (("maj_flt", "major faults per step"), ("min_flt", "minor faults per step")):
         if len(steps) and (steps[name] >= 0).all():
-            yield row("memory", title, "count", steps[name].mean(), len(steps), offset=1.0)
+            yield metric_row("memory", title, "count", steps[name].mean(), len(steps), offset=1.0)
     reads = facts.tables["reads"]
     if len(reads) and len(steps):
         size = reads.loc[reads["token_id"].isin(steps.index), "bytes"].sum() / len(steps)
-        yield row("memory", "bytes read per step", "bytes", size, len(steps), offset=4096.0)
+        yield metric_row("memory", "bytes read per step", "bytes", size, len(steps), offset=4096.0)
     counters = facts.tables["counters"]
     for name, rows in counters[counters["name"].str.contains("bytes")].groupby("name"):
-        yield row("memory", f"peak {name}", "bytes", rows["value"].max(), len(rows))
+        yield metric_row("memory", f"peak {name}", "bytes", rows["value"].max(), len(rows))
 
 
-def scheduling_metrics(facts: Facts) -> Iterator[Row]:
+def scheduling_metrics(facts: RunTables) -> Iterator[Row]:
     """For each busy thread of the target: ms per step in which it was ready and waited for a cpu, between first and last step."""
     steps, states = facts.steps, facts.tables["thread_states"]
     if len(steps) == 0 or len(states) == 0:
@@ -281,15 +280,15 @@ def scheduling_metrics(facts: Facts) -> Iterator[Row]:
     for tid, runnable in busy["runnable"].items():
         role = f"{names[tid]} (main)" if tid == owner else f"{names[tid]} {number[tid]}"
         ready = runnable / len(steps) / MS
-        yield row("scheduling", "ready, without a cpu", "ms", ready, len(steps), type=role, offset=NEGLIGIBLE_WAIT * step)
+        yield metric_row("scheduling", "ready, without a cpu", "ms", ready, len(steps), type=role, offset=NEGLIGIBLE_WAIT * step)
 
 
-def clock_metrics(facts: Facts) -> Iterator[Row]:
+def clock_metrics(facts: RunTables) -> Iterator[Row]:
     """The mean frequency of each policy's CPUs during decode."""
-    for name, mhz in clocks.frequencies(facts.tables).items():
-        yield row("clocks", "frequency", "MHz", mhz, len(facts.steps), type=name, phase="decode", better="higher")
+    for name, mhz in clocks.mean_frequencies(facts.tables).items():
+        yield metric_row("clocks", "frequency", "MHz", mhz, len(facts.steps), type=name, phase="decode", better="higher")
 
 
-def routing(tables: Tables) -> pd.DataFrame:
+def routed_rows(tables: Tables) -> pd.DataFrame:
     """Rows routed to every (layer, expert): columns layer, expert, n_tokens."""
     return activations(tables).groupby(["layer", "expert"], as_index=False)["n_tokens"].sum()

@@ -25,14 +25,14 @@ def with_paces(
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """The metrics with one more per phase, the pace: the median over operators of time / median time of both sides' runs.
 
-    The pace does not depend on a run's side. `dims` as of results.matrices; phases with few operators have no pace.
+    The pace does not depend on a run's side. `dims` as of results.value_matrices; phases with few operators have no pace.
     `without`: metrics that are known to have changed and would bias the pace.
     """
     rows, columns, both = [], [], np.concatenate((base, cand))
     usable = (np.isfinite(both) & (np.nan_to_num(both) > 0)).all(axis=0) & (dims["family"] == "operator").to_numpy()
     usable &= True if without is None else ~without
     for phase in ("prefill", "decode"):
-        in_phase = usable & (dims["phase"] == phase).to_numpy() & ~minor(dims)
+        in_phase = usable & (dims["phase"] == phase).to_numpy() & ~negligible_metrics(dims)
         if in_phase.sum() >= LEAST_OPERATORS:
             logs = np.log(both[:, in_phase])
             columns.append(np.exp(np.median(logs - np.median(logs, axis=0), axis=1)))
@@ -46,13 +46,13 @@ def with_paces(
     return pd.concat([dims, more[dims.columns]]), every[: len(base)], every[len(base) :]
 
 
-def minor(dims: pd.DataFrame) -> np.ndarray:
+def negligible_metrics(dims: pd.DataFrame) -> np.ndarray:
     """Metrics with a negligible share of a step, on both sides together."""
     return (dims["share"] < MINOR_SHARE).to_numpy()
 
 
-def apart(
-    dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, alpha: float, practical: float, wander: float = 1.0
+def divide_out_pace(
+    dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, alpha: float, practical: float, drift: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(base, cand, mask of affected metrics) with the pace divided out of every operator's time.
 
@@ -60,35 +60,28 @@ def apart(
     changed, and the program's part cannot be separated from the machine's.
     """
     out, paced = (base.copy(), cand.copy()), np.zeros(len(dims), bool)
-    for column, members in _members(dims):
-        if _differs(base[:, [column]], cand[:, [column]], wander) <= ERROR_SHARE * alpha:
+    for column, members in _metrics_by_pace(dims):
+        if statistics.permuted_p(base[:, [column]], cand[:, [column]], np.zeros(1), drift)[0] <= ERROR_SHARE * alpha:
             continue
         relative = [side[:, members] / side[:, [column]] for side in (base, cand)]
-        judging = ((dims["family"] == "operator").to_numpy() & ~minor(dims))[members]
-        if _moved(relative[0][:, judging], relative[1][:, judging], practical, wander) <= MOST_MOVED:
+        judging = ((dims["family"] == "operator").to_numpy() & ~negligible_metrics(dims))[members]
+        if _share_moved(relative[0][:, judging], relative[1][:, judging], practical, drift) <= MOST_MOVED:
             for side, values in zip(out, relative, strict=True):
                 side[:, members] = values
             paced[members] = True
     return *out, paced
 
 
-def _members(dims: pd.DataFrame) -> Iterator[tuple[int, np.ndarray]]:
+def _metrics_by_pace(dims: pd.DataFrame) -> Iterator[tuple[int, np.ndarray]]:
     """(column of each pace, columns of the metrics that it applies to)."""
     for column in np.flatnonzero((dims["family"] == FAMILY).to_numpy()):
         times = dims["family"].isin(PACED) & (dims["unit"] == "ms") & (dims["phase"] == dims["phase"].iloc[column])
         yield int(column), np.flatnonzero(times.to_numpy() & dims["share"].notna().to_numpy())
 
 
-def _differs(base: np.ndarray, cand: np.ndarray, wander: float) -> float:
-    """The p-value for a difference of one pace between the sides."""
-    return float(
-        statistics.mann_whitney(base, cand)[0] if wander == 1 else statistics.largest_of_all(base, cand, np.zeros(1), wander)[0]
-    )
-
-
-def _moved(base: np.ndarray, cand: np.ndarray, practical: float, wander: float) -> float:
+def _share_moved(base: np.ndarray, cand: np.ndarray, practical: float, drift: float) -> float:
     """Share of metrics that differ between the sides by more than the practical threshold and than unchanged runs do."""
     offset = np.zeros(base.shape[1])
-    usual = wander * np.nan_to_num(statistics.noise(base, cand, offset))
+    usual = drift * np.nan_to_num(statistics.noise_band(base, cand, offset))
     estimate = np.abs(statistics.bootstrap(base, cand, offset).estimate)
     return float(np.mean(estimate > np.maximum(np.log1p(practical), usual)))

@@ -4,6 +4,7 @@ A result is one Parquet file: the metrics are its rows, everything else JSON in 
 """
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -18,17 +19,18 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer.compare.environment import began, environment
-from analyzer.compare.graph import Skeleton, skeleton, unpacked
-from analyzer.compare.metrics import DIMS, METRICS, Facts, extract, keys, routing
+from analyzer.compare.environment import begin_s, environment_of
+from analyzer.compare.graph import Skeleton, skeleton_of, unpack_skeleton
+from analyzer.compare.metrics import DIMS, METRICS, RunTables, extract_metrics, metric_keys, routed_rows
 from analyzer.errors import AnalysisError
 from analyzer.tables.recording_folders import RecordingFolder, is_pattern, recording_folders
-from analyzer.tables.store import TABLES_VERSION, fingerprint, load
-from tracer.recording.format import Recording, RecordingError, is_whole, sealed
+from analyzer.tables.store import TABLES_VERSION, input_fingerprint, load_tables
+from moescope.answers import note_emulator
+from tracer.recording.format import Recording, RecordingError, is_whole, with_checksum
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
-RESULT_VERSION = 6
+RESULT_VERSION = 7
 RENAMED = {"TPOT": "TPOT, median"}
 """Metrics with other names in older versions."""
 SERIES_STEPS = 4000
@@ -43,7 +45,8 @@ class Result:
     """A run's inputs to a comparison. `metrics`: columns METRICS, indexed by key. `series`: ms of each decode step.
 
     `routes`: (layer, expert, rows). `graph`: the operators of one decode step. `began`: begin of the run (s), NaN if unknown.
-    `build`, `device`: from the recording's path, "" if absent.
+    `build`, `device`: from the recording's path, "" if absent. `seal`: the checksum of the recording's manifest, "" if unknown.
+    `place`: where it was read.
     """
 
     name: str
@@ -55,27 +58,32 @@ class Result:
     began: float = math.nan
     build: str = ""
     device: str = ""
+    seal: str = ""
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        note_emulator("emulator" in str(self.environment.get("NPU")))
 
 
 def of_place(place: RecordingFolder) -> Result:
     """The result of a recording in a local folder or object store, cached there."""
-    result = None if place.is_local else _kept(place)
+    result = None if place.is_local else _cached_result(place)
     if result is None:
         with place.here() as folder:
             result = of_recording(folder)
-    return replace(result, build=place.said("build"), device=place.said("device"))
+    return replace(result, build=place.said("build"), device=place.said("device"), place=str(place))
 
 
-def _kept(place: RecordingFolder) -> Result | None:
+def _cached_result(place: RecordingFolder) -> Result | None:
     """The cached result beside a recording in an object store, if it is up to date."""
     with contextlib.suppress(CompareError, OSError):
-        result, about = _read(place, place.filesystem.cat_file(f"{place.path}/{RESULT}"))
-        if about.get("stamp") == _stamp(place.files()):
+        result, about = _read_stored(place, place.filesystem.cat_file(f"{place.path}/{RESULT}"))
+        if about.get("stamp") == _input_stamp(place.files()):
             return result
     return None
 
 
-def _stamp(files: dict[str, Any]) -> dict[str, Any]:
+def _input_stamp(files: dict[str, Any]) -> dict[str, Any]:
     """The inputs of a recording's result."""
     return {"result": RESULT_VERSION, "tables": TABLES_VERSION, "files": files}
 
@@ -83,24 +91,27 @@ def _stamp(files: dict[str, Any]) -> dict[str, Any]:
 def of_recording(folder: Path) -> Result:
     """The result of a recording; cached beside it, and rebuilt when the recording or the analysis changes."""
     recording = Recording(folder)
-    stamp = _stamp(fingerprint(folder)["files"])
+    stamp = _input_stamp(input_fingerprint(folder)["files"])
     stored = folder / RESULT
     with contextlib.suppress(CompareError, OSError):
-        result, about = _read(stored, stored.read_bytes())
+        result, about = _read_stored(stored, stored.read_bytes())
         if about.get("stamp") == stamp:
             return result
-    tables = load(folder)
-    routes = [(int(a), int(b), int(c)) for a, b, c in routing(tables).to_numpy().tolist()]
-    facts = Facts(tables)
+    tables = load_tables(folder)
+    routes = [(int(a), int(b), int(c)) for a, b, c in routed_rows(tables).to_numpy().tolist()]
+    facts = RunTables(tables)
     series = np.round(facts.itl.to_numpy()[:SERIES_STEPS], 5).tolist()
-    about = environment(recording.manifest)
-    result = Result(folder.name, extract(tables), about, series, routes, skeleton(facts), began(recording.manifest))
+    about = environment_of(recording.manifest)
+    seal = str(with_checksum(recording.manifest)["checksum"])
+    result = Result(
+        folder.name, extract_metrics(tables), about, series, routes, skeleton_of(facts), begin_s(recording.manifest), seal=seal
+    )
     with contextlib.suppress(OSError):  # a read-only recording is analysed every time
-        save(result, stored, stamp)
+        save_result(result, stored, stamp)
     return result
 
 
-def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> None:
+def save_result(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> None:
     """Write a result atomically, by rename."""
     about = {
         "name": result.name,
@@ -108,16 +119,17 @@ def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> Non
         "series": result.series,
         "routes": result.routes,
         "began": None if math.isnan(result.began) else result.began,
+        "seal": result.seal,
         "stamp": stamp,
     }
     table = pyarrow.Table.from_pandas(result.metrics.reset_index(drop=True), preserve_index=False)
-    table = table.replace_schema_metadata({ABOUT: json.dumps(sealed(about)).encode(), GRAPH: result.graph.packed()})
+    table = table.replace_schema_metadata({ABOUT: json.dumps(with_checksum(about)).encode(), GRAPH: result.graph.packed()})
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     parquet.write_table(table, fresh, write_page_checksum=True)
     fresh.replace(path)
 
 
-def _read(path: Path | RecordingFolder, content: bytes) -> tuple[Result, dict[str, Any]]:
+def _read_stored(path: Path | RecordingFolder, content: bytes) -> tuple[Result, dict[str, Any]]:
     try:
         table = parquet.read_table(pyarrow.BufferReader(content), page_checksum_verification=True)
         about = json.loads((table.schema.metadata or {})[ABOUT])
@@ -127,31 +139,32 @@ def _read(path: Path | RecordingFolder, content: bytes) -> tuple[Result, dict[st
         metrics["metric"] = metrics["metric"].replace(RENAMED)
         for column in METRICS:
             metrics[column.name] = metrics[column.name].astype(column.dtype)
-        metrics.index = pd.Index(keys(metrics), name="key")
+        metrics.index = pd.Index(metric_keys(metrics), name="key")
         routes = [(int(a), int(b), int(c)) for a, b, c in about["routes"]]
-        graph = unpacked(table.schema.metadata.get(GRAPH))
+        graph = unpack_skeleton(table.schema.metadata.get(GRAPH))
         start = about.get("began")
         start = math.nan if start is None else float(start)
-        return Result(str(about["name"]), metrics, about["environment"], about["series"], routes, graph, start), about
+        own = str(about["name"]), metrics, about["environment"], about["series"], routes, graph, start
+        return Result(*own, seal=str(about.get("seal", ""))), about
     except (OSError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise CompareError(f"{path} is not a stored result ({error!r}); give a recording, or make one with --save") from None
 
 
-def read(address: str | Path) -> list[Result]:
+def read_runs(address: str | Path) -> list[Result]:
     """Every run at an address: a recording, a stored result, a folder of either (sorted by name), or a pattern."""
     path = Path(address)
     if not path.exists() and is_pattern(str(address)):
         return [of_place(place) for place in recording_folders(str(address))]
     if path.is_file():
-        return [_read(path, path.read_bytes())[0]]
+        return [replace(_read_stored(path, path.read_bytes())[0], place=str(path))]
     if (path / "manifest.json").exists():
-        return [of_recording(path)]
+        return [replace(of_recording(path), place=str(path))]
     if not path.is_dir():
         raise CompareError(f"{path} does not exist; give recordings, stored results or folders of them")
     entries = sorted(p for p in path.iterdir() if (p / "manifest.json").exists() or p.suffix == ".parquet")
     if not entries:
         raise CompareError(f"{path} holds no recording and no stored result")
-    return [result for entry in entries for result in read(entry)]
+    return [result for entry in entries for result in read_runs(entry)]
 
 
 def read_all(paths: Sequence[str | Path], step: Callable[[str], None] = lambda _: None) -> list[Result]:
@@ -160,7 +173,7 @@ def read_all(paths: Sequence[str | Path], step: Callable[[str], None] = lambda _
     for path in paths:
         step(f"reading {path}")
         try:
-            results += read(path)
+            results += read_runs(path)
         except RecordingError as error:
             raise CompareError(str(error)) from None
     if not any(len(result.metrics) for result in results):
@@ -168,7 +181,29 @@ def read_all(paths: Sequence[str | Path], step: Callable[[str], None] = lambda _
     return results
 
 
-def matrices(base: list[Result], cand: list[Result]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def refuse_repeats(base: list[Result], cand: list[Result]) -> None:
+    """Raise CompareError if a run is given twice, as itself, a copy, a link or its stored result: it would count as two.
+
+    Seals distinguish recordings; figures of speed that are equal to the last digit are those of one run, too.
+    """
+    seen: dict[str, tuple[str, Result]] = {}
+    for side, run in (*(("base", run) for run in base), *(("candidate", run) for run in cand)):
+        for sign in run_identities(run):
+            where, first = seen.setdefault(sign, (side, run))
+            if first is not run:
+                sides = f"both in the {side}" if where == side else f"one in the {where}, one in the {side}"
+                names = f"{first.place or first.name} and {run.place or run.name}"
+                raise CompareError(f"{names} are the same run ({sides}), which counts once: leave one out")
+
+
+def run_identities(run: Result) -> list[str]:
+    """What no two runs have in common: the seal, and all metrics if some are times of steps."""
+    timed = (run.metrics["family"] == "speed").any()
+    values = repr(sorted(zip(run.metrics.index, run.metrics["value"], strict=True)))
+    return [*([run.seal] if run.seal else []), *([hashlib.sha256(values.encode()).hexdigest()] if timed else [])]
+
+
+def value_matrices(base: list[Result], cand: list[Result]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(dims per metric, base values, candidate values, base means, candidate means), arrays [runs, metrics], NaN for absent.
 
     dims: DIMS, unit, better, offset (greatest), share (mean over all runs), label.

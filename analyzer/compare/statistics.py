@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from statistics import NormalDist
 
 import numpy as np
 
@@ -21,6 +22,13 @@ MANY = 1000
 """Upper limit for numbers of runs."""
 SUCCESSIVE = 2**0.5
 """Successive runs are correlated, since machines drift: in a side recorded without interruption they count for half."""
+POWER = 0.8
+POWERED = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) + NormalDist().inv_cdf(POWER)
+"""Effect over its standard error at which a 95 % interval excludes no effect in 80 of 100 repetitions."""
+OUTLYING = 3.0
+"""So rare a disturbance of a run would hide a change; limits that do not depend on the side keep permutations fair."""
+NORMAL_QUARTER = 1.37
+"""Standard deviation of a normal distribution, over the median width of intervals that hold a quarter of it."""
 ENOUGH_TURNS = 2 / 3
 """Share of the alternations of A B B A, for the runs of the shorter side: some may have failed."""
 
@@ -40,7 +48,7 @@ class Interval:
         return Interval(self.estimate, low, high)
 
 
-def wander(base: np.ndarray, cand: np.ndarray) -> float:
+def drift_factor(base: np.ndarray, cand: np.ndarray) -> float:
     """The factor by which two sides differ more by chance than randomly assigned runs do, from the begins of their runs (s).
 
     1 if the sides alternated; SUCCESSIVE if one was recorded after the other, or if a run's time is unknown (NaN).
@@ -51,7 +59,7 @@ def wander(base: np.ndarray, cand: np.ndarray) -> float:
     return 1.0 if np.isfinite(both).all() and turns >= ENOUGH_TURNS * min(len(base), len(cand)) else SUCCESSIVE
 
 
-def patterns(base: np.ndarray, cand: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def equal_run_counts(base: np.ndarray, cand: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Groups of metrics with the same numbers of runs: (columns, base values, candidate values), without NaN, each sorted."""
     n_base, n_cand = np.isfinite(base).sum(axis=0), np.isfinite(cand).sum(axis=0)
     base, cand = (np.sort(np.where(np.isfinite(x), x, np.nan), axis=0) for x in (base, cand))
@@ -75,7 +83,7 @@ def _log_ratio(cand: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.nda
     return np.where((cand + offset == 0) & (base + offset == 0), 0.0, ratio)
 
 
-def _resampled(
+def _resampled_ratios(
     base: np.ndarray, cand: np.ndarray, sizes: tuple[int, int], offset: np.ndarray, seed: int
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """(metrics, their log ratios of medians) in batches, with groups of these sizes drawn from the runs of each side."""
@@ -90,26 +98,26 @@ def bootstrap(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int 
     """Median ratio and its percentile interval (B. Efron, 1979), resampling runs within each side."""
     out = np.full((3, base.shape[1]), np.nan)
     tail = (1 - CONFIDENCE) / 2
-    for chosen, a, b in patterns(base, cand):
+    for chosen, a, b in equal_run_counts(base, cand):
         if not len(a) or not len(b):
             continue
         out[0, chosen] = _log_ratio(np.median(b, axis=0), np.median(a, axis=0), offset[chosen])
-        for part, ratios in _resampled(a, b, (len(a), len(b)), offset[chosen], seed):
+        for part, ratios in _resampled_ratios(a, b, (len(a), len(b)), offset[chosen], seed):
             with np.errstate(invalid="ignore"):  # a resample of zeros only has an infinite ratio
                 out[1:, chosen[part]] = np.quantile(ratios, (tail, 1 - tail), axis=0, method="nearest")
     return Interval(*out)
 
 
-def noise(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 1) -> np.ndarray:
+def noise_band(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 1) -> np.ndarray:
     """This machine's A/A noise per metric: the |log ratio| that 95 % of pairs of unchanged groups of these sizes stay below.
 
     Both groups are drawn from the base runs; NaN with fewer than three of them.
     """
     out = np.full(base.shape[1], np.nan)
-    for chosen, a, b in patterns(base, cand):
+    for chosen, a, b in equal_run_counts(base, cand):
         if len(a) < 3 or not len(b):
             continue
-        for part, ratios in _resampled(a, a, (len(a), len(b)), offset[chosen], seed):
+        for part, ratios in _resampled_ratios(a, a, (len(a), len(b)), offset[chosen], seed):
             with np.errstate(invalid="ignore"):
                 out[chosen[part]] = np.quantile(np.abs(ratios), CONFIDENCE, axis=0)
     return out
@@ -120,60 +128,68 @@ def smallest_p(n_base: int, n_cand: int) -> float:
     return min(1.0, 2 / comb(n_base + n_cand, n_base))
 
 
-def mann_whitney(base: np.ndarray, cand: np.ndarray) -> np.ndarray:
-    """Two-sided p of the Mann-Whitney U test per metric, at least `smallest_p` of the runs; NaN without runs."""
-    from scipy.stats import mannwhitneyu
+def on_log_scale(base: np.ndarray, cand: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Logarithms of all runs' values + offset [runs, metrics], NaN for absent; of a metric with values of 0 or less, which has
+    none, the values over their mean size. Outliers are limited (`within_reach`)."""
+    both = np.concatenate((base, cand)) + offset
+    both = np.where(np.isfinite(both), both, np.nan)
+    some = np.isfinite(both)
+    size = np.where(some, np.abs(both), 0.0).sum(axis=0) / np.maximum(some.sum(axis=0), 1)
+    positive = (both > 0).all(axis=0, where=some)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.where(positive, np.log(both), both / np.where(size > 0, size, 1.0))
+    return within_reach(logs)
 
-    out = np.full(base.shape[1], np.nan)
-    for chosen, a, b in patterns(base, cand):
-        if not len(a) or not len(b):
-            continue
-        both = np.sort(np.concatenate((a, b)), axis=0)
-        tied = (np.diff(both, axis=0) == 0).any(axis=0)
-        for same, method in ((tied, "asymptotic"), (~tied, "exact" if len(both) <= 60 else "asymptotic")):
-            if same.any():
-                p = mannwhitneyu(b[:, same], a[:, same], axis=0, method=method).pvalue
-                out[chosen[same]] = np.nan_to_num(p, nan=1.0)
-        out[chosen] = np.maximum(out[chosen], smallest_p(len(a), len(b)))
+
+def within_reach(values: np.ndarray) -> np.ndarray:
+    """Values [runs, metrics] with those limited that lie beyond the quartiles by more than OUTLYING standard deviations.
+
+    Of two groups, however far apart, the quartiles are the middles. The deviation is that of a normal distribution in which, as
+    here, a quarter of the runs usually spans so much; of two groups, it is about twice their own. No limits where it is 0.
+    """
+    ordered, count, out = np.sort(values, axis=0), np.isfinite(values).sum(axis=0), values.copy()
+    for n in np.unique(count[count > 1]).tolist():
+        columns, quarter = np.flatnonzero(count == n), max(n // 4, 1)
+        rows = ordered[:n, columns]
+        reach = OUTLYING * NORMAL_QUARTER * np.median(rows[quarter:] - rows[:-quarter], axis=0)
+        reach = np.where(reach > 0, reach, np.inf)
+        low, high = rows[(n - 1) // 4] - reach, rows[n - 1 - (n - 1) // 4] + reach
+        out[:, columns] = np.clip(values[:, columns], low, high)
     return out
 
 
-def holm(p: np.ndarray) -> np.ndarray:
-    """p adjusted for the whole family (S. Holm, 1979); NaN stays NaN and does not count."""
-    out = np.full(len(p), np.nan)
-    finite = np.flatnonzero(np.isfinite(p))
-    order = finite[np.argsort(p[finite], kind="stable")]
-    remaining = len(order) - np.arange(len(order))
-    out[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * remaining))
-    return out
+def permuted_p(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, drift: float = 1.0) -> np.ndarray:
+    """p of each metric, adjusted for all of them, by assigning runs to sides in every way: how often the largest statistic of
+    this metric and all with a smaller one is at least as large as this one's (P. Westfall and S. Young, 1993, step-down).
 
-
-def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wander: float = 1.0) -> np.ndarray:
-    """p adjusted for the whole family by permuting runs (P. Westfall and S. Young, 1993): how often the largest statistic of
-    all metrics is at least as large as this one's. It can detect a change among thousands of metrics with five runs per side.
-
-    The statistic is the difference of mean logarithms over (their spread within groups + the metrics' usual spread); `wander`
-    is the factor by which it is larger between unchanged sides than between randomly assigned groups.
-    For metrics that every run has; NaN for others.
+    A difference larger than any other of all assignments has the smallest p that the numbers of runs allow, 2 of 70 with 4 + 4,
+    however many metrics there are. The statistic is the difference of mean logarithms over (their spread within groups + the
+    metrics' usual spread), and infinite for groups that differ without any spread. `drift` is the factor by which it is larger
+    between unchanged sides than between randomly assigned groups. NaN without runs on a side.
     """
     out = np.full(base.shape[1], np.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        both = np.log(np.concatenate((base, cand)) + offset)
-    complete = np.flatnonzero(np.isfinite(both).all(axis=0))
-    if not len(complete):
+    n_base, n_cand = (np.isfinite(side).sum(axis=0) for side in (base, cand))
+    columns = np.flatnonzero((n_base > 0) & (n_cand > 0))
+    if not len(columns):
         return out
-    both = both[:, complete] - both[:, complete].mean(axis=0)
-    usual = np.median(np.abs(both - np.median(both, axis=0))) or 1e-9
-    dealt = _deals(len(base), len(both))
-    batches = np.array_split(dealt, -(-len(dealt) // DEALS_AT_ONCE))
-    greatest = np.sort(np.concatenate([_spread_ratio(part, both, usual).max(axis=1) for part in batches]))
-    actual = _spread_ratio(dealt[:1], both, usual)[0] / wander
-    share = 1 - np.searchsorted(greatest, actual * (1 - 1e-9), "left") / len(greatest)
-    out[complete] = np.maximum(share, smallest_p(len(base), len(cand)))
+    both = on_log_scale(base[:, columns], cand[:, columns], offset[columns])
+    both = both - np.nanmean(both, axis=0)
+    usual = float(np.nanmedian(np.abs(both - np.nanmedian(both, axis=0)))) or 1e-9
+    dealt = _side_assignments(len(base), len(both))
+    actual = _t_statistic(dealt[:1], both, usual)[0]
+    order = np.argsort(-actual, kind="stable")
+    reached = np.zeros(len(columns))
+    for part in np.array_split(dealt, -(-len(dealt) // DEALS_AT_ONCE)):
+        below = np.maximum.accumulate(_t_statistic(part, both, usual)[:, order[::-1]], axis=1)[:, ::-1]
+        reached += (below >= actual[order] / drift * (1 - 1e-9)).sum(axis=0)
+    share = np.maximum.accumulate(reached / len(dealt))
+    least = [smallest_p(int(n), int(m)) for n, m in zip(n_base[columns], n_cand[columns], strict=True)]
+    out[columns[order]] = share
+    out[columns] = np.maximum(out[columns], least)
     return out
 
 
-def _deals(n: int, total: int) -> np.ndarray:
+def _side_assignments(n: int, total: int) -> np.ndarray:
     """Assignments of runs to the base, [deals, runs] of 0 and 1, the actual one first: all, or a sample of SAMPLED_DEALS."""
     if comb(total, n) <= MOST_DEALS:
         chosen = np.array(list(combinations(range(total), n)))
@@ -185,13 +201,42 @@ def _deals(n: int, total: int) -> np.ndarray:
     return out
 
 
-def _spread_ratio(dealt: np.ndarray, both: np.ndarray, usual: float) -> np.ndarray:
-    """|difference of means| over spread of the groups in [deals, runs], for values [runs, metrics] with mean 0."""
-    n, square = dealt[0].sum(), both**2
-    m = len(both) - n
-    sums, squares = dealt @ both, dealt @ square
-    variance = squares / n - (sums / n) ** 2 + (square.sum(axis=0) - squares) / m - (sums / m) ** 2
-    return np.abs(sums) * (1 / n + 1 / m) / (np.sqrt(np.maximum(variance, 0.0) / 2) + usual)
+def _t_statistic(dealt: np.ndarray, both: np.ndarray, usual: float) -> np.ndarray:
+    """|difference of means| over spread of the groups in [deals, runs], for values [runs, metrics], NaN for absent."""
+    there = np.isfinite(both).astype(float)
+    values = np.nan_to_num(both)
+    means, variances, counts = [], [], []
+    for group in (dealt, 1 - dealt):
+        count = group @ there
+        mean = group @ values / np.maximum(count, 1)
+        counts.append(count)
+        means.append(mean)
+        variances.append(np.maximum(group @ values**2 / np.maximum(count, 1) - mean**2, 0.0))
+    within, fewest = (variances[0] + variances[1]) / 2, np.minimum(*counts)
+    apart = np.where(fewest > 0, np.abs(means[0] - means[1]), 0.0)
+    steady = (fewest > 1) & (within < 1e-12 * apart**2)
+    return np.where(steady, np.inf, apart / (np.sqrt(within) + usual))
+
+
+def spread_within(base: np.ndarray, cand: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Standard deviation of the runs' logarithms within sides, pooled; NaN unless a side has two runs."""
+    both, n = on_log_scale(base, cand, offset), len(base)
+    squares, degrees = np.zeros(both.shape[1]), np.zeros(both.shape[1])
+    for side in (both[:n], both[n:]):
+        count = np.isfinite(side).sum(axis=0)
+        mean = np.nansum(side, axis=0) / np.maximum(count, 1)
+        squares += np.nansum((side - mean) ** 2, axis=0)
+        degrees += np.maximum(count - 1, 0)
+    return np.sqrt(np.where(degrees > 0, squares, np.nan) / np.maximum(degrees, 1))
+
+
+def largest_spread(spread: float, degrees: int) -> float:
+    """The upper POWER confidence limit of a standard deviation estimated with `degrees` of freedom (R. Browne, 1995).
+
+    With it, a number of runs suffices in POWER of all cases. By Wilson and Hilferty's approximation of chi-square.
+    """
+    term = 2 / (9 * degrees)
+    return spread / (1 - term - NormalDist().inv_cdf(POWER) * term**0.5) ** 1.5
 
 
 def runs_for_p(alpha: float) -> int:
@@ -199,8 +244,11 @@ def runs_for_p(alpha: float) -> int:
     return next(n for n in range(2, MANY) if smallest_p(n, n) <= alpha)
 
 
-def runs_for_width(n: int, half_width: float, needed: float) -> int:
-    """Runs per side at which an interval of `half_width` with n runs shrinks to `needed`, as 1/√n."""
-    if needed <= 0 or not np.isfinite(half_width):
+def runs_for_effect(spread: float, effect: float) -> int:
+    """Runs per side with which the 95 % interval of a ratio of medians excludes `effect` in 80 of 100 repetitions.
+
+    By the normal approximation; a median's variance is pi/2 times a mean's.
+    """
+    if effect <= 0 or not np.isfinite(spread):
         return MANY
-    return min(MANY, int(np.ceil(n * (half_width / needed) ** 2)))
+    return int(min(MANY, np.ceil(2 * np.pi / 2 * (POWERED * spread / effect) ** 2)))

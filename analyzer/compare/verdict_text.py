@@ -1,17 +1,18 @@
 """Verdict and causes as sentences, and as Markdown and JUnit XML for continuous integration."""
 
-import html
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 
-from analyzer.compare.closure import Waterfall
 from analyzer.compare.environment import Difference
-from analyzer.compare.statistics import wander
+from analyzer.compare.statistics import drift_factor
 from analyzer.compare.structure import Change, Drift
 from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN
+from analyzer.compare.waterfall import Waterfall
+from moescope.plain import markdown_text
+from moescope.terminal import counted
 
 Words = list[tuple[str, str]]
 LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
@@ -28,21 +29,35 @@ PHASE_OF = {
     "decode speed": "decode",
     "decode step": "decode",
 }
-CAUSES = ("pace", "operator", "expert", "npu", "memory", "scheduling", "closure")
+HEADLINES = ("TTFT", "TPOT, median", "decode speed", "prefill speed", "decode step")
+"""Figures of speed in the order of every screen."""
+CAUSAL_ORDER = (
+    ("clocks", ""),
+    ("expert", "hit rate"),
+    ("memory", ""),
+    ("scheduling", ""),
+    ("expert", "load time per step"),
+    ("npu", ""),
+    ("pace", ""),
+    ("operator", ""),
+    ("expert", ""),
+    ("closure", ""),
+)
+"""(family, metric or "" for all others) that may explain a change of speed: causes stand before what they take time from."""
 
 
-def figure(value: float | None, unit: str) -> str:
+def figure_text(value: float | None, unit: str) -> str:
     """A figure with its unit, rounded to three or four digits."""
     if value is None or np.isnan(value):
         return "-"
     scale = {"share": 100.0}.get(unit, 1.0)
     suffix = {"share": " %", "count": "", "": ""}.get(unit, f" {unit}")
     size = abs(value * scale)
-    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 4
+    digits = 0 if size >= 1000 or size == 0 else 1 if size >= 100 else 2 if size >= 1 else 4
     return f"{value * scale:,.{digits}f}{suffix}"
 
 
-def percent(ratio: float | None) -> str:
+def percent_text(ratio: float | None) -> str:
     """A ratio as a percentage change."""
     return "from 0" if ratio is None or np.isnan(ratio) else f"{100 * (ratio - 1):+,.1f} %"
 
@@ -59,12 +74,12 @@ def direction(row: dict[str, Any]) -> str:
     return "worse" if worse else "better"
 
 
-def interval(row: dict[str, Any]) -> str:
+def interval_text(row: dict[str, Any]) -> str:
     """The 95 % interval of the change; a single run shows none."""
     if min(row["n_base"], row["n_cand"]) < 2:
         return "unknown"
     has_ends = not any(row[end] is None or np.isnan(row[end]) for end in ("low", "high"))
-    return f"{percent(row['low'])} to {percent(row['high'])}" if has_ends else "unknown"
+    return f"{percent_text(row['low'])} to {percent_text(row['high'])}" if has_ends else "unknown"
 
 
 def metric_name(row: dict[str, Any]) -> str:
@@ -82,18 +97,18 @@ def metric_name(row: dict[str, Any]) -> str:
 
 def with_figures(row: dict[str, Any]) -> str:
     """Name, from, to, change, interval, runs; if the pace was divided out, also the figure and the change that were judged."""
-    change = f"{figure(row['base'], row['unit'])} → {figure(row['cand'], row['unit'])} ({percent(row['change'])}"
+    change = f"{figure_text(row['base'], row['unit'])} → {figure_text(row['cand'], row['unit'])} ({percent_text(row['change'])}"
     judged = f"); at the base's pace {at_pace(row)}" if row.get("paced") else ""
     runs = f"{row['n_base']} + {row['n_cand']} runs"
-    return f"{metric_name(row)}: {change}{judged}, 95 % interval {interval(row)}{'' if judged else ')'}; {runs}"
+    return f"{metric_name(row)}: {change}{judged}, 95 % interval {interval_text(row)}{'' if judged else ')'}; {runs}"
 
 
 def at_pace(row: dict[str, Any]) -> str:
     """The candidate's figure and change at the base's pace; "" if the pace was not divided out."""
-    return f"{figure(row['at_pace'], row['unit'])}, {percent(row['ratio'])}" if row.get("paced") else ""
+    return f"{figure_text(row['at_pace'], row['unit'])}, {percent_text(row['ratio'])}" if row.get("paced") else ""
 
 
-def conclude(
+def conclusions(
     judged: pd.DataFrame,
     falls: list[Waterfall],
     structure: list[Change],
@@ -101,17 +116,16 @@ def conclude(
     unlike: list[Difference],
     practical: float = PRACTICAL,
 ) -> Words:
-    """Sentences with a level (bad | good | warn | info), the most important first."""
+    """Sentences with a level (bad | good | warn | info): speed, its causes, what else differs. `judged` is in report order."""
     speed = judged[judged["family"] == "speed"].to_dict("records")
-    out = [(LEVEL.get(row["verdict"], "info"), headline(row, practical)) for row in speed]
+    out = [(LEVEL.get(row["verdict"], "info"), speed_sentence(row, practical)) for row in speed]
     if not speed:
         out.append(("warn", "No run has tokens, so speed was not compared."))
-    out.sort(key=lambda pair: ("bad", "good", "warn", "info").index(pair[0]))
     changed = {PHASE_OF.get(str(row["metric"]), "") for row in speed if row["verdict"] in (SLOWER, FASTER)}
-    out += [sentence for fall in falls if fall.phase in changed for sentence in explained(fall, judged)]
-    out += causes(judged)
-    out += structural(structure)
-    out += drifted(drift)
+    out += [sentence for fall in falls if fall.phase in changed for sentence in waterfall_sentence(fall, judged)]
+    out += changed_causes(judged)
+    out += structure_sentences(structure)
+    out += drifted_layers(drift)
     unfair = [difference for difference in unlike if difference.unfair]
     if unfair:
         text = "; ".join(f"{d.what}: {d.base} → {d.cand}" for d in unfair[:LISTED])
@@ -124,33 +138,38 @@ def verdict_sentence(judged: pd.DataFrame) -> str:
     names: dict[str, list[str]] = {}
     rows = judged[judged["family"] == "speed"].to_dict("records")
     for row in rows:
-        names.setdefault(direction(row), []).append(str(row["metric"]))
+        names.setdefault(direction(row), []).append(spoken_name(row["metric"]))
     unknown = names.pop(UNKNOWN, [])
     parts = [f"{'the same' if word == SAME else word} in {', '.join(metrics)}" for word, metrics in names.items()]
     clauses = [f"The candidate is {'; '.join(parts)}"] if parts else []
     clauses += [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} inconclusive"] if unknown else []
-    clauses += [needed(max(rows, key=lambda row: row["more_runs"]))] if unknown and not parts else []
+    clauses += [runs_needed(max(rows, key=lambda row: row["more_runs"]))] if unknown and not parts else []
     return f"{'; '.join(clauses)}." if clauses else "No run has tokens, so speed was not compared."
 
 
-def headline(row: dict[str, Any], practical: float) -> str:
+def spoken_name(metric: str) -> str:
+    """A metric's name within a sentence: `median TPOT` for `TPOT, median`."""
+    return " ".join(reversed(metric.split(", ")))
+
+
+def speed_sentence(row: dict[str, Any], practical: float) -> str:
     """One metric of speed in a sentence; `practical`: the smallest relative change that matters."""
     words = {SLOWER: "is slower", FASTER: "is faster", UNKNOWN: "is inconclusive"}.get(row["verdict"])
-    more = f"; {needed(row)}" if row["verdict"] == UNKNOWN else ""
+    more = f"; {runs_needed(row)}" if row["verdict"] == UNKNOWN else ""
     words = words or (f"is the same within {100 * practical:.1f} %" if row["verdict"] == SAME else f"has {row['verdict']}")
-    return f"{row['metric']} {words}: {with_figures(row).split(': ', 1)[1]}{more}."
+    return f"{spoken_name(row['metric'])} {words}: {with_figures(row).split(': ', 1)[1]}{more}."
 
 
-def needed(row: dict[str, Any]) -> str:
+def runs_needed(row: dict[str, Any]) -> str:
     """The number of further runs needed for a verdict, as text."""
     if row["more_runs_known"]:
-        return f"about {row['more_runs']} more runs per side would decide"
+        return f"about {counted(row['more_runs'], 'more run')} per side would decide"
     if row["more_runs"] >= FEASIBLE:
         return f"more than {FEASIBLE} more runs per side would be needed"
-    return f"at least {row['more_runs']} more runs per side are needed; so few do not show their spread"
+    return f"too few runs to see their spread: record at least {counted(row['more_runs'], 'more run')} per side"
 
 
-def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
+def waterfall_sentence(fall: Waterfall, judged: pd.DataFrame) -> Words:
     """The parts of a phase's difference."""
     total = fall.step.delta
     if not total or not fall.step.base:
@@ -162,11 +181,21 @@ def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
     return [("info", f"{change}; of the {total:+.3f} ms: {text}.")] if text else []
 
 
-def causes(judged: pd.DataFrame) -> Words:
-    """The metrics other than speed with a certain change, the largest share of a step first."""
-    changed = judged[judged["family"].isin(CAUSES) & judged["verdict"].isin([SLOWER, FASTER])]
+def causal_rank(judged: pd.DataFrame) -> pd.Series:
+    """The place of each metric in CAUSAL_ORDER; len(CAUSAL_ORDER) for others."""
+    rank = pd.Series(len(CAUSAL_ORDER), judged.index)
+    for place, (family, metric) in reversed(list(enumerate(CAUSAL_ORDER))):
+        rank = rank.mask((judged["family"] == family) & ((judged["metric"] == metric) | (metric == "")), place)
+    return rank
+
+
+def changed_causes(judged: pd.DataFrame) -> Words:
+    """The metrics other than speed with a certain change: causes before effects, then the largest share of a step first."""
+    rank = causal_rank(judged)
+    listed = judged["verdict"].isin([SLOWER, FASTER]) & (rank < len(CAUSAL_ORDER))
+    changed = judged[listed]
     weight = changed["estimate"].abs() * changed["share"].fillna(0.05)
-    rows = changed.iloc[(-weight).argsort()[:LISTED]].to_dict("records")
+    rows = changed.iloc[np.lexsort((-weight, rank[listed]))[:LISTED]].to_dict("records")
     out = [(LEVEL[row["verdict"]], f"{direction(row).capitalize()}: {with_figures(row)}.") for row in rows]
     unlisted = len(changed) - len(rows)
     return [*out, ("info", f"{unlisted} more metrics changed; see the tables.")] if unlisted else out
@@ -174,15 +203,20 @@ def causes(judged: pd.DataFrame) -> Words:
 
 def in_turns(base: np.ndarray, cand: np.ndarray) -> Words:
     """A warning if the sides were not recorded alternately, according to the begins of their runs (s)."""
-    if wander(base, cand) == 1:
+    if drift_factor(base, cand) == 1:
         return []
     dated = np.isfinite(base).all() and np.isfinite(cand).all()
     order = "One side was recorded after the other" if dated else "The recording time of some runs is unknown"
     consequence = "so a drift of the machine may look like a change: intervals are widened and only larger changes are reported"
-    return [("warn", f"{order}, {consequence}. Record them alternately, as tracer compare does, to detect smaller ones.")]
+    return [
+        (
+            "warn",
+            f"{order}, {consequence}. Record them alternately (`moescope compare -- A :: B`).",
+        )
+    ]
 
 
-def structural(changes: list[Change]) -> Words:
+def structure_sentences(changes: list[Change]) -> Words:
     """Operators, backends and dims that vanished or appeared."""
     out: Words = []
     for phase in dict.fromkeys(change.phase for change in changes):
@@ -194,20 +228,19 @@ def structural(changes: list[Change]) -> Words:
     return out
 
 
-def drifted(drift: list[Drift]) -> Words:
+def drifted_layers(drift: list[Drift]) -> Words:
     """Layers with a routing drift larger than that between runs of the base."""
     odd = [d for d in drift if d.distance > max(LEAST_DRIFT, ODD_DRIFT * (d.usual if d.usual == d.usual else 0.0))]
     if not odd:
         return []
     furthest = max(odd, key=lambda d: d.distance)
     most = f"most in layer {furthest.layer} (Jensen-Shannon distance {furthest.distance:.2f})"
-    return [("warn", f"Expert routing changed in {len(odd)} layers, {most}.")]
+    return [("warn", f"Expert routing changed in {counted(len(odd), 'layer')}, {most}.")]
 
 
-def line(text: object) -> str:
+def markdown_cell(text: object) -> str:
     """A text for one cell of a Markdown table, with Markdown, HTML and line breaks escaped."""
-    plain = "".join("\\" + c if c in "\\`*_{}[]#|!" else c for c in " ".join(str(text).split()))
-    return html.escape(plain, quote=False)
+    return markdown_text(" ".join(str(text).split()))
 
 
 def markdown(document: dict[str, Any]) -> str:
@@ -216,16 +249,16 @@ def markdown(document: dict[str, Any]) -> str:
     out = [
         "## MoEScope comparison",
         "",
-        *(f"- {mark[sentence['level']]} {line(sentence['text'])}" for sentence in document["words"]),
+        *(f"- {mark[sentence['level']]} {markdown_cell(sentence['text'])}" for sentence in document["words"]),
         "",
     ]
-    names, rows = table(document, MARKDOWN_ROWS)
+    names, rows = metric_table(document, MARKDOWN_ROWS)
     out += [f"| {' | '.join(names)} |", f"|---|{'--:|' * (len(names) - 2)}---|"]
-    out += [f"| {' | '.join(map(line, row))} |" for row in rows]
+    out += [f"| {' | '.join(map(markdown_cell, row))} |" for row in rows]
     return "\n".join(out) + "\n"
 
 
-def table(document: dict[str, Any], most: int) -> tuple[list[str], list[list[str]]]:
+def metric_table(document: dict[str, Any], most: int) -> tuple[list[str], list[list[str]]]:
     """(column names, rows) of speed and changed metrics; figures at the base's pace have a separate column.
 
     The change is that from base to candidate; interval and verdict are for the figure at the base's pace if there is one.
@@ -233,15 +266,15 @@ def table(document: dict[str, Any], most: int) -> tuple[list[str], list[list[str
     metrics = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:most]
     paced = any(row["paced"] for row in metrics)
     names = ["metric", "base", "candidate", "change", *(["at the base's pace"] if paced else []), "95 % interval", "verdict"]
-    return names, [cells(row, paced) for row in metrics]
+    return names, [metric_cells(row, paced) for row in metrics]
 
 
-def cells(row: dict[str, Any], paced: bool) -> list[str]:
-    """One row of `table`."""
-    figures = [figure(row[side], row["unit"]) for side in ("base", "cand")]
+def metric_cells(row: dict[str, Any], paced: bool) -> list[str]:
+    """One row of `metric_table`."""
+    figures = [figure_text(row[side], row["unit"]) for side in ("base", "cand")]
     more = f" +{'' if row['more_runs_known'] else '≥'}{row['more_runs']} runs" if row["more_runs"] else ""
     footing = [at_pace(row)] if paced else []
-    return [metric_name(row), *figures, percent(row["change"]), *footing, interval(row), direction(row) + more]
+    return [metric_name(row), *figures, percent_text(row["change"]), *footing, interval_text(row), direction(row) + more]
 
 
 def junit(document: dict[str, Any], failures: list[str]) -> str:
@@ -254,21 +287,21 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
     unreported = list(failures)
     for row in rows:
         name = metric_name(row)
-        case = ElementTree.SubElement(suite, "testcase", classname=f"compare.{row['family']}", name=printable(name))
+        case = ElementTree.SubElement(suite, "testcase", classname=f"compare.{row['family']}", name=xml_text(name))
         broken_limits = [failure for failure in unreported if failure.startswith(f"{name}: ")]
         if broken_limits:
-            ElementTree.SubElement(case, "failure", message=printable(with_figures(row)))
+            ElementTree.SubElement(case, "failure", message=xml_text(with_figures(row)))
             unreported = [failure for failure in unreported if failure not in broken_limits]
         elif row["verdict"] == UNKNOWN:
-            ElementTree.SubElement(case, "skipped", message=needed(row))
+            ElementTree.SubElement(case, "skipped", message=runs_needed(row))
     for failure in unreported:
-        case = ElementTree.SubElement(suite, "testcase", classname="compare.limit", name=printable(failure))
-        ElementTree.SubElement(case, "failure", message=printable(failure))
+        case = ElementTree.SubElement(suite, "testcase", classname="compare.limit", name=xml_text(failure))
+        ElementTree.SubElement(case, "failure", message=xml_text(failure))
     for name, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
         suite.set(name, str(sum(1 for _ in suite.iter(tag))))
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-def printable(text: str) -> str:
+def xml_text(text: str) -> str:
     """A text without control characters that XML cannot represent."""
     return "".join(c if c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and ord(c) < 0xFFFE else "\ufffd" for c in text)

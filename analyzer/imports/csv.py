@@ -1,11 +1,14 @@
 """Imports profiles in CSV from ONNX Runtime's QNN provider and Qualcomm's profile viewer, which use the same column names.
 
 A level's name encodes its depth: SUB-EVENT is below ROOT, SUB-SUB-EVENT below that. The resources that a linting profile lists
-for a node (HVX, HMX, DMA) are converted to QNN's mask.
+for a node (HVX, HMX, DMA) are converted to QNN's mask. Below an overlap, an event without a time names the other node. Rates
+(EXECUTE IPS) and events that the viewer itself does not know have no value to keep, and are passed over.
 """
 
 import csv
+import gzip
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,10 @@ PREAMBLE_LINES = 64  # the viewer may write the source of the log before the hea
 GENERIC_TYPES = {name: number for number, name in EVENT_TYPES.items() if number < 1000}
 UNITS = {"US": "us", "MICROSEC": "us", "CYCLES": "cycles", "BYTES": "bytes", "COUNT": "count", "OBJECT": "object"}
 UNKNOWN, NOT_AN_EXECUTE = -1, -1
+RATE, UNKNOWN_TYPE = re.compile(r"EXECUTE IPS|IPS", re.IGNORECASE), "Unknown event type"
+PARTNER_DEPTH = 3
+"""Depth of the names of nodes that overlap another."""
+GZIP, MOST_BYTES = b"\x1f\x8b", 1 << 30
 MOST_VALUE, MOST_TIME = (1 << 64) - 1, (1 << 63) - 1
 LEVEL = re.compile(r"ROOT|((?:SUB-)+)EVENT")
 OTHER_WORK = re.compile(r"(INIT|FINALIZE|DE-?INIT|COMPOSE|LIB|PREPARE).*|EXECUTE \(.*", re.IGNORECASE)
@@ -44,11 +51,21 @@ def type_of(message: str, name: str) -> int:
 
 
 def text_of(path: Path) -> str:
-    """A file's text, with or without a byte order mark."""
-    return decoded(path.read_bytes())
+    """A file's text, with or without a byte order mark, or compressed by gzip."""
+    raw = path.read_bytes()
+    if raw[:2] != GZIP:
+        return decode_text(raw)
+    try:
+        with gzip.open(path) as file:
+            raw = file.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordingError(f"{path} is compressed, and damaged: {error}") from None
+    if len(raw) > MOST_BYTES:
+        raise RecordingError(f"{path} holds more than {MOST_BYTES >> 30} GiB when decompressed")
+    return decode_text(raw)
 
 
-def decoded(raw: bytes) -> str:
+def decode_text(raw: bytes) -> str:
     """Bytes as text, with or without a byte order mark."""
     return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
 
@@ -62,14 +79,15 @@ def cells_of(line: str) -> list[str]:
 
 
 def in_columns(cells: list[str], header: list[str]) -> list[str]:
-    """The cells of a line with commas in its time column (a list of resources), merged into one cell."""
-    more = len(cells) - len(header)
-    time_column = header.index("Time")
-    return (
-        cells
-        if more <= 0
-        else [*cells[:time_column], ",".join(cells[time_column : time_column + more + 1]), *cells[time_column + more + 1 :]]
-    )
+    """The cells of a line with unquoted commas merged: of its time (a list of resources) up to the unit, else of its name."""
+    more, time, name = len(cells) - len(header), header.index("Time"), header.index("Event Identifier")
+    if more <= 0:
+        return cells
+    unit = next((i for i in range(time + 1, time + more + 2) if cells[i].strip() in UNITS), time + 1)
+    in_time = min(unit - time - 1, more)
+    cells = [*cells[:time], ",".join(cells[time : time + in_time + 1]), *cells[time + in_time + 1 :]]
+    in_name = more - in_time
+    return [*cells[:name], ",".join(cells[name : name + in_name + 1]), *cells[name + in_name + 1 :]]
 
 
 def value_of(text: str, name: str) -> int:
@@ -98,7 +116,7 @@ def rows_of(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 @dataclass
-class Sequence:
+class ExecutionSplitter:
     """Assigns events to executions: a root event that the current execution already has begins the next one."""
 
     execute: int = NOT_AN_EXECUTE
@@ -123,11 +141,15 @@ def read_csv(path: Path) -> Imported:
     if "\0" in text:
         raise RecordingError(f"{path} is not CSV: it is damaged, or QNN's serialized log; convert it with qnn-profile-viewer")
     complete_lines = text[: text.rfind("\n") + 1]
-    rows, bad, sequence = [], [], Sequence()
+    rows, bad, sequence = [], [], ExecutionSplitter()
     for line, cells in rows_of(path, complete_lines):
         message, level, name = (str(cells.get(column, "")).strip() for column in COLUMNS[1:2] + COLUMNS[5:7])
+        if RATE.fullmatch(message) or any(str(cell).startswith(UNKNOWN_TYPE) for cell in cells.values()):
+            continue
         try:
-            value, stamp, place = value_of(cells["Time"], name), int(cells["Msg Timestamp"]), LEVEL.fullmatch(level)
+            place = LEVEL.fullmatch(level)
+            partner = place is not None and (place[1] or "").count("SUB-") >= PARTNER_DEPTH and not str(cells["Time"]).strip()
+            value, stamp = 0 if partner else value_of(cells["Time"], name), int(cells["Msg Timestamp"])
             if place is None or abs(stamp) > MOST_TIME or "Event Identifier" not in cells:
                 raise ValueError(level)
         except (ValueError, KeyError, TypeError):
@@ -144,25 +166,41 @@ def read_csv(path: Path) -> Imported:
     complaints = [f"{path}: {len(bad)} damaged lines are omitted, the first is line {bad[0]}"] if bad else []
     if complete_lines != text:
         complaints.append(f"{path}: the last line is incomplete and omitted: the file is truncated")
-    return Imported(conform("qnn_imported", frame.assign(file=path.name, row=np.arange(len(frame)))), complaints)
+    frame = frame.assign(file=path.name, row=np.arange(len(frame)), graph=graphs_of(frame))
+    return Imported(conform("qnn_imported", frame), complaints)
 
 
-def join(imported: pd.DataFrame, events: pd.DataFrame) -> np.ndarray:
+def graphs_of(frame: pd.DataFrame) -> np.ndarray:
+    """The graph of each event's execution: executions with nodes of the same names, in order of the first; -1 for other work.
+
+    A last execution that ends early belongs to the graph whose nodes begin as its own do.
+    """
+    named = frame[(frame["execute"] >= 0) & (frame["depth"] == 1)].groupby("execute")["name"].agg(tuple)
+    nodes = {execute: named.get(execute, ()) for execute in np.unique(frame.loc[frame["execute"] >= 0, "execute"]).tolist()}
+    numbers: dict[tuple[str, ...], int] = {}
+    of_execute = {NOT_AN_EXECUTE: -1}
+    for execute, names in nodes.items():
+        longer = (known for known in numbers if execute == max(nodes) and known[: len(names)] == names)
+        of_execute[execute] = numbers.setdefault(next(longer, names), len(numbers))
+    return frame["execute"].map(of_execute).to_numpy(np.int64)
+
+
+def match_executions(imported: pd.DataFrame, events: pd.DataFrame) -> np.ndarray:
     """execute_id of a recording for each imported event, matched by content; -1 if no execution has exactly the same events.
 
     Executions are compared as a whole: unit, value and name of every event, in order. Equal ones are taken in order.
     """
     by_signature: dict[tuple, list[int]] = {}
     for execute_id, rows in events[events["execute_id"] >= 0].groupby("execute_id"):
-        by_signature.setdefault(signature(rows), []).append(int(execute_id))
+        by_signature.setdefault(event_signature(rows), []).append(int(execute_id))
     answer = pd.Series(-1, imported.index)
     for _, rows in imported[imported["execute"] >= 0].groupby("execute"):
-        waiting = by_signature.get(signature(rows))
+        waiting = by_signature.get(event_signature(rows))
         if waiting:
             answer[rows.index] = waiting.pop(0)
     return answer.to_numpy(np.int64)
 
 
-def signature(rows: pd.DataFrame) -> tuple:
+def event_signature(rows: pd.DataFrame) -> tuple:
     """The content of an execution's events, for comparison."""
     return tuple(zip(rows["unit"], rows["value"].astype(np.uint64), rows["name"].str.strip(), strict=True))

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.imports.flatbuffer import Damaged, Flat
-from analyzer.imports.onnxruntime import within
+from analyzer.imports.flatbuffer import FlatBuffer, OffsetOutside
+from analyzer.imports.onnxruntime import step_of_nodes
 from analyzer.imports.run_folder import Run
 from analyzer.records.spans import NONE
 from tracer.recording.format import RecordingError
@@ -36,7 +36,7 @@ UNNAMED = "the dump does not state which backend ran the delegates without event
 
 
 @dataclass
-class Profiled:
+class ProfileEvent:
     """A profiling event: its place in the program, the delegate's identifier ("" for none), times as in the file."""
 
     name: str
@@ -66,51 +66,51 @@ def is_dump(raw: bytes) -> bool:
 
 def read_dump(path: Path, raw: bytes) -> Run:
     """The tables of a dump. Raises RecordingError if it is damaged or has no run of a method."""
-    flat = Flat(raw if raw[4:8] == IDENTIFIER else raw[4:])
+    flat = FlatBuffer(raw if raw[4:8] == IDENTIFIER else raw[4:])
     try:
         if flat.raw is not raw and struct.unpack_from("<I", raw)[0] > len(flat.raw):
-            raise Damaged
+            raise OffsetOutside
         dump = read_events(flat)
-    except Damaged:
+    except OffsetOutside:
         raise RecordingError(f"{path} is truncated or damaged: it points outside itself") from None
     spans = pd.DataFrame(dump.spans, columns=COLUMNS)
     if not (spans["kind"] == STEP).any():
         raise RecordingError(f"{path} is an ETDump without a run of a method ({STEP}): write it after the model has run")
-    return Run(ENGINE, tables(spans, dump), [*UNSAID, *warnings_of(path, dump)])
+    return Run(ENGINE, span_tables(spans, dump), [*UNSAID, *warnings_of(path, dump)])
 
 
-def read_events(flat: Flat) -> Dump:
+def read_events(flat: FlatBuffer) -> Dump:
     """The events of all runs. Lists with shared parts, which no writer produces, count as damage, since they could be endless."""
     dump, count = Dump(), 0
     for run in flat.tables(flat.number("<I", 0), 1):
-        waiting: list[Profiled] = []
+        waiting: list[ProfileEvent] = []
         for event in flat.tables(run, 3):
             count += 1
             if count > len(flat.raw) // 4:
-                raise Damaged
+                raise OffsetOutside
             allocation, profiled = flat.child(event, 1), flat.child(event, 0)
             if allocation:
                 dump.allocated.append(flat.scalar(allocation, 1, "<Q", 0))
             elif profiled:
-                waiting = taken(dump, waiting, profiled_at(flat, profiled))
+                waiting = add_event(dump, waiting, profiled_at(flat, profiled))
             else:
                 dump.others += 1
         dump.others += len(waiting)
     return dump
 
 
-def profiled_at(flat: Flat, at: int) -> Profiled:
+def profiled_at(flat: FlatBuffer, at: int) -> ProfileEvent:
     """A profiling event. Raises Damaged if it ends before it begins or after MOST_TIME."""
     number, text = flat.scalar(at, 3, "<i", NONE), flat.text(at, 4)
     delegate = text if text is not None else str(number) if number != NONE else ""
     begin, end = flat.scalar(at, 6, "<Q", 0), flat.scalar(at, 7, "<Q", 0)
     if not begin <= end <= MOST_TIME:
-        raise Damaged
+        raise OffsetOutside
     instruction = flat.scalar(at, 2, "<i", NONE)
-    return Profiled(flat.text(at, 0) or "", flat.scalar(at, 1, "<i", 0), instruction, delegate, begin, end)
+    return ProfileEvent(flat.text(at, 0) or "", flat.scalar(at, 1, "<i", 0), instruction, delegate, begin, end)
 
 
-def taken(dump: Dump, waiting: list[Profiled], event: Profiled) -> list[Profiled]:
+def add_event(dump: Dump, waiting: list[ProfileEvent], event: ProfileEvent) -> list[ProfileEvent]:
     """Add an event to the dump; returns the events that wait for their enclosing call, whose event follows them."""
     if event.name not in (STEP, OPERATOR, DELEGATE) and event.chain >= 0:
         return [*waiting, event]
@@ -129,7 +129,7 @@ def taken(dump: Dump, waiting: list[Profiled], event: Profiled) -> list[Profiled
     return []
 
 
-def add_delegate(dump: Dump, held: list[Profiled], call: Profiled) -> None:
+def add_delegate(dump: Dump, held: list[ProfileEvent], call: ProfileEvent) -> None:
     """Add a delegate's call: its events are operators if they lie within it, QNN's nodes if they have no begin."""
     inside = [each for each in held if each.delegate and call.begin <= each.begin and each.end <= call.end]
     nodes = [] if inside else [each for each in held if each.delegate and each.begin == 0]
@@ -159,13 +159,13 @@ def warnings_of(path: Path, dump: Dump) -> list[str]:
     )
 
 
-def tables(spans: pd.DataFrame, dump: Dump) -> dict[str, pd.DataFrame]:
+def span_tables(spans: pd.DataFrame, dump: Dump) -> dict[str, pd.DataFrame]:
     """The tables of a dump's spans. A delegate's call is a graph, or an operator if nothing is known about its contents."""
     order = spans["begin_ns"].argsort(kind="stable").to_numpy()
     rows = spans.iloc[order].assign(span=order, engine=ENGINE, pid=0, tid=0, complete=True, layer=NONE).reset_index(drop=True)
     rows["duration_ns"] = rows["end_ns"] - rows["begin_ns"]
     steps = rows[rows["kind"] == STEP].assign(token_id=lambda each: np.arange(len(each)))
-    rows["token_id"] = within(rows, steps)
+    rows["token_id"] = step_of_nodes(rows, steps)
     nodes = rows[rows["kind"].isin((OPERATOR, DELEGATE))].reset_index(drop=True)
     parts = rows[rows["kind"] == "delegate"]
     others = rows[~rows["kind"].isin((OPERATOR, DELEGATE, "delegate", STEP))]
@@ -173,7 +173,7 @@ def tables(spans: pd.DataFrame, dump: Dump) -> dict[str, pd.DataFrame]:
     graphs = pd.concat([steps.assign(kind="run"), parts, others], ignore_index=True)
     graphs["graph_id"] = graphs.index
     inner = graphs[graphs["kind"] == "delegate"]
-    held = within(nodes, inner.assign(token_id=inner["graph_id"]))
+    held = step_of_nodes(nodes, inner.assign(token_id=inner["graph_id"]))
     nodes = nodes.assign(op_id=nodes.index, graph_id=np.where(held == NONE, nodes["token_id"], held))
     nodes["order"] = nodes.groupby("token_id").cumcount()
     executes = nodes[nodes["kind"] == DELEGATE].assign(execute_id=lambda each: np.arange(len(each)), status=0, asynchronous=False)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class Damaged(Exception):
+class OffsetOutside(Exception):
     """An offset of the file is outside the file."""
 
 
 @dataclass
-class Flat:
+class FlatBuffer:
     """A FlatBuffer: tables, texts and lists by offset in the file. Raises Damaged if one is outside it."""
 
     raw: bytes
@@ -19,7 +19,7 @@ class Flat:
     def number(self, form: str, at: int) -> Any:
         """The number at an offset, in a format of `struct`."""
         if not 0 <= at <= len(self.raw) - struct.calcsize(form):
-            raise Damaged
+            raise OffsetOutside
         return struct.unpack_from(form, self.raw, at)[0]
 
     def slot(self, table: int, index: int) -> int:
@@ -47,7 +47,7 @@ class Flat:
             return None
         end = start + 4 + int(self.number("<I", start))
         if end > len(self.raw):
-            raise Damaged
+            raise OffsetOutside
         return self.raw[start + 4 : end].decode("utf-8", errors="replace")
 
     def tables(self, table: int, index: int) -> Iterator[int]:
@@ -55,6 +55,6 @@ class Flat:
         start = self.child(table, index)
         count = int(self.number("<I", start)) if start else 0
         if start + 4 * count > len(self.raw):
-            raise Damaged
+            raise OffsetOutside
         for entry in range(start + 4, start + 4 + 4 * count, 4):
             yield entry + int(self.number("<I", entry))

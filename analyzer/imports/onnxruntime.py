@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.imports.optrace import salvaged
+from analyzer.imports.optrace import complete_events
 from analyzer.imports.run_folder import Run
 from analyzer.records.spans import NONE
 from tracer.recording.format import RecordingError
@@ -40,14 +40,14 @@ def read_profile(path: Path, text: str) -> Run:
     try:
         events, warnings = json.loads(text), []
     except (ValueError, RecursionError):
-        events = salvaged(text)
+        events = complete_events(text)
         warnings = [f"{path.name} is truncated: its first {len(events):,} events were read"]
     rows = pd.DataFrame([span for event in events if (span := span_of(event))], columns=COLUMNS)
     rows = rows.sort_values("begin_ns", kind="stable", ignore_index=True)
     if not (rows["name"] == RUN).any():
         raise RecordingError(f"{path} is a profile of ONNX Runtime without a run of the model: keep profiling until it has run")
     warnings += [text for provider, text in UNSAID.items() if provider in set(rows["provider"])]
-    return Run(ENGINE, tables(rows), warnings)
+    return Run(ENGINE, span_tables(rows), warnings)
 
 
 def span_of(event: Any) -> tuple[Any, ...] | None:
@@ -80,13 +80,13 @@ def helpers_of(args: dict[str, Any]) -> int:
     return sum(1 for each in pool.values() if int(each.get("num_run", 0)) > 0)
 
 
-def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def span_tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The tables of a session's spans."""
     rows = rows.assign(engine=ENGINE, complete=True)
     runs, made = (rows[rows["name"].str.fullmatch(pattern)] for pattern in (RUN, MAKING))
     steps = runs.assign(token_id=np.arange(len(runs)), name="", type="")
     nodes = rows[rows["type"] != ""].reset_index(drop=True)
-    nodes = nodes.assign(token_id=within(nodes, steps), op_id=nodes.index, layer=nodes["name"].map(layer_of))
+    nodes = nodes.assign(token_id=step_of_nodes(nodes, steps), op_id=nodes.index, layer=nodes["name"].map(layer_of))
     given = nodes[~nodes["provider"].isin((*ON_CPU, QNN))]
     parts = steps.assign(kind="run"), made.assign(token_id=NONE, kind="create_session", name=""), given.assign(kind="node")
     graphs = pd.concat(parts, ignore_index=True).rename(columns={"provider": "backend"})
@@ -110,7 +110,7 @@ def layer_of(name: str) -> int:
     return int(match[1]) if match else NONE
 
 
-def within(nodes: pd.DataFrame, steps: pd.DataFrame) -> np.ndarray:
+def step_of_nodes(nodes: pd.DataFrame, steps: pd.DataFrame) -> np.ndarray:
     """The step of each node: the open one; if several are open, that of its thread; -1 for none."""
     by = None if (steps["begin_ns"] >= steps["end_ns"].cummax().shift(fill_value=0)).all() else "tid"
     edges = steps[["begin_ns", "token_id", "tid"]].assign(until=steps["end_ns"])

@@ -11,20 +11,20 @@ REMEDY = "give the JSON that ONNX Runtime writes with enable_framework_op_trace"
 
 
 @dataclass(frozen=True)
-class Mapped:
+class SourceOperators:
     """A QNN operator's type, and its source operators in the model."""
 
     type: str
     sources: tuple[str, ...]
 
 
-def read_op_map(path: Path) -> dict[str, Mapped]:
+def read_op_map(path: Path) -> dict[str, SourceOperators]:
     """QNN operator's name → type and source operators. Raises RecordingError if the file is not an op map."""
     try:
         data = json.loads(text_of(path))
         mappings = [row for graph in data["subgraph_traces"] for row in graph["op_mappings"]]
         return {
-            str(row["dst_name"]): Mapped(
+            str(row["dst_name"]): SourceOperators(
                 str(row["dst_qnn_op_type"]), tuple(str(source["name"]) for source in row["sources"] if source.get("type") == "OP")
             )
             for row in mappings

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.imports.csv import text_of
-from analyzer.records.intervals import Intervals, merged
+from analyzer.records.intervals import Intervals, merge_intervals
 from analyzer.records.schema import conform
 from tracer.recording.format import RecordingError
 
@@ -36,7 +36,7 @@ class Optrace:
     duplicates: int
 
 
-def salvaged(text: str) -> list[Any]:
+def complete_events(text: str) -> list[Any]:
     """The complete events at the beginning of a truncated file."""
     begin, decoder, events = text.find("["), json.JSONDecoder(), []
     start = text.find("{", begin + 1) if begin >= 0 else -1
@@ -59,7 +59,7 @@ def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         refuse_other_artifacts(path, data)
         rows = data["traceEvents"] if isinstance(data, dict) else data
     except (ValueError, KeyError, RecursionError):
-        rows = salvaged(text)
+        rows = complete_events(text)
         complaints.append(f"{path}: the file is truncated or damaged; its first {len(rows)} events are read")
     rows = [row for row in rows if is_event(row)] if isinstance(rows, list) else []
     if not rows:
@@ -86,7 +86,7 @@ def thread_of(row: dict[str, Any]) -> tuple[Any, Any]:
     return tuple("" if row.get(key) is None else row[key] for key in ("pid", "tid"))  # type: ignore[return-value]
 
 
-def cycles(value: Any) -> float:
+def cycles_from(value: Any) -> float:
     """A time in cycles. Raises ValueError for impossible values."""
     if not 0 <= float(value) <= MOST_CYCLES:
         raise ValueError(value)
@@ -99,7 +99,7 @@ def unit_of(thread: str, flags: Any) -> str:
     return next((unit for unit, pattern in UNITS if pattern.search(label)), "")
 
 
-def spans(rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
+def span_columns(rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
     """(COLUMNS of complete events and of begin-end pairs, number of unreadable events)."""
     events, bad = [], 0
     open_: dict[Any, list[tuple[str, float, Any]]] = {}
@@ -108,25 +108,25 @@ def spans(rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
         details = args.get("Flags"), str(args.get("QNN Op Name", ""))
         try:
             if row["ph"] == "X":
-                events.append((str(row["name"]), cycles(row["ts"]), cycles(row["dur"]), *thread, *details))
+                events.append((str(row["name"]), cycles_from(row["ts"]), cycles_from(row["dur"]), *thread, *details))
             elif row["ph"] == "B":
-                open_.setdefault(thread, []).append((str(row["name"]), cycles(row["ts"]), details))
+                open_.setdefault(thread, []).append((str(row["name"]), cycles_from(row["ts"]), details))
             elif row["ph"] == "E":
                 name, begin, details = open_[thread].pop()
-                events.append((name, begin, cycles(cycles(row["ts"]) - begin), *thread, *details))
+                events.append((name, begin, cycles_from(cycles_from(row["ts"]) - begin), *thread, *details))
         except (KeyError, TypeError, ValueError, IndexError, OverflowError):
             bad += 1
     return events, bad + sum(len(left) for left in open_.values())
 
 
-def named(rows: list[dict[str, Any]], kind: str) -> dict[Any, str]:
+def metadata_names(rows: list[dict[str, Any]], kind: str) -> dict[Any, str]:
     """(process, thread) → name, from the metadata of that kind."""
     return {
         thread_of(row): str(row.get("args", {}).get("name", "")) for row in rows if row["ph"] == "M" and row.get("name") == kind
     }
 
 
-def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
+def without_repeats(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
     """Each event once: that of the overview if two processes list it, else the first."""
     copy = frame.groupby(["pid", "tid", "name", "begin_cycles", "cycles"], dropna=False).cumcount()
     second = ~frame["pid"].map(lambda pid: bool(OVERVIEW.search(processes.get((pid, ""), "")))).astype(bool)
@@ -138,17 +138,17 @@ def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
 def read_optrace(path: Path) -> Optrace:
     """Read a file. Raises RecordingError if it is not an optrace."""
     rows, complaints = raw_events(path)
-    events, bad = spans(rows)
+    events, bad = span_columns(rows)
     if bad:
         complaints.append(f"{path}: {bad} events without name, time or partner are omitted")
-    threads, frame = named(rows, "thread_name"), pd.DataFrame(events, columns=COLUMNS)
+    threads, frame = metadata_names(rows, "thread_name"), pd.DataFrame(events, columns=COLUMNS)
     names = [threads.get(key, "") for key in zip(frame["pid"], frame["tid"], strict=True)]
     frame["thread"] = [
         name if "tid" in name.lower() else f"{name} Tid: {tid}" for name, tid in zip(names, frame["tid"], strict=True)
     ]
     frame["unit"] = [unit_of(*label) for label in zip(names, frame["flags"], strict=True)]
     frame = frame[np.array([not NOT_RUN.search(name) for name in names], bool)]
-    distinct = once(frame, named(rows, "process_name"))
+    distinct = without_repeats(frame, metadata_names(rows, "process_name"))
     return Optrace(conform("qnn_optrace", distinct), complaints, len(frame) - len(distinct))
 
 
@@ -162,11 +162,11 @@ def utilization(events: pd.DataFrame) -> dict[str, Any]:
     busy, threads = {}, {}
     for unit, rows in events.groupby("unit"):
         first = rows["begin_cycles"].to_numpy()
-        covered = int(merged(Intervals.of(first, first + rows["cycles"].to_numpy())).length.sum())
+        covered = int(merge_intervals(Intervals.of(first, first + rows["cycles"].to_numpy())).length.sum())
         busy[str(unit) or "other"] = {"events": len(rows), "cycles": covered, "share": covered / window if window else 0.0}
     for thread, cycles in events.groupby("thread")["cycles"].sum().items():
         threads[str(thread)] = {"cycles": int(cycles), "share": int(cycles) / window if window else 0.0}
-    idle = window - int(merged(Intervals.of(begin, end)).length.sum())
+    idle = window - int(merge_intervals(Intervals.of(begin, end)).length.sum())
     return {"window_cycles": window, "idle_cycles": idle, "units": busy, "threads": threads}
 
 

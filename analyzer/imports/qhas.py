@@ -24,18 +24,18 @@ def is_summary(document: Any) -> bool:
 
 def read_qhas(path: Path, document: dict[str, Any]) -> tuple[Imported, dict[str, Any]]:
     """(figures as events, figures like those of `utilization`: units, bytes, nodes). Raises RecordingError without figures."""
-    (overall, *_) = [*rows(document["data"], "htp_overall_summary"), {}]
-    units = rows(overall, "htp_resources")
-    events = [(name, unit_of(name), value) for name, value in numbers(overall).items()]
-    answer: dict[str, Any] = {"window_cycles": numbers(overall).get("timeline_cycles", 0), "units": {}, "nodes": {}}
+    (overall, *_) = [*rows_under(document["data"], "htp_overall_summary"), {}]
+    units = rows_under(overall, "htp_resources")
+    events = [(name, unit_of(name), value) for name, value in plausible_numbers(overall).items()]
+    answer: dict[str, Any] = {"window_cycles": plausible_numbers(overall).get("timeline_cycles", 0), "units": {}, "nodes": {}}
     for each in units:
-        label, of_unit = f"{each.get('type', 'other')} {each.get('tid', '')}".strip(), numbers(each)
+        label, of_unit = f"{each.get('type', 'other')} {each.get('tid', '')}".strip(), plausible_numbers(each)
         share = each.get("utilization")
         used = of_unit.get("cycles_used", 0)
         answer["units"][label] = {"cycles": used, "share": share / 100 if isinstance(share, int | float) else float("nan")}
         events += [(f"{label} {name}", unit_of(name), value) for name, value in of_unit.items()]
-    for node in rows(document["data"], "qnn_op_instances_nodes"):
-        name, cycles = str(node.get("qnn_op", "")), numbers(node).get("cycles", 0)
+    for node in rows_under(document["data"], "qnn_op_instances_nodes"):
+        name, cycles = str(node.get("qnn_op", "")), plausible_numbers(node).get("cycles", 0)
         answer["nodes"][name] = answer["nodes"].get(name, 0) + cycles
         events.append((name, "cycles", cycles))
     if not events:
@@ -43,19 +43,27 @@ def read_qhas(path: Path, document: dict[str, Any]) -> tuple[Imported, dict[str,
     answer["bytes"] = {name: value for name, unit, value in events if unit == "bytes"}
     frame = pd.DataFrame(events, columns=["name", "unit", "value"])
     frame = frame.assign(
-        file=path.name, row=range(len(frame)), execute=0, type=UNKNOWN, message="QHAS", depth=0, source="BACKEND", timestamp=0
+        file=path.name,
+        row=range(len(frame)),
+        execute=0,
+        graph=0,
+        type=UNKNOWN,
+        message="QHAS",
+        depth=0,
+        source="BACKEND",
+        timestamp=0,
     )
     return Imported(conform("qnn_imported", frame)), answer
 
 
-def rows(holder: Any, key: str) -> list[dict[str, Any]]:
+def rows_under(holder: Any, key: str) -> list[dict[str, Any]]:
     """The objects of the list under `key`, which has the form {"data": [...]}."""
     table = holder.get(key)
     data = table.get("data") if isinstance(table, dict) else table
     return [row for row in data if isinstance(row, dict)] if isinstance(data, list) else []
 
 
-def numbers(row: dict[str, Any]) -> dict[str, int]:
+def plausible_numbers(row: dict[str, Any]) -> dict[str, int]:
     """Cycles, times and bytes of a row that are integers within QNN's 64 bits."""
     wanted = {name: value for name, value in row.items() if unit_of(name) and isinstance(value, int | float)}
     return {name: int(value) for name, value in wanted.items() if 0 <= value <= MOST_VALUE}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.records.schema import TABLES, empty, filled
+from analyzer.records.schema import TABLES, empty_table, fill_missing
 from analyzer.records.stamps import INPUTS
-from analyzer.tables.store import UNRECORDED, fingerprint, write
+from analyzer.tables.store import UNRECORDED, input_fingerprint, write_tables
 from tracer.recording.format import write_manifest
 
 
@@ -25,15 +25,17 @@ class Run:
 
 def write_run(folder: Path, run: Run, program: str, command: list[str], **more: Any) -> None:
     """Write the folder. `more` replaces keys of the manifest; unknown values are empty there and in the tables."""
-    tables = {name: filled(name, frame) for name, frame in run.tables.items()}
+    tables = {name: fill_missing(name, frame) for name, frame in run.tables.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    write_manifest(folder, json.loads(json.dumps(manifest(run, tables) | {"program": program, "command": command} | more)))
+    write_manifest(
+        folder, json.loads(json.dumps(untraced_manifest(run, tables) | {"program": program, "command": command} | more))
+    )
     for name in INPUTS[1:]:
         (folder / name).write_bytes(b"")
-    write({name: empty(name) for name in TABLES} | tables, folder / "tables", fingerprint(folder))
+    write_tables({name: empty_table(name) for name in TABLES} | tables, folder / "tables", input_fingerprint(folder))
 
 
-def manifest(run: Run, tables: dict[str, pd.DataFrame]) -> dict[str, Any]:
+def untraced_manifest(run: Run, tables: dict[str, pd.DataFrame]) -> dict[str, Any]:
     """The manifest of an untraced run: no probes, no losses, no cost, and an unknown machine."""
     spans = [frame for frame in tables.values() if len(frame) and "end_ns" in frame]
     last, first = max((f["end_ns"].max() for f in spans), default=0), min((f["begin_ns"].min() for f in spans), default=0)

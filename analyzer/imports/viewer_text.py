@@ -15,6 +15,7 @@ VALUE = re.compile(r"(.+?)\s*:\s+(\d+)\s+(us|cycles|count|bytes)(?: : \w+)?")
 RESOURCES = re.compile(r"Resources\s*:\s*(.*)")
 BACKGROUND = re.compile(r".*OpId_(\d+)")
 WRAPPED = re.compile(r"Backend \((.*)\)")
+NO_VALUE = re.compile(r"inf/sec|Unknown event type", re.IGNORECASE)
 NODE_PARTS = re.compile(r"(Wait|Overlap)\b.*time")
 
 
@@ -34,7 +35,7 @@ def rows_of_text(text: str) -> Iterator[tuple[int, dict[str, str]]]:
             message = f"{kind} ({section[3].upper()})" if section[3] and section[3] != "Average" else kind
         elif message and content:
             cells = cells_of(content, message)
-            if cells or (":" in content.rstrip(":") and "inf/sec" not in content and not content.startswith("---")):
+            if cells or (":" in content.rstrip(":") and not NO_VALUE.search(content) and not content.startswith("---")):
                 yield number, cells
 
 
@@ -42,16 +43,16 @@ def cells_of(content: str, message: str) -> dict[str, str]:
     """The cells of one line; empty if it has no value."""
     resources, background, value = (form.fullmatch(content) for form in (RESOURCES, BACKGROUND, VALUE))
     if resources:
-        return row("UNKNOWN", resources[1], "OBJECT", 2, "Resources")
+        return csv_cells("UNKNOWN", resources[1], "OBJECT", 2, "Resources")
     if value:
         name = (WRAPPED.fullmatch(value[1]) or (value[1], value[1]))[1]
         is_node, is_part = "OpId_" in name, bool(NODE_PARTS.fullmatch(name))
         of = "NODE" if is_node else "UNKNOWN" if is_part else message
-        return row(of, value[2], value[3].upper(), 1 if is_node else 2 if is_part else 0, name)
-    return row("UNKNOWN", background[1], "OBJECT", 3, content) if background else {}
+        return csv_cells(of, value[2], value[3].upper(), 1 if is_node else 2 if is_part else 0, name)
+    return csv_cells("UNKNOWN", background[1], "OBJECT", 3, content) if background else {}
 
 
-def row(message: str, value: str, unit: str, depth: int, name: str) -> dict[str, str]:
+def csv_cells(message: str, value: str, unit: str, depth: int, name: str) -> dict[str, str]:
     """Cells by the columns of the CSV."""
     source = "NETRUN" if name == "NetRun" else "BACKEND"
     level = "SUB-" * depth + "EVENT" if depth else "ROOT"

@@ -14,7 +14,7 @@ TYPES = {
 """First word of a predicted part → type of the operators that compute it."""
 
 
-def beside(prediction: Prediction, tables: Tables) -> pd.DataFrame:
+def compare_operators(prediction: Prediction, tables: Tables) -> pd.DataFrame:
     """One row per operator type of the mean step in the predicted phase, in ms.
 
     measured_ms, predicted_ms (NaN if the roofline has no such part), achieved (predicted / measured), above_ms, steps.
@@ -37,7 +37,7 @@ def beside(prediction: Prediction, tables: Tables) -> pd.DataFrame:
     return rows.sort_values("measured_ms", ascending=False).reset_index()
 
 
-def mismatch(prediction: Prediction, tables: Tables) -> str:
+def setup_differences(prediction: Prediction, tables: Tables) -> str:
     """Differences between the recording's steps and the prediction's, as text; empty if there are none."""
     tokens = tables["tokens"]
     steps = tokens[(tokens["phase"] == prediction.setup.phase) & tokens["complete"]]

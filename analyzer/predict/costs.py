@@ -57,8 +57,8 @@ class Costs:
     chunk), flush (buffered rows at a layer's end), and `outside`, once per step. Work lasts from the end of the previous
     work. load, behind: lines over bytes, on the thread that needs the expert and on the loader's (None: equal); loads: `load` by
     (unit, whether it is the first of its form); behind_first: `behind` for the first of a form, whose memory is new (None:
-    equal). first: additional time of an expert's first run, by (how it was loaded, phase, mode). loaders: number of loader
-    threads. loads_at_once: maximum number of concurrent loads.
+    equal). by_layer: bytes of an expert on the first unit by layer, () if all are equal. first: additional time of an expert's
+    first run, by (how it was loaded, phase, mode). loaders: number of loader threads. loads_at_once: most concurrent loads.
     """
 
     work: dict[tuple[str, ...], Line]
@@ -72,6 +72,17 @@ class Costs:
     loaders: int = 1
     loads_at_once: int = 1
     loads: dict[tuple[str, bool], Line] = field(default_factory=dict)
+    by_layer: tuple[int, ...] = ()
+
+    def bytes_of(self, unit: str, layer: int) -> int:
+        """Bytes of an expert of a layer (by index) in a unit's form."""
+        usual = self.expert_bytes[unit]
+        return self.by_layer[layer] * usual // next(iter(self.expert_bytes.values())) if self.by_layer else usual
+
+    def all_experts(self, layers: int, experts: int) -> int:
+        """Bytes of all experts, on the unit where they are largest."""
+        unit = max(self.expert_bytes, key=self.expert_bytes.__getitem__)
+        return experts * sum(self.bytes_of(unit, layer) for layer in range(layers))
 
     def loading(self, unit: str, first: bool) -> Line:
         """The line of a load on the thread that needs the expert: for the first of its form, or for a later one."""
@@ -94,7 +105,7 @@ class Costs:
         return self.work[max(candidates, key=nearness)] if candidates else None
 
 
-def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray) -> Line:
+def fit_line(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray) -> Line:
     """A line with the sum of the measured times, and a shape fitted by non-negative least squares of relative errors.
 
     Relative errors keep prefill from dominating decode's short runs; the sum is kept since predictions are means over many runs.
@@ -113,15 +124,15 @@ def from_tables(*recordings: Tables) -> Costs:
     with prefetching shows the loader and its slowdown of other work. Chunks of several sizes show the fixed cost of one.
     """
     observed = at_one_pace([RecordedCosts.of(tables) for tables in recordings])
-    behind = _pooled(observed, lambda run: run.loads[run.loads["behind"]])
-    inline = _pooled(observed, lambda run: run.loads[~run.loads["behind"]])
+    behind = _pooled_lines(observed, lambda run: run.loads[run.loads["behind"]])
+    inline = _pooled_lines(observed, lambda run: run.loads[~run.loads["behind"]])
     if len(behind) + len(inline) == 0:
         raise PredictError("the recordings hold no expert loads: record with an expert cache smaller than the model")
-    runs = _pooled(observed, lambda run: run.runs)
+    runs = _pooled_lines(observed, lambda run: run.runs)
     if len(runs) == 0:
         raise PredictError("the recordings hold no expert runs: record the runtime at levels operator,expert")
-    by_kind = _pooled(observed, lambda run: run.work).groupby(["kind", "unit", "phase", "mode"])
-    work: dict[tuple[str, ...], Line] = {key: _line(part) for key, part in by_kind}
+    by_kind = _pooled_lines(observed, lambda run: run.work).groupby(["kind", "unit", "phase", "mode"])
+    work: dict[tuple[str, ...], Line] = {key: _undisturbed_line(part) for key, part in by_kind}
     first: dict[tuple[str, str, str], float] = {}
     for (backend, phase, mode), part in runs.groupby(["backend", "phase", "mode"]):
         line, longer = _expert_runs(part)
@@ -131,10 +142,10 @@ def from_tables(*recordings: Tables) -> Costs:
     return Costs(
         work,
         _load_line(inline if len(inline) else behind),
-        _sizes(observed),
+        _cached_sizes(observed),
         f"fitted to the operators, expert runs and loads of {len(observed)} recording{'s' if len(observed) > 1 else ''}",
-        behind=_load_line(_enough(behind[behind["again"]], behind)) if len(behind) else None,
-        behind_first=_load_line(_enough(behind[~behind["again"]], behind)) if len(behind) else None,
+        behind=_load_line(_has_enough(behind[behind["again"]], behind)) if len(behind) else None,
+        behind_first=_load_line(_has_enough(behind[~behind["again"]], behind)) if len(behind) else None,
         first=first,
         loaders=loaders,
         loads_at_once=loaders + 1,
@@ -162,25 +173,37 @@ def from_device(model: Model, device: Device) -> Costs:
     return Costs(work, load, {unit: size for unit in UNITS}, source, warnings)
 
 
+def with_recorded_sizes(costs: Costs, sizes: tuple[int, ...]) -> Costs:
+    """The costs with the recorded bytes of an expert by layer, if known; a warning if the config's differ."""
+    if not sizes:
+        return costs
+    usual, said = int(np.median(sizes)), max(costs.expert_bytes.values())
+    texts = costs.warnings
+    if not 0.8 <= said / usual <= 1.25:
+        texts += (f"an expert takes {usual:,} bytes in the recording, {said:,} by the config: --weights names the stored type",)
+    by_layer = tuple(sizes) if len(set(sizes)) > 1 else ()
+    return replace(costs, expert_bytes=dict.fromkeys(costs.expert_bytes, usual), by_layer=by_layer, warnings=texts)
+
+
 def _unit_lines(model: Model, device: Device, name: str, unit: str) -> dict[tuple[str, ...], Line]:
     """Lines of one unit, through its roofline at 1 and 64 rows; for experts, of one expert."""
     assert model.mixture
     one_expert = replace(model, mixture=replace(model.mixture, experts=1, top_k=1))
     kinds = {"attention": "attention", "router": "router", "outside": "head"}
     lines: dict[tuple[str, ...], Line] = {}
-    few, many = (_seconds(model, device, name, rows) for rows in (1, 64))
+    few, many = (_roofline_seconds(model, device, name, rows) for rows in (1, 64))
     for kind, part in kinds.items():
         lines[kind, unit] = _line_through(few[part], many[part])
-    few, many = (_seconds(one_expert, device, name, rows) for rows in (1, 64))
+    few, many = (_roofline_seconds(one_expert, device, name, rows) for rows in (1, 64))
     lines["expert", unit] = _line_through(few["experts"], many["experts"])
     return lines
 
 
-def _seconds(model: Model, device: Device, unit: str, rows: int) -> dict[str, float]:
+def _roofline_seconds(model: Model, device: Device, unit: str, rows: int) -> dict[str, float]:
     """Seconds of attention, router, experts in one layer, and of the head, for `rows` decoding rows."""
     setup = Setup("decode", rows, CONTEXT, unit=unit)
     seconds = dict.fromkeys(("attention", "router", "experts", "head"), 0.0)
-    for part in roofline.parts(model, roofline.unit_peak(device, model, setup), setup):
+    for part in roofline.work_items(model, roofline.unit_peak(device, model, setup), setup):
         seconds[part.name.split()[0]] = seconds.get(part.name.split()[0], 0.0) + part.seconds
     return seconds
 
@@ -219,10 +242,10 @@ class RecordedCosts:
             seconds=counted["duration_ns"] / 1e9, behind=counted.index.isin(behind.index)
         )
         mode = (AHEAD if len(behind) else DEMAND) if limited else RESIDENT
-        pieces, after = _pieces(tables, tokens)
+        pieces, after = _timed_pieces(tables, tokens)
         other = pieces[pieces["type"] != "expert"]
-        work = _work(other, after, tokens, behind, set(tables["routes"]["layer"]))
-        runs = _runs(pieces[pieces["type"] == "expert"], tokens, timed_loads, behind)
+        work = _operator_work(other, after, tokens, behind, set(tables["routes"]["layer"]))
+        runs = _run_times(pieces[pieces["type"] == "expert"], tokens, timed_loads, behind)
         evicted = tables["loads"].loc[(tables["loads"]["action"] == "evict") & (tables["loads"]["bytes"] > 0), "bytes"]
         return cls(work.assign(mode=mode), runs.assign(mode=mode), load_rows, evicted)
 
@@ -248,7 +271,7 @@ def at_one_pace(observed: list[RecordedCosts]) -> list[RecordedCosts]:
     return [run.paced(float(np.exp(ratio.mean())) if len(ratio) else 1.0) for run, ratio in zip(observed, ratios, strict=True)]
 
 
-def _pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+def _timed_pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
     """(operators and expert runs of all steps with `lead_ns`, ns after the last one in each step).
 
     lead_ns: time since the end of everything that began earlier in the step.
@@ -264,7 +287,9 @@ def _pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Seri
     return pieces, (tokens["end_ns"] - ended.groupby(pieces["token_id"]).max()).clip(lower=0)
 
 
-def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd.DataFrame, routed: set[int]) -> pd.DataFrame:
+def _operator_work(
+    part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd.DataFrame, routed: set[int]
+) -> pd.DataFrame:
     """Operators except experts; those neither in a layer with experts nor of its kinds are `outside`, summed by step."""
     step = tokens.reindex(part["token_id"])
     rows = part["n_tokens"].to_numpy(float)
@@ -272,15 +297,15 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
     work = pd.DataFrame(
         {
             "token_id": part["token_id"].to_numpy(),
-            "kind": np.where(inside, np.where(_flushes(part, step["phase"]), "flush", part["type"]), "outside"),
+            "kind": np.where(inside, np.where(_is_last_dispatch(part, step["phase"]), "flush", part["type"]), "outside"),
             "unit": np.where(inside & (part["type"] == "attention"), part["unit"], "cpu"),
             "phase": step["phase"].to_numpy(),
             "rows": rows,
             "context": np.where(part["type"] == "attention", step["position"].to_numpy(float) + rows, 0.0),
             "seconds": (part["duration_ns"] + part["lead_ns"]).to_numpy(float) / 1e9,
             "bare": part["duration_ns"].to_numpy(float) / 1e9,
-            "beside": _overlap(part, behind),
-            "asked": _asked(part, behind),
+            "beside": _during_loads(part, behind),
+            "asked": _loads_ahead(part, behind),
         }
     )
     chunked = work["kind"].eq("attention") & (work["phase"] == "prefill")
@@ -294,7 +319,7 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
     return pd.concat([work[work["kind"] != "outside"], outside_by_step], ignore_index=True)
 
 
-def _flushes(part: pd.DataFrame, phase: pd.Series) -> np.ndarray:
+def _is_last_dispatch(part: pd.DataFrame, phase: pd.Series) -> np.ndarray:
     """Which dispatches run the remaining rows of a layer in prefill: the last one."""
     dispatched = (part["type"] == "dispatch").to_numpy() & (phase == "prefill").to_numpy()
     last = ~part[dispatched].duplicated(["token_id", "layer"], keep="last")
@@ -303,7 +328,7 @@ def _flushes(part: pd.DataFrame, phase: pd.Series) -> np.ndarray:
     return flushes
 
 
-def _asked(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
+def _loads_ahead(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
     """Number of loads that began on a loader thread during a layer: those ahead count for its attention, others for dispatch."""
     counts = np.zeros(len(part))
     begin = part["begin_ns"].to_numpy()
@@ -318,7 +343,7 @@ def _asked(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
     return counts
 
 
-def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, behind: pd.DataFrame) -> pd.DataFrame:
+def _run_times(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, behind: pd.DataFrame) -> pd.DataFrame:
     """Expert runs; for those that waited for the loader's load of their expert, only the time after it counts."""
     own_loads = behind[["layer", "expert", "begin_ns", "end_ns"]].merge(
         part[["run_id", "layer", "expert", "begin_ns", "end_ns"]], on=["layer", "expert"], suffixes=("", "_run")
@@ -339,7 +364,7 @@ def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, b
             "rows": np.where(part["tier"] > 0, part["tier"], part["n_tokens"]).astype(float),
             "context": 0.0,
             "seconds": np.where(waited, after_load, seconds),
-            "beside": _overlap(part, behind),
+            "beside": _during_loads(part, behind),
             "asked": 0,
             "how": np.select([waited, inline > 0, new], [AWAITED, LOADED, FOUND], ""),
         }
@@ -347,51 +372,51 @@ def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, b
     return runs.assign(bare=runs["seconds"])
 
 
-def _sizes(observed: list[RecordedCosts]) -> dict[str, int]:
+def _cached_sizes(observed: list[RecordedCosts]) -> dict[str, int]:
     """Bytes of an expert in the cache by unit: possibly more than the bytes read, as evictions show.
 
     A unit that ran experts but loaded none gets the largest size.
     """
-    read = _pooled(observed, lambda run: run.loads).groupby("backend")["bytes"].median()
+    read = _pooled_lines(observed, lambda run: run.loads).groupby("backend")["bytes"].median()
     evicted = pd.concat([run.evicted for run in observed])
     if len(read) == 1 and len(evicted):
         read[:] = float(evicted.median())
     sizes = {UNIT_OF.get(str(backend), "cpu"): int(size) for backend, size in read.items()}
-    ran = _pooled(observed, lambda run: run.runs)["backend"].map(UNIT_OF).dropna().unique()
+    ran = _pooled_lines(observed, lambda run: run.runs)["backend"].map(UNIT_OF).dropna().unique()
     return dict.fromkeys(ran.tolist(), max(sizes.values())) | sizes
 
 
-def _pooled(observed: list[RecordedCosts], part: Callable[[RecordedCosts], pd.DataFrame]) -> pd.DataFrame:
+def _pooled_lines(observed: list[RecordedCosts], part: Callable[[RecordedCosts], pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([part(run) for run in observed], ignore_index=True)
 
 
-def _line(part: pd.DataFrame) -> Line:
+def _undisturbed_line(part: pd.DataFrame) -> Line:
     """The line of work without concurrent loader or requested loads, with the others' extra time; of all work if too little."""
     asked = part["asked"]
     usual = part[~part["beside"] & (asked == 0)]
     if len(usual) < FEW_RUNS:
-        return _fitted(part)
-    line = _fitted(usual)
+        return _fitted_lines(part)
+    line = _fitted_lines(usual)
     slow = part[part["beside"] & (asked == 0)]
     if len(slow) >= FEW_RUNS:
-        slower = float(slow["bare"].sum()) / _expected(_fitted(usual, "bare"), slow).sum()
+        slower = float(slow["bare"].sum()) / _expected_seconds(_fitted_lines(usual, "bare"), slow).sum()
         line = replace(line, beside=max(slower, 1.0))
     if asked.sum() >= FEW_RUNS:
-        excess = part["seconds"] - _expected(line, part) * np.where(part["beside"], line.beside, 1.0)
+        excess = part["seconds"] - _expected_seconds(line, part) * np.where(part["beside"], line.beside, 1.0)
         line = replace(line, per_load=max(float(excess.sum() / asked.sum()), 0.0))
     return line
 
 
-def _fitted(part: pd.DataFrame, column: str = "seconds") -> Line:
-    return fit(*(part[name].to_numpy() for name in (column, "rows", "context")))
+def _fitted_lines(part: pd.DataFrame, column: str = "seconds") -> Line:
+    return fit_line(*(part[name].to_numpy() for name in (column, "rows", "context")))
 
 
-def _expected(line: Line, part: pd.DataFrame) -> np.ndarray:
+def _expected_seconds(line: Line, part: pd.DataFrame) -> np.ndarray:
     rows, context = part["rows"].to_numpy(), part["context"].to_numpy()
     return np.asarray(line.fixed + line.per_row * rows + line.per_pair * rows * context)
 
 
-def _overlap(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
+def _during_loads(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
     """Which work began during a load on another thread."""
     ordered = behind.sort_values("begin_ns")
     begin = ordered["begin_ns"].to_numpy()
@@ -408,11 +433,11 @@ def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
     """
     usual = next((how for how in ("", FOUND, LOADED) if (part["how"] == how).sum() >= FEW_RUNS), None)
     if usual is None:
-        return _line(part), {}
+        return _undisturbed_line(part), {}
     together = part[part["how"].isin(("", FOUND))]
     mixed = together.groupby(["token_id", "layer"])["how"].transform("nunique").to_numpy() > 1
     clean = together[~mixed & (together["how"] == usual).to_numpy()]
-    line = _line(clean if len(clean) >= FEW_RUNS else part[part["how"] == usual])
+    line = _undisturbed_line(clean if len(clean) >= FEW_RUNS else part[part["how"] == usual])
     longer = {}
     for how in {FOUND, LOADED, AWAITED} - {usual}:
         compared = together if how == FOUND else part[part["how"] == how]
@@ -420,7 +445,7 @@ def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
             compared = compared[compared.groupby(["token_id", "layer"])["how"].transform("max") == FOUND]
         count = int((compared["how"] == how).sum())
         if count >= FEW_RUNS:
-            expected = _expected(line, compared) * np.where(compared["beside"], line.beside, 1.0)
+            expected = _expected_seconds(line, compared) * np.where(compared["beside"], line.beside, 1.0)
             longer[how] = float((compared["seconds"] - expected).sum()) / count
     return line, longer
 
@@ -435,7 +460,7 @@ def _loads_within(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:
     return np.asarray(summed[last] - summed[first])
 
 
-def _enough(some: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
+def _has_enough(some: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
     return some if len(some) >= FEW_RUNS else every
 
 
@@ -444,4 +469,4 @@ def _load_line(loads: pd.DataFrame) -> Line:
     seconds = loads["seconds"].to_numpy()
     if loads["bytes"].nunique() == 1:
         return Line(fixed=float(seconds.mean()))
-    return fit(seconds, loads["bytes"].to_numpy(), np.zeros(len(loads)))
+    return fit_line(seconds, loads["bytes"].to_numpy(), np.zeros(len(loads)))

@@ -3,7 +3,7 @@
 A measured key uses its own curve. Between keys, one free dimension is interpolated linearly in its logarithm;
 with several, the nearest curves are weighted by the inverse square of their distance in log space. Outside the measured range,
 the outermost slope continues, limited to 0 (saturated kernel) to 1 (time independent of x) and to the best measured
-value; the answer then has a warning.
+value; the answer then has a warning. Below the range, products keep their value: it is that of reading their weights.
 """
 
 from dataclasses import dataclass, field
@@ -27,20 +27,30 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An interpolated value with its sources and reasons for doubt."""
+class CurveValue:
+    """An interpolated value with its sources and reasons for doubt. launch_s: time that no efficiency changes. of_roofline: the
+    value is a share of the roofline, of computing and bandwidth alike; else an MFU.
+    """
 
     value: float
     source: str
     warnings: tuple[str, ...] = ()
+    launch_s: float = 0.0
+    of_roofline: bool = False
 
 
 @dataclass
 class Curves:
-    """All points of one kind of kernel. `names`: names of the key's numbers, then of x."""
+    """All points of one kind of kernel. `names`: the key's names, then that of x. launch_s, of_roofline: as in `CurveValue`.
+
+    steady: below the measured range, the value is that of its begin.
+    """
 
     names: tuple[str, ...]
     points: list[Point]
+    launch_s: float = 0.0
+    of_roofline: bool = False
+    steady: bool = False
     _curves: dict[Key, list[Point]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -50,19 +60,21 @@ class Curves:
         self._by_row = list(self._curves.values())
         self._best = max(point.y for point in self.points)
 
-    def at(self, key: Key, x: float) -> Answer:
+    def at(self, key: Key, x: float) -> CurveValue:
         """y at (key, x)."""
         if key in self._curves:
-            value, source, beyond = _along(self._curves[key], x)
-            return Answer(min(value, self._best), source, self._beyond_x(x, self._curves[key]) if beyond else ())
+            value, source, beyond = _interpolate_log(self._curves[key], x, self.steady)
+            return CurveValue(min(value, self._best), source, self._beyond_x(x, self._curves[key]) if beyond else ())
         chosen, weights = self._between(key)
-        parts = [(_along(self._by_row[row], x), weight) for row, weight in zip(chosen, weights, strict=True)]
+        parts = [
+            (_interpolate_log(self._by_row[row], x, self.steady), weight) for row, weight in zip(chosen, weights, strict=True)
+        ]
         value = min(float(np.exp(sum(weight * np.log(part[0]) for part, weight in parts))), self._best)
         source = "; ".join(f"{weight:.0%} {part[1]}" for part, weight in parts)
         warnings = self._beyond_key(key)
         if all(part[2] for part, _ in parts):
             warnings += self._beyond_x(x, self._by_row[chosen[0]])
-        return Answer(value, f"between measured shapes: {source}", warnings)
+        return CurveValue(value, f"between measured shapes: {source}", warnings)
 
     def _between(self, key: Key) -> tuple[list[int], np.ndarray]:
         """(curves, their weights) for a key that was not measured."""
@@ -95,11 +107,11 @@ class Curves:
         return (f"{self.names[-1]} {x:.4g} is outside the measured {curve[0].x:.4g} to {curve[-1].x:.4g}",)
 
 
-def _along(curve: list[Point], x: float) -> tuple[float, str, bool]:
+def _interpolate_log(curve: list[Point], x: float, steady: bool) -> tuple[float, str, bool]:
     """(y, its rows, x is outside the curve): linear in log x and log y; outside as described for the module."""
     xs, ys = np.log([p.x for p in curve]), np.log([p.y for p in curve])
     value = float(np.exp(np.interp(np.log(x), xs, ys)))
-    if len(curve) > 1 and not curve[0].x <= x <= curve[-1].x:
+    if len(curve) > 1 and not curve[0].x <= x <= curve[-1].x and not (steady and x < curve[0].x):
         a, b, end = (0, 1, 0) if x < curve[0].x else (-2, -1, -1)
         slope = float(np.clip((ys[b] - ys[a]) / (xs[b] - xs[a]), 0, 1))
         value *= float((x / curve[end].x) ** slope)

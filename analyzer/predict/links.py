@@ -29,10 +29,10 @@ def all_reduce(device: Device, setup: Setup, rows: float, hidden: int) -> Transf
         return NOTHING
     size = 2 * 2.0 * rows * hidden * 2 * (setup.tp - 1) / setup.tp
     formula = "2 ring all-reduces of rows x hidden x 2 bytes x 2(tp-1)/tp over the node's links"
-    return _over("all-reduce", device.link, size, formula, device)
+    return _transfer_over("all-reduce", device.link, size, formula, device)
 
 
-def exchange(name: str, device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int) -> Transfer:
+def all_to_all(name: str, device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int) -> Transfer:
     """All-to-all within a group of `ep` devices: rows to their experts (`dispatch`), or their results back (`combine`).
 
     Decode (low latency): each row is sent to its k experts individually. Prefill: a row crosses the network once per other node
@@ -47,14 +47,16 @@ def exchange(name: str, device: Device, mixture: Mixture, setup: Setup, rows: fl
         away = (setup.ep - 1) / setup.ep
         size = rows * mixture.top_k * row * away
         formula = f"rows x k x hidden x {width:.0f} byte x (ep-1)/ep"
-        return _over(name, device.network if nodes > 1 else device.link, size, formula, device)
+        return _transfer_over(name, device.network if nodes > 1 else device.link, size, formula, device)
     reached = min(nodes - 1, mixture.top_k)
-    far = _over(name, device.network, rows * row * reached, f"rows x hidden x {width:.0f} byte x {reached} other nodes", device)
-    near = _over(name, device.link, rows * row, "then once inside the node", device)
+    far = _transfer_over(
+        name, device.network, rows * row * reached, f"rows x hidden x {width:.0f} byte x {reached} other nodes", device
+    )
+    near = _transfer_over(name, device.link, rows * row, "then once inside the node", device)
     return Transfer(name, far.bytes + near.bytes, far.seconds + near.seconds, f"{far.source}; {near.source}")
 
 
-def _over(name: str, bandwidth: float, size: float, formula: str, device: Device) -> Transfer:
+def _transfer_over(name: str, bandwidth: float, size: float, formula: str, device: Device) -> Transfer:
     if not bandwidth:
         raise PredictError(f"{device.name}: its profile has no link between devices: use --ep 1 --tp 1, or add [link]")
     return Transfer(name, size, size / bandwidth, f"{formula} at {bandwidth / 1e9:.4g} GB/s")

@@ -14,12 +14,12 @@ FILE_BYTES = 96 << 20
 TRIES = 5
 
 
-def measure(folder: Path | None = None) -> dict[str, float]:
+def measure_machine(folder: Path | None = None) -> dict[str, float]:
     """fp32 operations per second, memory and storage bytes per second, memory bytes. `folder`: on the storage to measure."""
     return {
-        "fp32_per_s": 2 * SIDE**3 / _best(_products()),
-        "memory_bytes_per_s": 2 * STREAM_BYTES / _best(_copies()),
-        "storage_bytes_per_s": _storage(folder),
+        "fp32_per_s": 2 * SIDE**3 / _fastest_seconds(_flops_per_s()),
+        "memory_bytes_per_s": 2 * STREAM_BYTES / _fastest_seconds(_memory_bandwidth()),
+        "storage_bytes_per_s": _storage_bandwidth(folder),
         "memory_bytes": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
     }
 
@@ -47,7 +47,7 @@ storage = "measured: sequential read of {FILE_BYTES >> 20} MiB in 4 MiB pieces, 
 '''
 
 
-def _best(work: Callable[[], object]) -> float:
+def _fastest_seconds(work: Callable[[], object]) -> float:
     """Seconds of the fastest of several tries, after a warm-up."""
     work()
     times = []
@@ -58,19 +58,19 @@ def _best(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def _products() -> Callable[[], object]:
+def _flops_per_s() -> Callable[[], object]:
     a = np.random.default_rng(0).random((SIDE, SIDE), np.float32)
     out = np.empty_like(a)
     return lambda: np.matmul(a, a, out=out)
 
 
-def _copies() -> Callable[[], object]:
+def _memory_bandwidth() -> Callable[[], object]:
     source = np.ones(STREAM_BYTES // 8)
     target = np.ones_like(source)
     return lambda: np.copyto(target, source)
 
 
-def _storage(folder: Path | None) -> float:
+def _storage_bandwidth(folder: Path | None) -> float:
     """Bytes per second of a file's first read after its pages were dropped from the page cache."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         file.write(os.urandom(FILE_BYTES))

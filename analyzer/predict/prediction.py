@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from analyzer.errors import PredictError
 from analyzer.model import Model
 from analyzer.predict import links, roofline
 from analyzer.predict.devices import Device
@@ -19,7 +20,7 @@ class Prediction:
     model: Model
     device: Device
     setup: Setup
-    parts: list[roofline.Part]
+    parts: list[roofline.WorkItem]
     transfers: list[links.Transfer]
     seconds: float
     formula: str
@@ -65,23 +66,37 @@ class Prediction:
         }
 
 
-def predict(model: Model, device: Device, setup: Setup) -> Prediction:
+def predict_step(model: Model, device: Device, setup: Setup) -> Prediction:
     """The step's time from the roofline of its parts, communication and the scheduler's allowance."""
+    _check_shares(model, setup)
     on = roofline.unit_peak(device, model, setup)
-    parts = roofline.parts(model, on, setup)
+    parts = roofline.work_items(model, on, setup)
     rows = setup.tokens / setup.turns
     reduced = links.all_reduce(device, setup, rows, model.hidden)
     sent = received = links.NOTHING
     if model.mixture:
-        sent, received = (links.exchange(n, device, model.mixture, setup, rows, model.hidden) for n in links.NUMBER_BYTES)
-    seconds, formula = _step(model, device, setup, parts, sent, received)
+        sent, received = (links.all_to_all(n, device, model.mixture, setup, rows, model.hidden) for n in links.NUMBER_BYTES)
+    seconds, formula = _step_seconds(model, device, setup, parts, sent, received)
     seconds += reduced.seconds * model.layers * setup.turns + device.step_overhead_s.get(setup.phase, 0.0)
     weights = weight_bytes(model, setup)
     cache = kv_bytes(model, setup)
     return Prediction(
         model, device, setup, parts, [t for t in (sent, received, reduced) if t.bytes], seconds, formula, weights, cache,
-        _warnings(model, device, setup, on, parts, weights + cache),
+        _reliability_warnings(model, device, setup, on, parts, weights + cache),
     )  # fmt: skip
+
+
+def _check_shares(model: Model, setup: Setup) -> None:
+    """Refuse groups that cannot share the heads or experts."""
+    for a in {model.attention_of(window) for window in model.windows}:
+        if a.heads % setup.tp:
+            raise PredictError(f"--tp {setup.tp} devices cannot share {a.heads} heads evenly: give a divisor")
+    if model.delta and (model.delta.value_heads % setup.tp or model.delta.key_heads % setup.tp):
+        raise PredictError(
+            f"--tp {setup.tp} devices cannot share {model.delta.key_heads} linear key heads evenly: give a divisor"
+        )
+    if model.mixture and setup.ep > model.mixture.experts:
+        raise PredictError(f"--ep {setup.ep} devices are more than the model's {model.mixture.experts} experts")
 
 
 def weight_bytes(model: Model, setup: Setup) -> float:
@@ -111,8 +126,8 @@ def kv_bytes(model: Model, setup: Setup) -> float:
     return setup.batch * each
 
 
-def _step(
-    model: Model, device: Device, setup: Setup, parts: list[roofline.Part], sent: links.Transfer, received: links.Transfer
+def _step_seconds(
+    model: Model, device: Device, setup: Setup, parts: list[roofline.WorkItem], sent: links.Transfer, received: links.Transfer
 ) -> tuple[float, str]:
     """(seconds of all layers and the head, formula of a layer)."""
     routed = sum(model.routed)
@@ -126,8 +141,8 @@ def _step(
     return layer_seconds * routed + plain * (model.layers - routed) + outside + exposed, formula
 
 
-def _warnings(
-    model: Model, device: Device, setup: Setup, on: roofline.UnitPeak, parts: list[roofline.Part], needed: float
+def _reliability_warnings(
+    model: Model, device: Device, setup: Setup, on: roofline.UnitPeak, parts: list[roofline.WorkItem], needed: float
 ) -> tuple[str, ...]:
     """Warnings about the prediction's reliability."""
     total = sum(part.seconds * part.times for part in parts)
@@ -138,7 +153,11 @@ def _warnings(
     if on.dtype != model.storage.compute:
         warnings.append(f"{device.name} has no {model.storage.compute} peak: {on.dtype}'s is used")
     if device.tables and on.dtype not in ("fp8",):
-        warnings.append(f"MFU of matrix products was measured in fp8 and is applied to the {on.dtype} peak")
+        warnings.append(
+            f"matrix products were measured in fp8: their efficiency is applied to the {on.dtype} peak and these bytes"
+        )
+    if model.mixture and model.mixture.experts % setup.ep:
+        warnings.append(f"{model.mixture.experts} experts do not divide evenly among {setup.ep} devices: the mean is used")
     if model.context and setup.context > model.context:
         warnings.append(f"context {setup.context} exceeds the model's {model.context}")
     if needed > device.memory_bytes:

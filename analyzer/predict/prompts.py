@@ -9,7 +9,7 @@ CANDIDATES = 200
 SMOOTH = 1e-6
 
 
-def divergence(part: np.ndarray, whole: np.ndarray) -> float:
+def length_divergence(part: np.ndarray, whole: np.ndarray) -> float:
     """KL divergence, in nats, of the part's lengths from the whole's, over bins with equal shares of the whole."""
     edges = np.unique(np.quantile(whole, np.linspace(0, 1, BINS + 1)))
     if len(edges) < 2:
@@ -31,7 +31,7 @@ def matched_subset(lengths: np.ndarray, size: int, seed: int = 0) -> tuple[np.nd
         order = np.lexsort((random.random(len(lengths)), lengths))
         slices = np.linspace(0, len(lengths), size + 1).astype(int)
         chosen = order[random.integers(slices[:-1], slices[1:])]
-        distance = divergence(lengths[chosen], lengths)
+        distance = length_divergence(lengths[chosen], lengths)
         if best is None or distance < best[0]:
             best = distance, np.sort(chosen)
     assert best is not None

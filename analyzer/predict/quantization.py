@@ -8,7 +8,7 @@ PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
-class Measured:
+class QuantizedResult:
     """One package of a model. accuracy: higher is better, above 0; seconds_per_token by phase."""
 
     accuracy: float
@@ -19,14 +19,14 @@ class Measured:
             raise PredictError("accuracy and seconds per token must be above 0")
 
 
-def from_perplexity(perplexity: float, seconds_per_token: dict[str, float]) -> Measured:
+def from_perplexity(perplexity: float, seconds_per_token: dict[str, float]) -> QuantizedResult:
     """Accuracy as the geometric mean of the model's probabilities for the text's tokens: 1 / perplexity."""
     if perplexity < 1:
         raise PredictError(f"{perplexity} is not a perplexity: it must be 1 or more")
-    return Measured(1 / perplexity, seconds_per_token)
+    return QuantizedResult(1 / perplexity, seconds_per_token)
 
 
-def harmonic_score(quantized: Measured, original: Measured) -> dict[str, float]:
+def harmonic_score(quantized: QuantizedResult, original: QuantizedResult) -> dict[str, float]:
     """Score and its parts: the harmonic mean of the accuracy kept and, for each phase, the speed gained (old over new time).
 
     The original has score 1; a single bad part lowers the score regardless of the others.

@@ -1,22 +1,19 @@
 """The settings of a recorded run for the simulator, and the error of a simulation with these settings."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analyzer.errors import PredictError
 from analyzer.predict.costs import UNIT_OF
 from analyzer.predict.simulator import RECORDED, Outcome, Settings
+from analyzer.predict.sizes import byte_count
 from analyzer.predict.trace import Trace
 from analyzer.questions import expert_loads, figures
 from analyzer.records.schema import Tables
 
-SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """Settings and figures of a recording, for the steps in its trace; `remarks` list what a simulation does not vary."""
 
     settings: Settings
@@ -35,22 +32,22 @@ class Recorded:
         return row
 
 
-def of(tables: Tables, trace: Trace, command: Sequence[str]) -> Recorded:
+def recorded_run(tables: Tables, trace: Trace, command: Sequence[str]) -> RecordedRun:
     """Settings and figures from the tables, with the exact budget and the eviction policy from the `command`."""
     tokens = tables["tokens"].set_index("token_id").loc[[step.token_id for step in trace.steps]]
     spent = {phase: rows["duration_ns"] / 1e6 for phase, rows in tokens.groupby("phase")}
     prefill, decode = spent.get("prefill"), spent.get("decode")
     hits = figures.cache_hits(tables)[["hits", "misses"]].sum()
-    return Recorded(
-        settings(tables, command),
+    return RecordedRun(
+        recorded_settings(tables, command),
         None if prefill is None else float(prefill.sum()),
         None if decode is None else float(decode.mean()),
         figures.hit_rate(int(hits["hits"]), int(hits["misses"])),
-        remarks(tables),
+        unvaried_costs(tables),
     )
 
 
-def settings(tables: Tables, command: Sequence[str]) -> Settings:
+def recorded_settings(tables: Tables, command: Sequence[str]) -> Settings:
     """The settings of the recorded run."""
     phase = tables["tokens"].set_index("token_id")["phase"]
     operators, runs = tables["operators"], tables["experts"]
@@ -60,34 +57,26 @@ def settings(tables: Tables, command: Sequence[str]) -> Settings:
     loads, usual = tables["loads"], Settings()
     ahead = ((loads["action"] == "load") & (loads["reason"] == "prefetch")).any()
     return Settings(
-        budget(tables, option(command, "--expert-cache")),
+        recorded_budget(tables, option_value(command, "--expert-cache")),
         int(chunks.max()) if len(chunks) else usual.chunk,
         tiers or usual.tiers,
         RECORDED if ahead else None,
         UNIT_OF.get(str(backend.get("prefill")), "cpu"),
         UNIT_OF.get(str(backend.get("decode")), "cpu"),
-        option(command, "--cache-policy") or usual.policy,
+        option_value(command, "--cache-policy") or usual.policy,
     )
 
 
-def budget(tables: Tables, asked: str | None) -> int | None:
+def recorded_budget(tables: Tables, asked: str | None) -> int | None:
     """Bytes of the recorded cache: the size in the command, else the maximum content; None if nothing was evicted.
 
     A share in the command is ignored: no table has the size that it refers to.
     """
-    held = expert_loads.budget(tables)
+    held = expert_loads.observed_budget(tables)
     return byte_count(asked) if held is not None and asked and not asked.endswith("%") else held
 
 
-def byte_count(word: str) -> int:
-    """Bytes of `64MiB` or `1500000`."""
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", word.strip().lower())
-    if not match or match[2] not in SCALES:
-        raise PredictError(f"{word!r} is not a cache size: write 64MiB, 1500000 or 50%")
-    return int(float(match[1]) * SCALES[match[2]])
-
-
-def option(command: Sequence[str], name: str) -> str | None:
+def option_value(command: Sequence[str], name: str) -> str | None:
     """The value of an option in a command line; None if absent."""
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if word == name:
@@ -97,8 +86,8 @@ def option(command: Sequence[str], name: str) -> str | None:
     return None
 
 
-def remarks(tables: Tables) -> tuple[str, ...]:
+def unvaried_costs(tables: Tables) -> tuple[str, ...]:
     """Remarks on the costs that remain as recorded for all settings."""
-    counts = expert_loads.counts(expert_loads.within_steps(tables))
+    counts = expert_loads.load_counts(expert_loads.within_steps(tables))
     compiled = f"loads on the NPU take as long as recorded, including the compiling of {counts['compiled']} graphs"
     return ("threads are as recorded", *([compiled] if counts["compiled"] else []))

@@ -4,8 +4,8 @@ Formulas: products 2·m·k·n; a gated feed-forward 6·rows·hidden·width per e
 N·(1 - ((N-k)/N)^B); attention 4·heads·dim per query and cached token (MLA: in decode on the compressed cache, in prefill
 expanded), half of it in causal prefill. Indexed attention (DeepSeek-V3.2) scores every cached token with 2·heads·dim, then
 attends to the chosen ones on the compressed cache. The gated delta rule takes 6·k·v per value head and token, and in prefill, by
-chunks of C tokens, C·(6·k + 4·v) more (Yang et al. 2024, "Gated Delta Networks", the chunkwise form). Compute efficiency
-(MFU) comes from measured tables if the device has some, else from the device profile; each part names its source.
+chunks of C tokens, C·(6·k + 4·v) more (Yang et al. 2024, "Gated Delta Networks", the chunkwise form). Efficiencies come from
+measured tables if the device has some (`mfu`), else from the device profile; each part names its source.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from analyzer.errors import PredictError
 from analyzer.model import Attention, DeltaNet, Indexer, Mixture, Model
 from analyzer.predict import mfu
-from analyzer.predict.curves import Answer
+from analyzer.predict.curves import CurveValue
 from analyzer.predict.devices import Device, Unit
 from analyzer.predict.setup import KV_BYTES, Setup
 from analyzer.tables.complexity import expected_distinct
@@ -24,7 +24,7 @@ DELTA_CHUNK = 64
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkItem:
     """One kind of work, for one micro-batch and one layer; it occurs in `times` layers.
 
     `stage`: attention | experts | outside (embedding and head). Bytes are those moved per device.
@@ -41,6 +41,7 @@ class Part:
     memory_s: float
     source: str
     warnings: tuple[str, ...] = ()
+    launch_s: float = 0.0
 
     @property
     def moved(self) -> float:
@@ -50,7 +51,7 @@ class Part:
     @property
     def seconds(self) -> float:
         """Time of one layer."""
-        return max(self.compute_s, self.memory_s)
+        return self.launch_s + max(self.compute_s, self.memory_s)
 
     @property
     def bound(self) -> str:
@@ -59,9 +60,10 @@ class Part:
 
     def described(self) -> str:
         """The source of the time, as text."""
+        launch = f"; launch {self.launch_s * 1e6:.1f} us" if self.launch_s else ""
         if self.bound == "compute":
-            return self.source
-        return f"bytes / {self.moved / self.memory_s / 1e9:.4g} GB/s; computing: {self.source}"
+            return self.source + launch
+        return f"bytes / {self.moved / self.memory_s / 1e9:.4g} GB/s; computing: {self.source}{launch}"
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,25 @@ class UnitPeak:
     peak: float
     bandwidth: float
 
+    @property
+    def input_bytes(self) -> float:
+        """Bytes of a number that goes into a product; its result has 16 bits."""
+        return 1.0 if self.dtype in ("fp8", "int8") else 2.0
+
     def part(
-        self, name: str, stage: str, times: int, flops: float, moved: tuple[float, float, float], measured: Answer | None
-    ) -> Part:
+        self, name: str, stage: str, times: int, flops: float, moved: tuple[float, float, float], measured: CurveValue | None
+    ) -> WorkItem:
         """A part from its operations and (weight, KV, activation) bytes; without a measured MFU the profile's is used."""
         kind = f"{self.dtype} peak {self.peak / 1e12:.4g} T/s"
-        answer = measured or Answer(self.unit.mfu, f"MFU {self.unit.mfu} of the device profile: no measured table for this")
+        answer = measured or CurveValue(self.unit.mfu, f"MFU {self.unit.mfu} of the device profile: no measured table for this")
         source = f"MFU {answer.value:.3f} of {kind}: {answer.source}" if measured else answer.source
+        bandwidth = self.bandwidth
+        if answer.of_roofline:
+            bandwidth = self.device.bandwidth * answer.value
+            source = f"{answer.value:.3f} of the roofline ({kind}, {self.device.bandwidth / 1e9:.4g} GB/s): {answer.source}"
         compute = flops / (self.peak * answer.value)
-        return Part(name, stage, times, flops, *moved, compute, sum(moved) / self.bandwidth, source, answer.warnings)
+        seconds = compute, sum(moved) / bandwidth
+        return WorkItem(name, stage, times, flops, *moved, *seconds, source, answer.warnings, answer.launch_s)
 
 
 def unit_peak(device: Device, model: Model, setup: Setup) -> UnitPeak:
@@ -97,7 +109,7 @@ def unit_peak(device: Device, model: Model, setup: Setup) -> UnitPeak:
     return UnitPeak(device, unit, dtype, unit.peak[dtype], bandwidth)
 
 
-def parts(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
+def work_items(model: Model, on: UnitPeak, setup: Setup) -> list[WorkItem]:
     """All parts of a step for one micro-batch."""
     rows = setup.tokens / setup.turns
     step_parts = attention_products(model, on, setup, rows) + attention_core(model, on, setup)
@@ -107,34 +119,34 @@ def parts(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     if routed < model.layers:
         step_parts += feed_forward(model, on, "dense", model.layers - routed, rows, model.dense_width / setup.tp)
     if model.mixture:
-        step_parts += router(model, model.mixture, on, rows) + experts(model, model.mixture, on, setup, rows)
+        step_parts += router_gate(model, model.mixture, on, rows) + routed_experts(model, model.mixture, on, setup, rows)
         if model.mixture.shared_width:
             step_parts += feed_forward(model, on, "shared experts", routed, rows, model.mixture.shared_width)
-    return step_parts + head(model, on, setup)
+    return step_parts + output_head(model, on, setup)
 
 
-def product(on: UnitPeak, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
+def matrix_product(on: UnitPeak, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> WorkItem:
     """A matrix product [m, k] x [k, n] with `bits` per weight."""
-    moved = (k * n * bits / 8, 0.0, 2.0 * m * (k + n))
-    return on.part(name, stage, times, 2 * m * k * n, moved, mfu.at(mfu.gemm(on.device.tables), (k, n), m))
+    moved = (k * n * bits / 8, 0.0, m * (on.input_bytes * k + 2.0 * n))
+    return on.part(name, stage, times, 2 * m * k * n, moved, mfu.efficiency_at(mfu.gemm_curves(on.device.tables), (k, n), m))
 
 
-def attention_products(model: Model, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
+def attention_products(model: Model, on: UnitPeak, setup: Setup, rows: float) -> list[WorkItem]:
     """The projections around attention; heads are shared by `tp` devices."""
     bits, made = model.storage.linear, []
     for a, times in Counter(map(model.attention_of, model.windows)).items():
         kind = ", all seen" if a is model.wide else ""
         shapes = product_shapes(a, model.hidden, setup.tp, on_latent_cache(a, setup))
-        made += [product(on, name + kind, "attention", times, rows, k, n, bits) for name, (k, n) in shapes.items()]
+        made += [matrix_product(on, name + kind, "attention", times, rows, k, n, bits) for name, (k, n) in shapes.items()]
     return made
 
 
 def on_latent_cache(a: Attention, setup: Setup) -> bool:
     """Whether MLA works on its compressed cache: in decode, and if each query attends to separately chosen tokens."""
-    return setup.phase == "decode" or selects(a, setup)
+    return setup.phase == "decode" or indexer_selects(a, setup)
 
 
-def selects(a: Attention, setup: Setup) -> bool:
+def indexer_selects(a: Attention, setup: Setup) -> bool:
     """Whether an indexer excludes cached tokens at this context."""
     return a.indexer is not None and setup.context > a.indexer.top_k
 
@@ -182,36 +194,36 @@ def index_products(index: Indexer, hidden: int, q_rank: int) -> dict[str, tuple[
     }
 
 
-def attention_core(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
+def attention_core(model: Model, on: UnitPeak, setup: Setup) -> list[WorkItem]:
     """Scores and weighted values, once for each distinct window."""
-    if model.attention.indexer and selects(model.attention, setup):
+    if model.attention.indexer and indexer_selects(model.attention, setup):
         return [index_scores(model, model.attention.indexer, on, setup), chosen_core(model, model.attention.indexer, on, setup)]
     counted = {window: model.windows.count(window) for window in dict.fromkeys(model.windows)}
-    return [core(model, on, setup, window, times) for window, times in counted.items()]
+    return [attention_scores(model, on, setup, window, times) for window, times in counted.items()]
 
 
-def index_scores(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> Part:
+def index_scores(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> WorkItem:
     """A score for every query and earlier token, in fp8 if the unit supports it; keys are stored in fp8, each with a scale.
 
     Selection of the best scores is counted as writing and reading them.
     """
-    sequences, queries, pairs = _queries(setup)
+    sequences, queries, pairs = _micro_batch_queries(setup)
     operations = 2.0 * index.heads * index.dim
     table = mfu.index_scores(on.device.tables, setup.phase, (index.heads, index.dim), operations)
-    answer = mfu.at(table, (sequences if setup.phase == "decode" else setup.context,), setup.context)
+    answer = mfu.efficiency_at(table, (sequences if setup.phase == "decode" else setup.context,), setup.context)
     moved = (0.0, sequences * setup.context * index_key_bytes(index), sequences * (queries * index.dim * index.heads + 8 * pairs))
-    unit = _in(on, "fp8")
+    unit = _in_type(on, "fp8")
     return unit.part("index scores", "attention", len(model.windows), operations * pairs * sequences, moved, answer)
 
 
-def chosen_core(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> Part:
+def chosen_core(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> WorkItem:
     """Scores and weighted values of the chosen tokens, on the compressed cache."""
-    a, (sequences, queries, _) = model.attention, _queries(setup)
+    a, (sequences, queries, _) = model.attention, _micro_batch_queries(setup)
     heads, per_pair = a.heads / setup.tp, 2 * a.heads / setup.tp * (2 * a.kv_rank + a.rope)
     first = index.top_k if setup.phase == "prefill" else 0
     pairs = first**2 / 2 + (queries - first) * index.top_k
     table = mfu.chosen_attention(on.device.tables, setup.phase, (int(heads), a.kv_rank + a.rope, index.top_k), per_pair)
-    answer = mfu.at(table, (sequences if setup.phase == "decode" else setup.context,), setup.context)
+    answer = mfu.efficiency_at(table, (sequences if setup.phase == "decode" else setup.context,), setup.context)
     cached = sequences * (setup.context if setup.phase == "prefill" else index.top_k) * a.cached() * KV_BYTES[setup.kv]
     moved = (0.0, cached, 2 * sequences * queries * heads * (2 * a.kv_rank + a.rope))
     name = f"attention core, {index.top_k} chosen"
@@ -223,23 +235,23 @@ def index_key_bytes(index: Indexer) -> float:
     return index.dim + 4.0
 
 
-def _queries(setup: Setup) -> tuple[float, float, float]:
+def _micro_batch_queries(setup: Setup) -> tuple[float, float, float]:
     """(sequences of a micro-batch, queries of each, pairs of a query and an earlier token)."""
     if setup.phase == "decode":
         return setup.batch / setup.turns, 1.0, float(setup.context)
     return setup.batch / setup.turns, float(setup.context), setup.context**2 / 2
 
 
-def delta_net(model: Model, delta: DeltaNet, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
+def delta_net(model: Model, delta: DeltaNet, on: UnitPeak, setup: Setup, rows: float) -> list[WorkItem]:
     """The projections, and convolution with the delta rule as one part; heads are shared by `tp` devices."""
     times, tp, bits = model.delta_layers, setup.tp, model.storage.linear
     shapes = delta_products(delta, model.hidden, tp)
-    projections = [product(on, name, "attention", times, rows, k, n, bits) for name, (k, n) in shapes.items()]
+    projections = [matrix_product(on, name, "attention", times, rows, k, n, bits) for name, (k, n) in shapes.items()]
     prefill = setup.phase == "prefill"
     per_token = 2.0 * delta.kernel * delta.channels + delta_rule_flops(delta, prefill)
     x = setup.context if prefill else setup.batch / setup.turns
     shape = (delta.kernel, delta.key_heads // tp, delta.key_dim, delta.value_heads // tp, delta.value_dim)
-    answer = mfu.at(mfu.delta_rule(on.device.tables, setup.phase, shape, per_token / tp), (1.0,), x)
+    answer = mfu.efficiency_at(mfu.delta_rule(on.device.tables, setup.phase, shape, per_token / tp), (1.0,), x)
     states = setup.batch / setup.turns * delta.state_bytes() / tp * (1 if prefill else 2)
     moved = (0.0, states, rows * 2.0 * (delta.channels + delta.value_heads * delta.value_dim) / tp)
     core = _at_16_bit(on).part("delta rule", "attention", times, rows * per_token / tp, moved, answer)
@@ -262,7 +274,7 @@ def delta_rule_flops(delta: DeltaNet, chunked: bool) -> float:
     return delta.value_heads * (6.0 * k * v + in_chunk)
 
 
-def core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
+def attention_scores(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> WorkItem:
     """Attention of one query per sequence to its cache, or causal attention within each prompt."""
     a, tables, length, decode = model.attention_of(window), on.device.tables, setup.context, setup.phase == "decode"
     heads, sequences, visible = a.heads / setup.tp, setup.batch / setup.turns, min(length, window or length)
@@ -270,23 +282,24 @@ def core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: in
     per_pair = 2 * heads * latent if a.mla else 4 * heads * a.head_dim
     pairs, queries, kept = (visible, 1, visible) if decode else (visible**2 / 2 + (length - visible) * visible, length, length)
     cached = sequences * kept * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
-    shape, kv_type = _shape(a, setup.tp, decode), "fp8" if setup.kv in ("fp8", "int8") else "bf16"
+    shape, kv_type = _shape_name(a, setup.tp, decode), "fp8" if setup.kv in ("fp8", "int8") else "bf16"
     if decode:
-        answer = mfu.at(mfu.decode_attention(tables, shape, kv_type, per_pair), (sequences,), visible)
+        numbers = a.cached() / (1 if a.mla else min(setup.tp, a.kv_heads))
+        answer = mfu.efficiency_at(mfu.decode_attention(tables, shape, kv_type, per_pair, numbers), (sequences,), visible)
     else:
-        answer = mfu.at(mfu.prefill_attention(tables, shape, per_pair), (1.0,), visible)
+        answer = mfu.efficiency_at(mfu.prefill_attention(tables, shape, per_pair), (1.0,), visible)
     moved = (0.0, cached, 2 * sequences * queries * heads * a.head_dim * 2)
     name = "attention core" if window is None else f"attention core, window {window}"
     return _at_16_bit(on).part(name, "attention", times, per_pair * sequences * pairs, moved, answer)
 
 
-def router(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Part]:
+def router_gate(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[WorkItem]:
     """The routing gate, in 16 bit."""
     times = sum(model.routed)
-    return [product(_at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
+    return [matrix_product(_at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
 
 
-def experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
+def routed_experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, rows: float) -> list[WorkItem]:
     """Routed experts of one device: its share of the group's routed rows; time is at least that of reading the chosen experts."""
     local = mixture.experts / setup.ep
     used = expected_distinct(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
@@ -295,38 +308,40 @@ def experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, rows: fl
     reads = f"; reads {used:.1f} of {local:.0f} experts, N(1-((N-k)/N)^B)"
     projections = []
     for projection, n in widths.items():
-        answer = mfu.at(mfu.grouped(on.device.tables, setup.phase, projection), (local, hidden, width), pairs / local)
-        moved = (used * hidden * n * model.storage.expert / 8, 0.0, 2.0 * pairs * (hidden + n))
+        answer = mfu.efficiency_at(
+            mfu.grouped_gemm_curves(on.device.tables, setup.phase, projection), (local, hidden, width), pairs / local
+        )
+        moved = (used * hidden * n * model.storage.expert / 8, 0.0, pairs * (on.input_bytes * hidden + 2.0 * n))
         part = on.part(f"experts {projection}", "experts", sum(model.routed), 2 * pairs * hidden * n, moved, answer)
         projections.append(replace(part, source=part.source + reads))
     return projections
 
 
-def head(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
+def output_head(model: Model, on: UnitPeak, setup: Setup) -> list[WorkItem]:
     """Logits of the last token of every sequence."""
     rows = setup.batch / setup.turns
     bits, n = model.storage.head, model.vocabulary / setup.tp
-    return [product(_at_16_bit(on), "head", "outside", 1, rows, model.hidden, n, bits)]
+    return [matrix_product(_at_16_bit(on), "head", "outside", 1, rows, model.hidden, n, bits)]
 
 
-def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float) -> list[Part]:
+def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float) -> list[WorkItem]:
     """Gated feed-forward layers that every token takes, `width` wide on each device."""
     bits = model.storage.linear
-    up = product(on, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
-    return [up, product(on, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
+    up = matrix_product(on, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
+    return [up, matrix_product(on, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
 
 
 def _at_16_bit(on: UnitPeak) -> UnitPeak:
     """The same unit computing in 16 bit, if supported: attention, router and head are not quantized."""
-    return on if on.dtype in ("fp16", "fp32") else _in(on, "fp16")
+    return on if on.dtype in ("fp16", "fp32") else _in_type(on, "fp16")
 
 
-def _in(on: UnitPeak, dtype: str) -> UnitPeak:
+def _in_type(on: UnitPeak, dtype: str) -> UnitPeak:
     """The same unit computing in another type, if supported."""
     return UnitPeak(on.device, on.unit, dtype, on.unit.peak[dtype], on.bandwidth) if dtype in on.unit.peak else on
 
 
-def _shape(a: Attention, tp: int, decode: bool) -> str:
+def _shape_name(a: Attention, tp: int, decode: bool) -> str:
     """The name of a shape in the attention tables."""
     heads = a.heads // tp
     if a.mla:

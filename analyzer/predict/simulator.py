@@ -16,8 +16,9 @@ import simpy
 
 from analyzer.errors import PredictError
 from analyzer.predict.costs import AHEAD, AWAITED, DEMAND, FOUND, LOADED, RESIDENT, Costs, Line
-from analyzer.predict.trace import Followers, Step, Trace
-from runtime.cache_rules.batches import Batch, TokenBuffers, chunks, smallest_tier
+from analyzer.predict.trace import PairPredictor, Step, Trace
+from analyzer.questions.figures import hit_rate
+from runtime.cache_rules.batches import Batch, TokenBuffers, slice_chunks, smallest_tier
 from runtime.cache_rules.eviction import POLICIES
 from runtime.cache_rules.forms import CPU, HTP, Cache, Form, Reason
 from runtime.cache_rules.rule import LARGE_EXPERT, PIECE, URGENT, CacheRule, Entry
@@ -69,7 +70,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Span:
+class SimSpan:
     """A span of simulated time, in seconds.
 
     kind: attention | router | dispatch | mlp | expert | combine | outside | load | prefetch. unit: cpu | npu, and for loads
@@ -89,16 +90,17 @@ class Span:
 
 @dataclass
 class Outcome:
-    """The result of a simulated run; times in seconds."""
+    """The result of a simulated run; times in seconds. by_phase: (hits, misses, loaded bytes) of each phase's steps."""
 
     settings: Settings
     steps: list[tuple[str, int, float, float]] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[SimSpan] = field(default_factory=list)
     stall_s: float = 0.0
     hits: int = 0
     misses: int = 0
     loaded_bytes: int = 0
     peak_bytes: int = 0
+    by_phase: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def durations(self, phase: str) -> np.ndarray:
         """Durations of a phase's steps."""
@@ -107,14 +109,16 @@ class Outcome:
     def summary(self) -> dict[str, Any]:
         """Figures, JSON-able."""
         prefill, decode = self.durations("prefill"), self.durations("decode")
-        lookups = self.hits + self.misses
+        hits, misses, decode_bytes = self.by_phase.get("decode", (0, 0, 0))
         return {
             "ttft_ms": float(prefill.sum()) * 1e3 if len(prefill) else None,
             "tpot_ms": float(decode.mean()) * 1e3 if len(decode) else None,
             "tpot_p90_ms": float(np.quantile(decode, 0.9)) * 1e3 if len(decode) else None,
-            "hit_rate": self.hits / lookups if lookups else None,
+            "hit_rate": hit_rate(self.hits, self.misses),
+            "decode_hit_rate": hit_rate(hits, misses),
             "stall_ms": self.stall_s * 1e3,
             "loaded_bytes": self.loaded_bytes,
+            "decode_loaded_bytes": decode_bytes,
             "peak_cache_bytes": self.peak_bytes,
             "cache_bytes": self.settings.cache_bytes,
             "chunk": self.settings.chunk,
@@ -122,7 +126,7 @@ class Outcome:
         }
 
 
-class Loader:
+class SimulatedLoader:
     """The threads that load in parallel to the layers, the most urgent first; loads that have not begun can be withdrawn."""
 
     def __init__(self, env: simpy.Environment, load: Callable[[Entry, str], Work], threads: int):
@@ -167,10 +171,12 @@ class Loader:
 class SimulatedCache(CacheRule[Entry]):
     """The runtime's cache rule on simulated time: background loads take the loader's time."""
 
-    def __init__(self, settings: Settings, sizes: dict[int, int], submit: Callable[[Entry], None], loader: Loader):
+    def __init__(self, settings: Settings, costs: Costs, submit: Callable[[Entry], None], loader: SimulatedLoader):
         policy = POLICIES[settings.policy]()
-        background = settings.background(sizes.get(CPU, 0))
-        super().__init__(settings.cache_bytes, lambda form: sizes[form.backend], Entry, policy, background)
+        background = settings.background(costs.expert_bytes.get("cpu", 0))
+        super().__init__(
+            settings.cache_bytes, lambda form: costs.bytes_of(UNIT[form.backend], form.layer), Entry, policy, background
+        )
         self._submit, self._loader = submit, loader
 
     def _queue(self, entry: Entry) -> None:
@@ -180,7 +186,7 @@ class SimulatedCache(CacheRule[Entry]):
         return self._loader.withdraw(entry)
 
 
-class Machine:
+class SimulatedEngine:
     """The simulated engine: one process runs steps, one runs the NPU's work, one loads in parallel."""
 
     def __init__(self, trace: Trace, costs: Costs, settings: Settings):
@@ -189,11 +195,10 @@ class Machine:
         self.units = {unit: simpy.Resource(self.env) for unit in ("cpu", "npu")}
         self.storage = simpy.PriorityResource(self.env, costs.loads_at_once)
         self.worker = simpy.Resource(self.env)
-        self.loader = Loader(self.env, self._behind, costs.loaders)
-        sizes = {BACKEND_OF[unit]: size for unit, size in costs.expert_bytes.items()}
-        self.cache = SimulatedCache(settings, sizes, self._submit, self.loader)
-        self.mode = settings.mode(sizes.get(CPU, 0))
-        self.followers = Followers(trace.layers, trace.experts)
+        self.loader = SimulatedLoader(self.env, self._behind, costs.loaders)
+        self.cache = SimulatedCache(settings, costs, self._submit, self.loader)
+        self.mode = settings.mode(costs.expert_bytes.get("cpu", 0))
+        self.followers = PairPredictor(trace.layers, trace.experts)
         self.outcome = Outcome(settings)
         self._landing: dict[Entry, simpy.Event] = {}
         self._how: dict[Form, str] = {}
@@ -221,7 +226,8 @@ class Machine:
                 raise PredictError(
                     f"costs of experts on the {unit} are not known: record them there, or give --config and --device"
                 )
-        need = self.trace.top_k * max(self.costs.expert_bytes[unit] for unit in units)
+        layers = range(self.trace.layers)
+        need = self.trace.top_k * max(self.costs.bytes_of(unit, layer) for unit in units for layer in layers)
         if self.settings.cache_bytes is not None and self.settings.cache_bytes < need:
             raise PredictError(f"a cache of {self.settings.cache_bytes} bytes holds no layer's experts: give at least {need}")
         if self.settings.prefetch == RECORDED and not any(step.asked for step in self.trace.steps):
@@ -231,9 +237,15 @@ class Machine:
         if self.settings.cache_bytes is None:
             self._preload()
         for number, step in enumerate(self.trace.steps):
-            self._step, begin = number, self.env.now
+            self._step, begin, before = number, self.env.now, self._counts()
             yield from self._forward(step)
             self.outcome.steps.append((step.phase, step.rows, begin, self.env.now))
+            so_far = np.array(self.outcome.by_phase.get(step.phase, (0, 0, 0)))
+            hits, misses, loaded = (so_far + np.array(self._counts()) - np.array(before)).tolist()
+            self.outcome.by_phase[step.phase] = hits, misses, loaded
+
+    def _counts(self) -> tuple[int, int, int]:
+        return self.cache.hits, self.cache.misses, self.outcome.loaded_bytes
 
     def _preload(self) -> None:
         """Load all experts before the first step."""
@@ -256,7 +268,7 @@ class Machine:
         buffers = TokenBuffers(self.trace.experts, max(self._tiers(unit), default=None))
         pending: list[simpy.Process] = []
         size = self.settings.chunk if step.phase == "prefill" else 1
-        for where in chunks(len(chosen), size, unit == "npu"):
+        for where in slice_chunks(len(chosen), size, unit == "npu"):
             part = chosen[where]
             rows, context = len(part), step.position + where.stop
             yield from self._use(unit, "attention", layer, -1, rows, context, asked=asked)
@@ -292,7 +304,7 @@ class Machine:
         loads = self.cache.name(forms)
         if loads:
             yield self.env.timeout(loads * self._per_load())
-        for i in self.cache.readiest_first(forms):
+        for i in self.cache.resident_first(forms):
             hit = self.cache.state(forms[i]) is not Cache.MISS
             entry = self.cache.hold(forms[i])
             yield from self._arrived(entry)
@@ -344,7 +356,7 @@ class Machine:
         self.outcome.loaded_bytes += entry.size
         self._loaded.add(entry.form)
         kind, form = "prefetch" if entry.reason is Reason.PREFETCH else "load", entry.form
-        self.outcome.spans.append(Span(kind, thread, self._step, form.layer, form.expert, 0, began, self.env.now))
+        self.outcome.spans.append(SimSpan(kind, thread, self._step, form.layer, form.expert, 0, began, self.env.now))
         self.cache.land(entry)
         self._how[form] = FOUND
         if entry in self._landing:
@@ -401,7 +413,7 @@ class Machine:
             began = self.env.now
             yield self.env.timeout(seconds)
         span_kind = "dispatch" if kind == "flush" else kind
-        self.outcome.spans.append(Span(span_kind, unit, self._step, layer, expert, rows, began, self.env.now, hit))
+        self.outcome.spans.append(SimSpan(span_kind, unit, self._step, layer, expert, rows, began, self.env.now, hit))
 
     def _per_load(self) -> float:
         """Seconds for a layer to request a chosen expert from the loader."""
@@ -418,12 +430,12 @@ class Machine:
         return self.settings.tiers if unit == "npu" else ()
 
 
-def simulate(trace: Trace, costs: Costs, settings: Settings) -> Outcome:
+def simulate_trace(trace: Trace, costs: Costs, settings: Settings) -> Outcome:
     """Replay the trace."""
-    return Machine(trace, costs, settings).run()
+    return SimulatedEngine(trace, costs, settings).run()
 
 
-def pareto(outcomes: list[Outcome]) -> list[bool]:
+def on_pareto_front(outcomes: list[Outcome]) -> list[bool]:
     """Which outcomes are on the Pareto front of peak cache memory and time per token."""
     summaries = [outcome.summary() for outcome in outcomes]
     figures = [(s["peak_cache_bytes"], round(s["tpot_ms"] or s["ttft_ms"], 6)) for s in summaries]

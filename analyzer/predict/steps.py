@@ -3,12 +3,12 @@
 import pandas as pd
 
 from analyzer.errors import PredictError
+from analyzer.predict.step_latency import StepLatency
 from analyzer.questions.figures import cache_hits
 from analyzer.records.schema import Tables
-from tracer.control.step_latency import StepLatency
 
 
-def replay(tables: Tables) -> tuple[pd.DataFrame, StepLatency]:
+def replay_steps(tables: Tables) -> tuple[pd.DataFrame, StepLatency]:
     """(one row per complete decode step: context, missed, seconds, predicted; the predictor afterwards)."""
     tokens = tables["tokens"]
     decode = tokens[(tokens["phase"] == "decode") & tokens["complete"]].sort_values("begin_ns")

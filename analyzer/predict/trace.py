@@ -3,14 +3,17 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 
 from analyzer.errors import PredictError
+from analyzer.questions.expert_loads import layer_bytes
 from analyzer.records.schema import Tables
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward step. `routes[layer]`: experts [rows, k]; `position`: context length before it.
+    """One forward step. `routes[layer]`: experts [rows, k]; `position`: context length before it. The last layer may have fewer
+    rows, or none: llama.cpp computes it only for rows whose output is asked for.
 
     `asked[layer]`: (layer, expert) of the loads ahead that began during this layer, in order.
     """
@@ -29,10 +32,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """The steps in order."""
+    """The steps in order. expert_bytes: of an expert by layer; () if not recorded. dropped: steps without all their routes."""
 
     steps: tuple[Step, ...]
     experts: int
+    expert_bytes: tuple[int, ...] = ()
+    dropped: int = 0
 
     @property
     def layers(self) -> int:
@@ -46,29 +51,39 @@ class Trace:
 
 
 def from_tables(tables: Tables) -> Trace:
-    """The trace in a recording's tables `routes` and `tokens`; steps with incomplete routes are omitted."""
+    """The trace in a recording's tables `routes` and `tokens`; steps with incomplete routes are left out and counted."""
     routes, tokens = tables["routes"], tables["tokens"].set_index("token_id")
     routed = routes[routes["token_id"].isin(tokens.index)]
     if len(routed) == 0:
         raise PredictError("the recording holds no routes, of which counts keep no order: record an MoE engine at level expert")
     layers = np.sort(routed["layer"].unique())
     k = int(routed["rank"].max()) + 1
-    asked = _asked(tables, layers)
+    asked = _loads_ahead(tables, layers)
     steps = []
-    for token, part in routed.groupby("token_id", sort=True):
+    parts = routed.sort_values(["token_id", "layer", "row", "rank"]).groupby("token_id", sort=True)
+    for token, part in parts:
         step = tokens.loc[token]
-        rows = int(step["n_tokens"])
-        ordered = part.sort_values(["layer", "row", "rank"])
-        if len(ordered) == len(layers) * rows * k:
-            chosen = ordered["expert"].to_numpy(np.int64).reshape(len(layers), rows, k)
+        chosen = _by_layer(part, layers, int(step["n_tokens"]), k)
+        if chosen:
             asked_in = asked.get(int(token), {})
-            steps.append(Step(str(step["phase"]), int(step["position"]), tuple(chosen), asked_in, int(token)))
+            steps.append(Step(str(step["phase"]), int(step["position"]), chosen, asked_in, int(token)))
     if not steps:
         raise PredictError("no step of the recording has all its routes: record again with a larger --ring-mib")
-    return Trace(tuple(steps), int(routed["expert"].max()) + 1)
+    sizes = layer_bytes(tables)
+    expert_bytes = tuple(sizes[layer] for layer in layers.tolist()) if set(layers.tolist()) <= sizes.keys() else ()
+    return Trace(tuple(steps), int(routed["expert"].max()) + 1, expert_bytes, len(parts) - len(steps))
 
 
-def _asked(tables: Tables, layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
+def _by_layer(part: pd.DataFrame, layers: np.ndarray, rows: int, k: int) -> tuple[np.ndarray, ...]:
+    """A step's experts [rows, k] in each layer, of fewer rows in the last; () if some are missing."""
+    counts = part["layer"].value_counts().reindex(layers, fill_value=0).to_numpy()
+    if (counts[:-1] != rows * k).any() or counts[-1] % k or not k * (rows == 1 or len(layers) == 1) <= counts[-1] <= rows * k:
+        return ()
+    chosen = np.split(part["expert"].to_numpy(np.int64), np.cumsum(counts)[:-1])
+    return tuple(experts.reshape(-1, k) for experts in chosen)
+
+
+def _loads_ahead(tables: Tables, layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
     """Step → layer in which loads ahead began → (layer, expert) loaded; layers are indexes into `layers`."""
     loads = tables["loads"]
     ahead = loads[(loads["action"] == "load") & (loads["reason"] == "prefetch") & loads["layer"].isin(layers)]
@@ -91,7 +106,7 @@ def _asked(tables: Tables, layers: np.ndarray) -> dict[int, dict[int, list[tuple
     return by_step
 
 
-class Followers:
+class PairPredictor:
     """Predicts the next layer's experts from this layer's, by the frequency of pairs so far in the trace."""
 
     def __init__(self, layers: int, experts: int):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions.parts import HOST, NPU, given_away
-from analyzer.records.intervals import Intervals, common, covered
+from analyzer.records.intervals import Intervals, common_time, covered_ns
 from analyzer.records.schema import MADE, Tables, conform
 from analyzer.records.spans import NONE, following, shared_codes
 
@@ -15,7 +15,7 @@ QUEUED = "hexagon"
 HANDING_OVER = ("submission", "queue", "transport", "completion")
 """Causes that occur with every submission to an accelerator, regardless of its work."""
 FASTER = 0.08
-"""Default share by which `faster` speeds the accelerator up."""
+"""Default share by which `accelerator_saving` speeds the accelerator up."""
 
 
 def fallen_back(tables: Tables) -> np.ndarray:
@@ -30,7 +30,7 @@ def fallen_back(tables: Tables) -> np.ndarray:
     if not split.any():
         return split
     accelerated = split & ~of_graph["backend"].isin(HOST).to_numpy()
-    begun = pd.concat([operators.loc[accelerated, ["token_id", "layer", "begin_ns"]], queued(tables)])
+    begun = pd.concat([operators.loc[accelerated, ["token_id", "layer", "begin_ns"]], queued_operators(tables)])
     ends = begun.groupby(["token_id", "layer"])["begin_ns"].agg(["min", "max"])
     of_layer = ends.reindex(pd.MultiIndex.from_frame(operators[["token_id", "layer"]]))
     begin = operators["begin_ns"].to_numpy()
@@ -38,7 +38,7 @@ def fallen_back(tables: Tables) -> np.ndarray:
     return split & (of_graph["backend"] == "cpu").to_numpy() & between
 
 
-def queued(tables: Tables) -> pd.DataFrame:
+def queued_operators(tables: Tables) -> pd.DataFrame:
     """Operators sent to the NPU through a queue: token_id, layer, and the time their batch was sent, begin_ns."""
     operators = tables["npu_operators"].query("layer >= 0")
     sent = tables["npu_batches"].set_index("batch_id")["begin_ns"].reindex(operators["batch_id"]).to_numpy()
@@ -61,7 +61,7 @@ def executions(tables: Tables) -> pd.DataFrame:
 
     `queue_ns`: time in the NPU's queue by the profile; `worked_ns`: the earliest possible begin on the NPU.
     """
-    rows, batches = tables["qnn_executes"], answered(tables)
+    rows, batches = tables["qnn_executes"], batch_executions(tables)
     late = rows["asynchronous"].to_numpy()
     rows = rows.assign(
         backend=NPU,
@@ -76,7 +76,7 @@ def executions(tables: Tables) -> pd.DataFrame:
     return pd.concat([rows[columns], batches[columns]], ignore_index=True)
 
 
-def answered(tables: Tables) -> pd.DataFrame:
+def batch_executions(tables: Tables) -> pd.DataFrame:
     """Batches of NPU queues as executions; each is worked on when it was sent and the ones before it in its queue are done."""
     batches = tables["npu_batches"]
     known, sent = batches["wait_ns"].ge(0), batches["begin_ns"] + batches["submit_ns"].clip(lower=0)
@@ -104,27 +104,27 @@ def first_waits(tables: Tables, graphs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({name: np.append(waits[column], NONE)[row] for name, column in names.items()}, index=graphs.index)
 
 
-def waits(tables: Tables, pieces: pd.DataFrame) -> Intervals:
+def accelerator_waits(tables: Tables, pieces: pd.DataFrame) -> Intervals:
     """The times in which steps waited for an accelerator, keyed by thread."""
     rows = pieces[pieces["cause"] == "accelerator"]
     owner = tables["tokens"].set_index("token_id")["tid"]
     return Intervals(owner.reindex(rows["token_id"]).to_numpy(), rows["begin_ns"].to_numpy(), rows["end_ns"].to_numpy())
 
 
-def faster(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[str, Any]:
+def accelerator_saving(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[str, Any]:
     """The saving of an accelerator that takes `share` less time, in ms over all tokens; {} if none was used.
 
     The saving of a submission is limited to the token's wait for it: time covered by CPU work saves nothing. If no profile
     gives the accelerator's working time, it is taken to work until the host knows that it is done. `spun_ms`: the part of
     the wait in which the waiting thread had a CPU.
     """
-    given, waited = submissions(tables), waits(tables, pieces)
+    given, waited = submissions(tables), accelerator_waits(tables, pieces)
     if not len(given):
         return {}
     owner = tables["tokens"].set_index("token_id")["tid"]
     until = given[["submitted_ns", "done_ns"]].max(axis=1)
     busy = given["accelerator_ns"].fillna(until - given["begin_ns"])
-    exposed = covered(
+    exposed = covered_ns(
         waited, Intervals(owner.reindex(given["token_id"]).to_numpy(), given["begin_ns"].to_numpy(), until.to_numpy())
     )
     states = tables["thread_states"]
@@ -136,16 +136,19 @@ def faster(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[
         "unprofiled": int(given["accelerator_ns"].isna().sum()),
         "works_ms": float(busy.sum()) / 1e6,
         "waited_ms": float(waited.length.sum()) / 1e6,
-        "spun_ms": float(common(waited, running).length.sum()) / 1e6,
+        "spun_ms": float(common_time(waited, running).length.sum()) / 1e6,
         "won_ms": won / 1e6,
         "won_share": won / total if total else 0.0,
     }
 
 
-def gain(answer: dict[str, Any]) -> str:
-    """`faster` as text."""
-    worked, waited, bound = answer["works_ms"], answer["waited_ms"], "at most " if answer["unprofiled"] else ""
+def saving_text(answer: dict[str, Any]) -> str:
+    """`accelerator_saving` as text."""
+    worked, waited, unknown = answer["works_ms"], answer["waited_ms"], answer["unprofiled"]
+    bound = "at most " if unknown else ""
+    own = f"; the accelerator's own time is unknown for {unknown:,} of {answer['submissions']:,} submissions" if unknown else ""
     return (
-        f"an accelerator that takes {answer['faster']:.0%} less time would save {answer['won_ms']:,.2f} ms "
-        f"({answer['won_share']:.1%} of the steps): it works {bound}{worked:,.1f} ms, and steps wait for it for {waited:,.1f} ms"
+        f"an accelerator that takes {answer['faster']:.0%} less time would save {bound}{answer['won_ms']:,.2f} ms "
+        f"({answer['won_share']:.1%} of the steps): it works {bound}{worked:,.1f} ms, and steps wait for it for "
+        f"{waited:,.1f} ms{own}"
     )

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.parts import BESIDE, enqueued
+from analyzer.questions.parts import BESIDE, submitted_only
 from analyzer.records.schema import Tables, conform
 
 CPU = "cpu"
@@ -13,27 +13,27 @@ SAME = ["type", "role", "shape"]
 LAYER = re.compile(r"-\d+(?=$|[ #])|(?<=blk\.)\d+|(?<=_l)\d+(?=$| )")
 
 
-def role(name: str) -> str:
+def tensor_role(name: str) -> str:
     """A tensor's name without its layer number: ffn_out for ffn_out-3."""
     return LAYER.sub("", name)
 
 
-def timed(tables: Tables) -> pd.DataFrame:
+def timed_operators(tables: Tables) -> pd.DataFrame:
     """Every operator with a known time: type, role, shape, backend, us. Submitted operators have one only from a profile."""
     operators, measured = tables["operators"], tables["npu_operators"]
     graphs = tables["graphs"].set_index("graph_id")[["backend", "kind"]].reindex(operators["graph_id"])
-    known = operators["complete"].to_numpy() & ~enqueued(tables) & ~graphs["kind"].isin(BESIDE).to_numpy()
+    known = operators["complete"].to_numpy() & ~submitted_only(tables) & ~graphs["kind"].isin(BESIDE).to_numpy()
     host = operators.assign(backend=graphs["backend"].to_numpy(), us=operators["duration_ns"] / 1e3)[known]
     npu = measured[measured["us"] >= 0].assign(backend="hexagon")
     columns = ["type", "name", "shape", "backend", "us"]
     rows = pd.concat([frame[columns] for frame in (host, npu) if len(frame)] or [host[columns]], ignore_index=True)
     codes, names = pd.factorize(rows["name"])
-    return rows.assign(role=np.array([*map(role, names), ""], object)[codes])
+    return rows.assign(role=np.array([*map(tensor_role, names), ""], object)[codes])
 
 
-def beside(*recordings: Tables) -> pd.DataFrame:
+def compare_backends(*recordings: Tables) -> pd.DataFrame:
     """The table `backends`: each kind of operator that ran on the CPU and elsewhere, with both medians, costliest first."""
-    rows = pd.concat([timed(tables) for tables in recordings], ignore_index=True)
+    rows = pd.concat([timed_operators(tables) for tables in recordings], ignore_index=True)
     rows = rows[(rows["shape"] != "") & (rows["backend"] != "")]
     by_backend = rows.groupby([*SAME, "backend"], observed=True)["us"]
     times = by_backend.agg(runs="size", median_us="median", total_us="sum").reset_index()

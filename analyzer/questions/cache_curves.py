@@ -2,28 +2,23 @@
 
 Replayed by event: a step requests all experts of a layer at once, and each is a hit or a miss in the cache as it was when the
 layer began; experts of one event do not evict each other if the cache can hold them all. Slots are shared by all
-layers: one cache of (layer, expert) pairs. If a phase is given, only its events count; the others still fill the cache.
+layers: one cache of (layer, expert) pairs. If a phase is given, only its events count; the others, like the prompt's, still fill
+the cache. Sizes are in bytes where the recording has those of its experts, by layer.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analyzer.questions.expert_loads import layer_bytes
 from analyzer.questions.experts import activations
 from analyzer.records.schema import Tables
-from runtime.cache_rules.eviction import LFRU
-from runtime.cache_rules.forms import CPU, Form
-from runtime.cache_rules.replay import Event, Outcome, belady, belady_with_bypass, lfu, lru, replay
+from runtime.cache_rules.replay import Event, Outcome, Sizes, belady, belady_with_bypass, lfru, lfu, lru
 
-
-def lfru(events: Sequence[Event], size: int) -> Outcome:
-    """The result of the runtime's LFRU policy for events with keys (layer, expert)."""
-    forms = [Event(tuple(Form(layer, expert, CPU, 0) for layer, expert in keys), counts) for keys, counts in events]
-    return replay(forms, size, LFRU())
-
-
-POLICIES: dict[str, Callable[[Sequence[Event], int], Outcome]] = {
+POLICIES: dict[str, Callable[[Sequence[Event], int, Sizes], Outcome]] = {
     "lru": lru,
     "lfu": lfu,
     "belady": belady_with_bypass,
@@ -32,6 +27,8 @@ POLICIES: dict[str, Callable[[Sequence[Event], int], Outcome]] = {
 }
 """`belady` is the optimal cache: like `lfu` it may decline to cache a requested expert. The last two and `lru` may not."""
 SHOWN = ("lru", "lfu", "belady")
+MIB = 2**20
+MOST_BYTES = 2**62
 
 
 def events_of(tables: Tables, phase: str | None = None) -> list[Event]:
@@ -47,22 +44,91 @@ def events_of(tables: Tables, phase: str | None = None) -> list[Event]:
     return [Event(tuple(pairs), counts[step]) for step, pairs in asked.items()]
 
 
-def curves(
+def key_bytes(tables: Tables, events: Sequence[Event]) -> dict[Any, int] | None:
+    """Bytes of each (layer, expert) that is requested; None if the recording lacks those of a layer."""
+    sizes = layer_bytes(tables)
+    keys = {key for event in events for key in event.keys}
+    return {key: sizes[key[0]] for key in keys} if keys and all(layer in sizes for layer, _ in keys) else None
+
+
+def numbered_events(tables: Tables, phase: str | None = None) -> tuple[list[Event], dict[Any, int] | None, int]:
+    """(`events_of` with numbers for keys, in the order of layer and expert; their `key_bytes`; number of keys)."""
+    events = events_of(tables, phase)
+    size_of = key_bytes(tables, events)
+    numbers = {key: number for number, key in enumerate(sorted({key for event in events for key in event.keys}))}
+    bytes_of = {numbers[key]: size for key, size in size_of.items()} if size_of else None
+    return [Event(tuple(map(numbers.__getitem__, keys)), counts) for keys, counts in events], bytes_of, len(numbers)
+
+
+def hit_rate_curves(
     tables: Tables, sizes: Sequence[int] | None = None, phase: str | None = None, policies: Sequence[str] = SHOWN
 ) -> pd.DataFrame:
-    """Hit rate by cache size: slots, share (of all experts seen), a column per policy. Default sizes: eighths of them."""
-    events = events_of(tables, phase)
-    n_experts = len({pair for event in events for pair in event.keys})
-    chosen = sorted({max(1, n_experts * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
+    """Hit rate by cache size, a row per size and a column per policy; then `POLICY_read_mib`, MiB of the experts missed.
+
+    sizes: budgets in bytes, or numbers of experts if their bytes are not recorded. Default: eighths of all.
+    slots: experts of mean size that fit; share: of all experts seen; budget_mib: NaN like the reads if bytes are unknown.
+    """
+    events, size_of, count = numbered_events(tables, phase)
+    total = sum(size_of.values()) if size_of else count
+    chosen = sorted({max(1, total * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
+    names = [*(f"{name}_read_mib" for name in policies)]
     rows = []
     for size in chosen if events else ():
-        rates = {name: POLICIES[name](events, size).hit_rate for name in policies}
-        rows.append({"slots": size, "share": size / n_experts, **rates})
-    return pd.DataFrame(rows, columns=["slots", "share", *policies])
+        outcomes = [POLICIES[name](events, size, size_of) for name in policies]
+        rates = [outcome.hit_rate for outcome in outcomes]
+        read = [outcome.read_bytes / MIB if size_of else np.nan for outcome in outcomes]
+        fits = round(size * count / total)
+        rows.append((fits, size / total, size / MIB if size_of else np.nan, *rates, *read))
+    return pd.DataFrame(rows, columns=["slots", "share", "budget_mib", *policies, *names])
+
+
+@dataclass(frozen=True)
+class Cliff:
+    """What a decoded token requests in all layers, at most: experts, and bytes (NaN if unknown). In a cache of `nothing_below`
+    (bytes, or experts if bytes are unknown) or less, LRU hits nothing in decode: it evicts every expert before its next use.
+    """
+
+    experts: int
+    bytes: float
+    nothing_below: int
+
+
+def lru_cliff(tables: Tables) -> Cliff | None:
+    """The cliff of LRU, to within one expert; None without decoded tokens."""
+    rows = activations(tables, "decode")
+    if len(rows) == 0:
+        return None
+    sizes = layer_bytes(tables) if key_bytes(tables, events_of(tables)) else None
+    asked = rows.assign(size=rows["layer"].map(sizes) if sizes else 1).groupby("token_id")["size"].agg(["size", "sum"])
+    events, size_of, _ = numbered_events(tables, "decode")
+    low, high = 0, min(int(asked["sum"].max()), nearest_reuse(events, size_of))
+    if lru(events, high - 1, size_of).hits == 0:
+        low = high - 1
+    while high - low > (min(size_of.values()) if size_of else 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if lru(events, middle, size_of).hits == 0 else (low, middle)
+    return Cliff(int(asked["size"].max()), float(asked["sum"].max()) if size_of else float("nan"), low)
+
+
+def nearest_reuse(events: Sequence[Event], size_of: dict[Any, int] | None) -> int:
+    """The fewest bytes (or experts) from an expert's request to its next, its own included: LRU hits in a cache of that size.
+
+    Only events that count, without others between them; MOST_BYTES if no expert is requested again.
+    """
+    total, nearest, last = 0, MOST_BYTES, dict[Any, int]()
+    for keys, counts in events:
+        if not counts:
+            last.clear()
+            continue
+        nearest = min([nearest, *(total - last[key] for key in keys if key in last)])
+        for key in keys:
+            last[key] = total
+            total += size_of[key] if size_of else 1
+    return nearest
 
 
 def slots_for(tables: Tables, rate: float, phase: str | None = None) -> int | None:
-    """The smallest number of slots with which LRU reaches a hit rate; None if even all experts do not."""
+    """The smallest number of experts for which LRU reaches a hit rate; None if even all do not."""
     events = events_of(tables, phase)
     n_experts = len({pair for event in events for pair in event.keys})
     low, high = 1, n_experts
@@ -78,7 +144,6 @@ def slots_for(tables: Tables, rate: float, phase: str | None = None) -> int | No
 
 
 def expert_bytes(tables: Tables) -> float:
-    """Mean size of one expert, from recorded loads; NaN without any."""
-    loads = tables["loads"]
-    sizes = loads.loc[(loads["action"] == "load") & (loads["bytes"] > 0), "bytes"]
-    return float(sizes.mean()) if len(sizes) else float(np.nan)
+    """Mean size of one expert over the layers, from recorded loads; NaN without any."""
+    sizes = layer_bytes(tables)
+    return float(np.mean([*sizes.values()])) if sizes else float(np.nan)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.records.stamps import INPUTS, stat_of
-from moescope.scratch import replaced
-from tracer.recording.format import Recording, is_whole, sealed
+from moescope.scratch import replaced_file
+from tracer.recording.format import Recording, is_whole, with_checksum
 
 if TYPE_CHECKING:
     from analyzer.records.reading import Source
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def stamp(folder: Path, roof: Path) -> dict[str, Any]:
+def summary_stamp(folder: Path, roof: Path) -> dict[str, Any]:
     """The inputs of a summary: the recording, the ceilings of this machine, and this program."""
     code = [stat_of(path) or [0, 0] for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.toml")])]
     return {
@@ -26,34 +26,34 @@ def stamp(folder: Path, roof: Path) -> dict[str, Any]:
     }
 
 
-def summary(run_dir: Path) -> dict[str, Any]:
+def cached_summary(run_dir: Path) -> dict[str, Any]:
     """summary.summarize of a recording, from RUN/tables/summary.json if that is up to date."""
     from analyzer.questions.ceilings import cache_file
 
-    path, now = run_dir / "tables" / "summary.json", stamp(run_dir, cache_file())
+    path, now = run_dir / "tables" / "summary.json", summary_stamp(run_dir, cache_file())
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         cached = json.loads(path.read_text())
         if cached["stamp"] == now and now["files"][0] and is_whole(cached):
             return dict(cached["summary"])
     from analyzer.questions.summary import NEEDED
     from analyzer.records.reading import Source
-    from analyzer.tables.store import load
+    from analyzer.tables.store import load_tables
 
     source = Source(Recording(run_dir))
-    return kept(run_dir, source.recording, load(run_dir, NEEDED, source), source)[1]
+    return store_summary(run_dir, source.recording, load_tables(run_dir, NEEDED, source), source)[1]
 
 
-def kept(
+def store_summary(
     run_dir: Path, recording: Recording, tables: Mapping[str, Any], source: "Source | None" = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """summary.summarize of a recording's tables, and the same as JSON has it, which is written beside them."""
-    from analyzer.jsonable import plain
     from analyzer.questions.ceilings import cache_file
     from analyzer.questions.summary import summarize
+    from moescope.answers import json_value
 
-    now = stamp(run_dir, cache_file())
+    now = summary_stamp(run_dir, cache_file())
     figures = summarize(recording, tables, source)
-    written = dict(plain(figures))
-    with contextlib.suppress(OSError), replaced(run_dir / "tables" / "summary.json") as file:  # not in a read-only recording
-        file.write_text(json.dumps(sealed({"stamp": now, "summary": written})))
+    written = dict(json_value(figures))
+    with contextlib.suppress(OSError), replaced_file(run_dir / "tables" / "summary.json") as file:  # not in a read-only recording
+        file.write_text(json.dumps(with_checksum({"stamp": now, "summary": written})))
     return figures, written

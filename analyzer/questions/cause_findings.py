@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import causes, displacement, expert_loads
-from analyzer.questions.facts import Facts, Finding
+from analyzer.questions.facts import Finding, RuleInputs
 from analyzer.records.intervals import Intervals
 from moescope.packaged import toml_beside
 
@@ -16,17 +16,18 @@ NAMED = 3
 OWN_THREADS, LATE, UNKNOWN = "the program's own threads", "idle CPUs not yet reached", "unknown"
 
 
-def by_cause(facts: Facts) -> Iterator[Finding]:
+def by_cause(facts: RuleInputs) -> Iterator[Finding]:
     """One finding for each cause, with its sum and the largest amounts below it. Its saving is its time: no remedy saves more.
 
     Computing saves what lies above the roofline; without ceilings that is unknown, and counted as 0.
     """
     phase_ns = facts.time.groupby("phase")["duration_ns"].sum()
     for cause, rows in facts.time.groupby("cause"):
-        spent, below = float(rows["duration_ns"].sum()), amounts(facts, str(cause), rows)
+        spent, below = float(rows["duration_ns"].sum()), largest_amounts(facts, str(cause), rows)
         saving = above_roof(facts) if cause == causes.COMPUTING else spent
         named = ", ".join(f"{name} {ns / facts.total_ns:.0%}" for name, ns in below.items() if ns >= 0.005 * facts.total_ns)
-        text = f"{cause} ({MEANING[str(cause)]})" + (f": {named}" if named else "")
+        above = f"; {saving / facts.total_ns:.0%} above the roofline" if cause == causes.COMPUTING and saving else ""
+        text = f"{cause} ({MEANING[str(cause)]}{above})" + (f": {named}" if named else "")
         phases = rows.groupby("phase")["duration_ns"].sum() / phase_ns
         evidence = {
             "cause": cause,
@@ -38,7 +39,7 @@ def by_cause(facts: Facts) -> Iterator[Finding]:
         yield facts.finding(str(cause), text, saving, evidence, "cause", {"cause": cause})
 
 
-def above_roof(facts: Facts) -> float:
+def above_roof(facts: RuleInputs) -> float:
     """ns that the steps computed in operators beyond the roofline's time for them; 0 if that is unknown."""
     if facts.ceilings is None:
         return 0.0
@@ -49,19 +50,19 @@ def above_roof(facts: Facts) -> float:
     return float((rows["duration_ns"].groupby(types).sum() - least).clip(lower=0).sum())
 
 
-def amounts(facts: Facts, cause: str, rows: pd.DataFrame) -> pd.Series:
+def largest_amounts(facts: RuleInputs, cause: str, rows: pd.DataFrame) -> pd.Series:
     """ns below a cause by name, largest first: at most NAMED and "other"."""
-    special = {causes.RUN_QUEUE: displacers, causes.OTHER_THREAD: awaited, causes.EXPERT_LOAD: load_reasons}
+    special = {causes.RUN_QUEUE: displacing_programs, causes.OTHER_THREAD: awaited_threads, causes.EXPERT_LOAD: load_reasons}
     names = special[cause](facts, rows) if cause in special else rows.groupby("part")["duration_ns"].sum()
     ranked = names[names > 0].sort_values(ascending=False)
     rest = ranked.iloc[NAMED:].sum()
     return pd.concat([ranked.iloc[:NAMED], pd.Series({"other": rest})]) if rest else ranked
 
 
-def displacers(facts: Facts, rows: pd.DataFrame) -> pd.Series:
+def displacing_programs(facts: RuleInputs, rows: pd.DataFrame) -> pd.Series:
     """The programs that ran instead of a ready thread, as the last one on its CPU before it came back."""
     spans = Intervals.of_table(rows)
-    ran, by = displacement.runners(facts.tables["sched"], spans)
+    ran, by = displacement.split_by_runner(facts.tables["sched"], spans)
     threads = facts.tables["threads"].drop_duplicates("tid").set_index("tid").reindex(by)
     name = np.where(threads["name"].fillna("") == "", [f"thread {tid}" for tid in by], threads["name"])
     name = np.select([by == 0, by < 0, threads["target"].eq(True).to_numpy()], [LATE, UNKNOWN, OWN_THREADS], name)
@@ -70,18 +71,18 @@ def displacers(facts: Facts, rows: pd.DataFrame) -> pd.Series:
     return spent.add(pd.Series({UNKNOWN: left}), fill_value=0) if left else spent
 
 
-def awaited(facts: Facts, rows: pd.DataFrame) -> pd.Series:
+def awaited_threads(facts: RuleInputs, rows: pd.DataFrame) -> pd.Series:
     """The threads that steps waited for."""
     return rows["duration_ns"].groupby(thread_labels(facts, rows["tid"])).sum()
 
 
-def thread_labels(facts: Facts, tids: pd.Series) -> np.ndarray:
+def thread_labels(facts: RuleInputs, tids: pd.Series) -> np.ndarray:
     """Threads' numbers with their names."""
     names = facts.tables["threads"].drop_duplicates("tid").set_index("tid")["name"].reindex(tids).fillna("")
     return np.array([f"thread {tid} {name}".strip() for tid, name in zip(tids.tolist(), names.tolist(), strict=True)], object)
 
 
-def load_reasons(facts: Facts, rows: pd.DataFrame) -> pd.Series:
+def load_reasons(facts: RuleInputs, rows: pd.DataFrame) -> pd.Series:
     """Why experts were loaded."""
     again = expert_loads.with_forms(facts.tables).set_index("load_id")["again"].reindex(rows["load_id"])
     reason = np.where(rows["load_id"] < 0, "NPU contexts", np.where(again.eq(True), "reloads", "first loads"))

@@ -14,8 +14,8 @@ import pandas as pd
 from analyzer.questions import rpc
 from analyzer.questions.accelerators import QUEUED, executions
 from analyzer.questions.deciders import BARRIER, OWN, SLEEPING, STATES, WORKER, StepThreads, spans_of
-from analyzer.questions.parts import HOST_CODE, LOAD, NPU, PARTS, accelerated
-from analyzer.records.intervals import Intervals, common, merged, overlaps
+from analyzer.questions.parts import HOST_CODE, LOAD, NPU, PARTS, accelerated_graphs
+from analyzer.records.intervals import Intervals, common_time, merge_intervals, overlaps
 from analyzer.records.schema import Tables
 
 COMPUTING, RUN_QUEUE, ASLEEP, OTHER_THREAD = "computing", "run queue", "asleep", "lock or other thread"
@@ -39,7 +39,7 @@ class HandOver:
     @cached_property
     def graphs(self) -> Intervals:
         """The graphs that an accelerator computes."""
-        return Intervals.of_table(accelerated(self.tables))
+        return Intervals.of_table(accelerated_graphs(self.tables))
 
     def beside(self, kind: str) -> pd.DataFrame:
         """The graphs that stand for a copy between backends or the wait for one."""
@@ -59,22 +59,22 @@ class HandOver:
     @cached_property
     def answers(self) -> Intervals:
         """The waits for executions."""
-        return merged(Intervals.of_table(self.waited, begin="wait_ns", end="done_ns"))
+        return merge_intervals(Intervals.of_table(self.waited, begin="wait_ns", end="done_ns"))
 
     @cached_property
     def all(self) -> Intervals:
         """The times in an accelerator's graph, in an execution on it, or in a wait for it."""
-        return merged(Intervals.joined(self.graphs, self.answers, Intervals.of_table(self.beside("wait"))))
+        return merge_intervals(Intervals.joined(self.graphs, self.answers, Intervals.of_table(self.beside("wait"))))
 
     def messages(self) -> list[Intervals]:
         """Completed calls to the NPU's driver in three parts: submission, accelerator, completion."""
-        rows = rpc.messages(self.tables)
+        rows = rpc.rpc_messages(self.tables)
         rows = rows[(rows["answered_ns"] >= 0) & (rows["end_ns"] >= 0)]
         moments = pairwise(("begin_ns", "sent_ns", "answered_ns", "end_ns"))
         return [Intervals.of_table(rows, begin=begin, end=end) for begin, end in moments]
 
 
-def profiled(rows: pd.DataFrame, key: np.ndarray) -> list[Cause]:
+def profiled_times(rows: pd.DataFrame, key: np.ndarray) -> list[Cause]:
     """Queueing and work from each execution's profile, which gives durations only: both are placed as early as possible."""
     begin, end, given = (rows[name].to_numpy(np.int64) for name in ("wait_ns", "done_ns", "worked_ns"))
     queue, busy = (np.nan_to_num(rows[name].to_numpy()).astype(np.int64) for name in ("queue_ns", "accelerator_ns"))
@@ -82,20 +82,18 @@ def profiled(rows: pd.DataFrame, key: np.ndarray) -> list[Cause]:
     return [(QUEUE, Intervals(key, first, second)), (ACCELERATOR, Intervals(key, second, third))]
 
 
-def unprofiled(rows: pd.DataFrame, key: np.ndarray, begin: str = "wait_ns") -> list[Cause]:
+def unprofiled_times(rows: pd.DataFrame, key: np.ndarray, begin: str = "wait_ns") -> list[Cause]:
     """The time outside the profile's durations is transport; without a profile, all time counts as the accelerator's."""
     spans = Intervals(key, rows[begin].to_numpy(np.int64), rows["done_ns"].to_numpy(np.int64))
     known = rows["accelerator_ns"].notna().to_numpy()
     return [(TRANSPORT, spans.where(known)), (ACCELERATOR, spans.where(~known))]
 
 
-def stalls(tables: Tables) -> Intervals:
-    """Reads, faults that read the file or its following pages, and faults that waited for that, of all threads, by thread."""
-    faults, states = tables["faults"], tables["thread_states"]
-    waiting = Intervals.of_table(states).where((states["state"] == "waiting").to_numpy())
+def disk_stalls(tables: Tables) -> Intervals:
+    """Reads, and faults that read the file or its following pages, of all threads, by thread."""
+    faults = tables["faults"]
     reading = Intervals.of_table(faults).where(((faults["kind"] == "major") | (faults["bytes"] > 0)).to_numpy())
-    read_ahead = common(merged(waiting), merged(Intervals.of_table(faults)))
-    return merged(Intervals.joined(reading, read_ahead, Intervals.of_table(tables["reads"])))
+    return merge_intervals(Intervals.joined(reading, Intervals.of_table(tables["reads"])))
 
 
 def in_state(pieces: pd.DataFrame, *names: str) -> Intervals:
@@ -111,7 +109,7 @@ def in_part(pieces: pd.DataFrame, *names: str) -> Intervals:
 def of_others(tables: Tables, pieces: pd.DataFrame, proven: list[Cause], npu: list[Cause], disk: Intervals) -> list[Cause]:
     """Causes of `pieces`, the times that other threads decide. Of their executions, `proven` by a profile and the rest: `npu`."""
     doing, loads = spans_of(pieces, "owner"), tables["loads"]
-    loading = merged(Intervals.of_table(loads[(loads["action"] == "load").to_numpy()]))
+    loading = merge_intervals(Intervals.of_table(loads[(loads["action"] == "load").to_numpy()]))
     unwoken = pieces[(pieces["role"] == BARRIER) & (pieces["state"] == SLEEPING) & (pieces["waker"] < 0)]
 
     def within(windows: Intervals) -> Intervals:
@@ -119,7 +117,7 @@ def of_others(tables: Tables, pieces: pd.DataFrame, proven: list[Cause], npu: li
         return Intervals(doing.key[met.left], met.begin, met.end)
 
     def during(some: list[Cause]) -> list[Cause]:
-        return [(cause, common(merged(doing), merged(spans))) for cause, spans in some]
+        return [(cause, common_time(merge_intervals(doing), merge_intervals(spans))) for cause, spans in some]
 
     return [
         *during(proven),
@@ -142,32 +140,32 @@ def of_graphs(hand: HandOver, asleep: Intervals) -> list[Cause]:
     """Within an accelerator's graphs: sleep until it is done, reading of results behind an execution, preparation."""
     met = overlaps(hand.graphs, hand.answers)
     behind = Intervals(hand.graphs.key[met.left], met.end, hand.graphs.end[met.left])
-    unknown = merged(hand.graphs.where(~np.isin(np.arange(len(hand.graphs)), met.left)))
-    return [(ACCELERATOR, common(merged(asleep), unknown)), (COMPLETION, behind), (SUBMISSION, hand.graphs)]
+    unknown = merge_intervals(hand.graphs.where(~np.isin(np.arange(len(hand.graphs)), met.left)))
+    return [(ACCELERATOR, common_time(merge_intervals(asleep), unknown)), (COMPLETION, behind), (SUBMISSION, hand.graphs)]
 
 
-def candidates(hand: HandOver, steps: StepThreads, pieces: pd.DataFrame) -> list[Cause]:
+def cause_intervals(hand: HandOver, steps: StepThreads, pieces: pd.DataFrame) -> list[Cause]:
     """Every cause with its intervals, by the steps' own threads; the first one that covers a moment takes it."""
     sending, working, ending = hand.messages()
-    disk, waits = stalls(hand.tables), hand.beside("wait")
+    disk, waits = disk_stalls(hand.tables), hand.beside("wait")
     answered = (waits["backend"] == QUEUED).to_numpy() & bool(len(hand.tables["npu_batches"]))
     mine = hand.waited["tid"].isin(steps.owner)
     own, other = hand.waited[mine], hand.waited[~mine]
     late = hand.executions[(hand.executions["backend"] == NPU) & (hand.executions["wait_ns"] < 0)]
     late = late[late["token_id"] >= 0]
     theirs, of_late = (steps.owner[steps.rows(rows["token_id"])] for rows in (other, late))
-    proven, npu = profiled(other, theirs), [*unprofiled(other, theirs), *unprofiled(late, of_late, "begin_ns")]
+    proven, npu = profiled_times(other, theirs), [*unprofiled_times(other, theirs), *unprofiled_times(late, of_late, "begin_ns")]
     by_own, by_others = pieces[pieces["role"] == OWN], pieces[pieces["role"] != OWN]
     return [
-        *profiled(own, own["tid"].to_numpy()),
+        *profiled_times(own, own["tid"].to_numpy()),
         (SUBMISSION, sending),
         (COMPLETION, ending),
-        (COMPLETION, common(merged(steps.woken), hand.all)),
+        (COMPLETION, common_time(merge_intervals(steps.woken), hand.all)),
         *of_others(hand.tables, by_others, proven, npu, disk),
         (RUN_QUEUE, in_state(by_own, "runnable")),
         (STOPPED, in_state(by_own, "stopped")),
         (TRACING, in_state(by_own, "held")),
-        *unprofiled(own, own["tid"].to_numpy()),
+        *unprofiled_times(own, own["tid"].to_numpy()),
         (SUBMISSION, Intervals.of_table(late, end="submitted_ns")),
         (ACCELERATOR, working),
         (SUBMISSION, Intervals.of_table(hand.executions[hand.executions["backend"] == QUEUED], end="submitted_ns")),

@@ -21,8 +21,8 @@ import numpy as np
 
 from analyzer.errors import AnalysisError
 from analyzer.records.manifest import section
-from moescope.scratch import replaced
-from tracer.recording.machine import describe
+from moescope.scratch import replaced_file
+from tracer.recording.machine import describe_machine
 
 VECTOR_BYTES = 64 << 20
 SIDE = 512
@@ -58,28 +58,29 @@ class Ceilings:
 def cache_file() -> Path:
     """The file with the cached ceilings of this machine."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moescope"
-    name = hashlib.sha256(f"{VERSION} {os.uname().machine} {describe()['cpu_model']} {os.cpu_count()}".encode()).hexdigest()[:16]
+    model = describe_machine()["cpu_model"]
+    name = hashlib.sha256(f"{VERSION} {os.uname().machine} {model} {os.cpu_count()}".encode()).hexdigest()[:16]
     return folder / f"ceilings-{name}.json"
 
 
-def read(path: Path) -> Ceilings:
+def read_ceilings(path: Path) -> Ceilings:
     """Ceilings from a file, possibly of another machine."""
     try:
         return Ceilings(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise AnalysisError(
-            f"{path} holds no ceilings ({error}); measure them with: python -m analyzer ceilings --out FILE"
+            f"{path} holds no ceilings ({error}); measure them with: moescope predict ceilings --out FILE"
         ) from None
 
 
-def write(ceilings: Ceilings, path: Path) -> None:
+def write_ceilings(ceilings: Ceilings, path: Path) -> None:
     """Write ceilings to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as temporary:
+    with replaced_file(path) as temporary:
         temporary.write_text(json.dumps(asdict(ceilings), indent=1))
 
 
-def measure() -> Ceilings:
+def measure_separately() -> Ceilings:
     """Measure now, in a separate process, since BLAS libraries read their number of threads at import."""
     single = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
     package = str(Path(__file__).resolve().parents[2])
@@ -91,22 +92,22 @@ def measure() -> Ceilings:
     return Ceilings(**json.loads(done.stdout))
 
 
-def kept(fresh: bool = False) -> Ceilings:
+def stored_or_measured(fresh: bool = False) -> Ceilings:
     """This machine's ceilings, measured if there are none yet or if `fresh`."""
     if fresh or not cache_file().exists():
-        write(measure(), cache_file())
-    return read(cache_file())
+        write_ceilings(measure_separately(), cache_file())
+    return read_ceilings(cache_file())
 
 
-def load(manifest: dict[str, Any], path: Path | None = None) -> Ceilings | None:
+def ceilings_for(manifest: dict[str, Any], path: Path | None = None) -> Ceilings | None:
     """The ceilings for a recording's machine: from `path`, else this machine's cached ones if it is of that kind, else None."""
     if path is not None:
-        return read(path)
-    ceilings = read(cache_file()) if cache_file().exists() else None
+        return read_ceilings(path)
+    ceilings = read_ceilings(cache_file()) if cache_file().exists() else None
     return ceilings if ceilings is not None and ceilings.fits(section(manifest, "machine")) else None
 
 
-def rate(once: Callable[[], object], threads: int) -> float:
+def calls_per_s(once: Callable[[], object], threads: int) -> float:
     """Total calls per second of all threads, the best of several runs."""
 
     def loop(until: float) -> int:
@@ -131,9 +132,9 @@ def measure_here() -> Ceilings:
     vector = np.ones(VECTOR_BYTES // 4, np.float32)
     matrix, small = np.ones((SIDE, SIDE), np.float32), np.ones((8, 8), np.float32)
     counts = sorted({1, cpus})
-    bandwidth = {str(n): VECTOR_BYTES * rate(lambda: vector.dot(vector), n) for n in counts}
-    flops = {str(n): 2.0 * SIDE**3 * rate(lambda: matrix @ matrix, n) for n in counts}
-    return Ceilings(describe()["cpu_model"], cpus, bandwidth, flops, 1e9 / rate(lambda: small @ small, 1))
+    bandwidth = {str(n): VECTOR_BYTES * calls_per_s(lambda: vector.dot(vector), n) for n in counts}
+    flops = {str(n): 2.0 * SIDE**3 * calls_per_s(lambda: matrix @ matrix, n) for n in counts}
+    return Ceilings(describe_machine()["cpu_model"], cpus, bandwidth, flops, 1e9 / calls_per_s(lambda: small @ small, 1))
 
 
 if __name__ == "__main__":

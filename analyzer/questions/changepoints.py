@@ -1,18 +1,31 @@
 """Decomposition of a series of steps: slow first step, changes of level, drifts, periodic spikes, bursts of slow steps.
 
-The model: a line in each of several segments, possibly autocorrelated noise (AR(1)), and upward outliers. Outliers are set
-aside first; the segments are then the partition of least cost, found exactly by dynamic programming over all partitions.
+The model: a line in each of several segments, possibly autocorrelated noise (AR(1)), and upward outliers. Outliers are found in
+the difference from a running median, and set aside first: bursts, periodic spikes (questions/periods.py), single ones. The
+segments are then the partition of least cost, found exactly by dynamic programming over all partitions.
+
+A burst is an interval of LEAST_BURST to MOST_BURST steps that takes longer than its surroundings, though no step of it need stand
+out: a scan statistic. Each step, less rho times the one before it, is replaced by the normal score of its rank, so that the
+noise's distribution does not matter; the matched filter of a raised interval is compared with the normal quantile for
+BURST_FALSE_ALARM, divided by the number of intervals. The largest is a burst; then the next outside it. No score exceeds
+MOST_SCORE, so that a few spikes that happen to be near each other make no burst. LEAST_BURST steps in a row that all stand out
+are a burst in any noise.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
+from analyzer.questions.periods import Period, spikes_and_steps
+
 SPIKE_SIGMAS = 5.0
+CLIP_SIGMAS = 3.0
+"""For levels, a difference from the running median counts at most so much: noise may have heavier tails than the normal one."""
 SHIFT_SIGMAS = 3.0
-CUT, SLOPE = 4.0, 7.0
+CUT, SLOPE = 4.0, 8.0
 """A cut must lower the cost of a partition by CUT times ln(steps), a slope (at most one per segment) by SLOPE.
 
 benchmarks.series says what that finds, and how often something is found in noise alone.
@@ -20,13 +33,13 @@ benchmarks.series says what that finds, and how often something is found in nois
 MIN_STEPS = 8
 LEAST_SERIES = 3 * MIN_STEPS
 MEDIAN_WIDTH = 31
-LEAST_BURST = 4
+LEAST_BURST, MOST_BURST = 4, MEDIAN_WIDTH // 2
+BURST_FALSE_ALARM = 0.005
+MOST_SCORE = 2.75
 MOST_POINTS = 400
 GAUSS = 1.4826
-MIN_SPIKES = 4
-SHORT = 4
+SHORT = 8
 """Added to the correlation, over the number of steps: too small a one sees drifts in noise, and few steps tell it badly."""
-REGULAR = 0.1
 LARGEST_RHO = 0.9
 """Largest correlation of neighbours that is distinguishable from a random walk."""
 SLOW_FIRST = 1.5
@@ -58,16 +71,6 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Period:
-    """A spike of typical height `height` every `steps` steps, seen `count` times, first at `first`."""
-
-    steps: float
-    height: float
-    count: int
-    first: int
-
-
-@dataclass(frozen=True)
 class Burst:
     """`steps` steps in a row, from `at` on, are slower by typically `height`."""
 
@@ -77,7 +80,7 @@ class Burst:
 
 
 @dataclass(frozen=True)
-class Parts:
+class SeriesParts:
     """The parts of a series. first: the first step as a multiple of the following steps if it was set aside, else 0.
 
     rest: the residual of each step, 0 if it was set aside; singles: the share of the variance due to single spikes.
@@ -121,109 +124,168 @@ def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.median((y[j] - y[i])[real] / (x[j] - x[i])[real])) if real.any() else 0.0
 
 
-def standing_out(values: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """(runs of consecutive steps far above the running median; each step's difference from that median)."""
-    if len(values) < MIN_STEPS:
-        return [], np.zeros(len(values))
-    over = values - running_median(values)
-    spread = GAUSS * np.median(np.abs(over - np.median(over)))
-    places = np.flatnonzero(over > SPIKE_SIGMAS * max(spread, 1e-12))
-    return [run for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(run)], over
+def spread_of(over: np.ndarray) -> float:
+    """The robust standard deviation."""
+    return float(max(GAUSS * np.median(np.abs(over - np.median(over))), 1e-12)) if len(over) else 1e-12
 
 
-def take_apart(values: np.ndarray) -> Parts:
+def take_apart(values: np.ndarray) -> SeriesParts:
     """All parts of a series according to the model."""
     y = np.asarray(values, np.float64)
     following = float(np.median(y[1 : MEDIAN_WIDTH + 1])) if len(y) > MIN_STEPS else np.inf
     skipped = int(y[0] > SLOW_FIRST * following > 0) if len(y) else 0
     base = y[skipped:].copy()
-    runs, over = standing_out(base)
-    bursts = [Burst(int(run[0]) + skipped, len(run), float(np.median(over[run]))) for run in runs if len(run) >= LEAST_BURST]
-    singles = np.array([run[0] for run in runs if len(run) < LEAST_BURST], np.int64)
-    period = regular(singles, over, skipped)
-    slow = np.concatenate([np.empty(0, np.int64), *runs])
-    base[slow] -= over[slow]
-    spread = float(np.var(y[skipped:])) * len(base) if len(base) else 0.0
+    over, rho = base - base, 0.0
+    if len(base) >= MIN_STEPS:
+        over, rho = base - running_median(base), noise_correlation(base)
+    bursts, slow = find_bursts(over, rho)
+    period, regular = spikes_and_steps(np.where(slow, 0.0, over), rho)
+    reach = spread_of(over)
+    singles = (over > SPIKE_SIGMAS * reach) & ~slow
+    singles[regular] = True
+    slow |= singles
+    spread = float(np.var(base)) * len(base) if len(base) else 0.0
     explained = float((over[singles] ** 2).sum()) / max(spread, 1e-24)
-    segments, scale = partition(base)
+    base -= np.where(slow, over, over - np.clip(over, -CLIP_SIGMAS * reach, CLIP_SIGMAS * reach))
+    segments, scale = best_partition(base)
     ends = [ends_of(base, segment) for segment in segments]
-    rest = np.concatenate([np.zeros(skipped), base - levels(segments, ends)])
-    rest[slow + skipped] = 0
+    rest = np.concatenate([np.zeros(skipped), base - level_per_step(segments, ends)])
+    rest[skipped:][slow] = 0
+    bursts = [replace(burst, at=burst.at + skipped) for burst in bursts]
+    period = period and replace(period, first=period.first + skipped)
     drifts = [Drift(s.begin + skipped, s.end - 1 + skipped, *e) for s, e in zip(segments, ends, strict=True) if s.sloping]
     first = float(y[0] / following) if skipped else 0.0
-    return Parts(first, jumps(segments, ends, scale, skipped), drifts, period, bursts, rest, min(explained, 1.0))
+    return SeriesParts(first, shifts_between(segments, ends, scale, skipped), drifts, period, bursts, rest, min(explained, 1.0))
 
 
-def shifts(values: np.ndarray) -> list[Shift]:
+def find_bursts(over: np.ndarray, rho: float) -> tuple[list[Burst], np.ndarray]:
+    """(bursts in a series less its running median, whether each step is in one); rho: correlation of neighbours in the noise."""
+    inside = np.zeros(len(over), bool)
+    lengths = np.arange(LEAST_BURST, min(MOST_BURST, len(over) // 2) + 1)
+    if not len(lengths):
+        return [], inside
+    threshold = -NormalDist().inv_cdf(BURST_FALSE_ALARM / (len(over) * len(lengths)))
+    scores = normal_scores(over - rho * np.append(0.0, over[:-1]))
+    bursts = lasting_runs(over)
+    while True:
+        for burst in bursts:
+            inside[burst.at : burst.at + burst.steps] = True
+        place, length, score = highest_interval(np.where(inside, 0.0, scores), lengths, rho)
+        if score <= threshold:
+            return sorted(bursts, key=lambda burst: burst.at), inside
+        steps = np.arange(place, place + length)
+        bursts.append(Burst(place, length, float(np.median(over[steps[~inside[steps]]]))))
+
+
+def lasting_runs(over: np.ndarray) -> list[Burst]:
+    """Runs of LEAST_BURST steps or more that all stand out, with their neighbours of at least half their height."""
+    bursts: list[Burst] = []
+    spike = SPIKE_SIGMAS * spread_of(over)
+    for run in runs_of(over > spike):
+        if len(run) >= LEAST_BURST and not (bursts and run[0] < bursts[-1].at + bursts[-1].steps):
+            height = float(np.median(over[run]))
+            whole = next(wider for wider in runs_of(over > min(height / 2, spike)) if run[0] in wider)
+            bursts.append(Burst(int(whole[0]), len(whole), height))
+    return bursts
+
+
+def runs_of(chosen: np.ndarray) -> list[np.ndarray]:
+    """Consecutive chosen steps."""
+    places = np.flatnonzero(chosen)
+    return [run for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(run)]
+
+
+def highest_interval(scores: np.ndarray, lengths: np.ndarray, rho: float) -> tuple[int, int, float]:
+    """(begin, steps, score) of the interval in which a raised level fits best, in standard deviations.
+
+    Steps less rho times the one before are raised by 1 at its begin, 1 - rho within it, and -rho after its end.
+    """
+    sums, padded = np.cumsum(np.append(0.0, scores)), np.append(scores, 0.0)
+    best = (0, 0, 0.0)
+    for length in lengths.tolist():
+        fit = (1 - rho) * (sums[length:] - sums[:-length]) + rho * (padded[:-length] - padded[length:])
+        fit /= np.sqrt(1 + (length - 1) * (1 - rho) ** 2 + rho**2)
+        place = int(np.argmax(fit))
+        best = max(best, (place, length, float(fit[place])), key=lambda each: each[2])
+    return best
+
+
+def normal_scores(values: np.ndarray) -> np.ndarray:
+    """The normal quantile of each value's rank among those that do not stand out, within MOST_SCORE, less the mean.
+
+    Over their standard deviation where many stand out, so that it is above 1: noise of two levels makes no bursts.
+    """
+    usual = np.sort(values[values <= SPIKE_SIGMAS * spread_of(values)])
+    rank = (np.searchsorted(usual, values, "left") + np.searchsorted(usual, values, "right")) / 2
+    share, where = np.unique(np.clip(rank, 0.5, len(usual) - 0.5) / max(len(usual), 1), return_inverse=True)
+    scores = np.clip([NormalDist().inv_cdf(float(each)) for each in share], -MOST_SCORE, MOST_SCORE)[where]
+    return (scores - scores.mean()) / max(float(scores.std()), 1.0)
+
+
+def level_shifts(values: np.ndarray) -> list[Shift]:
     """Every significant change of level, in order. Spikes are ignored; a steady drift is not a shift."""
     return take_apart(values).shifts if len(values) >= LEAST_SERIES else []
 
 
-def period(values: np.ndarray) -> Period | None:
+def periodic_spikes(values: np.ndarray) -> Period | None:
     """The periodic spikes of a series, if there are any."""
     return take_apart(values).period
 
 
-def regular(places: np.ndarray, over: np.ndarray, skipped: int) -> Period | None:
-    """Spikes at regular distances, allowing for a few missing ones."""
-    if len(places) < MIN_SPIKES:
-        return None
-    gap = np.diff(places)
-    turns = np.maximum(np.round(gap / np.median(gap)), 1)
-    steps = float((places[-1] - places[0]) / turns.sum())
-    off = np.abs(gap - turns * steps)
-    if np.median(off) > max(1.0, REGULAR * steps) or turns.sum() > 2 * len(gap):
-        return None
-    return Period(steps, float(np.median(over[places])), len(places), int(places[0]) + skipped)
-
-
-def variance(values: np.ndarray) -> float:
+def mean_variance(values: np.ndarray) -> float:
     """Variance of the mean of the noise, times the number of steps.
 
-    From differences over one and two steps, which level and drift do not affect; those over two vary 1 + rho times as much, rho
-    being the correlation of neighbours. A standard error is added to rho: underestimating it would report shifts in noise.
+    From differences over one step, which level and drift do not affect.
     """
-    one, two = (float(np.var(clipped(d))) for d in (np.diff(values), values[2:] - values[:-2]))
-    rho = float(np.clip(two / one - 1 + 1 / np.sqrt(len(values)), 0.0, LARGEST_RHO)) if one > 0 else 0.0
+    one, rho = float(np.var(clip_outliers(np.diff(values)))), noise_correlation(values)
     return max(one / 2 / (1 - rho) * (1 + rho) / (1 - rho), 1e-24)
 
 
-def clipped(values: np.ndarray) -> np.ndarray:
+def noise_correlation(values: np.ndarray) -> float:
+    """Correlation of neighbours in the noise: differences over two steps vary 1 + rho times as much as those over one.
+
+    A standard error is added: underestimating it would report shifts and bursts in noise.
+    """
+    one, two = (float(np.var(clip_outliers(d))) for d in (np.diff(values), values[2:] - values[:-2]))
+    return float(np.clip(two / one - 1 + 1 / np.sqrt(len(values)), 0.0, LARGEST_RHO)) if one > 0 else 0.0
+
+
+def clip_outliers(values: np.ndarray) -> np.ndarray:
     """Values clipped at four (robust) sigmas."""
     middle = np.median(values)
     reach = 4 * GAUSS * np.median(np.abs(values - middle))
     return np.clip(values, middle - reach, middle + reach)
 
 
-def partition(y: np.ndarray) -> tuple[list[Segment], float]:
-    """(segments of least cost, the noise's `variance`): first with the variance of differences, then with that of residuals."""
+def best_partition(y: np.ndarray) -> tuple[list[Segment], float]:
+    """(segments of least cost, the noise's `mean_variance`): first by the variance of differences, then of residuals."""
     if len(y) < 2 * MIN_STEPS:
         return [Segment(0, len(y), False)] if len(y) else [], 1.0
-    scale = variance_left(y, cheapest(y, variance(y)))
-    return cheapest(y, scale), scale
+    scale = variance_left(y, cheapest_segments(y, mean_variance(y)))
+    return cheapest_segments(y, scale), scale
 
 
 def variance_left(y: np.ndarray, segments: list[Segment]) -> float:
-    """`variance` from the residuals of a line fitted to each segment, sloping or not.
+    """`mean_variance` from the residuals of a line fitted to each segment, sloping or not.
 
     Corrected for the part of the noise and of its correlation that the fitted lines absorb.
     """
     lines = [segment._replace(sloping=True) for segment in segments]
-    rest = clipped(y - levels(lines, [ends_of(y, line) for line in lines]))
+    rest = clip_outliers(y - level_per_step(lines, [ends_of(y, line) for line in lines]))
     n, squares = len(y), max(float(rest @ rest), 1e-24)
     rho = float(rest[1:] @ rest[:-1]) / squares
     rho = float(np.clip(rho + (len(lines) * (1 + 3 * rho) + SHORT) / n, 0.0, LARGEST_RHO))
     return max(squares / max(n - 2 * len(lines), 1) * (1 + rho) / (1 - rho), 1e-24)
 
 
-def cheapest(y: np.ndarray, scale: float) -> list[Segment]:
+def cheapest_segments(y: np.ndarray, scale: float) -> list[Segment]:
     """The segments of least cost. A segment costs its squared residual, in units of `scale`, the noise's variance."""
     n, penalty, sums = len(y), CUT * np.log(len(y)), prefix_sums(y)
     least, begin, sloping = np.full(n + 1, np.inf), np.zeros(n + 1, np.int64), np.zeros(n + 1, bool)
     least[0] = 0.0
     for end in range(MIN_STEPS, n + 1):
         begins = np.arange(end - MIN_STEPS + 1)
-        flat, by_slope = costs(sums, begins, end)
+        flat, by_slope = segment_costs(sums, begins, end)
         gain = np.maximum(by_slope / scale - SLOPE, 0.0)
         cost = least[begins] + flat / scale - gain + penalty
         best = int(np.argmin(cost))
@@ -241,7 +303,7 @@ def prefix_sums(y: np.ndarray) -> np.ndarray:
     return np.cumsum(np.pad([centred, centred**2, np.arange(len(y)) * centred], ((0, 0), (1, 0))), axis=1)
 
 
-def costs(sums: np.ndarray, begins: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
+def segment_costs(sums: np.ndarray, begins: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
     """For the segments from each begin to end: (squared residual about the mean, its reduction by a slope)."""
     n = end - begins
     total, squares, moment = sums[:, end, None] - sums[:, begins]
@@ -258,13 +320,13 @@ def ends_of(y: np.ndarray, segment: Segment) -> tuple[float, float]:
     return float(level), float(level + slope * (end - begin - 1))
 
 
-def levels(segments: list[Segment], ends: list[tuple[float, float]]) -> np.ndarray:
+def level_per_step(segments: list[Segment], ends: list[tuple[float, float]]) -> np.ndarray:
     """The level of every step."""
     parts = [np.linspace(*each, s.end - s.begin) for s, each in zip(segments, ends, strict=True)]
     return np.concatenate([np.empty(0), *parts])
 
 
-def jumps(segments: list[Segment], ends: list[tuple[float, float]], scale: float, skipped: int) -> list[Shift]:
+def shifts_between(segments: list[Segment], ends: list[tuple[float, float]], scale: float, skipped: int) -> list[Shift]:
     """The shifts between adjacent segments of different levels; a line's end has twice the standard error of a mean."""
     shifts = []
     for (a, (_, before)), (b, (after, _)) in pairwise(zip(segments, ends, strict=True)):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.records.intervals import Intervals, covered, merged
+from analyzer.records.intervals import Intervals, covered_ns, merge_intervals
 from analyzer.records.schema import Tables
 
 LEAST_SHARE = 0.01
@@ -19,7 +19,7 @@ OF_CPU = ("cpu", "processor")
 
 
 @dataclass(frozen=True)
-class Cap:
+class FrequencyCap:
     """A frequency limit below the hardware's for some CPUs: its share of decode, and the limit in force longest."""
 
     name: str
@@ -34,7 +34,7 @@ class Cap:
 
 
 @dataclass(frozen=True)
-class Cost:
+class CapCost:
     """Decode steps under a cap compared with the others: medians in ms, and the total extra time of the capped ones in ns."""
 
     capped_ms: float
@@ -43,17 +43,17 @@ class Cost:
     lost_ns: float
 
 
-def decode(tables: Tables) -> Intervals:
+def decode_times(tables: Tables) -> Intervals:
     """The times in which tokens were decoded."""
     steps = tables["tokens"]
     steps = steps[(steps["phase"] == "decode") & steps["complete"]]
     return Intervals(np.zeros(len(steps), np.int64), steps["begin_ns"].to_numpy(np.int64), steps["end_ns"].to_numpy(np.int64))
 
 
-def gauges(tables: Tables, what: str) -> Iterator[tuple[str, pd.DataFrame]]:
+def gauge_values(tables: Tables, what: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """(name, its values in time order with `begin_ns` and `end_ns`) of every policy, zone or device of kind `what`."""
     rows = tables["clocks"]
-    times = decode(tables)
+    times = decode_times(tables)
     if len(times) == 0:
         return
     last = int(times.end.max())
@@ -63,58 +63,58 @@ def gauges(tables: Tables, what: str) -> Iterator[tuple[str, pd.DataFrame]]:
         yield str(mine["name"].iloc[0]), mine.assign(begin_ns=begin, end_ns=end)
 
 
-def shares(values: pd.DataFrame, times: Intervals) -> np.ndarray:
+def value_shares(values: pd.DataFrame, times: Intervals) -> np.ndarray:
     """The share of the merged `times` in which each value was in force."""
-    spent = covered(times, Intervals.of_table(values.assign(key=0), "key"))
+    spent = covered_ns(times, Intervals.of_table(values.assign(key=0), "key"))
     return spent / max(int(times.length.sum()), 1)
 
 
-def caps(tables: Tables) -> list[Cap]:
+def frequency_caps(tables: Tables) -> list[FrequencyCap]:
     """Policies with an allowed maximum frequency below the hardware's during decode."""
-    found, times = [], merged(decode(tables))
-    for name, values in gauges(tables, "greatest frequency"):
+    found, times = [], merge_intervals(decode_times(tables))
+    for name, values in gauge_values(tables, "greatest frequency"):
         low = (values["value"] < values["most"]).to_numpy()
-        values = values.assign(share=shares(values, times))[low]
+        values = values.assign(share=value_shares(values, times))[low]
         if (share := float(values["share"].sum())) >= LEAST_SHARE:
             longest = values.groupby("value")["share"].sum().idxmax()
-            found.append(Cap(name, share, float(longest), float(values["most"].iloc[0])))
+            found.append(FrequencyCap(name, share, float(longest), float(values["most"].iloc[0])))
     return found
 
 
-def cooling(tables: Tables) -> dict[str, float]:
+def active_cooling(tables: Tables) -> dict[str, float]:
     """Active cooling devices other than CPUs: type → share of decode."""
-    times = merged(decode(tables))
+    times = merge_intervals(decode_times(tables))
     answer: dict[str, float] = {}
-    for name, values in gauges(tables, "cooling"):
-        share = float(shares(values, times)[(values["value"] > 0).to_numpy()].sum())
+    for name, values in gauge_values(tables, "cooling"):
+        share = float(value_shares(values, times)[(values["value"] > 0).to_numpy()].sum())
         if share >= LEAST_SHARE and not any(word in name.lower() for word in OF_CPU):
             answer[name] = max(share, answer.get(name, 0.0))
     return answer
 
 
-def frequencies(tables: Tables) -> dict[str, float]:
+def mean_frequencies(tables: Tables) -> dict[str, float]:
     """The mean frequency of each policy during decode, in MHz."""
-    times = merged(decode(tables))
-    return {name: float(shares(v, times) @ v["value"].to_numpy()) for name, v in gauges(tables, "frequency")}
+    times = merge_intervals(decode_times(tables))
+    return {name: float(value_shares(v, times) @ v["value"].to_numpy()) for name, v in gauge_values(tables, "frequency")}
 
 
-def cost(tables: Tables) -> Cost | None:
+def cap_cost(tables: Tables) -> CapCost | None:
     """The cost for decode steps that were capped for most of their time; None if too few were, or too few were not."""
-    every = [values[values["value"] < values["most"]] for _, values in gauges(tables, "greatest frequency")]
-    steps = decode(tables)
+    every = [values[values["value"] < values["most"]] for _, values in gauge_values(tables, "greatest frequency")]
+    steps = decode_times(tables)
     if not every or len(steps) == 0:
         return None
-    spans = merged(Intervals.of_table(pd.concat(every).assign(key=0), "key"))
-    capped = covered(spans, steps) > steps.length / 2
+    spans = merge_intervals(Intervals.of_table(pd.concat(every).assign(key=0), "key"))
+    capped = covered_ns(spans, steps) > steps.length / 2
     if min(capped.sum(), (~capped).sum()) < LEAST_STEPS:
         return None
     usual = float(np.median(steps.length[~capped]))
     lost = float(np.maximum(steps.length[capped] - usual, 0).sum())
-    return Cost(float(np.median(steps.length[capped])) / 1e6, usual / 1e6, int(capped.sum()), lost)
+    return CapCost(float(np.median(steps.length[capped])) / 1e6, usual / 1e6, int(capped.sum()), lost)
 
 
-def summary(tables: Tables) -> dict[str, Any]:
+def clock_summary(tables: Tables) -> dict[str, Any]:
     """`caps`, each with its `text`, and `cooling`; {} if nothing limited the CPUs."""
-    found, others = caps(tables), cooling(tables)
+    found, others = frequency_caps(tables), active_cooling(tables)
     rows = [{**asdict(cap), "text": cap.text} for cap in found]
     return {"caps": rows, "cooling": others} if rows or others else {}

@@ -10,11 +10,11 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.accelerators import answered
+from analyzer.questions.accelerators import batch_executions
 from analyzer.questions.parts import BESIDE, COPY, HOST, HOST_CODE, LOAD, OFFLOADED, PARTS, operator_parts
-from analyzer.records.intervals import Intervals, foremost, merged, overlaps, split, uncovered
+from analyzer.records.intervals import Intervals, foremost_pieces, merge_intervals, overlaps, split_intervals, uncovered_parts
 from analyzer.records.schema import Tables
-from analyzer.records.spans import EVER, NONE, Nest, enclosing, equal_rows, latest, successors
+from analyzer.records.spans import NONE, NestedSpans, equal_rows, innermost_span, latest
 from analyzer.tables.sched import TRACER
 
 OWN, BARRIER, WORKER, WAKER = range(4)
@@ -42,7 +42,7 @@ def spans_of(pieces: pd.DataFrame, key: str = "step") -> Intervals:
     return Intervals.of_table(pieces, key, "begin", "end")
 
 
-def cut(pieces: pd.DataFrame, rows: np.ndarray, begin: np.ndarray, end: np.ndarray) -> pd.DataFrame:
+def cut_pieces(pieces: pd.DataFrame, rows: np.ndarray, begin: np.ndarray, end: np.ndarray) -> pd.DataFrame:
     """The pieces of these rows, with other begins and ends."""
     return pieces.iloc[rows].assign(begin=begin, end=end).reset_index(drop=True)
 
@@ -70,14 +70,8 @@ class StepThreads:
 
     @cached_property
     def windows(self) -> Intervals:
-        """Steps by thread, each extended by the waits for its accelerator work before its thread begins another."""
-        tokens, graphs = Intervals.of_table(self.tables["tokens"]), self.tables["graphs"]
-        waits = merged(Intervals.of_table(graphs[(graphs["kind"] == "wait").to_numpy()]))
-        following = np.append(tokens.begin, EVER)[successors(tokens.key, tokens.begin)]
-        until = tokens.end.copy()
-        met = overlaps(Intervals(tokens.key, tokens.end, following), waits)
-        np.maximum.at(until, met.left, met.end)
-        return Intervals(tokens.key, tokens.begin, until)
+        """The steps, by thread."""
+        return Intervals.of_table(self.tables["tokens"])
 
     @cached_property
     def recorded(self) -> tuple[Intervals, np.ndarray, np.ndarray, np.ndarray]:
@@ -105,7 +99,7 @@ class StepThreads:
         """
         spans, state, woken, waits = self.recorded
         slept, waker = state == SLEEPING, np.full(len(spans), NONE)
-        waker[slept] = wakers(self.tables, spans.where(slept))
+        waker[slept] = sleep_wakers(self.tables, spans.where(slept))
         begin, end = spans.begin.copy(), spans.end.copy()
         begin[woken] = end[waits] = queued_ns(self.tables["sched"], spans.where(woken))
         keep = begin < end
@@ -114,9 +108,9 @@ class StepThreads:
     def by_state(self, pieces: pd.DataFrame) -> pd.DataFrame:
         """Pieces split by the state of their `tid`, with `state`, index in STATES or -1: unknown, and `waker` (see `states`)."""
         spans, state, waker = self.states
-        parts = split(spans_of(pieces, "tid"), spans)
+        parts = split_intervals(spans_of(pieces, "tid"), spans)
         known = {"state": np.append(state, NONE)[parts.right], "waker": np.append(waker, NONE)[parts.right]}
-        return cut(pieces, parts.left, parts.begin, parts.end).assign(**known)
+        return cut_pieces(pieces, parts.left, parts.begin, parts.end).assign(**known)
 
     @cached_property
     def shares(self) -> pd.DataFrame:
@@ -131,19 +125,19 @@ class StepThreads:
     @cached_property
     def loads(self) -> pd.DataFrame:
         """Expert loads for steps, and the creation of NPU contexts: on a step's own thread, and (thread -1) in its process."""
-        loads, calls, windows = self.tables["loads"], self.tables["qnn_calls"], self.windows
+        loads, calls = self.tables["loads"], self.tables["qnn_calls"]
         step, code = self.rows(loads["token_id"]), PARTS.index(LOAD)
         rows = np.flatnonzero((loads["action"] == "load").to_numpy() & (step >= 0))
         begin, end, tid = (loads[name].to_numpy()[rows] for name in ("begin_ns", "end_ns", "tid"))
         pieces = [piece_frame(step=step[rows], begin=begin, end=end, tid=tid, part=code, load=rows)]
         calls = calls[calls["call"].isin(SETUPS).to_numpy()]
-        calls = calls[enclosing(loads, calls) < 0]
-        for column, mine in (("tid", windows.key), ("pid", np.full(len(windows), NONE))):
-            key = self.tables["tokens"][column].to_numpy()
-            met = overlaps(Intervals(key, windows.begin, windows.end), merged(Intervals.of_table(calls, column)))
-            pieces.append(piece_frame(step=met.left, begin=met.begin, end=met.end, tid=mine[met.left], part=code))
+        calls = calls[innermost_span(loads, calls) < 0]
+        for column in ("tid", "pid"):
+            met = overlaps(Intervals.of_table(self.tables["tokens"], column), merge_intervals(Intervals.of_table(calls, column)))
+            mine = self.owner[met.left] if column == "tid" else NONE
+            pieces.append(piece_frame(step=met.left, begin=met.begin, end=met.end, tid=mine, part=code))
         every = pd.concat(pieces, ignore_index=True)
-        around = enclosing(self.tables["op_threads"], every.rename(columns={"begin": "begin_ns"}))
+        around = innermost_span(self.tables["op_threads"], every.rename(columns={"begin": "begin_ns"}))
         return every.assign(op=np.append(self.operator, NONE)[around])
 
     def is_own(self, pieces: pd.DataFrame) -> pd.Series:
@@ -151,7 +145,7 @@ class StepThreads:
         return pieces["tid"] == self.owner[pieces["step"]]
 
 
-def barriers(tables: Tables, shares: pd.DataFrame) -> pd.DataFrame:
+def barrier_waits(tables: Tables, shares: pd.DataFrame) -> pd.DataFrame:
     """The waits of steps' own threads within operators for the last thread to arrive at the barrier."""
     arrivals = tables["op_threads"].sort_values("wait_ns", kind="stable").drop_duplicates("op_id", keep="last")
     last = arrivals.set_index("op_id").reindex(shares["op"])
@@ -162,14 +156,14 @@ def barriers(tables: Tables, shares: pd.DataFrame) -> pd.DataFrame:
 
 def graph_pieces(steps: StepThreads) -> pd.DataFrame:
     """Graphs of accelerators and waits for them, and copies between backends, on steps' own threads, outside of operators."""
-    graphs, batches = steps.tables["graphs"], answered(steps.tables)
+    graphs, batches = steps.tables["graphs"], batch_executions(steps.tables)
     graphs = graphs[~graphs["backend"].isin(HOST).to_numpy() | graphs["kind"].isin(BESIDE).to_numpy()]
-    graphs = graphs[enclosing(steps.tables["operators"], graphs) < 0]
+    graphs = graphs[innermost_span(steps.tables["operators"], graphs) < 0]
     copies = (graphs["kind"] == "copy").to_numpy()
     answers = Intervals.of_table(batches[batches["wait_ns"] >= 0], begin="wait_ns")
     offloaded = Intervals.joined(Intervals.of_table(graphs[~copies]), answers)
     parts = ((OFFLOADED, offloaded), (COPY, Intervals.of_table(graphs[copies])))
-    found = [(PARTS.index(part), overlaps(steps.windows, merged(spans))) for part, spans in parts]
+    found = [(PARTS.index(part), overlaps(steps.windows, merge_intervals(spans))) for part, spans in parts]
     pieces = [piece_frame(step=m.left, begin=m.begin, end=m.end, tid=steps.owner[m.left], part=part) for part, m in found]
     return pd.concat(pieces, ignore_index=True)
 
@@ -179,16 +173,16 @@ def own_pieces(steps: StepThreads) -> pd.DataFrame:
     windows, host = steps.windows, PARTS.index(HOST_CODE)
     outer = piece_frame(step=np.arange(len(windows)), begin=windows.begin, end=windows.end, tid=windows.key, part=host)
     shares, loads = (pieces[steps.is_own(pieces)] for pieces in (steps.shares, steps.loads))
-    pieces = pd.concat([outer, graph_pieces(steps), shares, barriers(steps.tables, shares), loads], ignore_index=True)
+    pieces = pd.concat([outer, graph_pieces(steps), shares, barrier_waits(steps.tables, shares), loads], ignore_index=True)
     step = pieces["step"].to_numpy()
     begin, end = np.maximum(pieces["begin"], windows.begin[step]), np.minimum(pieces["end"], windows.end[step])
-    return innermost(pieces.assign(begin=begin, end=end), "step")[list(COLUMNS)]
+    return innermost_pieces(pieces.assign(begin=begin, end=end), "step")[list(COLUMNS)]
 
 
-def innermost(pieces: pd.DataFrame, key: str) -> pd.DataFrame:
+def innermost_pieces(pieces: pd.DataFrame, key: str) -> pd.DataFrame:
     """Nested pieces split so that each moment of a `key` belongs to the innermost one."""
-    segments = Nest(*(pieces[name].to_numpy() for name in (key, "begin", "end"))).segments()
-    return cut(pieces, segments.span, segments.begin, segments.end)
+    segments = NestedSpans(*(pieces[name].to_numpy() for name in (key, "begin", "end"))).segments()
+    return cut_pieces(pieces, segments.span, segments.begin, segments.end)
 
 
 def queued_ns(sched: pd.DataFrame, ready: Intervals) -> np.ndarray:
@@ -211,20 +205,20 @@ def waker_of(sched: pd.DataFrame, ended: Intervals) -> np.ndarray:
     return np.append(woken["prev_tid"].to_numpy(), NONE)[row]
 
 
-def wakers(tables: Tables, slept: Intervals) -> np.ndarray:
+def sleep_wakers(tables: Tables, slept: Intervals) -> np.ndarray:
     """The thread of the program that ended each sleep; -1: none is known."""
     by, threads = waker_of(tables["sched"], slept), tables["threads"]
     return np.where(np.isin(by, threads.loc[threads["target"].to_numpy(bool), "tid"]) & (by != slept.key), by, NONE)
 
 
-def workers(steps: StepThreads) -> pd.DataFrame:
+def worker_pieces(steps: StepThreads) -> pd.DataFrame:
     """The work of other threads for steps, one piece at a time: computing before loading, a running thread before others."""
     shares, loads = (pieces[~steps.is_own(pieces)] for pieces in (steps.shares, steps.loads))
     every = pd.concat([shares.assign(end=shares["wait"]), loads], ignore_index=True)[list(COLUMNS)].assign(role=WORKER)
-    pieces = steps.by_state(innermost(every, "tid"))
+    pieces = steps.by_state(innermost_pieces(every, "tid"))
     rank = 2 * pieces["state"].clip(lower=0) + (pieces["part"] == PARTS.index(LOAD))
-    spans, row = foremost(spans_of(pieces), rank.to_numpy())
-    return cut(pieces, row, spans.begin, spans.end)
+    spans, row = foremost_pieces(spans_of(pieces), rank.to_numpy())
+    return cut_pieces(pieces, row, spans.begin, spans.end)
 
 
 def decisive_pieces(steps: StepThreads, excluded: Intervals) -> pd.DataFrame:
@@ -236,13 +230,13 @@ def decisive_pieces(steps: StepThreads, excluded: Intervals) -> pd.DataFrame:
     own = own.assign(row=np.arange(len(own)), owner=steps.owner[own["step"]])
     unknown = (own["state"] == NONE) & (own["part"] == PARTS.index(HOST_CODE))
     asleep = own[(own["role"] == OWN) & ((own["state"] == SLEEPING) | unknown)]
-    parts = split(spans_of(asleep, "tid"), excluded)
-    asleep = cut(asleep, parts.left, parts.begin, parts.end)[parts.right < 0]
-    taken = pd.concat([of_workers(asleep, workers(steps)), of_wakers(steps, asleep)], ignore_index=True)
-    spans, row = foremost(spans_of(taken, "row"), taken["role"].to_numpy())
-    replaced = cut(taken, row, spans.begin, spans.end)
-    left = uncovered(spans_of(own, "row"), spans_of(replaced, "row"))
-    return pd.concat([cut(own, left.key, left.begin, left.end), replaced], ignore_index=True)
+    parts = split_intervals(spans_of(asleep, "tid"), excluded)
+    asleep = cut_pieces(asleep, parts.left, parts.begin, parts.end)[parts.right < 0]
+    taken = pd.concat([of_workers(asleep, worker_pieces(steps)), of_wakers(steps, asleep)], ignore_index=True)
+    spans, row = foremost_pieces(spans_of(taken, "row"), taken["role"].to_numpy())
+    replaced = cut_pieces(taken, row, spans.begin, spans.end)
+    left = uncovered_parts(spans_of(own, "row"), spans_of(replaced, "row"))
+    return pd.concat([cut_pieces(own, left.key, left.begin, left.end), replaced], ignore_index=True)
 
 
 def of_workers(asleep: pd.DataFrame, working: pd.DataFrame) -> pd.DataFrame:
@@ -252,7 +246,7 @@ def of_workers(asleep: pd.DataFrame, working: pd.DataFrame) -> pd.DataFrame:
     """
     met = overlaps(spans_of(asleep), spans_of(working))
     row, owner, waker, op = (asleep[name].to_numpy()[met.left] for name in ("row", "owner", "waker", "op"))
-    pieces = cut(working, met.right, met.begin, met.end).assign(row=row, owner=owner)
+    pieces = cut_pieces(working, met.right, met.begin, met.end).assign(row=row, owner=owner)
     loads = (pieces["part"] == PARTS.index(LOAD)).to_numpy()
     pieces["op"] = np.where(loads & (op >= 0), op, pieces["op"])
     return pieces[~loads | (waker < 0) | (waker == pieces["tid"].to_numpy())]

@@ -7,6 +7,7 @@ import pandas as pd
 
 from analyzer.records.intervals import Intervals, overlaps
 from analyzer.records.schema import Tables
+from moescope.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class DiskFaults:
     @property
     def text(self) -> str:
         """The finding's sentence, without its share of the time."""
-        where = "operators outside layers" if self.layers is None else layer_range(*self.layers)
-        on = f"on {self.steps:,} of {self.of_steps:,} {self.phase} steps"
-        counted = f"{self.faults:,} fault{'s' * (self.faults != 1)}, {self.bytes / 2**20:,.1f} MiB"
-        return f"page faults read weights of {where} from disk {on} ({counted})"
+        where = "outside the layers (embedding, head)" if self.layers is None else f"of {layer_range(*self.layers)}"
+        steps = f"{self.steps:,} of {counted(self.of_steps, f'{self.phase} step')}"
+        size = f"{counted(self.faults, 'fault')}, {self.bytes / 2**20:,.1f} MiB"
+        return f"page faults read weights {where} from disk in {steps} ({size})"
 
 
 def layer_range(first: int, last: int) -> str:

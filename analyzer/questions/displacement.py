@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analyzer.records.intervals import Intervals, Overlaps, merged, overlaps, uncovered
+from analyzer.questions.step_time import counted_steps
+from analyzer.records.intervals import Intervals, Overlaps, merge_intervals, overlaps, uncovered_parts
 from analyzer.records.schema import Tables
-from analyzer.records.spans import NONE, distinct, latest
+from analyzer.records.spans import NONE, distinct_sorted, latest
 
 IDLE = "none (waking up)"
 """The name for an idle CPU that a woken thread has not reached yet."""
@@ -18,7 +19,7 @@ QUIETEST = 0.25
 COLUMNS = ("op_id", "token_id", "tid", "begin_ns", "end_ns", "by_tid", "cost_ns", "wasted_ns")
 
 
-def needed(tables: Tables) -> pd.DataFrame:
+def needed_times(tables: Tables) -> pd.DataFrame:
     """The times in which a step needs a thread: op_id, token_id, tid, begin_ns, end_ns, `last` (the last to finish its operator).
 
     Within operators, the threads that compute (waits for each other are omitted); between operators (op_id -1), the step's
@@ -28,7 +29,7 @@ def needed(tables: Tables) -> pd.DataFrame:
     token = tables["operators"]["token_id"].to_numpy()[shares["op_id"].to_numpy()]
     last = shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")
     in_operators = shares[["op_id", "tid", "begin_ns"]].assign(token_id=token, end_ns=shares["wait_ns"], last=last)
-    left = uncovered(Intervals.of_table(tables["tokens"], "token_id"), Intervals.of_table(in_operators, "token_id"))
+    left = uncovered_parts(Intervals.of_table(tables["tokens"], "token_id"), Intervals.of_table(in_operators, "token_id"))
     own = tokens["tid"].reindex(left.key).to_numpy()
     columns = {"op_id": NONE, "token_id": left.key, "tid": own, "begin_ns": left.begin, "end_ns": left.end, "last": True}
     return pd.concat([in_operators, pd.DataFrame(columns)], ignore_index=True)
@@ -40,10 +41,12 @@ def displacements(tables: Tables) -> pd.DataFrame:
     op_id (-1: between operators), token_id, tid, begin_ns, end_ns, by_tid (-1: unknown), cost_ns: the step's extra time, counted
     if the thread was the last to finish its operator; wasted_ns: the part in which `by_tid` did not work on an operator.
     """
-    states, spans = tables["thread_states"], needed(tables)
-    ready = (states["state"] == "runnable").to_numpy() & np.isin(states["tid"].to_numpy(), distinct(spans["tid"].to_numpy()))
+    states, spans = tables["thread_states"], needed_times(tables)
+    ready = (states["state"] == "runnable").to_numpy() & np.isin(
+        states["tid"].to_numpy(), distinct_sorted(spans["tid"].to_numpy())
+    )
     met = overlaps(Intervals.of_table(spans), Intervals.of_table(states).where(ready))
-    ran, by = runners(tables["sched"], Intervals(spans["tid"].to_numpy()[met.left], met.begin, met.end))
+    ran, by = split_by_runner(tables["sched"], Intervals(spans["tid"].to_numpy()[met.left], met.begin, met.end))
     rows = spans.iloc[met.left[ran.left]].assign(begin_ns=ran.begin, end_ns=ran.end, by_tid=by)
     useful = overlaps(Intervals(by, ran.begin, ran.end), Intervals.of_table(tables["op_threads"], end="wait_ns"))
     worked = np.bincount(useful.left, useful.length, len(rows)).astype(np.int64)
@@ -51,7 +54,7 @@ def displacements(tables: Tables) -> pd.DataFrame:
     return rows[list(COLUMNS)].reset_index(drop=True)
 
 
-def runners(sched: pd.DataFrame, pieces: Intervals) -> tuple[Overlaps, np.ndarray]:
+def split_by_runner(sched: pd.DataFrame, pieces: Intervals) -> tuple[Overlaps, np.ndarray]:
     """Pieces of threads' time split by the thread that ran on their last CPU: (overlaps with left = row of `pieces`, tid or -1).
 
     Between two recorded switches, the thread that the second one switches out was running; if only the target's switches were
@@ -93,7 +96,7 @@ def won_ns(tables: Tables, rows: pd.DataFrame, lost_ns: pd.Series) -> float:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class Oversubscription:
     """`threads` compute on fewer `cpus`; as many threads as CPUs would save `won_ns`."""
 
     threads: int
@@ -101,13 +104,15 @@ class Crowd:
     won_ns: float
 
 
-def crowded(tables: Tables, rows: pd.DataFrame) -> Crowd | None:
+def oversubscription(tables: Tables, rows: pd.DataFrame) -> Oversubscription | None:
     """The program's threads that share CPUs within operators, and the saving with fewer; None if each has a CPU.
 
     Steps would then take the operators' computing time (`computed_ns`), divided by the CPUs, plus the time between operators,
     without the threads' waits for each other. Other programs are assumed to keep their share of the time.
     """
-    states, shares, steps = tables["thread_states"], tables["op_threads"], tables["operators"].query("token_id >= 0")
+    counted = tables["tokens"].set_index("token_id").loc[counted_steps(tables)["token_id"]]
+    states, shares, steps = tables["thread_states"], tables["op_threads"], tables["operators"]
+    steps = steps[steps["token_id"].isin(counted.index)]
     shares = shares[shares["op_id"].isin(steps["op_id"])]
     running = states[states["state"] == "running"]
     met = overlaps(Intervals.of_table(shares, end="wait_ns"), Intervals.of_table(running))
@@ -118,13 +123,14 @@ def crowded(tables: Tables, rows: pd.DataFrame) -> Crowd | None:
         return None
     ran = pd.Series(np.bincount(met.left, met.length, len(shares)), shares.index)
     alone = computed_ns(steps, shares.assign(ran_ns=ran)) / shares.groupby("op_id").size().clip(upper=cpus)
-    spent = merged(Intervals.of_table(steps[steps["op_id"].isin(alone.index)], "token_id")).length.sum()
+    token = tables["operators"]["token_id"].to_numpy()[shares["op_id"].to_numpy()]
+    spent = merge_intervals(Intervals(token, shares["begin_ns"].to_numpy(), shares["wait_ns"].to_numpy())).length.sum()
     between = rows.loc[own & (rows["op_id"] < 0), "cost_ns"].sum()
-    others, total = rows[~own], float(tables["tokens"]["duration_ns"].sum())
+    others, total = rows[~own], float(counted["duration_ns"].sum())
     took = won_ns(tables, others, others["end_ns"] - others["begin_ns"])
     took_within = won_ns(tables, others[others["op_id"] >= 0], others["end_ns"] - others["begin_ns"])
     wasted = float(spent + between - alone.sum()) - took_within
-    return Crowd(most, cpus, max(wasted, 0.0) * total / max(total - took, 1.0))
+    return Oversubscription(most, cpus, max(wasted, 0.0) * total / max(total - took, 1.0))
 
 
 def computed_ns(operators: pd.DataFrame, shares: pd.DataFrame) -> pd.Series:

@@ -7,29 +7,29 @@ import pandas as pd
 from analyzer.records.schema import Tables
 
 
-def counts(tokens: pd.DataFrame) -> dict[str, int]:
+def disturbed_counts(tokens: pd.DataFrame) -> dict[str, int]:
     """Number of complete steps of each phase that were disturbed, without zeros."""
     found = tokens.loc[tokens["complete"] & tokens["disturbed"], "phase"].value_counts()
     return {str(phase): int(n) for phase, n in found.sort_index().items()}
 
 
-def joined(parts: list[str]) -> str:
+def in_text(parts: list[str]) -> str:
     """`a, b and c`."""
     return " and ".join([*([", ".join(parts[:-1])] if parts[1:] else []), parts[-1]])
 
 
-def remarks(tables: Tables) -> Iterator[str]:
+def disturbance_remarks(tables: Tables) -> Iterator[str]:
     """A line on phases whose steps were all disturbed, one on those that have others, and one for each kind of record that
     the first steps lack.
     """
     tokens = tables["tokens"]
     of = tokens.loc[tokens["complete"], "phase"].value_counts()
-    whole = [f"{n:,} {phase}" for phase, n in counts(tokens).items() if n == of[phase]]
-    partly = [f"{n:,} of {of[phase]:,} {phase}" for phase, n in counts(tokens).items() if n < of[phase]]
+    whole = [f"{n:,} {phase}" for phase, n in disturbed_counts(tokens).items() if n == of[phase]]
+    partly = [f"{n:,} of {of[phase]:,} {phase}" for phase, n in disturbed_counts(tokens).items() if n < of[phase]]
     if whole:
-        yield f"placing and learning probes disturbed all {joined(whole)} steps: TTFT, TPOT and speed may be worse than untraced"
+        yield f"placing and learning probes disturbed all {in_text(whole)} steps: TTFT, TPOT and speed may be worse than untraced"
     if partly:
-        yield f"placing and learning probes disturbed {joined(partly)} steps: left out of speed and trends"
+        yield f"placing and learning probes disturbed {in_text(partly)} steps: left out of speed and trends"
     for name in ("operators", "routes"):
         ids = tables[name]["token_id"]
         first = ids[ids >= 0].min() if len(ids) else None

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.schema import Tables
-from analyzer.records.spans import enclosing
+from analyzer.records.spans import innermost_span
 from runtime.cache_rules.eviction import LRU
 from runtime.cache_rules.forms import BACKENDS, Form
 from runtime.cache_rules.replay import Replay
@@ -26,7 +26,7 @@ KEYS = ["layer", "expert", "backend"]
 
 
 @dataclass(frozen=True)
-class Avoidance:
+class AvoidedLoads:
     """The loads that a cache of `budget_bytes` (NaN if sizes are unknown) would avoid: their number and their ns of step time."""
 
     budget_bytes: float
@@ -51,10 +51,10 @@ def within_steps(tables: Tables) -> pd.DataFrame:
     """`with_forms` within steps, with `compile_ns` of each."""
     moves = with_forms(tables)
     loads = moves[moves["token_id"] >= 0].reset_index(drop=True)
-    return loads.assign(compile_ns=np.minimum(_compiling(tables, loads), loads["duration_ns"]))
+    return loads.assign(compile_ns=np.minimum(_compile_ns(tables, loads), loads["duration_ns"]))
 
 
-def counts(loads: pd.DataFrame) -> dict[str, float]:
+def load_counts(loads: pd.DataFrame) -> dict[str, float]:
     """Counts of `within_steps`: `first` and `again` loads, `repeated` (not the expert's first in the step), `compiled`."""
     compiled = loads["compile_ns"] > 0
     repeated = loads.duplicated(["token_id", "layer", "expert"])
@@ -96,14 +96,14 @@ def around_ns(tables: Tables, loads: pd.DataFrame, share: np.ndarray) -> np.ndar
     return around
 
 
-def _compiling(tables: Tables, loads: pd.DataFrame) -> np.ndarray:
+def _compile_ns(tables: Tables, loads: pd.DataFrame) -> np.ndarray:
     """ns of the calls that compile within each load on its thread."""
     calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(COMPILING)]
-    owner = enclosing(loads, calls)
+    owner = innermost_span(loads, calls)
     return np.bincount(owner[owner >= 0], calls["duration_ns"].to_numpy()[owner >= 0], len(loads))
 
 
-def budget(tables: Tables) -> int | None:
+def observed_budget(tables: Tables) -> int | None:
     """Maximum bytes in the recorded cache; None if it never evicted anything."""
     loads = tables["loads"]
     evicted = (loads["action"] == "evict").any()
@@ -111,23 +111,23 @@ def budget(tables: Tables) -> int | None:
     return held if held > 0 else None
 
 
-def larger_cache(tables: Tables, loads: pd.DataFrame) -> Avoidance | None:
+def larger_cache(tables: Tables, loads: pd.DataFrame) -> AvoidedLoads | None:
     """The smallest cache with the share ENOUGH of the largest cache's saving in `step_loads`; None if none saves anything."""
     again = loads[loads["again"]]
     most = float(again["cost_ns"].sum())
     if most <= 0:
         return None
-    events, sizes, held = asked(tables["experts"]), form_bytes(tables), budget(tables)
+    events, sizes, held = requested_forms(tables["experts"]), form_bytes(tables), observed_budget(tables)
     forms = {form for _, keys in events for form in keys}
     mean = float(np.mean([sizes.get(form.backend, 0) for form in forms])) if forms else 0.0
     if not mean or held is None:
-        return Avoidance(float("nan"), len(again), most)
+        return AvoidedLoads(float("nan"), len(again), most)
     low = int(max(held, *sizes.values()) / mean) + 1
     high = max(len(forms), low)
-    best = avoided(events, sizes, again, high * mean)
+    best = avoided_loads(events, sizes, again, high * mean)
     while high - low > high // PRECISION:
         middle = (low + high) // 2
-        tried = avoided(events, sizes, again, middle * mean)
+        tried = avoided_loads(events, sizes, again, middle * mean)
         if tried.won_ns >= ENOUGH * most:
             high, best = middle, tried
         else:
@@ -135,9 +135,9 @@ def larger_cache(tables: Tables, loads: pd.DataFrame) -> Avoidance | None:
     return best
 
 
-def avoided(
+def avoided_loads(
     events: list[tuple[tuple[int, int], list[Form]]], sizes: dict[int, int], again: pd.DataFrame, size: float
-) -> Avoidance:
+) -> AvoidedLoads:
     """The loads that a cache of `size` bytes avoids: those in steps and layers in which the replay has the form cached."""
     played, held = Replay(int(size), LRU(), size=lambda form: sizes.get(form.backend, 0)), set[tuple[int, ...]]()
     for step, forms in events:
@@ -148,10 +148,10 @@ def avoided(
         again["token_id"], again["layer"], again["expert"], again["backend"].map(NUMBER).fillna(0), again["tier"], strict=True
     )
     won = np.fromiter((key in held for key in asked_for), bool, len(again))
-    return Avoidance(size, int(won.sum()), float(again["cost_ns"].to_numpy()[won].sum()))
+    return AvoidedLoads(size, int(won.sum()), float(again["cost_ns"].to_numpy()[won].sum()))
 
 
-def asked(runs: pd.DataFrame) -> list[tuple[tuple[int, int], list[Form]]]:
+def requested_forms(runs: pd.DataFrame) -> list[tuple[tuple[int, int], list[Form]]]:
     """((token_id, layer), the distinct forms that it ran) in time order."""
     runs = runs[runs["token_id"] >= 0].sort_values("begin_ns").drop_duplicates(["token_id", "layer", "expert", "backend", "tier"])
     events: dict[tuple[int, int], list[Form]] = {}
@@ -167,3 +167,10 @@ def form_bytes(tables: Tables) -> dict[int, int]:
     grown = moves["resident_bytes"].diff().where((moves["resident_bytes"] >= 0) & (moves["resident_bytes"].shift() >= 0))
     loads = moves.assign(size=grown.where(grown > 0, moves["bytes"]))[moves["action"] == "load"]
     return {NUMBER.get(str(name), 0): int(size) for name, size in loads.groupby("backend")["size"].median().items() if size > 0}
+
+
+def layer_bytes(tables: Tables) -> dict[int, int]:
+    """Bytes of an expert by layer, the median of its loads; {} if none were recorded."""
+    loads = tables["loads"]
+    read = loads[(loads["action"] == "load") & (loads["bytes"] > 0)]
+    return {int(layer): int(size) for layer, size in read.groupby("layer")["bytes"].median().items()}

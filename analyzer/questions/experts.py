@@ -25,7 +25,7 @@ def activations(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     return counted[counted["token_id"].isin(chosen["token_id"])].reset_index(drop=True)
 
 
-def matrix(tables: Tables, layer: int, phase: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+def activation_matrix(tables: Tables, layer: int, phase: str | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(token ids [iterations], rows routed [iterations, experts]) of a layer; experts up to the highest number recorded."""
     everything = activations(tables)
     n_experts = int(everything["expert"].max()) + 1 if len(everything) else 0
@@ -37,7 +37,7 @@ def matrix(tables: Tables, layer: int, phase: str | None = None) -> tuple[np.nda
     return ids, table
 
 
-def distinct(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+def distinct_experts(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per layer: `experts` distinct experts seen, `per_step` mean distinct experts in a step, `steps`."""
     rows = activations(tables, phase)
     per_step = rows.groupby(["layer", "token_id"])["expert"].nunique().groupby("layer").agg(per_step="mean", steps="size")
@@ -54,7 +54,7 @@ def reuse_distance(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     return rows.assign(distance=(step - before).astype(np.float64))
 
 
-def density(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+def activation_shares(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per (layer, expert): `share` of the steps of its layer in which it was active, and `rows` routed to it."""
     rows = activations(tables, phase)
     steps = rows.groupby("layer")["token_id"].nunique()
@@ -62,9 +62,9 @@ def density(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     return used.assign(share=used["steps"] / used["layer"].map(steps))
 
 
-def entropy(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+def routing_entropy(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per layer: `bits`, the entropy of the routed rows over experts, and `balance`, its share of the maximum."""
-    used = density(tables, phase)
+    used = activation_shares(tables, phase)
     everything = activations(tables)
     n_experts = int(everything["expert"].max()) + 1 if len(everything) else 0
     share = used["rows"] / used.groupby("layer")["rows"].transform("sum")
@@ -75,7 +75,7 @@ def entropy(tables: Tables, phase: str | None = None) -> pd.DataFrame:
 
 def co_activation(tables: Tables, layer: int, phase: str | None = None) -> np.ndarray:
     """[experts, experts]: the number of steps of a layer in which both were active; the diagonal has each expert's own steps."""
-    active = (matrix(tables, layer, phase)[1] > 0).astype(np.int64)
+    active = (activation_matrix(tables, layer, phase)[1] > 0).astype(np.int64)
     return active.T @ active
 
 
@@ -123,7 +123,7 @@ def prefetched_runs(tables: Tables) -> pd.DataFrame:
     return used[["load_id", "run_id"]].astype(np.int64).reset_index(drop=True)
 
 
-def lateness(tables: Tables) -> dict[str, Any]:
+def prefetch_counts(tables: Tables) -> dict[str, Any]:
     """Prefetches: the number of loads ahead of need, of those used before their eviction, and of those that came too late.
 
     A prefetch is late if the next run of its expert began before the load ended.
@@ -145,7 +145,7 @@ def lateness(tables: Tables) -> dict[str, Any]:
     return {"prefetches": len(loads), "used": int(used.sum()), "late": int(late.sum()), "late_ms": float(waited.sum()) / 1e6}
 
 
-def summary(tables: Tables) -> dict[str, Any]:
+def expert_summary(tables: Tables) -> dict[str, Any]:
     """Expert figures, JSON-able; {} if the recording has no experts."""
     runs, loads = tables["experts"], tables["loads"]
     active = activations(tables)
@@ -160,20 +160,20 @@ def summary(tables: Tables) -> dict[str, Any]:
     }
     return {
         "layers": int(active["layer"].nunique()),
-        "distinct_per_layer": {phase: _means(distinct(tables, phase)) for phase in ("prefill", "decode")},
+        "distinct_per_layer": {phase: _mean_distinct(distinct_experts(tables, phase)) for phase in ("prefill", "decode")},
         "runs": len(runs),
         "hits": hits,
         "misses": misses,
         "hit_rate": hit_rate(hits, misses),
         "reuse_distance_median_steps": float(reuse.median()) if len(reuse) else None,
         "loads": by_reason,
-        "step_loads": step_loads.counts(step_loads.within_steps(tables)),
+        "step_loads": step_loads.load_counts(step_loads.within_steps(tables)),
         "evictions": int((loads["action"] == "evict").sum()),
         "evicted_bytes": int(loads.loc[loads["action"] == "evict", "bytes"].sum()),
     }
 
 
-def _means(counted: pd.DataFrame) -> dict[str, float] | None:
+def _mean_distinct(counted: pd.DataFrame) -> dict[str, float] | None:
     """Means over layers of distinct experts: in the whole phase, and in one step."""
     if len(counted) == 0:
         return None

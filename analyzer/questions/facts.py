@@ -16,48 +16,50 @@ QUERIES: dict[str, str] = toml_beside(__file__, "findings.toml")["queries"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs time. `saving_share` is of all steps' time, `saving_ms` of the whole recording."""
+    """One thing that costs time: `ms`, `share` of all steps' time, is that of a cause, else what the remedy would save."""
 
     rule: str
     """A cause, or a more specific reason."""
     text: str
+    ms: float
+    share: float
     saving_ms: float
     saving_share: float
     evidence: dict[str, Any]
     query: str
 
 
-def equal(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
+def rows_equal(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
     """The rows whose columns have these values."""
     for column, value in values.items():
         frame = frame[frame[column] == value]
     return frame
 
 
-class Facts:
-    """The inputs of the rules: tables, `steps` and `time` as step_time.counted gives them, the latter with each step's phase."""
+class RuleInputs:
+    """The inputs of the rules: tables, `steps` and `time` as step_time.counted_time gives them, with phases."""
 
     def __init__(self, tables: Tables, time: pd.DataFrame, ceilings: Ceilings | None):
         self.tables, self.ceilings = tables, ceilings
-        self.steps, time = step_time.counted(tables, time)
+        self.steps, time = step_time.counted_time(tables, time)
         self.time = time.assign(phase=self.steps["phase"].reindex(time["token_id"]).to_numpy())
         self.total_ns = float(time["duration_ns"].sum())
 
     @cached_property
     def roofline(self) -> pd.DataFrame:
-        """roofline.roofline by type"""
-        return roofline.roofline(self.tables, self.ceilings, times=step_time.operator_times(self.tables, self.time))
+        """roofline.roofline_rows by type"""
+        return roofline.roofline_rows(self.tables, self.ceilings, times=step_time.operator_times(self.tables, self.time))
 
     @cached_property
-    def crowd(self) -> displacement.Crowd | None:
+    def crowd(self) -> displacement.Oversubscription | None:
         """Threads that share CPUs within steps, if they do."""
         rows = displacement.displacements(self.tables)
-        return displacement.crowded(self.tables, rows[rows["token_id"] >= 0])
+        return displacement.oversubscription(self.tables, rows[rows["token_id"].isin(self.steps.index)])
 
     @cached_property
     def submissions(self) -> pd.DataFrame:
         """accelerators.submissions"""
-        return accelerators.submissions(self.tables)
+        return step_time.of_counted(self.tables, accelerators.submissions(self.tables))
 
     @cached_property
     def handing_over_ns(self) -> float:
@@ -72,5 +74,6 @@ class Facts:
         self, rule: str, text: str, saving_ns: float, evidence: dict[str, Any], query: str, named: dict[str, Any] | None = None
     ) -> Finding:
         """A finding with its estimated saving; `query` is a key of QUERIES, filled with the figures `named`."""
-        share = saving_ns / self.total_ns if self.total_ns else 0.0
-        return Finding(rule, text, saving_ns / 1e6, share, evidence, QUERIES[query].format_map(named or {}))
+        ms, share = saving_ns / 1e6, saving_ns / self.total_ns if self.total_ns else 0.0
+        spent = (evidence["ms"], evidence["share"]) if "cause" in evidence else (ms, share)
+        return Finding(rule, text, spent[0], spent[1], ms, share, evidence, QUERIES[query].format_map(named or {}))

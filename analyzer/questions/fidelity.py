@@ -16,7 +16,7 @@ from analyzer.records.schema import Tables
 COLUMNS = ["name", "measured_ms", "truth_ms", "accuracy_percent", "scaled_error"]
 
 
-def accuracy(measured: float, truth: float) -> float:
+def accuracy_percent(measured: float, truth: float) -> float:
     """alpha in %: 100 (1 - |measured - truth| / truth)."""
     return 100.0 * (1.0 - abs(measured - truth) / truth)
 
@@ -26,15 +26,15 @@ def scaled_error(measured: float, truth: float) -> float:
     return 1000.0 * abs(measured - truth) / truth
 
 
-def duplication(base: float, duplicated: float, extra: int) -> float:
+def kernel_by_repetition(base: float, duplicated: float, extra: int) -> float:
     """A kernel's true time within a phase: (phase with `extra` more runs of it - phase) / `extra`."""
     return (duplicated - base) / extra
 
 
-def compare(measured: dict[str, float], truth: dict[str, float]) -> pd.DataFrame:
+def compare_times(measured: dict[str, float], truth: dict[str, float]) -> pd.DataFrame:
     """One row for each name that both have: both times, accuracy_percent and scaled_error."""
     rows = [
-        (name, measured[name], true, accuracy(measured[name], true), scaled_error(measured[name], true))
+        (name, measured[name], true, accuracy_percent(measured[name], true), scaled_error(measured[name], true))
         for name, true in truth.items()
         if name in measured and true > 0
     ]
@@ -65,7 +65,7 @@ def log_truth(path: Path) -> dict[str, float]:
         return {str(phase): float(ns) / 1e6 for phase, ns in steps.groupby("phase")["duration_ns"].mean().items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise AnalysisError(
-            f"{path} is not a log of the runtime ({error!r}); write one with: runtime generate --log FILE"
+            f"{path} is not a log of the runtime ({error!r}); write one with: moescope generate --log FILE"
         ) from None
 
 
@@ -80,12 +80,12 @@ def read_truth(path: Path) -> dict[str, dict[str, float]]:
         ) from None
 
 
-def report(tables: Tables, truth: dict[str, dict[str, float]]) -> dict[str, Any]:
+def fidelity_report(tables: Tables, truth: dict[str, dict[str, float]]) -> dict[str, Any]:
     """Tables `phases` and `kernels` with mean and median accuracy of each; absent if `truth` lacks them."""
     measured = {"phases": measured_phases(tables), "kernels": measured_kernels(tables)}
     answer: dict[str, Any] = {}
     for part, truths in truth.items():
-        rows = compare(measured[part], truths)
+        rows = compare_times(measured[part], truths)
         if len(rows):
             middle = {"mean": float(rows["accuracy_percent"].mean()), "median": float(rows["accuracy_percent"].median())}
             answer[part] = {"rows": rows, "accuracy_percent": middle}

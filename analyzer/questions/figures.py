@@ -11,19 +11,19 @@ prefill tokens/s  prompt rows fed in prefill steps / the sum of these steps' dur
 hit rate          hits / (hits + misses), of distinct experts of each step and layer, by the cache's state when the layer began
 
 Steps of contexts that draft for another one do not count, nor do steps in which the tracer placed or learnt probes
-(`undisturbed`), unless a phase has no others.
+(`undisturbed_steps`), unless a phase has no others.
 """
 
 import numpy as np
 import pandas as pd
 
-from analyzer.records.schema import Tables, empty
-from analyzer.tables.sequences import APART, renewed
+from analyzer.records.schema import Tables, empty_table
+from analyzer.tables.sequences import APART, renumber_sequences
 
 MS = 1e6
 
 
-def turns(tables: Tables) -> pd.DataFrame:
+def fed_sequences(tables: Tables) -> pd.DataFrame:
     """What complete steps feed to requests: rows of `sequences` with the step's times and `itl_ms`, by request and time.
 
     `end_ns` is when the step's tokens could be sampled (`sampled_ns`). `itl_ms` is the time per token of decode; NaN of
@@ -31,13 +31,13 @@ def turns(tables: Tables) -> pd.DataFrame:
     have one sequence per context or thread.
     """
     tokens = tables["tokens"].reset_index(drop=True)
-    rows = tables["sequences"] if "sequences" in tables else empty("sequences")
-    rows = rows if len(rows) else renewed(tokens, rows)
+    rows = tables["sequences"] if "sequences" in tables else empty_table("sequences")
+    rows = rows if len(rows) else renumber_sequences(tokens, rows)
     steps = tokens[tokens["complete"] & tokens["phase"].isin(("prefill", "decode"))]
     times = steps[["token_id", "begin_ns", "duration_ns", "disturbed"]].join(sampled_ns(tokens, rows))
     fed = rows[rows["request"] >= 0].merge(times, on="token_id").sort_values(["request", "end_ns"], ignore_index=True)
     since_last = fed.groupby("request")["end_ns"].diff() / MS
-    known = (fed["phase"] == "decode") & (fed["kept"] > 0) & fed["token_id"].isin(undisturbed(steps)["token_id"])
+    known = (fed["phase"] == "decode") & (fed["kept"] > 0) & fed["token_id"].isin(undisturbed_steps(steps)["token_id"])
     return fed.assign(itl_ms=(since_last / fed["kept"]).where(known))
 
 
@@ -62,14 +62,14 @@ def sampled_ns(tokens: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
     return sampled
 
 
-def undisturbed(steps: pd.DataFrame) -> pd.DataFrame:
+def undisturbed_steps(steps: pd.DataFrame) -> pd.DataFrame:
     """The steps that the tracer's placing and learning of probes did not disturb, and those of phases that have no others."""
     spoilt = steps["disturbed"]
     return steps[~spoilt | spoilt.groupby(steps["phase"]).transform("all")] if spoilt.any() else steps
 
 
 def itls_ms(fed: pd.DataFrame) -> pd.Series:
-    """The ITL of each token in `turns`, in order of end."""
+    """The ITL of each token in `fed_sequences`, in order of end."""
     known = fed.dropna(subset=["itl_ms"]).sort_values("end_ns", kind="stable")
     return known["itl_ms"].repeat(known["kept"]).reset_index(drop=True)
 
@@ -79,7 +79,7 @@ def complete_steps(tables: Tables) -> pd.DataFrame:
 
     By generation and time.
     """
-    tokens, of_step = tables["tokens"], turns(tables).groupby("token_id")
+    tokens, of_step = tables["tokens"], fed_sequences(tables).groupby("token_id")
     done = tokens[tokens["complete"] & ~tokens["phase"].isin(APART)]
     about = of_step.agg(generation=("request", "min"), itl_ms=("itl_ms", "mean"))
     done = done.join(about, on="token_id")
@@ -87,7 +87,7 @@ def complete_steps(tables: Tables) -> pd.DataFrame:
 
 
 def ttft_ms(fed: pd.DataFrame) -> pd.Series:
-    """TTFT of each request in `turns`, by its number; not of unfinished prompts, nor of disturbed ones if there are others."""
+    """TTFT of each request in `fed_sequences`, by number; no unfinished prompts, nor disturbed ones if there are others."""
     prefill = fed[fed["phase"] == "prefill"].groupby("request")
     spans = prefill.agg(
         begin=("begin_ns", "min"), end=("end_ns", "max"), outputs=("outputs", "last"), spoilt=("disturbed", "any")
@@ -105,7 +105,7 @@ def decode_tokens_per_s(itl_ms: pd.Series) -> float | None:
 
 def prefill_tokens_per_s(steps: pd.DataFrame) -> float | None:
     """Prefill tokens/s of `complete_steps`; None without prefill tokens."""
-    prefill = undisturbed(steps[steps["phase"] == "prefill"])
+    prefill = undisturbed_steps(steps[steps["phase"] == "prefill"])
     rows = prefill["prefill_rows"].where(prefill["prefill_rows"] >= 0, prefill["n_tokens"])
     spent, fed = float(prefill["duration_ns"].sum()), int(rows.clip(lower=0).sum())
     return 1e9 * fed / spent if spent > 0 and fed > 0 else None

@@ -6,19 +6,21 @@ Those of causes are parts of the steps' time; others overlap them and do not add
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import ceil
 
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import accelerators, clocks, expert_loads, roofline, step_time, trends
+from analyzer.questions import accelerators, cache_curves, clocks, expert_loads, roofline, step_time, trends
 from analyzer.questions.cause_findings import NAMED, by_cause, thread_labels
 from analyzer.questions.causes import CAUSES, COMPUTING, DISK
 from analyzer.questions.ceilings import Ceilings
 from analyzer.questions.disk_faults import disk_faults
-from analyzer.questions.facts import Facts, Finding, equal
-from analyzer.questions.parts import HOST_CODE, LOAD
+from analyzer.questions.facts import Finding, RuleInputs, rows_equal
+from analyzer.questions.parts import HOST_CODE, LOAD, NPU
 from analyzer.records.intervals import Intervals, overlaps
 from analyzer.records.schema import Tables
+from moescope.terminal import counted
 
 LEAST_SHARE = 0.01
 """Findings that would save less are omitted."""
@@ -31,33 +33,43 @@ def size(count: float) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def loads(facts: Facts) -> Iterator[Finding]:
+def at_least(count: float) -> str:
+    """Bytes in MiB, rounded up: a cache of this size holds them."""
+    return f"{ceil(count / 2**20 * 10) / 10:.1f} MiB"
+
+
+def load_findings(facts: RuleInputs) -> Iterator[Finding]:
     """Time in which steps wait for expert loads, grouped by remedy."""
-    rows = expert_loads.step_loads(facts.tables, equal(facts.time, part=LOAD).groupby("token_id")["duration_ns"].sum())
+    rows = expert_loads.step_loads(facts.tables, rows_equal(facts.time, part=LOAD).groupby("token_id")["duration_ns"].sum())
     first, again = rows[~rows["again"]], rows[rows["again"]]
     better = expert_loads.larger_cache(facts.tables, rows)
     if better is not None:
         evidence = {"loads": len(rows), "first": len(first), "bytes": int(rows["bytes"].sum()), **asdict(better)}
-        yield facts.finding("expert loads", _reloads(rows, again, better, facts), better.won_ns, evidence, "expert_loads")
+        yield facts.finding("expert loads", _reload_text(rows, again, better, facts), better.won_ns, evidence, "expert_loads")
     waited = float((first["cost_ns"] - first["compile_ns"]).sum())
-    text = f"steps load {len(first)} experts for the first time, which no cache avoids; load them before the first step instead"
+    text = (
+        f"steps load {counted(len(first), 'expert')} for the first time, which no cache avoids; load them before the first step"
+    )
     yield facts.finding("first loads", text, waited, {"loads": len(first)}, "expert_loads")
     made = rows[rows["compile_ns"] > 0]
-    text = f"steps compile the NPU graphs of {len(made)} experts; compile them ahead of time, so that they are only read"
+    text = f"steps compile the NPU graphs of {counted(len(made), 'expert')}; compile them ahead of time"
     yield facts.finding("compiling", text, float(made["compile_ns"].sum()), {"loads": len(made)}, "compiling")
 
 
-def _reloads(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.Avoidance, facts: Facts) -> str:
+def _reload_text(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.AvoidedLoads, facts: RuleInputs) -> str:
     """Text on the reloaded experts and the cache size that would keep them."""
-    had = expert_loads.budget(facts.tables)
-    text = f"{len(again)} of {len(rows)} expert loads ({size(rows['bytes'].sum())}) reload evicted experts; "
+    had = expert_loads.observed_budget(facts.tables)
+    text = f"evicted experts are loaded again: {len(again)} of {counted(len(rows), 'load')} ({size(rows['bytes'].sum())}); "
     if not np.isfinite(better.budget_bytes) or had is None:
         return text + "a cache that holds everything would avoid them"
-    cache = f"a cache of {size(better.budget_bytes)} instead of {size(had)}"
-    return f"{text}{cache} would avoid {better.loads} of them (replayed, LRU)"
+    cache = f"a cache of {at_least(better.budget_bytes)} instead of {size(had)}"
+    cliff = cache_curves.lru_cliff(facts.tables)
+    below = cliff is not None and cliff.bytes == cliff.bytes and had <= cliff.nothing_below
+    why = f"; the cache is smaller than one token's experts ({size(cliff.bytes)}), so LRU hits nothing" if cliff and below else ""
+    return f"{text}{cache} would avoid {better.loads} of them (replayed, LRU){why}"
 
 
-def disk(facts: Facts) -> Iterator[Finding]:
+def disk_waits(facts: RuleInputs) -> Iterator[Finding]:
     """Page faults within operators that wait for the disk: weights that are read while they are needed."""
     waited = (facts.time["cause"] == DISK) & (facts.time["op_id"] >= 0)
     for row in disk_faults(facts.tables):
@@ -65,16 +77,16 @@ def disk(facts: Facts) -> Iterator[Finding]:
         yield facts.finding("disk", row.text, facts.ns(waited & (facts.time["phase"] == row.phase)), evidence, "disk")
 
 
-def crowded(facts: Facts) -> Iterator[Finding]:
+def shared_cpus(facts: RuleInputs) -> Iterator[Finding]:
     """More threads than CPUs: they displace each other."""
     crowd = facts.crowd
     if crowd:
-        text = f"{crowd.threads} threads compute on {crowd.cpus} CPU{'s' * (crowd.cpus > 1)} and displace each other; "
-        bound = "; an upper bound, as they would wait for each other too" if crowd.cpus > 1 else ""
-        yield facts.finding("crowded", f"{text}{crowd.cpus} would not{bound}", crowd.won_ns, asdict(crowd), "crowded")
+        text = f"{crowd.threads} threads compute on {counted(crowd.cpus, 'CPU')} and displace each other; use {crowd.cpus}"
+        bound = " (an upper bound: fewer threads wait for each other too)" if crowd.cpus > 1 else ""
+        yield facts.finding("crowded", text + bound, crowd.won_ns, asdict(crowd), "crowded")
 
 
-def imbalance(facts: Facts) -> Iterator[Finding]:
+def imbalance(facts: RuleInputs) -> Iterator[Finding]:
     """Threads that wait for each other at the end of operators because some of them compute longer."""
     if facts.crowd:
         return
@@ -87,7 +99,7 @@ def imbalance(facts: Facts) -> Iterator[Finding]:
     share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
     by_thread = uneven["ns"].groupby(thread_labels(facts, uneven["tid"])).sum().sort_values(ascending=False)
     longest = ", ".join(f"{name} {ns / facts.total_ns:.0%}" for name, ns in by_thread.iloc[:NAMED].items())
-    text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly divided work would finish sooner"
+    text = f"threads wait for each other {share:.0%} of their time in shared operators; equal shares would finish sooner"
     evidence = {"wait_share": float(share), "longest": {str(name): ns / facts.total_ns for name, ns in by_thread.items()}}
     yield facts.finding("imbalance", f"{text}; longest: {longest}", float(uneven["ns"].sum()), evidence, "imbalance")
 
@@ -106,7 +118,7 @@ def uneven_ns(tables: Tables) -> pd.DataFrame:
     return longest.assign(ns=longest["ns"] - mean)
 
 
-def below_roof(facts: Facts) -> Iterator[Finding]:
+def below_roof(facts: RuleInputs) -> Iterator[Finding]:
     """Operators that take much longer than the machine's ceilings allow."""
     if facts.ceilings is None or facts.tables["operators"]["flops"].notna().sum() == 0:
         return
@@ -118,62 +130,68 @@ def below_roof(facts: Facts) -> Iterator[Finding]:
         yield facts.finding(f"roofline: {row['type']}", text, row["above_ms"] * 1e6, evidence, "below_roof", row)
 
 
-def slower_backend(facts: Facts) -> Iterator[Finding]:
+def slower_backend(facts: RuleInputs) -> Iterator[Finding]:
     """Subgraphs that run slower on the NPU than equal ones do on the CPU."""
-    compared = roofline.backends(facts.tables)
+    compared = roofline.subgraph_backends(facts.tables)
     slow = compared[(compared["backend"] != "cpu") & (compared["times_cpu"] > 1)]
     for row in slow.to_dict("records"):
         lost = row["runs"] * row["median_us"] * (1 - 1 / row["times_cpu"]) * 1e3
-        slower = f"{row['times_cpu']:.1f} times as long on {row['backend']} as on the CPU"
-        text = f"{row['kind']} of {row['n_tokens']} rows takes {slower}"
+        device = {NPU: "the NPU"}.get(row["backend"], row["backend"])
+        graphs = f"{row['kind']} graphs of {counted(row['n_tokens'], 'row')}"
+        text = f"{graphs} take {row['times_cpu']:,.1f} times as long on {device} as on the CPU"
         yield facts.finding(f"backend: {row['kind']}", text, lost, row, "slower_backend", row)
 
 
-def across_tokens(facts: Facts) -> Iterator[Finding]:
-    """Steps that slow down, change level or vary periodically, and operators that grow with the context."""
+def across_tokens(facts: RuleInputs) -> Iterator[Finding]:
+    """A slow first step, steps that slow down, change level or vary periodically, and operators that grow with the context."""
     steps = trends.decode_steps(facts.tables)
-    if len(steps) < trends.LEAST:
+    if len(steps) < trends.LEAST or "token_id" not in steps:
         return
-    trend = trends.summary(facts.tables, steps)
+    trend = trends.trend_summary(facts.tables, steps)
     lost = float((steps["ms"] - steps["ms"].median()).clip(lower=0).sum()) * 1e6
+    if first := trend["first"]:
+        text = f"the first {trend['of']} takes {first['ms']:,.0f} ms, {first['times']:,.1f} times the following ones"
+        saving = first["ms"] * (1 - 1 / first["times"]) * 1e6
+        yield facts.finding("first step", f"{text}; warm up before measuring", saving, first, "change_points")
     for jump in trend["change_points"]:
         if jump["after_ms"] > jump["before_ms"]:
             later = int((steps["token_id"] >= jump["token_id"]).sum())
             text = f"from token {jump['token_id']} on, steps take {jump['after_ms']:.1f} instead of {jump['before_ms']:.1f} ms"
             yield facts.finding("change point", text, (jump["after_ms"] - jump["before_ms"]) * later * 1e6, jump, "change_points")
-    if trend["periodic"]:
-        text = f"every {trend['periodic']['period']:.1f} steps, one step is slower than the others"
-        yield facts.finding("periodic", text, lost * trend["periodic"]["share"], trend["periodic"], "change_points")
-    grown = trends.certain(trends.growth(facts.tables, steps))
+    if beat := trend["periodic"]:
+        text = f"every {beat['period']:.1f} steps, one step is slower than the others"
+        saving = beat["count"] * beat["more_ms"] * 1e6 if "count" in beat else lost * beat["share"]
+        yield facts.finding("periodic", text, saving, beat, "change_points")
+    grown = trends.confident_rows(trends.context_growth(facts.tables, steps))
     for row in grown[grown["r2"] > 0.5].head(1).to_dict("records"):
         reach = float((steps["context"] - steps["context"].min()).sum())
-        text = f"{row['type']} grows with the context by {row['ns_per_token'] / 1e3:.2f} µs per step and token"
+        text = f"{row['type']} takes {row['ns_per_token'] / 1e3:.2f} µs more per step with every token of context"
         yield facts.finding("growth", text, row["ns_per_token"] * reach, row, "growth", row)
 
 
-def capped(facts: Facts) -> Iterator[Finding]:
+def capped_clock(facts: RuleInputs) -> Iterator[Finding]:
     """Steps with limited CPU frequency, compared with steps without the limit."""
-    lost = clocks.cost(facts.tables)
+    lost = clocks.cap_cost(facts.tables)
     if lost:
-        cap = max(clocks.caps(facts.tables), key=lambda cap: cap.share)
+        cap = max(clocks.frequency_caps(facts.tables), key=lambda cap: cap.share)
         text = f"{cap.text}; steps then take {lost.capped_ms:.1f} instead of {lost.free_ms:.1f} ms"
         yield facts.finding("capped", text, lost.lost_ns, {**asdict(cap), **asdict(lost)}, "capped")
 
 
-def fallback(facts: Facts) -> Iterator[Finding]:
+def cpu_fallback(facts: RuleInputs) -> Iterator[Finding]:
     """Operators that the CPU computes in the middle of the accelerator's layers."""
     fell = accelerators.fallen_back(facts.tables)
     if not fell.any():
         return
     rows = facts.tables["operators"][fell]
     types = ", ".join(rows.groupby("type")["duration_ns"].sum().sort_values(ascending=False).index[:3])
-    text = f"{types} fall back to the CPU in layers that the accelerator computes ({len(rows)} operators)"
+    text = f"the CPU computes {types} within layers of the accelerator ({counted(len(rows), 'operator')})"
     there = accelerated_ns(facts.tables, rows)
-    if np.isnan(there).any():
-        text += "; an upper bound, as the accelerator's time for them is unknown"
-    visits, worked = rows["graph_id"].nunique(), float(np.nansum(there))
+    untimed, visits, worked = int(np.isnan(there).sum()), rows["graph_id"].nunique(), float(np.nansum(there))
+    text += "; an upper bound: the accelerator's time for them is unknown" if untimed else ""
     spent = facts.ns(facts.time["op_id"].isin(rows["op_id"])) + visits * facts.handing_over_ns
-    evidence = {"operators": len(rows), "visits": visits, "cpu_and_hand_over_ms": spent / 1e6, "accelerator_ms": worked / 1e6}
+    evidence = {"operators": len(rows), "untimed": untimed, "visits": visits}
+    evidence |= {"cpu_and_hand_over_ms": spent / 1e6, "accelerator_ms": worked / 1e6}
     yield facts.finding("fallback", text, max(spent - worked, 0.0), evidence, "fallback")
 
 
@@ -184,42 +202,43 @@ def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
     return usual.reindex(pd.MultiIndex.from_frame(rows[["type", "shape"]])).to_numpy(np.float64)
 
 
-def small_batches(facts: Facts) -> Iterator[Finding]:
+def small_batches(facts: RuleInputs) -> Iterator[Finding]:
     """The overhead of each submission to the accelerator."""
     count, each = len(facts.submissions), facts.handing_over_ns
     if count:
         per_step = count / facts.submissions["token_id"].nunique()
-        text = f"submissions to the accelerator, {per_step:,.0f} a step, cost {each / 1e3:,.0f} µs of overhead each"
+        least = "at least " if facts.submissions["accelerator_ns"].isna().any() else ""  # its own time is unknown
+        text = f"each submission to the accelerator, {per_step:,.0f} per step, costs {least}{each / 1e3:,.0f} µs beyond its work"
         yield facts.finding("submissions", text, each * count, {"submissions": count, "us_each": each / 1e3}, "submissions")
 
 
-def starved(facts: Facts) -> Iterator[Finding]:
+def idle_accelerator(facts: RuleInputs) -> Iterator[Finding]:
     """The accelerator is idle while the engine's own code runs in a step that uses it."""
-    rows = equal(facts.time, part=HOST_CODE, cause=COMPUTING)
+    rows = rows_equal(facts.time, part=HOST_CODE, cause=COMPUTING)
     spent = float(rows.loc[rows["token_id"].isin(facts.submissions["token_id"]), "duration_ns"].sum())
     text = "the accelerator idles while the engine's own code runs in steps that use it"
     yield facts.finding("starved", text, spent, {"ms": spent / 1e6}, "starved")
 
 
-def spinning(facts: Facts) -> Iterator[Finding]:
+def spinning_waits(facts: RuleInputs) -> Iterator[Finding]:
     """A thread that busy-waits for the accelerator."""
-    answer = accelerators.faster(facts.tables, facts.time)
-    text = "the thread that waits for the accelerator keeps a CPU busy (sleeping would save power and a CPU, but no time)"
+    answer = accelerators.accelerator_saving(facts.tables, facts.time)
+    text = "a thread spins while it waits for the accelerator (sleeping would free a CPU and save power, but no time)"
     if answer:
         yield facts.finding("spinning", text, answer["spun_ms"] * 1e6, answer, "spinning")
 
 
-COSTS = (by_cause, loads, disk, crowded, imbalance, below_roof, slower_backend, across_tokens, capped)
-ON_ACCELERATOR = (fallback, small_batches, starved, spinning)
+COSTS = (by_cause, load_findings, disk_waits, shared_cpus, imbalance, below_roof, slower_backend, across_tokens, capped_clock)
+ON_ACCELERATOR = (cpu_fallback, small_batches, idle_accelerator, spinning_waits)
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, time: pd.DataFrame | None = None) -> list[Finding]:
     """The findings worth at least LEAST_SHARE, the largest saving first, led by a cause. `time`: step_time.step_time."""
-    facts = Facts(tables, step_time.step_time(tables) if time is None else time, ceilings)
+    facts = RuleInputs(tables, step_time.step_time(tables) if time is None else time, ceilings)
     if facts.total_ns <= 0:
         return []
     every = [finding for rule in (*COSTS, *ON_ACCELERATOR) for finding in rule(facts)]
-    worth = [finding for finding in every if max(finding.saving_share, finding.evidence.get("share", 0.0)) >= LEAST_SHARE]
+    worth = [finding for finding in every if max(finding.saving_share, finding.share) >= LEAST_SHARE]
     ranked = sorted(worth, key=lambda finding: -finding.saving_share)
     first = [finding for finding in ranked if finding.rule in CAUSES][:1]
     return [*first, *(finding for finding in ranked if finding not in first)][:WORTH]

@@ -13,11 +13,11 @@ import pandas as pd
 
 from analyzer.questions import figures, step_time
 from analyzer.questions.summary import operator_totals, ranked_operators, token_summary
-from analyzer.records.manifest import listed, section
-from analyzer.records.slot_columns import by_kind, firsts, headers
+from analyzer.records.manifest import listed_items, section
+from analyzer.records.slot_columns import by_kind, first_occurrences, slot_headers
 from analyzer.records.spans import NONE
-from analyzer.tables.sequences import renewed
-from analyzer.tables.store import Tables, build
+from analyzer.tables.sequences import renumber_sequences
+from analyzer.tables.store import LazyTables, build_tables
 from tracer.recording.cost import cost_of
 from tracer.recording.format import BUSY, DISCARD, STREAMS, Recording
 
@@ -60,7 +60,7 @@ class Snapshot:
     """Levels that are switched off now."""
 
 
-class Held(Recording):
+class MemoryRecording(Recording):
     """A recording that consists only of some slots in memory."""
 
     def __init__(self, recording: Recording, slots: Slots):
@@ -76,18 +76,18 @@ class Held(Recording):
         return self.held[stream][begin:end, None].view(np.uint8)
 
 
-def times(slots: np.ndarray) -> np.ndarray:
+def record_times(slots: np.ndarray) -> np.ndarray:
     """The time of each record, in ns."""
-    return headers(slots)["ts"].view(np.int64)
+    return slot_headers(slots)["ts"].view(np.int64)
 
 
-def lasting(recording: Recording, slots: np.ndarray) -> np.ndarray:
+def slots_to_keep(recording: Recording, slots: np.ndarray) -> np.ndarray:
     """Rows of past slots to keep: the latest descriptions, and the last record of each thread."""
     still_valid, of_kind = [np.empty(0, np.int64)], by_kind(slots).rows
     for kind, keys in LASTING.items():
         number, dtype = recording.layouts.get(kind, (NONE, np.dtype([])))
         if number in of_kind:
-            still_valid += [firsts(slots, of_kind[number][::-1], dtype, fields) for fields in keys]
+            still_valid += [first_occurrences(slots, of_kind[number][::-1], dtype, fields) for fields in keys]
     return np.concatenate(still_valid)
 
 
@@ -100,11 +100,11 @@ def begin_alone(steps: pd.DataFrame, ns: int) -> int:
 
 def levels_off(changes: Any) -> tuple[str, ...]:
     """The levels whose last change switched them off."""
-    last = {row.get("level"): bool(row.get("on")) for row in listed(changes, dict)}
+    last = {row.get("level"): bool(row.get("on")) for row in listed_items(changes, dict)}
     return tuple(sorted(str(level) for level, on in last.items() if not on))
 
 
-def by_step(tables: Tables) -> Rows:
+def by_step(tables: LazyTables) -> Rows:
     """The figures of every step as rows with its token_id: `tokens`, `sequences`, `time`, `operators` and `cache`."""
     time = step_time.step_time(tables)
     return {
@@ -116,13 +116,13 @@ def by_step(tables: Tables) -> Rows:
     }
 
 
-def renumbered(rows: Rows, token_ids: pd.Series) -> Rows:
+def renumber_steps(rows: Rows, token_ids: pd.Series) -> Rows:
     """The rows of some steps with new token ids; `token_ids` maps old ids to new ones."""
     chosen = {name: part[part["token_id"].isin(token_ids.index)] for name, part in rows.items()}
     return {name: part.assign(token_id=part["token_id"].map(token_ids)) for name, part in chosen.items()}
 
 
-class Live:
+class LiveTables:
     """The last `seconds` of a recording, updated turn by turn."""
 
     def __init__(self, run_dir: Path, seconds: float = 10.0):
@@ -148,7 +148,7 @@ class Live:
         if any(recording.slot_count(stream) < count for stream, count in self.read.items()):
             self.restart()
         if self._grow(recording) or not self.now:
-            self._count(build(Held(recording, self.slots)))
+            self._count(build_tables(MemoryRecording(recording, self.slots)))
             self._forget(recording)
         return self._shown(recording.manifest)
 
@@ -158,7 +158,7 @@ class Live:
         for stream in STREAMS:
             end = recording.slot_count(stream)
             fresh = np.asarray(recording.map_slots(stream, self.read[stream], end)).view(f"V{STREAMS[stream]}")[:, 0]
-            written = (headers(fresh)["length"] & (BUSY | DISCARD)) == 0
+            written = (slot_headers(fresh)["length"] & (BUSY | DISCARD)) == 0
             self.slots[stream] = np.concatenate((self.slots[stream], fresh if written.all() else fresh[written]))
             self.read[stream] = end
         if not any(before.values()):
@@ -168,9 +168,9 @@ class Live:
     def _skip(self, recording: Recording) -> None:
         """Drop the steps before the window, for a recording that began long before the first turn."""
         kinds = [recording.layouts[kind][0] for kind in ("token_begin", "token_end") if kind in recording.layouts]
-        rows = np.flatnonzero(np.isin(headers(self.slots["events"])["kind"], kinds))
+        rows = np.flatnonzero(np.isin(slot_headers(self.slots["events"])["kind"], kinds))
         steps = {"events": self.slots["events"][rows], "details": self.slots["details"][:0]}
-        steps_begun = build(Held(recording, steps))["tokens"]
+        steps_begun = build_tables(MemoryRecording(recording, steps))["tokens"]
         if len(steps_begun):
             begin_ns = steps_begun["begin_ns"][steps_begun["end_ns"] >= self._since(steps_begun)].min()
             self.counted_until = begin_alone(steps_begun, int(begin_ns))
@@ -182,9 +182,9 @@ class Live:
 
     def _newest(self) -> int:
         """The time of the newest record held."""
-        return max((int(times(slots).max()) for slots in self.slots.values() if len(slots)), default=0)
+        return max((int(record_times(slots).max()) for slots in self.slots.values() if len(slots)), default=0)
 
-    def _count(self, tables: Tables) -> None:
+    def _count(self, tables: LazyTables) -> None:
         """Update the figures from `tables`, which have the unfinished steps and some that were counted before."""
         steps, newest = tables["tokens"], self._newest()
         if not len(steps):
@@ -198,7 +198,7 @@ class Live:
         until = max(until, self.counted_until, no_room)
         over = ended & (new["begin_ns"] < until)
         order = np.concatenate((new["token_id"][over], new["token_id"][~over]))
-        fresh = renumbered(by_step(tables), pd.Series(self.counted + np.arange(len(order)), index=order))
+        fresh = renumber_steps(by_step(tables), pd.Series(self.counted + np.arange(len(order)), index=order))
         self.counted += int(over.sum())
         self.now = self._window({name: pd.concat([self.over[name], rows]) if self.over else rows for name, rows in fresh.items()})
         self.over = {name: rows[rows["token_id"] < self.counted] for name, rows in self.now.items()}
@@ -207,7 +207,7 @@ class Live:
 
     def _no_room(self, slots: np.ndarray) -> int:
         """The time before which slots of a stream must be dropped to stay within MOST_HELD; -1 for none."""
-        return int(times(slots)[-MOST_HELD]) if len(slots) > MOST_HELD else -1
+        return int(record_times(slots)[-MOST_HELD]) if len(slots) > MOST_HELD else -1
 
     def _window(self, rows: Rows) -> Rows:
         """The figures of the steps that end within the window."""
@@ -216,11 +216,11 @@ class Live:
         return {name: part[part["token_id"].isin(ids)] for name, part in rows.items()}
 
     def _forget(self, recording: Recording) -> None:
-        """Keep only slots that are not counted yet, and those of `lasting`."""
+        """Keep only slots that are not counted yet, and those of `slots_to_keep`."""
         for stream, slots in self.slots.items():
-            hold = times(slots) >= self.counted_until
+            hold = record_times(slots) >= self.counted_until
             before = np.flatnonzero(~hold)
-            hold[before[lasting(recording, slots[before])]] = True
+            hold[before[slots_to_keep(recording, slots[before])]] = True
             self.slots[stream] = slots[hold]
 
     def _shown(self, manifest: dict[str, Any]) -> Snapshot:
@@ -232,9 +232,9 @@ class Live:
             seconds=float(covered),
             records=sum(section(manifest, "records").values()),
             lost=sum(section(manifest, "lost").values()),
-            tokens=token_summary({"tokens": steps, "sequences": renewed(steps, self.now["sequences"])}),
-            time=step_time.summary(self.now, self.now["time"]) if len(steps) else {},
-            operators=ranked_operators(self.now["operators"], TOP),
+            tokens=token_summary({"tokens": steps, "sequences": renumber_sequences(steps, self.now["sequences"])}),
+            time=step_time.time_summary(self.now, self.now["time"]) if len(steps) else {},
+            operators=ranked_operators(step_time.of_counted(self.now, self.now["operators"]), TOP),
             hits=int(cache["hits"].sum()),
             misses=int(cache["misses"].sum()),
             probe_ns=int(cost.probes),

@@ -5,13 +5,13 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.schema import Tables
-from analyzer.records.spans import enclosing
+from analyzer.records.spans import innermost_span
 
 
 def cycles_of(tables: Tables, operators: pd.DataFrame) -> dict[int, float]:
     """order → NPU cycles of the executions within each operator on its thread."""
     runs = tables["qnn_executes"].dropna(subset=["accel_cycles"])
-    row = enclosing(operators, runs)
+    row = innermost_span(operators, runs)
     spent = pd.Series(runs["accel_cycles"].to_numpy()[row >= 0]).groupby(row[row >= 0]).sum()
     return {int(operators["order"].iloc[int(str(row_number))]): float(value) for row_number, value in spent.items()}
 

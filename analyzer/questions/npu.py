@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.imports.opmap import Mapped
+from analyzer.imports.opmap import SourceOperators
 from analyzer.records.schema import Tables
-from analyzer.tables.qnn.busy import overlap
-from analyzer.tables.qnn.checks import checks
+from analyzer.tables.qnn.busy import overlap_ms
+from analyzer.tables.qnn.checks import all_checks
 from analyzer.tables.qnn.enums import LEVELS, NODE, RESOURCES
 
 Row = dict[str, Any]
-OpMap = dict[str, Mapped]
+OpMap = dict[str, SourceOperators]
 OP_ID = re.compile(r"(.*?)[: ]OpId_(\d+)( \(.*\))?")
 NUMBERED = re.compile(r"(.*?)[_./]?\d+")
 RESOURCE_MASK = 5004
@@ -34,7 +34,7 @@ def node_type(name: str, op_map: OpMap) -> str:
     return match[1] if match and match[1] else name
 
 
-def labels(executes: pd.DataFrame) -> pd.Series:
+def graph_labels(executes: pd.DataFrame) -> pd.Series:
     """A label for each execution's graph: kind and tier if the engine records them, else QNN's name and the object's number.
 
     If executions have several profile levels, the label includes the level: their times are not comparable.
@@ -51,17 +51,17 @@ def level_names(executes: pd.DataFrame) -> pd.Series:
     return executes["profile_level"].map(lambda level: LEVELS.get(level, str(level)))
 
 
-def total(values: pd.Series) -> float | None:
+def known_sum(values: pd.Series) -> float | None:
     """The sum of the known values; None without any."""
     numbers = values.dropna()
     return float(numbers.sum()) if len(numbers) else None
 
 
-def group(rows: pd.DataFrame) -> Row:
+def group_figures(rows: pd.DataFrame) -> Row:
     """Figures of some executions; medians exclude the first execution of each graph if there are others."""
     warm = rows[~rows["first"]] if (~rows["first"]).any() else rows
     first = rows[rows["first"]]
-    host, accel = rows["duration_ns"].sum() / 1e3, total(rows["accel_us"])
+    host, accel = rows["duration_ns"].sum() / 1e3, known_sum(rows["accel_us"])
     timed = rows[rows["accel_us"].notna()]
     beside = (timed["duration_ns"] / 1e3 - timed["accel_us"]).sum()
     return {
@@ -70,25 +70,25 @@ def group(rows: pd.DataFrame) -> Row:
         "median_us": float(warm["duration_ns"].median() / 1e3),
         "first_us": float(first["duration_ns"].mean() / 1e3) if len(first) else None,
         "accel_us": accel,
-        "cycles": total(rows["accel_cycles"]),
+        "cycles": known_sum(rows["accel_cycles"]),
         "rpc_share": float(beside / (timed["duration_ns"].sum() / 1e3)) if len(timed) and timed["duration_ns"].sum() else None,
     }
 
 
-def grouped(executes: pd.DataFrame, by: list[str], count: int | None = None) -> list[Row]:
-    """`group` for each combination of the columns `by`, costliest first."""
-    rows = [dict(zip(by, key, strict=True)) | group(part) for key, part in executes.groupby(by, sort=False)]
+def figures_by(executes: pd.DataFrame, by: list[str], count: int | None = None) -> list[Row]:
+    """`group_figures` for each combination of the columns `by`, costliest first."""
+    rows = [dict(zip(by, key, strict=True)) | group_figures(part) for key, part in executes.groupby(by, sort=False)]
     return sorted(rows, key=lambda row: -row["host_us"])[:count]
 
 
-def nodes(tables: Tables, op_map: OpMap) -> pd.DataFrame:
+def node_cycles(tables: Tables, op_map: OpMap) -> pd.DataFrame:
     """Cycles per graph and node: columns graph, node, type, source, op_id, runs, cycles, share (of all nodes'), resources."""
     events = tables["qnn_events"]
     node_events = events[(events["type"] == NODE) & (events["unit"] == "cycles") & (events["execute_id"] >= 0)]
-    label = labels(tables["qnn_executes"]).set_axis(tables["qnn_executes"]["execute_id"])
+    label = graph_labels(tables["qnn_executes"]).set_axis(tables["qnn_executes"]["execute_id"])
     frame = pd.concat([node_events, node_names(node_events["name"])], axis=1).assign(graph=node_events["execute_id"].map(label))
     frame["cycles"] = frame["value"].astype(np.float64)
-    units = masks(events)
+    units = units_by_node(events)
     frame["resources"] = [units.get(event, "") for event in frame["event_id"]]
     totals = frame.groupby(["graph", "node", "op_id", "resources"], as_index=False)["cycles"].agg(runs="size", cycles="sum")
     totals["type"] = [node_type(name, op_map) for name in totals["node"]]
@@ -97,14 +97,14 @@ def nodes(tables: Tables, op_map: OpMap) -> pd.DataFrame:
     return totals.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
 
 
-def masks(events: pd.DataFrame) -> dict[int, str]:
+def units_by_node(events: pd.DataFrame) -> dict[int, str]:
     """event_id of a node → the units that it used, if its sub-events name them (linting)."""
     mask_events = events[(events["type"] == RESOURCE_MASK) & (events["parent_id"] >= 0)]
     units = [" ".join(name for bit, name in RESOURCES.items() if int(value) & bit) for value in mask_events["value"]]
     return dict(zip(mask_events["parent_id"], units, strict=True))
 
 
-def contexts(tables: Tables) -> Row:
+def context_creation(tables: Tables) -> Row:
     """How contexts were created: from binaries, with bytes and time, or composed and finalized."""
     calls = tables["qnn_calls"]
     loads = calls[calls["call"].str.startswith("contextCreateFromBinary")]
@@ -120,7 +120,7 @@ def contexts(tables: Tables) -> Row:
     }
 
 
-def idle(tables: Tables) -> Row:
+def idle_times(tables: Tables) -> Row:
     """The NPU's idle time between executions, and the activity of the thread that ended it, in ms."""
     gaps = tables["qnn_gaps"]
     names = ("running", "runnable", "sleeping", "waiting")
@@ -134,10 +134,10 @@ def idle(tables: Tables) -> Row:
     }
 
 
-def closure(tables: Tables) -> list[Row]:
+def check_residuals(tables: Tables) -> list[Row]:
     """Each consistency check: the number of cases, the number of violations, and the residual."""
     rows = []
-    for check in checks(tables["qnn_executes"], tables["qnn_events"]):
+    for check in all_checks(tables["qnn_executes"], tables["qnn_events"]):
         comparable = ~np.isnan(check.found) & ~np.isnan(check.expected)
         if comparable.any():
             residual = float((check.expected - check.found)[comparable].sum())
@@ -146,29 +146,29 @@ def closure(tables: Tables) -> list[Row]:
     return rows
 
 
-def statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
+def npu_statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
     """All figures, JSON-able; the suffix of a key is the unit of its time."""
     executes, events, stages = tables["qnn_executes"], tables["qnn_events"], tables["qnn_stages"]
-    done = executes[executes["complete"]].assign(graph=labels(executes))
-    by_node = nodes(tables, op_map or {})
+    done = executes[executes["complete"]].assign(graph=graph_labels(executes))
+    by_node = node_cycles(tables, op_map or {})
     by_type = by_node.groupby("type", as_index=False)[["runs", "cycles", "share"]].sum().sort_values("cycles", ascending=False)
     levels = level_names(done).value_counts()
     return {
         "executes": len(executes),
         "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),
         "levels": {str(name): int(count) for name, count in levels.items()},
-        "graphs": grouped(done, ["graph"]),
-        "experts": grouped(done[done["expert"] >= 0], ["layer", "expert"]),
+        "graphs": figures_by(done, ["graph"]),
+        "experts": figures_by(done[done["expert"] >= 0], ["layer", "expert"]),
         "nodes": by_node.to_dict("records"),
         "types": by_type.to_dict("records"),
-        "contexts": contexts(tables),
+        "contexts": context_creation(tables),
         "stages": {
             str(name): {"count": len(rows), "ms": float(rows["duration_ns"].sum()) / 1e6}
             for name, rows in stages.groupby("stage")
         },
-        "idle": idle(tables),
-        "overlap": overlap(tables),
-        "closure": closure(tables),
+        "idle": idle_times(tables),
+        "overlap": overlap_ms(tables),
+        "closure": check_residuals(tables),
         "findings": tables["qnn_findings"]["text"].tolist(),
         "events": len(events),
         "unjoined_events": int(((events["execute_id"] < 0) & (events["call_id"] < 0)).sum()),

@@ -3,21 +3,20 @@
 from typing import Any
 
 from analyzer.records.schema import Tables
-
-UNKNOWN_LAYOUT = 0
+from analyzer.tables.hexagon import UNKNOWN_LAYOUT
 
 
 def unknown_layouts(tables: Tables) -> list[str]:
     """The warning about batches that could not be read."""
     count = int((tables["npu_batches"]["layout"] == UNKNOWN_LAYOUT).sum())
-    said = "batches for the NPU have an unknown message layout: their operators were not read"
+    said = "batches for the NPU have an unknown message layout: their operators and the NPU's own time are unknown"
     return [f"{count:,} {said}"] if count else []
 
 
-def summary(tables: Tables) -> dict[str, Any]:
+def queue_summary(tables: Tables) -> dict[str, Any]:
     """Batches, their operators and times in ms; {} without batches.
 
-    `steps`: number of steps that sent a batch; `unanswered`: batches without a response, among those with readable responses.
+    `steps`: number of steps that sent a batch; `unanswered`: batches without a response; `unread`: with an unknown layout.
     """
     batches, operators = tables["npu_batches"], tables["npu_operators"]
     if not len(batches):
@@ -25,7 +24,8 @@ def summary(tables: Tables) -> dict[str, Any]:
     return {
         "batches": len(batches),
         "steps": batches.loc[batches["token_id"] >= 0, "token_id"].nunique(),
-        "unanswered": int((~batches["complete"] & (batches["layout"] != UNKNOWN_LAYOUT)).sum()),
+        "unanswered": int((~batches["complete"]).sum()),
+        "unread": int((batches["layout"] == UNKNOWN_LAYOUT).sum()),
         "operators": len(operators),
         "joined": int((operators["n_nodes"] > 0).sum()),
         "profiled": int((operators["us"] >= 0).sum()),

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analyzer.questions.step_time import step_time
-from analyzer.records.intervals import Intervals, merged, split
+from analyzer.records.intervals import Intervals, merge_intervals, split_intervals
 from analyzer.records.schema import Tables
 
 WINDOW = ("window", "before", "accelerator", "residual", "after")
@@ -26,18 +26,24 @@ def npu_windows(tables: Tables) -> pd.DataFrame:
 
 
 def npu_sum(tables: Tables) -> dict[str, float]:
-    """Sums of `npu_windows` in ms: `total` = `before` + `accelerator` + `after` + `residual`; `residual_share` is relative to it.
+    """Sums of `npu_windows`: `total_ms` = before + accelerator + after + residual; `residual_share` is relative to it.
 
-    `untold` counts windows whose executions have no profile events; they are excluded. Empty if no graph ran on the NPU.
+    `unprofiled` counts windows whose executions have no profile events; they are excluded. Empty if no graph ran on the NPU.
     """
     windows = npu_windows(tables)
     profiled = windows.dropna(subset=["accelerator_ns"])
     if len(windows) == 0:
         return {}
-    parts = {name: float(profiled[f"{name}_ns"].sum()) / 1e6 for name in ("before", "accelerator", "after", "residual")}
-    total = float(profiled["window_ns"].sum()) / 1e6
-    share = parts["residual"] / total if total else 0.0
-    return {"windows": len(profiled), "untold": len(windows) - len(profiled), "total": total, **parts, "residual_share": share}
+    parts = {f"{name}_ms": float(profiled[f"{name}_ns"].sum()) / 1e6 for name in ("before", "accelerator", "after", "residual")}
+    total, unprofiled = float(profiled["window_ns"].sum()) / 1e6, len(windows) - len(profiled)
+    share = parts["residual_ms"] / total if total else 0.0
+    return {
+        "windows": len(profiled),
+        "unprofiled": unprofiled,
+        "total_ms": total,
+        **parts,
+        "residual_share": share,
+    }
 
 
 def npu_gaps(tables: Tables) -> pd.DataFrame:
@@ -46,6 +52,6 @@ def npu_gaps(tables: Tables) -> pd.DataFrame:
     busy = Intervals.of_table(executes[executes["token_id"] >= 0], "token_id")
     time = step_time(tables)
     rows = time[time["token_id"].isin(busy.key)]
-    parts = split(Intervals.of_table(rows, "token_id"), merged(busy))
+    parts = split_intervals(Intervals.of_table(rows, "token_id"), merge_intervals(busy))
     cut = rows.iloc[parts.left].assign(begin_ns=parts.begin, end_ns=parts.end, duration_ns=parts.length)
     return cut[parts.right < 0].reset_index(drop=True)

@@ -40,7 +40,7 @@ def operator_parts(operators: pd.DataFrame) -> np.ndarray:
     return np.where(moves, COPY, part)
 
 
-def accelerated(tables: Tables) -> pd.DataFrame:
+def accelerated_graphs(tables: Tables) -> pd.DataFrame:
     """The graphs that an accelerator computes."""
     graphs = tables["graphs"]
     return graphs[~graphs["backend"].isin(HOST) & ~graphs["kind"].isin(BESIDE)]
@@ -48,10 +48,10 @@ def accelerated(tables: Tables) -> pd.DataFrame:
 
 def given_away(tables: Tables) -> pd.DataFrame:
     """The graphs that an engine passed to an accelerator without QNN: their operators are submitted and computed later."""
-    graphs = accelerated(tables)
+    graphs = accelerated_graphs(tables)
     return graphs[graphs["backend"] != NPU]
 
 
-def enqueued(tables: Tables) -> np.ndarray:
+def submitted_only(tables: Tables) -> np.ndarray:
     """Which operators the host only submits."""
     return tables["operators"]["graph_id"].isin(given_away(tables)["graph_id"]).to_numpy()

@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 
 from analyzer.errors import AnalysisError
-from analyzer.jsonable import as_json
 from analyzer.questions.roofline import operator_backends
 from analyzer.questions.step_time import step_time
 from analyzer.records.schema import Tables
 from analyzer.tables.nodes import NEVER_RUN
 from analyzer.tables.operators import layer_of
+from moescope.answers import json_text
 
 VIEWS_DEEP = 8
 NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -125,13 +125,13 @@ class _Builder:
         return {self.writer[base] for base in (self.base(pid, source, ts) for source in sources) if base in self.writer}
 
 
-def speed(op: dict[str, Any]) -> dict[str, float]:
+def achieved_speed(op: dict[str, Any]) -> dict[str, float]:
     """An operator's achieved gflops and gbytes_per_s; NaN if its work is unknown."""
     ns = max(int(op["duration_ns"]), 1)
     return {"gflops": op["flops"] / ns, "gbytes_per_s": (op["read_bytes"] + op["written_bytes"]) / ns}
 
 
-def counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, float]]:
+def operator_counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, float]]:
     """op_id → hardware counters of the operator, summed over its threads."""
     pmc = tables["pmc"]
     rows = pmc[pmc["op_id"].isin(operators["op_id"])]
@@ -156,7 +156,7 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
     begun = tables["tokens"].loc[tables["tokens"]["token_id"] == token_id, "begin_ns"]
     origin = int(begun.iloc[0] if len(begun) else operators["begin_ns"].iloc[0])
     builder, structured = _Builder(tables["tensors"]), False
-    counted = counters(tables, operators)
+    counted = operator_counters(tables, operators)
     for op in operators.to_dict("records"):
         sources = builder.describe(op["pid"], op["tensor"], op["end_ns"])[3]
         structured |= bool(sources)
@@ -165,7 +165,9 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
         copied = {name: op[name] for name in COPIED}
         times = {"begin_ns": op["begin_ns"] - origin, "end_ns": op["end_ns"] - origin}
         node, backend = f"op {op['order']}", backends[op["op_id"]]
-        builder.graph.add_node(node, role="op", **copied, **times, backend=backend, **speed(op), **counted.get(op["op_id"], {}))
+        builder.graph.add_node(
+            node, role="op", **copied, **times, backend=backend, **achieved_speed(op), **counted.get(op["op_id"], {})
+        )
         builder.graph.add_edges_from(((writer, node) for writer in writers), kind="memory")
         builder.graph.add_edges_from(((maker, node) for maker in makers), kind="data")
         before = builder.made(op, node)
@@ -175,7 +177,7 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
     if not structured:
         nx.add_path(graph, [f"op {order}" for order in operators["order"].tolist()], kind="order")
     alike = same_structure(operators, tables["operators"], mean_over or [])
-    used = average(graph, alike, step_time(tables))
+    used = average_over(graph, alike, step_time(tables))
     graph.graph.update(token_id=token_id, tokens_used=used, tokens_skipped=len(set(mean_over or []) | {token_id}) - used)
     return graph
 
@@ -200,7 +202,7 @@ def same_structure(operators: pd.DataFrame, everything: pd.DataFrame, token_ids:
     return pd.concat([operators, *same], ignore_index=True)
 
 
-def average(graph: nx.DiGraph, used: pd.DataFrame, time: pd.DataFrame) -> int:
+def average_over(graph: nx.DiGraph, used: pd.DataFrame, time: pd.DataFrame) -> int:
     """Replace measured values by means over the tokens `used`, and add `causes`; returns the number of tokens."""
     count, step = used["token_id"].nunique(), used.set_index("op_id")["order"]
     if count > 1:
@@ -232,10 +234,10 @@ def to_json(graph: nx.DiGraph) -> str:
     """The graph as JSON text: {graph, nodes, edges}."""
     nodes = [{"id": node, **values} for node, values in graph.nodes(data=True)]
     edges = [{"source": a, "target": b, **values} for a, b, values in graph.edges(data=True)]
-    return as_json({"graph": graph.graph, "nodes": nodes, "edges": edges})
+    return json_text({"graph": graph.graph, "nodes": nodes, "edges": edges})
 
 
-def export(graph: nx.DiGraph, path: Path, form: str) -> None:
+def export_graph(graph: nx.DiGraph, path: Path, form: str) -> None:
     """Write the graph as `graphml`, `dot` or `json`."""
     path.write_text(as_text(graph, form))
 
@@ -247,12 +249,12 @@ def as_text(graph: nx.DiGraph, form: str) -> str:
     if form == "dot":
         return to_dot(graph)
     plain = nx.DiGraph(**in_xml(graph.graph))
-    plain.add_nodes_from((legal(node), in_xml(values)) for node, values in graph.nodes(data=True))
-    plain.add_edges_from((legal(a), legal(b), in_xml(values)) for a, b, values in graph.edges(data=True))
+    plain.add_nodes_from((xml_value(node), in_xml(values)) for node, values in graph.nodes(data=True))
+    plain.add_edges_from((xml_value(a), xml_value(b), in_xml(values)) for a, b, values in graph.edges(data=True))
     return "\n".join(nx.generate_graphml(plain))
 
 
-def legal(value: Any) -> Any:
+def xml_value(value: Any) -> Any:
     """A text without characters that XML cannot represent, or a number as one of Python's."""
     if isinstance(value, str):
         return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", value)
@@ -263,7 +265,7 @@ def in_xml(values: dict[str, Any]) -> dict[str, Any]:
     """Attributes converted to types that GraphML supports; a dictionary's entries become attributes of their own."""
     flat = {name: value for name, value in values.items() if not isinstance(value, dict)}
     flat |= {f"{name} {key}": each for name, value in values.items() if isinstance(value, dict) for key, each in value.items()}
-    return {name: legal(value) for name, value in flat.items()}
+    return {name: xml_value(value) for name, value in flat.items()}
 
 
 def to_dot(graph: nx.DiGraph) -> str:
@@ -276,13 +278,13 @@ def to_dot(graph: nx.DiGraph) -> str:
         if values["role"] == "op":
             label.append(f"{values['duration_ns'] / 1e3:,.1f} µs")
             look = f'shape=box, fillcolor="0.08 {values["duration_ns"] / longest:.3f} 1.0"'
-        lines.append(f"  {quoted(node)} [label={quoted(*label)}, {look}];")
+        lines.append(f"  {dot_string(node)} [label={dot_string(*label)}, {look}];")
     style = {"memory": " [style=dotted]", "order": " [color=gray]", "next layer": " [style=bold]"}
-    lines += [f"  {quoted(a)} -> {quoted(b)}{style.get(kind, '')};" for a, b, kind in graph.edges(data="kind")]
+    lines += [f"  {dot_string(a)} -> {dot_string(b)}{style.get(kind, '')};" for a, b, kind in graph.edges(data="kind")]
     return "\n".join([*lines, "}", ""])
 
 
-def quoted(*lines: str) -> str:
+def dot_string(*lines: str) -> str:
     """A quoted DOT string of one or more lines, with quotes and backslashes escaped."""
     texts = (NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", str(line)) for line in lines)
     return '"' + "\\n".join(text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") for text in texts) + '"'

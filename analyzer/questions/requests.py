@@ -6,15 +6,21 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import figures
+from analyzer.questions.causes import ASLEEP, COMPUTING, DISK, RUN_QUEUE, STOPPED
+from analyzer.questions.deciders import StepThreads
+from analyzer.records.intervals import Intervals, split_intervals
 from analyzer.records.schema import Tables, declared_columns
 
 MS = 1e6
+DOING = {"running": COMPUTING, "runnable": RUN_QUEUE, "sleeping": ASLEEP, "waiting": DISK, "stopped": STOPPED}
+"""State of a thread between steps → the cause of its time."""
+UNKNOWN = "between steps"
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-def requests(tables: Tables) -> pd.DataFrame:
+def request_table(tables: Tables) -> pd.DataFrame:
     """One row per request with a complete step, in order of begin; the columns are those of `requests` in tables.toml."""
-    fed = figures.turns(tables)
+    fed = figures.fed_sequences(tables)
     fed = fed.merge(tables["tokens"][["token_id", "pid", "context"]], on="token_id").sort_values(["request", "end_ns"])
     decode, prefill = fed[fed["phase"] == "decode"], fed[fed["phase"] == "prefill"]
     groups = fed.groupby("request")
@@ -48,7 +54,27 @@ def tpot_ms(decode: pd.DataFrame) -> pd.Series:
     return spent / known["kept"].groupby(known["request"]).sum()
 
 
-def concurrency(rows: pd.DataFrame) -> dict[str, float]:
+def between_tokens_ms(tables: Tables) -> dict[str, float]:
+    """The part of TPOT outside the steps that decode: ms per token in other steps, and by what the step's thread did without one.
+
+    Largest first; {} without decoded tokens.
+    """
+    fed, tokens, steps = figures.fed_sequences(tables), tables["tokens"], StepThreads(tables)
+    known = fed["itl_ms"].notna()
+    before = fed.groupby("request")[["token_id", "end_ns"]].shift()[known].astype(np.int64)
+    fed, mine, last = fed[known], steps.rows(fed["token_id"][known]), steps.rows(before["token_id"])
+    parts = split_intervals(Intervals(steps.owner[mine], before["end_ns"].to_numpy(), fed["end_ns"].to_numpy()), steps.windows)
+    free = Intervals(steps.owner[mine][parts.left], parts.begin, parts.end).where(parts.right < 0)
+    by_state = split_intervals(free, Intervals.of_table(tables["thread_states"]))
+    other = (parts.right >= 0) & (parts.right != mine[parts.left]) & (parts.right != last[parts.left])
+    doing = np.append(tables["thread_states"]["state"].map(DOING).to_numpy(object), UNKNOWN)[by_state.right]
+    what = np.append((tokens["phase"].astype(object) + " steps").to_numpy()[parts.right[other]], doing)
+    ns = pd.Series(np.append((parts.end - parts.begin)[other], by_state.end - by_state.begin))
+    spent = ns.groupby(what).sum().sort_values(ascending=False) / MS / max(int(fed["kept"].sum()), 1)
+    return {str(name): float(ms) for name, ms in spent.items()}
+
+
+def request_concurrency(rows: pd.DataFrame) -> dict[str, float]:
     """`mean` and `most` requests in progress at once, from the first begin to the last end."""
     edges = np.concatenate((rows["begin_ns"], rows["end_ns"]))
     change = np.repeat([1, -1], len(rows))
@@ -64,33 +90,33 @@ def quantiles(values: pd.Series) -> dict[str, float | None]:
     return {name: float(value) if len(known) else None for name, value in names.items()}
 
 
-def summary(tables: Tables) -> dict[str, Any]:
+def request_summary(tables: Tables) -> dict[str, Any]:
     """`count`, `concurrency`, quantiles of `ttft_ms` and `tpot_ms`, tokens, throughput, and `speculative` decoding if any."""
-    rows = requests(tables)
+    rows = request_table(tables)
     if len(rows) == 0:
         return {}
     seconds = (rows["end_ns"].max() - rows["begin_ns"].min()) / 1e9
     return {
         "count": len(rows),
-        "concurrency": concurrency(rows),
+        "concurrency": request_concurrency(rows),
         "ttft_ms": quantiles(rows["ttft_ms"]),
         "tpot_ms": quantiles(rows["tpot_ms"]),
         "prompt": int(rows["prompt"].sum()),
         "cached": int(rows["cached"].clip(lower=0).sum()),
         "generated": int(rows["generated"].sum()),
         "generated_per_s": float(rows["generated"].sum() / seconds) if seconds else None,
-        "speculative": speculation(tables, rows),
+        "speculative": speculation_figures(tables, rows),
     }
 
 
-def speculation(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
+def speculation_figures(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
     """Speculative decoding: drafted and accepted tokens, verifications and drafts with their time; {} without any.
 
     `acceptance` is that of the `judged` tokens: nothing shows how many a request's last verification accepted.
     """
     if not rows["checks"].sum():
         return {}
-    fed = figures.turns(tables)
+    fed = figures.fed_sequences(tables)
     checks = fed[(fed["phase"] == "decode") & (fed["rows"] > 1)].drop_duplicates("token_id")
     known = checks[checks["kept"] >= 0]
     drafts = tables["tokens"][tables["tokens"]["phase"] == "draft"]

@@ -9,16 +9,16 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions.ceilings import Ceilings
-from analyzer.questions.step_time import operator_times
+from analyzer.questions.step_time import of_counted, operator_times
 from analyzer.records.intervals import Intervals, overlaps
 from analyzer.records.schema import Tables
-from analyzer.records.spans import distinct, enclosing
+from analyzer.records.spans import distinct_sorted, innermost_span
 
 DISK_SHARE = 0.5
 GROUPINGS = {"type": ["type"], "shape": ["type", "shape", "weights"], "name": ["type", "name"], "layer": ["type", "layer"]}
 
 
-def measured(tables: Tables, by: str = "type", times: pd.DataFrame | None = None) -> pd.DataFrame:
+def roofline_inputs(tables: Tables, by: str = "type", times: pd.DataFrame | None = None) -> pd.DataFrame:
     """Operators with the roofline's inputs: phase, backend, bytes, own_ns (computing time), disk_ns (summed over threads); with
     `by` shape, also the shapes of weights. `times`: step_time.operator_times, if already computed.
     """
@@ -41,7 +41,7 @@ def operator_backends(tables: Tables) -> np.ndarray:
     """The backend of each operator: of the graph that encloses it, else of the graphs that it encloses, else cpu."""
     operators, graphs = tables["operators"], tables["graphs"]
     backend = graphs.set_index("graph_id")["backend"].reindex(operators["graph_id"]).fillna("").to_numpy(dtype=object, copy=True)
-    around = enclosing(operators, graphs)
+    around = innermost_span(operators, graphs)
     placed = graphs.assign(row=around)[(around >= 0) & (graphs["backend"] != "").to_numpy()]
     enclosed: dict[int, set[str]] = {}
     for row, name in zip(placed["row"].tolist(), placed["backend"].tolist(), strict=True):
@@ -76,7 +76,7 @@ def disk_time(tables: Tables) -> np.ndarray:
     shares, states = tables["op_threads"], tables["thread_states"]
     n = len(tables["operators"])
     busy, away = Intervals.of_table(shares), Intervals.of_table(states)
-    away = away.where((states["state"] == "waiting").to_numpy() & np.isin(away.key, distinct(busy.key)))
+    away = away.where((states["state"] == "waiting").to_numpy() & np.isin(away.key, distinct_sorted(busy.key)))
     waits = overlaps(busy, away)
     waited = np.bincount(shares["op_id"].to_numpy()[waits.left], waits.length, minlength=n)[:n]
     faults = tables["faults"]
@@ -85,15 +85,17 @@ def disk_time(tables: Tables) -> np.ndarray:
     return np.maximum(waited, read)
 
 
-def roofline(
+def roofline_rows(
     tables: Tables, ceilings: Ceilings | None, by: str = "type", phase: str | None = None, times: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """One row for each group of operators and backend, costliest first. Times are computing times (step_time.operator_times).
+    """One row for each group of operators and backend, costliest first, without those of steps that figures leave out.
+
+    Times are computing times (step_time.operator_times).
 
     count, ms, mean_us, flops and bytes (of one, on average), intensity (flop/byte), gflops, gbytes_per_s, threads,
     roof_us (attainable time of one), share_of_roof (roof / measured), above_ms (time of all beyond the attainable), bound.
     """
-    rows = measured(tables, by, times)
+    rows = of_counted(tables, roofline_inputs(tables, by, times))
     rows = rows if phase is None else rows[rows["phase"] == phase]
     grouped = rows.groupby([*GROUPINGS[by], "backend"], as_index=False, sort=False)
     table = grouped.agg(
@@ -117,11 +119,11 @@ def roofline(
         wait_share=table["wait"] / (table["busy"] + table["wait"]).clip(lower=1),
         disk_share=table["disk"] / (table["busy"] + table["wait"]).clip(lower=1),
     )
-    table = bounds(table, ceilings)
+    table = with_bounds(table, ceilings)
     return table.drop(columns=["ns", "median_ns", "busy", "wait", "disk"]).sort_values("ms", ascending=False, ignore_index=True)
 
 
-def bounds(rows: pd.DataFrame, ceilings: Ceilings | None) -> pd.DataFrame:
+def with_bounds(rows: pd.DataFrame, ceilings: Ceilings | None) -> pd.DataFrame:
     """Add roof_us, share_of_roof, above_ms and bound; without ceilings, or off the CPU, the only known bound is the disk."""
     disk = rows["disk_share"] > DISK_SHARE
     if ceilings is None:
@@ -137,7 +139,7 @@ def bounds(rows: pd.DataFrame, ceilings: Ceilings | None) -> pd.DataFrame:
 
 def complexity_fits(tables: Tables, phase: str = "decode") -> pd.DataFrame:
     """Time against complexity (ProfInfer's Figure 10): for each type, time = launch_us + flops / gflops, over shapes, with r2."""
-    rows = measured(tables)
+    rows = roofline_inputs(tables)
     rows = rows[(rows["phase"] == phase) & (rows["flops"] > 0)]
     points = rows.groupby(["type", "flops"])["own_ns"].agg(["median", "size"]).reset_index()
     answer = []
@@ -153,7 +155,7 @@ def complexity_fits(tables: Tables, phase: str = "decode") -> pd.DataFrame:
     return pd.DataFrame(answer, columns=["type", "shapes", "launch_us", "gflops", "r2"])
 
 
-def backends(tables: Tables) -> pd.DataFrame:
+def subgraph_backends(tables: Tables) -> pd.DataFrame:
     """Subgraphs of one kind and size that ran on several backends (Figure 12): median us on each, and the ratio to the CPU."""
     graphs = tables["graphs"]
     finished = graphs[graphs["complete"] & (graphs["backend"] != "")]

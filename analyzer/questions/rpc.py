@@ -16,7 +16,7 @@ CHANNEL = int.from_bytes(b"fastrpcg", "little")
 
 
 @dataclass(frozen=True)
-class Moments:
+class CallMoments:
     """The times of one kind of event, with the call of each."""
 
     call: np.ndarray
@@ -34,14 +34,14 @@ class Moments:
         return self._at(latest(self.call, self.ts, call, ts))
 
 
-def messages(tables: Tables) -> pd.DataFrame:
+def rpc_messages(tables: Tables) -> pd.DataFrame:
     """The table `rpc_messages`, from FastRPC's events, or from GLINK's if FastRPC reports none."""
     events = tables["driver_events"].sort_values("ts_ns", kind="stable", ignore_index=True)
     rows = of_fastrpc(events) if events["event"].isin(SENT).any() else of_glink(events)
     return conform("rpc_messages", rows.sort_values("begin_ns", kind="stable", ignore_index=True))
 
 
-def numbers(column: pd.Series) -> np.ndarray:
+def as_int64(column: pd.Series) -> np.ndarray:
     """The column's 64-bit values as int64."""
     return np.ascontiguousarray(column.to_numpy(np.uint64)).view(np.int64)
 
@@ -54,15 +54,15 @@ def known_or(known: np.ndarray, other: np.ndarray) -> np.ndarray:
 def of_fastrpc(events: pd.DataFrame) -> pd.DataFrame:
     """Calls by the driver's context number, which is reused after their end."""
 
-    def moments(name: str) -> Moments:
+    def moments(name: str) -> CallMoments:
         rows = events[events["event"] == f"fastrpc_{name}"]
         key = rows["value"] & NUMBER if name == "transport_response" else rows["context"]
-        return Moments(numbers(key), rows["ts_ns"].to_numpy(np.int64))
+        return CallMoments(as_int64(key), rows["ts_ns"].to_numpy(np.int64))
 
     sent = events[events["event"].isin(SENT)]
-    call, ts = numbers(sent["context"]), sent["ts_ns"].to_numpy(np.int64)
+    call, ts = as_int64(sent["context"]), sent["ts_ns"].to_numpy(np.int64)
     begin = known_or(moments("context_alloc").before(call, ts), ts)
-    response = moments("transport_response").behind(numbers(sent["value"] & NUMBER), begin)
+    response = moments("transport_response").behind(as_int64(sent["value"] & NUMBER), begin)
     answered = known_or(moments("context_complete").behind(call, begin), response)
     end = moments("context_free").behind(call, ts)
     answered = np.where((end < 0) | (answered <= end), answered, NONE)
@@ -76,16 +76,16 @@ def of_glink(events: pd.DataFrame) -> pd.DataFrame:
     is_sent = on_channel["handle"] > 0
     sent, come = on_channel[is_sent], on_channel.loc[~is_sent, "ts_ns"].to_numpy(np.int64)
     ts = sent["ts_ns"].to_numpy(np.int64)
-    answered = Moments(np.zeros_like(come), come).behind(np.zeros_like(ts), ts)
+    answered = CallMoments(np.zeros_like(come), come).behind(np.zeros_like(ts), ts)
     crossed = np.append(ts[1:] < answered[:-1], False)[: len(ts)] | np.insert(ts[1:] < answered[:-1], 0, False)[: len(ts)]
     answered = np.where(crossed, NONE, answered)
     rows = sent.assign(driver="qcom_glink", handle=NONE, method=NONE, begin_ns=ts, sent_ns=ts, answered_ns=answered)
     return rows.assign(end_ns=answered)[sent["token_id"] >= 0]
 
 
-def summary(tables: Tables) -> dict[str, Any]:
+def rpc_summary(tables: Tables) -> dict[str, Any]:
     """Number of calls and medians in µs of their parts; {} if the driver reported none."""
-    rows = messages(tables)
+    rows = rpc_messages(tables)
     if not len(rows):
         return {}
     whole = rows[(rows["answered_ns"] >= 0) & (rows["end_ns"] >= 0)]

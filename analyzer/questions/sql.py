@@ -12,7 +12,7 @@ from analyzer.errors import AnalysisError
 from analyzer.questions.derived import DERIVED
 from analyzer.records.schema import TABLES, arrow_schema
 from analyzer.tables.recording_folders import RecordingFolder
-from analyzer.tables.store import Tables
+from analyzer.tables.store import LazyTables
 
 RECORDING = pyarrow.field("recording", pyarrow.int64())
 READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
@@ -31,7 +31,7 @@ class Database:
     Cached tables are read from their Parquet files, others from Arrow; a derived one is made when a statement first names it.
     """
 
-    def __init__(self, tables: Tables):
+    def __init__(self, tables: LazyTables):
         self.tables, self.shown = tables, set[str]()
         self._open([str(path.resolve()) for path in tables.paths.values()])
 
@@ -79,7 +79,7 @@ class ManyDatabase(Database):
     """
 
     def __init__(self, some: list[RecordingFolder]):
-        super().__init__(Tables.of({}))
+        super().__init__(LazyTables.of({}))
         self.places = some
         about = {name: [place.said(name) for place in some] for name in ("device", "build")}
         about |= {"run": [place.name for place in some], "path": list(map(str, some))}
@@ -89,11 +89,11 @@ class ManyDatabase(Database):
         if name in DERIVED:
             raise AnalysisError(f"query: {name} is derived from a single recording: give only that one")
         if name not in self.shown:
-            self.connection.register(name, united(name, self.places))
+            self.connection.register(name, union_of(name, self.places))
             self.shown.add(name)
 
 
-def united(name: str, some: list[RecordingFolder]) -> dataset.Dataset:
+def union_of(name: str, some: list[RecordingFolder]) -> dataset.Dataset:
     """The union of one table of many recordings, read lazily."""
     form, schema = dataset.ParquetFileFormat(), arrow_schema(name).append(RECORDING)
     store = fs.LocalFileSystem() if some[0].is_local else fs.PyFileSystem(fs.FSSpecHandler(some[0].filesystem))

@@ -13,7 +13,7 @@ LAYER_IN_NAME = re.compile(r"-\d+(?=$| )|(?<=blk\.)\d+|(?<=_l)\d+(?=$| )|\.\d+")
 SUMMED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt", "flops", "read_bytes", "written_bytes")
 
 
-def resolved(graph: nx.DiGraph) -> nx.DiGraph:
+def without_views(graph: nx.DiGraph) -> nx.DiGraph:
     """The graph without views: a reader of a view reads from the producers of the view's memory."""
     plain = graph.copy()
     for node, role in list(graph.nodes(data="role")):
@@ -24,7 +24,7 @@ def resolved(graph: nx.DiGraph) -> nx.DiGraph:
     return plain
 
 
-def operators(graph: nx.DiGraph) -> list[str]:
+def operator_nodes(graph: nx.DiGraph) -> list[str]:
     """The operator nodes in execution order."""
     nodes = [(values["order"], node) for node, values in graph.nodes(data=True) if values["role"] == "op"]
     return [node for _, node in sorted(nodes)]
@@ -32,7 +32,7 @@ def operators(graph: nx.DiGraph) -> list[str]:
 
 def layers_of(graph: nx.DiGraph) -> dict[str, int]:
     """The layer of each operator; an operator without one in its name belongs to the surrounding layer, -1 outside of all."""
-    order = operators(graph)
+    order = operator_nodes(graph)
     declared = [graph.nodes[node]["layer"] for node in order]
     last = {layer: i for i, layer in enumerate(declared)}
     answer, inside = {}, -1
@@ -54,9 +54,9 @@ class Block:
     repeats: tuple[tuple[str, ...], ...]
 
 
-def blocks(graph: nx.DiGraph) -> list[Block]:
+def layer_blocks(graph: nx.DiGraph) -> list[Block]:
     """The operators in order, split by layer; a layer equal to the previous one is folded into it."""
-    order, layer = operators(graph), layers_of(graph)
+    order, layer = operator_nodes(graph), layers_of(graph)
     runs: list[tuple[int, list[str]]] = []
     for node in order:
         if not runs or runs[-1][0] != layer[node]:
@@ -80,18 +80,18 @@ def signature(graph: nx.DiGraph, nodes: tuple[str, ...]) -> Hashable:
     return kinds, edges
 
 
-def folded(graph: nx.DiGraph) -> nx.DiGraph:
+def fold_layers(graph: nx.DiGraph) -> nx.DiGraph:
     """The graph with equal layers folded: an operator's measures are the sums over the layers, whose number is `layers`.
 
     Edges from one such layer to the next are of kind "next layer".
     """
-    plain = resolved(graph)
-    stands = {node: block.nodes[i] for block in blocks(plain) for nodes in block.repeats for i, node in enumerate(nodes)}
+    plain = without_views(graph)
+    stands = {node: block.nodes[i] for block in layer_blocks(plain) for nodes in block.repeats for i, node in enumerate(nodes)}
     result = nx.DiGraph(**graph.graph)
     for node, first in stands.items():
         values = plain.nodes[node]
         if first not in result:
-            result.add_node(first, **{**values, **dict.fromkeys(SUMMED, 0), "layers": 0, "name": stem(values["name"])})
+            result.add_node(first, **{**values, **dict.fromkeys(SUMMED, 0), "layers": 0, "name": name_stem(values["name"])})
         node_sums = result.nodes[first]
         node_sums["layers"] += 1
         for name in SUMMED:
@@ -100,7 +100,7 @@ def folded(graph: nx.DiGraph) -> nx.DiGraph:
     for node, values in plain.nodes(data=True):
         if values["role"] == "constant":
             readers = tuple(sorted({stands[b] for b in plain.successors(node)}))
-            key = stem(values["name"]), values["shape"], readers
+            key = name_stem(values["name"]), values["shape"], readers
             constants.setdefault(key, node)
             stands[node] = constants[key]
             result.add_node(stands[node], **{**values, "name": key[0], "layers": 1})
@@ -112,7 +112,7 @@ def folded(graph: nx.DiGraph) -> nx.DiGraph:
     return result
 
 
-def stem(name: str) -> str:
+def name_stem(name: str) -> str:
     """A tensor's name without its layer number: attn_norm-3 → attn_norm, blk.3.attn_q.weight → blk.*.attn_q.weight."""
     return LAYER_IN_NAME.sub(lambda match: "*" if match.group().isdigit() else "", name)
 
@@ -128,9 +128,9 @@ class Difference:
     layers: int
 
 
-def difference(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, Any]:
+def model_difference(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, Any]:
     """Differences of two models: operators by position (after folding), counts per type in a typical layer, edges by type."""
-    left, right = blocks(resolved(first)), blocks(resolved(second))
+    left, right = layer_blocks(without_views(first)), layer_blocks(without_views(second))
     differences: list[Difference] = []
     matcher = SequenceMatcher(None, [labels(first, block) for block in left], [labels(second, block) for block in right], False)
     for tag, i0, i1, j0, j1 in matcher.get_opcodes():
@@ -147,8 +147,8 @@ def difference(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, Any]:
     ]
     return {
         "operators": differences,
-        "layer_types": differing(*counts),
-        "edges": edge_types(resolved(first), resolved(second)),
+        "layer_types": differing_numbers(*counts),
+        "edges": edge_types(without_views(first), without_views(second)),
         "layers": [sum(len(block.repeats) for block in side if block.layer >= 0) for side in (left, right)],
     }
 
@@ -169,7 +169,9 @@ def block_difference(first: nx.DiGraph, left: Block | None, second: nx.DiGraph, 
         for (graph, block, sign), (low, high) in zip(sides, (spans[:2], spans[2:]), strict=True):
             for node in block.nodes[low:high] if block else ():
                 values, where = graph.nodes[node], "layer" if block and block.layer >= 0 else "outside layers"
-                answer.append(Difference(sign, where, values["type"], stem(values["name"]), len(block.repeats) if block else 0))
+                answer.append(
+                    Difference(sign, where, values["type"], name_stem(values["name"]), len(block.repeats) if block else 0)
+                )
     return answer
 
 
@@ -183,9 +185,9 @@ def edge_types(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, tuple[int, in
         )
         for graph in (first, second)
     ]
-    return differing(*counts)
+    return differing_numbers(*counts)
 
 
-def differing(first: Counter[str], second: Counter[str]) -> dict[str, tuple[int, int]]:
+def differing_numbers(first: Counter[str], second: Counter[str]) -> dict[str, tuple[int, int]]:
     """The numbers of both sides where they differ, by key."""
     return {key: (first[key], second[key]) for key in sorted(first | second) if first[key] != second[key]}

@@ -8,14 +8,14 @@ import pandas as pd
 from analyzer.questions import accelerators, ceilings, clocks, disturbed, experts, figures, npu_queues, requests, step_time
 from analyzer.questions.findings import findings
 from analyzer.questions.threads import STATES
-from analyzer.records.manifest import listed, section
+from analyzer.records.manifest import listed_items, section
 from analyzer.records.observed import known_changes
 from analyzer.records.reading import Source
 from analyzer.records.schema import Tables
-from analyzer.records.spans import numbered
+from analyzer.records.spans import number_rows
 from analyzer.tables.sequences import APART
 from analyzer.tables.store import UNRECORDED
-from tracer.recording.cost import cost_lines, cost_of
+from tracer.recording.cost import cost_lines, cost_of, interval
 from tracer.recording.format import Recording
 
 NEEDED = (
@@ -25,13 +25,13 @@ NEEDED = (
 )
 """The tables that a summary is made from."""
 TOP = 12
-COSTLY = 0.1  # share of token time in probes above which durations are misleading
+COSTLY = 0.1  # share of the steps' time in probes above which durations are misleading
 WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
-    """Sections recording, machine, tokens, requests, time, accelerator, findings, operators, experts, npu, npu_queues,
-    scheduling, clocks, io, records and cost.
+    """Sections recording, machine, tokens, requests, time, between_tokens_ms, accelerator, findings, operators, experts, npu,
+    npu_queues, scheduling, clocks, io, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
     is the recording's Source, if already read.
@@ -42,23 +42,24 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "recording": recording_summary(recording, tables),
         "machine": machine_summary(recording.manifest),
         "missing": [
-            *incomplete(source),
-            *([] if is_imported(recording) else missing(tables)),
-            *disturbed.remarks(tables),
+            *incompleteness(source),
+            *([] if is_imported(recording) else missing_levels(tables)),
+            *disturbed.disturbance_remarks(tables),
             *npu_queues.unknown_layouts(tables),
         ],
-        "warnings": warnings(recording.manifest),
+        "warnings": tracer_warnings(recording.manifest),
         "tokens": token_summary(tables),
-        "requests": requests.summary(tables),
-        "time": step_time.summary(tables, time),
-        "accelerator": accelerators.faster(tables, time),
-        "findings": [vars(finding) for finding in findings(tables, ceilings.load(recording.manifest), time)],
+        "requests": requests.request_summary(tables),
+        "time": step_time.time_summary(tables, time),
+        "between_tokens_ms": requests.between_tokens_ms(tables),
+        "accelerator": accelerators.accelerator_saving(tables, time),
+        "findings": [vars(finding) for finding in findings(tables, ceilings.ceilings_for(recording.manifest), time)],
         "operators": operator_summary(tables, times),
-        "experts": experts.summary(tables),
+        "experts": experts.expert_summary(tables),
         "npu": npu_summary(recording.manifest, tables),
-        "npu_queues": npu_queues.summary(tables),
+        "npu_queues": npu_queues.queue_summary(tables),
         "scheduling": scheduling_summary(tables),
-        "clocks": clocks.summary(tables),
+        "clocks": clocks.clock_summary(tables),
         "io": io_summary(tables),
         "records": record_summary(source, tables),
         "cost": cost_summary(recording.manifest, tables),
@@ -78,17 +79,17 @@ def is_imported(recording: Recording) -> bool:
     return recording.manifest.get("loader") == UNRECORDED
 
 
-def missing(tables: Tables) -> list[str]:
+def missing_levels(tables: Tables) -> list[str]:
     """What this recording does not show, and the level that would show it."""
     return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
 
 
-def warnings(manifest: dict[str, Any]) -> list[str]:
+def tracer_warnings(manifest: dict[str, Any]) -> list[str]:
     """The tracer's warnings: what it could not do or had to change."""
-    return listed(manifest.get("warnings"), str)
+    return listed_items(manifest.get("warnings"), str)
 
 
-def incomplete(source: Source) -> list[str]:
+def incompleteness(source: Source) -> list[str]:
     """Differences between files and manifest: missing records, or records that the manifest does not describe."""
     expected, counts = section(source.manifest, "records"), source.count()
     described = {kind: n for kind, n in expected.items() if isinstance(n, int) and kind in source.recording.layouts}
@@ -134,13 +135,13 @@ def token_summary(tables: Tables) -> dict[str, Any]:
     table = tables["tokens"]
     if len(table) == 0:
         return {}
-    steps, fed = figures.complete_steps(tables), figures.turns(tables)
+    steps, fed = figures.complete_steps(tables), figures.fed_sequences(tables)
     itl, decode, ttft = figures.itls_ms(fed), steps[steps["phase"] == "decode"], figures.ttft_ms(fed)
-    decode_ms = figures.undisturbed(decode)["duration_ns"] / 1e6
+    decode_ms = figures.undisturbed_steps(decode)["duration_ns"] / 1e6
     return {
         "steps": len(table),
         "incomplete": int((~table["complete"]).sum()),
-        "disturbed": disturbed.counts(table),
+        "disturbed": disturbed.disturbed_counts(table),
         "unread_rows": unread_rows(tables),
         "apart": {phase: n for phase in APART if (n := int((table["phase"] == phase).sum()))},
         "generations": int(fed["request"].nunique()),
@@ -176,15 +177,17 @@ def _quantile(values: pd.Series, q: float) -> float | None:
 
 
 def operator_summary(tables: Tables, times: pd.DataFrame, top: int = TOP) -> dict[str, Any]:
-    """Operator types by computing time, `ms` (`times`: step_time.operator_times); `wait_share` of the threads' time, `share` of
-    all operators; `not_computing`: what was taken out of their durations."""
+    """Operator types of the steps that count, by computing time, `ms` (`times`: step_time.operator_times); `wait_share` of the
+    threads' time, `share` of all operators; `not_computing`: what was taken out of their durations."""
     table = tables["operators"]
     if len(table) == 0:
         return {}
+    counts = table["op_id"].isin(step_time.of_counted(tables, table)["op_id"]).to_numpy()
+    every, table, times = table, table[counts], times[counts]
     return {
-        "count": len(table),
-        "incomplete": int((~table["complete"]).sum()),
-        "threads": int(table["n_threads"].max()),
+        "count": len(every),
+        "incomplete": int((~every["complete"]).sum()),
+        "threads": int(every["n_threads"].max()),
         "ms": float(times["computing_ns"].sum()) / 1e6,
         "not_computing": step_time.lost_text(times),
         "top": ranked_operators(operator_totals(table, times), top),
@@ -248,7 +251,7 @@ def scheduling_summary(tables: Tables) -> dict[str, Any]:
     states = tables["thread_states"]
     if len(states) == 0:
         return {}
-    spent, (thread, first) = states["duration_ns"].to_numpy(), numbered(states["tid"].to_numpy())
+    spent, (thread, first) = states["duration_ns"].to_numpy(), number_rows(states["tid"].to_numpy())
     tids = states["tid"].to_numpy()[first]
     ns = {name: np.bincount(thread, spent * (states["state"] == name).to_numpy(), len(tids)) for name in STATES}
     wide = pd.DataFrame(ns, index=tids).sort_index() / 1e6
@@ -328,27 +331,29 @@ def open_blocks(source: Source, blocks: pd.DataFrame) -> dict[str, int]:
 
 def skipped_events(manifest: dict[str, Any]) -> dict[str, int]:
     """Events that the kernel skipped because another program was running on the CPU, by program."""
-    counts = {str(row.get("program")): row.get("skipped") for row in listed(manifest.get("probes"), dict)}
+    counts = {str(row.get("program")): row.get("skipped") for row in listed_items(manifest.get("probes"), dict)}
     return {program: n for program, n in counts.items() if isinstance(n, int) and n > 0}
 
 
-def advice(share: float) -> str | None:
-    """Advice on probes that take this share of token time; None if it is small."""
-    if share < COSTLY:
+def probe_advice(warm: float, cold: float) -> str | None:
+    """Advice on probes that take these shares of the steps' time, with warm and with cold caches; None if both are small."""
+    if cold < COSTLY:
         return None
-    return f"probes took {share:.0%} of token time: record with --max-overhead 10%"
+    return f"probes took {interval(100 * warm, 100 * cold, '%')} of the steps' time: record with --max-overhead 10%"
 
 
 def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     """The cost of tracing by tracer/recording/cost.py: its parts and shares, and `lines`, the text of every screen."""
-    told, probes = section(manifest, "cost"), listed(manifest.get("probes"), dict)
+    told, probes = section(manifest, "cost"), listed_items(manifest.get("probes"), dict)
     hits = {p.get("program"): int(p.get("hits") or 0) for p in probes}  # equal within a program
     cost = cost_of(told, float(tables["tokens"]["duration_ns"].sum()))
     warm, cold = cost.of_steps if cost.of_steps and told else (None, None)
     return {
         **{name: value for name, value in told.items() if isinstance(value, int | float)},
         "probe_hits": sum(hits.values()),
-        "advice": advice(cold) if cold is not None and not section(manifest, "sampling") else None,
+        "advice": probe_advice(warm, cold)
+        if warm is not None and cold is not None and not section(manifest, "sampling")
+        else None,
         "slowdown": cost.slowdown,
         "share_of_token_time": warm,
         "cold_share_of_token_time": cold,

@@ -25,7 +25,7 @@ def operator_states(tables: Tables) -> pd.DataFrame:
     return rows.sort_values("busy_ms", ascending=False).rename_axis("type").reset_index()[["type", "busy_ms", *STATES, "unknown"]]
 
 
-def balance(tables: Tables) -> pd.DataFrame:
+def thread_balance(tables: Tables) -> pd.DataFrame:
     """Per thread: `operators`, `busy_ms`, `wait_ms` for the others, `last_share` of its shared operators that it ended last."""
     shares = tables["op_threads"]
     shared = shares.groupby("op_id")["tid"].transform("size") > 1
@@ -42,7 +42,7 @@ def balance(tables: Tables) -> pd.DataFrame:
     return rows.reset_index()[columns].sort_values("busy_ms", ascending=False, ignore_index=True)
 
 
-def summary(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
+def thread_summary(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
     """Thread figures, JSON-able, from `displacements`; {} if no scheduling was recorded."""
     if len(tables["thread_states"]) == 0 or len(tables["op_threads"]) == 0:
         return {}

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import changepoints
-from analyzer.questions.figures import complete_steps, ttft_ms, turns, undisturbed
+from analyzer.questions import changepoints, periods
+from analyzer.questions.figures import complete_steps, fed_sequences, ttft_ms, undisturbed_steps
 from analyzer.records.schema import Tables
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LEAST = 8
 """Fewer steps than this show no trend."""
-PERIOD_P = 0.001
 EXPLAINED = 0.9
 """Maximum error of a line over the context, as a share of a constant's error."""
 SURE = 3.0
@@ -24,17 +23,41 @@ def decode_steps(tables: Tables) -> pd.DataFrame:
     """Complete decode steps in order: token_id, context (tokens before the step), ms, tpot_ms (ITL of figures.py), disturbed.
 
     Disturbed ones are left out, unless there are no others.
-    If the engine does not record the position, the context is counted from the generation's steps.
+    If the engine does not record the position, the context is counted from the generation's steps. If no step has a phase (a
+    profile of runs of a model), all steps; without steps, the executions of the NPU graph with the most time, by execute_id
+    instead of token_id. These have no context.
     """
     steps = complete_steps(tables)
-    fed = steps.groupby("generation")["n_tokens"].cumsum() - steps["n_tokens"]
-    context = steps["position"].where(steps["position"] >= 0, fed)
-    rows = steps.assign(context=context, ms=steps["duration_ns"] / 1e6, tpot_ms=steps["itl_ms"])
-    rows = undisturbed(rows[rows["phase"] == "decode"])
-    return rows[["token_id", "generation", "context", "ms", "tpot_ms", "disturbed"]].reset_index(drop=True)
+    if not len(steps):
+        return main_graph_executions(tables)
+    if (steps["phase"] == "").all():
+        steps = steps.sort_values("begin_ns").assign(context=np.nan)
+    else:
+        fed = steps.groupby("generation")["n_tokens"].cumsum() - steps["n_tokens"]
+        steps = steps.assign(context=steps["position"].where(steps["position"] >= 0, fed))
+        steps = steps[steps["phase"] == "decode"]
+    rows = undisturbed_steps(steps.assign(ms=steps["duration_ns"] / 1e6, tpot_ms=steps["itl_ms"]))
+    return rows[["token_id", "phase", "generation", "context", "ms", "tpot_ms", "disturbed"]].reset_index(drop=True)
 
 
-def distribution(values: pd.Series) -> dict[str, float]:
+def main_graph_executions(tables: Tables) -> pd.DataFrame:
+    """The complete executions of the NPU graph with the most time, as `decode_steps` has steps, by execute_id."""
+    done = tables["qnn_executes"]
+    done = done[done["complete"]].sort_values("begin_ns")
+    spent = done.groupby(["pid", "graph", "graph_name"])["duration_ns"].transform("sum")
+    rows = done[spent == spent.max()]
+    rows = rows.assign(phase="", generation=-1, context=np.nan, ms=rows["duration_ns"] / 1e6, tpot_ms=np.nan, disturbed=False)
+    return rows[["execute_id", "phase", "generation", "context", "ms", "tpot_ms", "disturbed"]].reset_index(drop=True)
+
+
+def step_noun(steps: pd.DataFrame) -> str:
+    """What a row of `decode_steps` is."""
+    if "execute_id" in steps:
+        return "execution"
+    return "step" if len(steps) and (steps["phase"] == "").all() else "decode step"
+
+
+def value_distribution(values: pd.Series) -> dict[str, float]:
     """Count, mean, standard deviation and quantiles."""
     present = values.dropna()
     if len(present) == 0:
@@ -43,27 +66,7 @@ def distribution(values: pd.Series) -> dict[str, float]:
     return {"n": len(present), "mean": float(present.mean()), "std": float(present.std(ddof=0)), **spread}
 
 
-def periodic(values: np.ndarray) -> dict[str, float] | None:
-    """A periodic disturbance: its `period` in steps and `share` of the variance; None if no frequency is significant.
-
-    Fisher's test on the largest frequency of the detrended series, clipped at its 5 and 95 % quantiles.
-    """
-    n = len(values)
-    if n < 4 * LEAST:
-        return None
-    x = np.arange(n)
-    residual = values - np.polyval(np.polyfit(x, values, 1), x)
-    residual = np.clip(residual, *np.quantile(residual, [0.05, 0.95]))
-    power = np.abs(np.fft.rfft(residual - residual.mean())[1:]) ** 2
-    if power.sum() <= 0:
-        return None
-    peak, count = int(np.argmax(power)), len(power)
-    share = float(power[peak] / power.sum())
-    chance = min(1.0, count * (1 - share) ** (count - 1))
-    return {"period": n / (peak + 1), "share": share} if chance < PERIOD_P and peak > 0 else None
-
-
-def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
+def context_growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     """Growth with the context: for each operator type, `ns_per_token` of a step's time per token of context, with its error.
 
     type, base_us (at no context), ns_per_token, error_ns (standard error of the slope), share (of the sum of all slopes), r2.
@@ -80,7 +83,7 @@ def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     spent = spent.reindex(steps.index, fill_value=0)
     spent["between operators"] = steps["ms"] * 1e6 - spent.sum(axis=1)
     x = steps["context"].to_numpy(np.float64)
-    rows = [(name, *line(x, spent[name].to_numpy(np.float64))) for name in spent.columns]
+    rows = [(name, *least_squares(x, spent[name].to_numpy(np.float64))) for name in spent.columns]
     table = pd.DataFrame(rows, columns=["type", "base_us", "ns_per_token", "error_ns", "r2"])
     total = table["ns_per_token"].sum()
     table["base_us"] /= 1e3
@@ -88,17 +91,17 @@ def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     return table.sort_values("ns_per_token", ascending=False, ignore_index=True)[columns]
 
 
-def certain(grown: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `growth` whose slope is more than three times its standard error."""
+def confident_rows(grown: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `context_growth` whose slope is more than three times its standard error."""
     return grown[grown["ns_per_token"] > SURE * grown["error_ns"]]
 
 
-def explains(model: Mapping[str, Any]) -> bool:
+def fits_context(model: Mapping[str, Any]) -> bool:
     """Whether the context predicts unseen steps significantly better than a constant."""
     return bool(model) and model["mape"] < EXPLAINED * model["mape_constant"]
 
 
-def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, float]:
+def least_squares(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, float]:
     """(intercept, slope, standard error of the slope, r2) of the least squares line."""
     centred = x - x.mean()
     spread = centred @ centred
@@ -114,9 +117,9 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
     """Step latency as a function of context, ms = base + slope x context, fitted robustly; with its error on held-out steps.
 
     Fitted on every other step, tested on the rest: `mape` is the mean of |predicted - measured| / measured, `error_p90` its 90 %
-    quantile, and `mape_constant` the mean for the constant median as prediction. {} for too few `decode_steps`.
+    quantile, and `mape_constant` the mean for the constant median as prediction. {} for too few steps, or without context.
     """
-    if len(steps) < 2 * LEAST:
+    if len(steps) < 2 * LEAST or steps["context"].isna().any():
         return {}
     fit, judged = steps.iloc[::2], steps.iloc[1::2]
     x, y = fit["context"].to_numpy(np.float64), fit["ms"].to_numpy()
@@ -136,53 +139,62 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]:
-    """Trend figures, JSON-able: ttft_ms, tpot_ms, step_ms, first, change_points, drifts, periodic, bursts, model.
+def trend_summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]:
+    """Trend figures, JSON-able: of, ttft_ms, tpot_ms, step_ms, first, change_points, drifts, periodic, bursts, model.
 
-    Only the first three for too few steps; the others are empty for disturbed ones, whose trends are the tracer's.
+    `of`: what the steps are (`step_noun`); an execution has an execute_id for a token_id. Only the first four for too few
+    steps; the others are empty for disturbed ones, whose trends are the tracer's.
     """
     steps = decode_steps(tables) if steps is None else steps
     answer: dict[str, Any] = {
-        "ttft_ms": distribution(ttft_ms(turns(tables))),
-        "tpot_ms": distribution(steps["tpot_ms"]),
-        "step_ms": distribution(steps["ms"]),
+        "of": step_noun(steps),
+        "ttft_ms": value_distribution(ttft_ms(fed_sequences(tables))),
+        "tpot_ms": value_distribution(steps["tpot_ms"]),
+        "step_ms": value_distribution(steps["ms"]),
     }
     if len(steps) < LEAST:
         return answer
     if steps["disturbed"].any():
         return answer | {"first": None, "change_points": [], "drifts": [], "periodic": None, "bursts": [], "model": {}}
     ms = steps["ms"].to_numpy()
-    parts, ids = changepoints.take_apart(ms), steps["token_id"].tolist()
+    parts, (id_name, ids) = changepoints.take_apart(ms), next((str(name), ids.tolist()) for name, ids in steps.items())
     return answer | {
-        "first": {"token_id": ids[0], "ms": float(ms[0]), "times": parts.first} if parts.first else None,
-        "change_points": [{"token_id": ids[s.at], "before_ms": s.before, "after_ms": s.after} for s in parts.shifts],
-        "drifts": [{"token_id": ids[d.at], "until": ids[d.until], "from_ms": d.before, "to_ms": d.after} for d in parts.drifts],
-        "periodic": swing(parts),
-        "bursts": [{"token_id": ids[b.at], "steps": b.steps, "more_ms": b.height} for b in parts.bursts],
+        "first": {id_name: ids[0], "ms": float(ms[0]), "times": parts.first} if parts.first else None,
+        "change_points": [{id_name: ids[s.at], "before_ms": s.before, "after_ms": s.after} for s in parts.shifts],
+        "drifts": [{id_name: ids[d.at], "until": ids[d.until], "from_ms": d.before, "to_ms": d.after} for d in parts.drifts],
+        "periodic": periodic_disturbance(parts),
+        "bursts": [{id_name: ids[b.at], "steps": b.steps, "more_ms": b.height} for b in parts.bursts],
         "model": step_model(steps),
     }
 
 
-def swing(parts: changepoints.Parts) -> dict[str, float] | None:
+def periodic_disturbance(parts: changepoints.SeriesParts) -> dict[str, float] | None:
     """The periodic disturbance: regular spikes, else a periodic component of the residuals."""
     if parts.period is None:
-        return periodic(parts.rest)
+        return periods.periodic_wave(parts.rest)
     return {"period": parts.period.steps, "share": parts.singles, "more_ms": parts.period.height, "count": parts.period.count}
 
 
-def sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """(label, text, token) of the trends across tokens; token -1 if it concerns all of them."""
+def trend_sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """(label, text, token) of the trends across tokens; token -1 if it concerns all of them, or executions."""
+    name = "execution" if facts.get("of") == "execution" else "token"
+
+    def place(row: dict[str, Any]) -> tuple[str, int]:
+        return f"{name} {row.get('token_id', row.get('execute_id'))}", row.get("token_id", -1)
+
     if first := facts.get("first"):
-        yield "first step", f"{first['ms']:,.2f} ms, {first['times']:,.1f} times the following ones", first["token_id"]
+        yield f"first {facts['of']}", f"{first['ms']:,.2f} ms, {first['times']:,.1f} times the following ones", place(first)[1]
     for jump in facts.get("change_points") or []:
-        yield f"from token {jump['token_id']}", f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step", jump["token_id"]
+        where, token = place(jump)
+        yield f"from {where}", f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms each", token
     for moved in facts.get("drifts") or []:
         change = moved["to_ms"] / moved["from_ms"] - 1 if moved["from_ms"] else 0.0
-        ends = f"{moved['from_ms']:,.2f} ms at token {moved['token_id']} to {moved['to_ms']:,.2f} ms at token {moved['until']}"
-        yield "drift", f"{change:+.1%}: {ends}", moved["token_id"]
+        where, token = place(moved)
+        ends = f"{moved['from_ms']:,.2f} ms at {where} to {moved['to_ms']:,.2f} ms at {name} {moved['until']}"
+        yield "drift", f"{change:+.1%}: {ends}", token
     for burst in facts.get("bursts") or []:
-        text = f"{burst['steps']} steps from token {burst['token_id']} take {burst['more_ms']:,.2f} ms more"
-        yield "burst", text, burst["token_id"]
+        where, token = place(burst)
+        yield "burst", f"{burst['steps']} in a row from {where} on take {burst['more_ms']:,.2f} ms more", token
     if beat := facts.get("periodic"):
         more = f", {beat['more_ms']:,.2f} ms more, {beat['count']} times" if "count" in beat else ""
-        yield "periodic", f"every {beat['period']:.1f} steps{more}, {beat['share']:.0%} of the variance", -1
+        yield "periodic", f"every {beat['period']:.1f} {facts['of']}s{more}, {beat['share']:.0%} of the variance", -1

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from analyzer.records.slot_columns import Sorted, by_kind, columns_of, firsts, possible_times, within
-from analyzer.records.spans import EVER, numbered
+from analyzer.records.slot_columns import SlotsByKind, by_kind, columns_of, drop_impossible, first_occurrences, possible_times
+from analyzer.records.spans import EVER, number_rows
 from tracer.recording.format import STREAMS, Recording
 
 STREAMED: tuple[str, ...] = (
@@ -23,13 +23,13 @@ THREAD_KINDS = ("graph_begin", "op_begin", "op_shares", "expert_begin", "sched_s
 """Kinds in STREAMED with threads and processes that are needed later (analyzer/tables/sched.py)."""
 
 
-def identities(pid: np.ndarray, address: np.ndarray) -> np.ndarray:
+def address_numbers(pid: np.ndarray, address: np.ndarray) -> np.ndarray:
     """A number for each (process, address)."""
     return pid.astype(np.uint64) << np.uint64(48) ^ address.astype(np.uint64)
 
 
 @dataclass
-class Stream:
+class SlotStream:
     """One file: its number of slots, and the first and last time in each block of slots (EVER and -1: no record in it)."""
 
     slots: int
@@ -38,7 +38,7 @@ class Stream:
 
 
 @dataclass
-class Few:
+class SlotSelection:
     """The slots of one kind, in file order."""
 
     slots: list[np.ndarray] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Contents:
         self.names = {number: kind for kind, (number, _) in recording.layouts.items()}
         self.counts: dict[int, int] = {}
         self.discarded = self.damaged = 0
-        self.few: dict[int, Few] = {}
+        self.few: dict[int, SlotSelection] = {}
         self.processes: dict[str, dict[int, int]] = {}
         """By kind: the process of each thread that wrote one; of `sched_switch`, only of threads that were switched out."""
         self.possible = possible_times([self.mapped(name, 0, recording.slot_count(name)) for name in STREAMS])
@@ -63,27 +63,27 @@ class Contents:
         self.first_ns = int(min((first for first, _ in extents), default=0))
         self.last_ns = int(max((last for _, last in extents), default=0))
 
-    def _scan(self, stream: str) -> Stream:
+    def _scan(self, stream: str) -> SlotStream:
         total = self.recording.slot_count(stream)
         first, last = [], []
         for start in range(0, total, self.block):
             low, high = self._block(self.mapped(stream, start, min(start + self.block, total)), start)
             first.append(low)
             last.append(high)
-        return Stream(total, np.array(first, np.int64), np.array(last, np.int64))
+        return SlotStream(total, np.array(first, np.int64), np.array(last, np.int64))
 
     def mapped(self, stream: str, begin: int, end: int) -> np.ndarray:
         """Slots begin to end as raw bytes, mapped from the file for as long as the returned array exists."""
         return np.asarray(self.recording.map_slots(stream, begin, end)).view(f"V{STREAMS[stream]}")[:, 0]
 
-    def by_kind(self, stream: str, begin: int, end: int) -> Sorted:
+    def by_kind(self, stream: str, begin: int, end: int) -> SlotsByKind:
         """Slots begin to end of a stream by record kind, with their first and last time."""
         slots = self.mapped(stream, begin, end)
-        return within(by_kind(slots), slots, self.possible)
+        return drop_impossible(by_kind(slots), slots, self.possible)
 
     def _block(self, slots: np.ndarray, start: int) -> tuple[int, int]:
         """Add one block to the counts; returns its first and last time."""
-        kinds = within(by_kind(slots), slots, self.possible)
+        kinds = drop_impossible(by_kind(slots), slots, self.possible)
         self.discarded += kinds.discarded
         self.damaged += kinds.damaged
         for number, rows in kinds.rows.items():
@@ -97,7 +97,7 @@ class Contents:
         if name is None:
             return
         if name not in STREAMED:
-            few = self.few.setdefault(number, Few())
+            few = self.few.setdefault(number, SlotSelection())
             few.slots.append(slots[rows])
             few.position.append(rows + start)
             return
@@ -108,10 +108,10 @@ class Contents:
         """Add the threads of one kind and their processes."""
         dtype = self.recording.layouts[name][1]
         names = [of for of in ("pid", "tid", "prev_tid") if of in (dtype.names or ())]
-        new = firsts(slots, rows, dtype, names)
+        new = first_occurrences(slots, rows, dtype, names)
         fields = columns_of(slots, new, dtype, names)
         picked = np.flatnonzero(fields["tid"] == fields.get("prev_tid", 0)) if name == "sched_switch" else np.arange(len(new))
-        picked = picked[numbered(fields["tid"][picked])[1]]
+        picked = picked[number_rows(fields["tid"][picked])[1]]
         processes = self.processes.setdefault(name, {})
         for thread, pid in zip(fields["tid"][picked].tolist(), fields["pid"][picked].tolist(), strict=True):
             processes.setdefault(thread, pid)

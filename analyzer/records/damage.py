@@ -7,7 +7,7 @@ from tracer.recording import checksums
 from tracer.recording.format import STREAMS
 
 
-def damage(contents: Contents) -> list[str]:
+def damaged_places(contents: Contents) -> list[str]:
     """One line for each damaged place; empty for recordings without checksums."""
     lines = [] if contents.recording.is_whole else ["manifest.json was changed after it was written: every figure may be wrong"]
     if contents.recording.has_sums:
@@ -18,20 +18,20 @@ def damage(contents: Contents) -> list[str]:
 def _of_stream(contents: Contents, stream: str) -> Iterator[str]:
     path, width = contents.recording.path / f"{stream}.bin", STREAMS[stream]
     try:
-        stretches, sealed = checksums.check(path)
+        stretches, sealed = checksums.check_file(path)
     except OSError:
         yield f"{checksums.sums_of(path).name} cannot be read: damage to {path.name} would go unnoticed"
         return
     size = contents.streams[stream].slots * width
     for begin, end in stretches:
         ends = f", the file ends at {size:,} and the rest is lost" if end > size else ""
-        cost = _cost(contents, stream, begin, min(end, size))
+        cost = _damage_cost(contents, stream, begin, min(end, size))
         yield f"{path.name} is damaged between bytes {begin:,} and {end:,}{ends}: {cost}"
     if size > sealed:
         yield f"the last {(size - sealed) // width:,} records of {path.name} have no checksum: the tracer did not exit cleanly"
 
 
-def _cost(contents: Contents, stream: str, begin: int, end: int) -> str:
+def _damage_cost(contents: Contents, stream: str, begin: int, end: int) -> str:
     width = STREAMS[stream]
     touched = contents.by_kind(stream, begin // width, max(begin, end) // width)
     kinds = sorted(touched.rows, key=lambda kind: -len(touched.rows[kind]))

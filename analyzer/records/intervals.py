@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analyzer.records.spans import EVER, NONE, distinct
+from analyzer.records.spans import EVER, NONE, distinct_sorted
 
 AXIS = 1 << 62
 """The longest axis on which the times of several keys are laid one behind the other."""
@@ -75,9 +75,9 @@ def overlaps(left: Intervals, right: Intervals) -> Overlaps:
     one, other = left.where(left_rows), right.where(right_rows)
     low = max(int(side.begin.min(initial=EVER)) for side in (one, other))
     high = max(low, min(int(side.end.max(initial=0)) for side in (one, other)))
-    line = Line(keys, low, high)
+    line = TimeAxis(keys, low, high)
     if len(keys) > 1 and len(keys) * line.width > AXIS:
-        parts = [(rows, overlaps(left.where(rows), right)) for rows in halves(left, keys)]
+        parts = [(rows, overlaps(left.where(rows), right)) for rows in split_by_key(left, keys)]
         columns = zip(*((rows[p.left], p.right, p.begin, p.end) for rows, p in parts), strict=True)
         return Overlaps(*(np.concatenate(column) for column in columns))
     one, other = line.clipped(one), line.clipped(other)
@@ -91,31 +91,31 @@ def overlaps(left: Intervals, right: Intervals) -> Overlaps:
     return Overlaps(left_row[real], right_row[real], begin[real], end[real])
 
 
-def halves(spans: Intervals, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def split_by_key(spans: Intervals, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows with one of the first half of the sorted keys, and the others."""
     first = np.isin(spans.key, keys[: len(keys) // 2])
     return np.flatnonzero(first), np.flatnonzero(~first)
 
 
-def split(left: Intervals, right: Intervals) -> Overlaps:
+def split_intervals(left: Intervals, right: Intervals) -> Overlaps:
     """The left intervals, cut where right ones of their key begin and end; `right` is -1 where there is none.
 
     The right side's intervals must not overlap within a key.
     """
     met = overlaps(left, right)
-    rest = uncovered(Intervals(np.arange(len(left)), left.begin, left.end), Intervals(met.left, met.begin, met.end))
+    rest = uncovered_parts(Intervals(np.arange(len(left)), left.begin, left.end), Intervals(met.left, met.begin, met.end))
     none = np.full(len(rest), NONE)
     columns = ((met.left, rest.key), (met.right, none), (met.begin, rest.begin), (met.end, rest.end))
     return Overlaps(*map(np.concatenate, columns))
 
 
-def common(left: Intervals, right: Intervals) -> Intervals:
+def common_time(left: Intervals, right: Intervals) -> Intervals:
     """The time that both cover. Neither side's intervals may overlap within a key."""
     met = overlaps(left, right)
     return Intervals(left.key[met.left], met.begin, met.end)
 
 
-def merged(spans: Intervals) -> Intervals:
+def merge_intervals(spans: Intervals) -> Intervals:
     """The union of each key's intervals: sorted by key and time, disjoint and not adjacent, none empty."""
     spans = spans.where(spans.end > spans.begin)
     if len(spans) == 0:
@@ -130,13 +130,13 @@ def merged(spans: Intervals) -> Intervals:
     return Intervals(spans.key[starts], spans.begin[starts], reach[last] - shift[last])
 
 
-def uncovered(windows: Intervals, spans: Intervals) -> Intervals:
+def uncovered_parts(windows: Intervals, spans: Intervals) -> Intervals:
     """The parts of each window that no interval of its key covers, sorted by key, window and time. All may overlap."""
     order = np.argsort(windows.key, kind="stable")
     keys, opened, closed = windows.key[order], windows.begin[order], windows.end[order]
     place = np.searchsorted(keys, spans.key)
     if np.any(keys[1:] == keys[:-1]):
-        parts = split(windows.where(order), merged(spans))
+        parts = split_intervals(windows.where(order), merge_intervals(spans))
         free = parts.right < 0
         return Intervals(keys[parts.left[free]], parts.begin[free], parts.end[free])
     inside = place < len(keys)
@@ -154,18 +154,18 @@ def uncovered(windows: Intervals, spans: Intervals) -> Intervals:
     return Intervals(keys[place[gap]], reach[gap], begin[gap + 1])
 
 
-def covered(spans: Intervals, windows: Intervals) -> np.ndarray:
+def covered_ns(spans: Intervals, windows: Intervals) -> np.ndarray:
     """The length of each window's overlap with the intervals of its key, summed over the intervals. All may overlap."""
     answer = np.zeros(len(windows), np.int64)
     for key in np.intersect1d(spans.key, windows.key):
         of_windows, of_spans = windows.key == key, spans.key == key
         begin, end = windows.begin[of_windows], windows.end[of_windows]
         opened, closed = np.sort(spans.begin[of_spans], kind="stable"), np.sort(spans.end[of_spans], kind="stable")
-        answer[of_windows] = passed(opened, end) - passed(closed, end) - passed(opened, begin) + passed(closed, begin)
+        answer[of_windows] = ns_since(opened, end) - ns_since(closed, end) - ns_since(opened, begin) + ns_since(closed, begin)
     return answer
 
 
-def passed(moments: np.ndarray, ts: np.ndarray) -> np.ndarray:
+def ns_since(moments: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """For each ts, the sum of (ts - moment) over the sorted `moments` before it."""
     if len(moments) == 0:
         return np.zeros(len(ts), np.int64)
@@ -180,8 +180,8 @@ def by_precedence(windows: Intervals, candidates: Iterable[tuple[str, Intervals]
     """
     names, spans = zip(*candidates, ("", windows), strict=True)
     causes = list(dict.fromkeys((*names[:-1], rest)))
-    line = Line.of(windows)
-    ts, covering = _covering([line.place(part) for part in spans])
+    line = TimeAxis.of(windows)
+    ts, covering = _covering_layers([line.place(part) for part in spans])
     first = np.bitwise_count((covering & -covering) - 1)  # the lowest bit that is set
     code = np.array([*(causes.index(name) for name in names[:-1]), causes.index(rest)])[np.minimum(first, len(names) - 1)]
     code[covering < 1 << len(names) - 1] = -1
@@ -191,7 +191,7 @@ def by_precedence(windows: Intervals, candidates: Iterable[tuple[str, Intervals]
     return line.intervals(ts[inside], ts[inside + 1]), pd.Categorical.from_codes(code[inside], causes)
 
 
-def foremost(spans: Intervals, rank: np.ndarray) -> tuple[Intervals, np.ndarray]:
+def foremost_pieces(spans: Intervals, rank: np.ndarray) -> tuple[Intervals, np.ndarray]:
     """(pieces, row of each): the union of the spans, split so that each moment of a key belongs to the span of the least rank.
 
     Pieces are sorted by key and time and do not overlap. All spans may overlap; among equal ranks the first row counts.
@@ -199,7 +199,7 @@ def foremost(spans: Intervals, rank: np.ndarray) -> tuple[Intervals, np.ndarray]
     rows = np.flatnonzero(spans.end > spans.begin)
     if len(rows) == 0:
         return spans.where(rows), rows
-    spans, line = spans.where(rows), Line.of(spans)
+    spans, line = spans.where(rows), TimeAxis.of(spans)
     placed = line.clipped(spans)
     cuts = np.sort(np.concatenate((placed.begin, placed.end)))
     cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
@@ -212,7 +212,7 @@ def foremost(spans: Intervals, rank: np.ndarray) -> tuple[Intervals, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Line:
+class TimeAxis:
     """The times of several keys on one axis: each key's times follow those of the previous key, with a gap between."""
 
     keys: np.ndarray
@@ -220,9 +220,9 @@ class Line:
     high: int
 
     @classmethod
-    def of(cls, spans: Intervals) -> "Line":
+    def of(cls, spans: Intervals) -> "TimeAxis":
         """The axis that covers these intervals."""
-        return cls(distinct(spans.key), int(spans.begin.min(initial=EVER)), int(spans.end.max(initial=0)))
+        return cls(distinct_sorted(spans.key), int(spans.begin.min(initial=EVER)), int(spans.end.max(initial=0)))
 
     @property
     def width(self) -> int:
@@ -231,7 +231,7 @@ class Line:
 
     def place(self, spans: Intervals) -> Intervals:
         """The union of the intervals on the axis, clipped to it; keys that it does not have are omitted."""
-        return merged(self.clipped(spans.where(np.isin(spans.key, self.keys))))
+        return merge_intervals(self.clipped(spans.where(np.isin(spans.key, self.keys))))
 
     def clipped(self, spans: Intervals) -> Intervals:
         """Intervals of the axis' keys as positions on it, each clipped to it."""
@@ -246,7 +246,7 @@ class Line:
         return Intervals(self.keys[number], begin + shift, end + shift)
 
 
-def _covering(layers: list[Intervals]) -> tuple[np.ndarray, np.ndarray]:
+def _covering_layers(layers: list[Intervals]) -> tuple[np.ndarray, np.ndarray]:
     """(times, bit mask of the layers that cover the time after each); the intervals of one layer do not overlap."""
     bits = np.repeat(1 << np.arange(len(layers)), [len(layer) for layer in layers])
     ts = np.concatenate([layer.begin for layer in layers] + [layer.end for layer in layers])

@@ -21,7 +21,7 @@ ARGUMENTS = {
 }
 
 
-def _loaded() -> ctypes.CDLL:
+def _load_library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(Path(__file__).with_name("_joins.so")))
         for name, types in ARGUMENTS.items():
@@ -31,4 +31,4 @@ def _loaded() -> ctypes.CDLL:
     return library
 
 
-loops = _loaded()
+loops = _load_library()

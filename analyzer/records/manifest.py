@@ -12,7 +12,7 @@ def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def listed(value: Any, kind: type[T]) -> list[T]:
+def listed_items(value: Any, kind: type[T]) -> list[T]:
     """The elements of this type in a list of the manifest; others are omitted, and all if it is missing or not a list."""
     return [element for element in value if isinstance(element, kind)] if isinstance(value, list) else []
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.records.manifest import listed
+from analyzer.records.manifest import listed_items
 from analyzer.records.rows import Rows
-from analyzer.records.spans import EVER, pair
+from analyzer.records.spans import EVER, pair_spans
 
 LEVELS = {"token": "token", "graph": "graph", "op": "operator", "expert": "expert", "load": "expert"}
 LEVELS |= {"qnn_execute": "qnn", "qnn_call": "qnn", "qnn_stage": "qnn"}
@@ -20,7 +20,7 @@ Gaps = tuple[np.ndarray, np.ndarray]
 
 def known_changes(changes: Any) -> list[dict[str, Any]]:
     """The manifest's `level_changes`; damaged rows omitted."""
-    return [row for row in listed(changes, dict) if isinstance(row.get("ts_ns"), int)]
+    return [row for row in listed_items(changes, dict) if isinstance(row.get("ts_ns"), int)]
 
 
 def level_gaps(changes: Any, level: str) -> Gaps:
@@ -35,9 +35,9 @@ def level_gaps(changes: Any, level: str) -> Gaps:
     return np.array(begins, np.int64), np.array(ends + [EVER] * (len(begins) - len(ends)), np.int64)
 
 
-def disturbed(rows: Any, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+def disturbed_spans(rows: Any, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Which spans overlap one of the manifest's `disturbances`: times in which the tracer placed or learnt probes."""
-    known = [(row["begin_ns"], row["end_ns"]) for row in listed(rows, dict) if {int} == {type(row.get(n)) for n in SPAN}]
+    known = [(row["begin_ns"], row["end_ns"]) for row in listed_items(rows, dict) if {int} == {type(row.get(n)) for n in SPAN}]
     since, until = np.array(sorted(known), np.int64).reshape(-1, 2).T
     until = np.maximum.accumulate(until)
     first = np.searchsorted(until, begin, "right")
@@ -46,7 +46,7 @@ def disturbed(rows: Any, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 def token_gaps(begin: Rows, end: Rows, last_ns: int) -> Gaps:
     """(begins, ends) of the times outside the tokens of these records; a token without an end lasts until `last_ns`."""
-    matched = pair(begin.marks(), end.marks()).end
+    matched = pair_spans(begin.marks(), end.marks()).end
     until = np.where(matched >= 0, end["ts"][matched], last_ns) if len(end) else np.full(len(begin), last_ns)
     order = np.argsort(begin["ts"], kind="stable")
     opened, closed = begin["ts"][order], np.maximum.accumulate(until[order])
@@ -55,7 +55,7 @@ def token_gaps(begin: Rows, end: Rows, last_ns: int) -> Gaps:
     return np.append(0, closed[last]), np.append(opened[first], EVER)
 
 
-def clipped(begin: np.ndarray, end: np.ndarray, gaps: Iterable[Gaps]) -> np.ndarray:
+def clip_at_gaps(begin: np.ndarray, end: np.ndarray, gaps: Iterable[Gaps]) -> np.ndarray:
     """The ends of spans, limited to the start of the first gap after each begin."""
     for starts, ends in gaps:
         if len(starts):

@@ -7,13 +7,13 @@ from functools import cached_property
 import numpy as np
 import pyarrow
 
-from analyzer.records.contents import BLOCK, STREAMED, Contents, Few
-from analyzer.records.damage import damage
+from analyzer.records.contents import BLOCK, STREAMED, Contents, SlotSelection
+from analyzer.records.damage import damaged_places
 from analyzer.records.manifest import section
-from analyzer.records.observed import LEVELS, Gaps, clipped, level_gaps, token_gaps
-from analyzer.records.rows import Rows, Spans, combined
-from analyzer.records.schema import Columns, text
-from analyzer.records.spans import EVER, Marks, Pairs, in_time, numbered, pair, successors
+from analyzer.records.observed import LEVELS, Gaps, clip_at_gaps, level_gaps, token_gaps
+from analyzer.records.rows import RecordSpans, Rows, identity_of
+from analyzer.records.schema import Columns, text_array
+from analyzer.records.spans import EVER, Pairs, SpanMarks, in_time, next_in_group, number_rows, pair_spans
 from tracer.recording.format import FIRST_DETAIL, STREAMS, Recording
 
 WITHIN_STEPS = ("graph", "op", "expert")
@@ -86,7 +86,7 @@ class Source:
             places = kinds.get(number, np.empty(0, np.int64))
             rows = Rows(slots, dtype, places + start, places)
         else:
-            few = self.contents.few.get(number, Few())
+            few = self.contents.few.get(number, SlotSelection())
             rows = Rows(
                 np.concatenate([np.empty(0, raw), *few.slots]), dtype, np.concatenate([np.empty(0, np.int64), *few.position])
             )
@@ -110,7 +110,7 @@ class Source:
     @cached_property
     def damage(self) -> list[str]:
         """One line for each place that the checksums report as damaged."""
-        return damage(self.contents)
+        return damaged_places(self.contents)
 
     def discarded(self) -> int:
         """Number of slots that the kernel side reserved and then discarded or never finished."""
@@ -127,17 +127,17 @@ class Source:
 
     def engines(self, ids: np.ndarray) -> pyarrow.DictionaryArray:
         """Names of engine ids."""
-        number, first = numbered(ids)
-        return text(number, [self.engine_names.get(i, f"engine {i}") for i in ids[first].tolist()])
+        number, first = number_rows(ids)
+        return text_array(number, [self.engine_names.get(i, f"engine {i}") for i in ids[first].tolist()])
 
     def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> pyarrow.DictionaryArray:
         """Names of operator or graph numbers, as the engine with that id declares them in `table`."""
-        code, first = numbered(ids, types)
+        code, first = number_rows(ids, types)
         names = []
         for engine, number in zip(ids[first].tolist(), types[first].tolist(), strict=True):
             declared = section(section(self.manifest, "engines"), self.engine_names.get(engine, "")).get(table) or []
             names.append(declared[number] if 0 <= number < len(declared) else f"{table[:-1]} {number}")
-        return text(code, names)
+        return text_array(code, names)
 
     def gaps(self, level: str) -> list[Gaps]:
         """All times in which a level was not recorded."""
@@ -153,17 +153,17 @@ class Source:
         unknown: int | None = None,
         begin: Rows | None = None,
         end: Rows | None = None,
-    ) -> Spans:
+    ) -> RecordSpans:
         """Pair begins with ends by thread and identity fields; ends without a begin go to `unpaired`.
 
         `begin` and `end` default to the records <kind>_begin and <kind>_end.
         """
         begin = self.rows(f"{kind}_begin") if begin is None else begin
         end = self.rows(f"{kind}_end") if end is None else end
-        begins, ends = begin.marks(combined(begin, identity), unknown), end.marks(combined(end, identity), unknown)
-        pairs: Pairs = pair(begins, ends)
+        begins, ends = begin.marks(identity_of(begin, identity), unknown), end.marks(identity_of(end, identity), unknown)
+        pairs: Pairs = pair_spans(begins, ends)
         if kind in WITHIN_STEPS and self._crosses(begins.ts, ends.ts, pairs.end):
-            pairs = pair(self._by_step(begins), self._by_step(ends))
+            pairs = pair_spans(self._by_step(begins), self._by_step(ends))
         self.leave_unpaired(kind, end.where(pairs.unpaired))
         return self.close(begin, pairs.end, end["ts"], LEVELS.get(kind, kind), kind in WITHIN_STEPS)
 
@@ -172,7 +172,7 @@ class Source:
         ended = np.flatnonzero(pairs >= 0)
         return bool(np.any(end_ns[pairs[ended]] >= self.next_step(begin_ns)[ended]))
 
-    def _by_step(self, marks: Marks) -> Marks:
+    def _by_step(self, marks: SpanMarks) -> SpanMarks:
         """The same marks, keyed by thread and step."""
         step = np.searchsorted(self.step_begins, marks.ts, "right")
         return replace(marks, key=marks.key + (step << 32))
@@ -182,7 +182,7 @@ class Source:
         if len(rows):
             self.unpaired.setdefault(kind, []).append({"pid": rows["pid"], "tid": rows["tid"], "ts_ns": rows["ts"]})
 
-    def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray, level: str, in_step: bool = False) -> Spans:
+    def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray, level: str, in_step: bool = False) -> RecordSpans:
         """End spans without an end record: with the recording if none of the kind follows on the thread, else where they began.
 
         Spans within a step (`in_step`) end with it, or with the recording. A span that was open when its level was switched off
@@ -193,15 +193,15 @@ class Source:
         closing = begin_ns.copy()
         closing[complete] = end_ts[end[complete]]
         if not complete.all():
-            after = successors(begin["tid"], begin_ns)
+            after = next_in_group(begin["tid"], begin_ns)
             limit = self.next_step(begin_ns) if in_step else np.full(len(begin), EVER)
             last = ~complete & ((after < 0) | (begin_ns[after] >= limit))
             closing[last] = np.minimum(limit[last], self.last_ns)
-            closing[~complete] = clipped(begin_ns[~complete], closing[~complete], self.gaps(level))
-        return Spans(end, begin_ns, closing, complete)
+            closing[~complete] = clip_at_gaps(begin_ns[~complete], closing[~complete], self.gaps(level))
+        return RecordSpans(end, begin_ns, closing, complete)
 
 
-def chosen(names: np.ndarray, numbers: np.ndarray) -> pyarrow.DictionaryArray:
+def pick_names(names: np.ndarray, numbers: np.ndarray) -> pyarrow.DictionaryArray:
     """names[numbers], "" for numbers beyond the table."""
     inside = (numbers >= 0) & (numbers < len(names))
-    return text(np.where(inside, numbers, len(names)), np.append(names, ""))
+    return text_array(np.where(inside, numbers, len(names)), np.append(names, ""))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.records.slot_columns import columns_of
-from analyzer.records.spans import Marks
+from analyzer.records.spans import SpanMarks
 from tracer.recording.format import RING_HEADER_BYTES
 
 UNKNOWN_U32 = 2**32 - 1
@@ -84,18 +84,18 @@ class Rows:
         chosen._of = self, keep
         return chosen
 
-    def marks(self, identity: np.ndarray | None = None, unknown: int | None = None) -> Marks:
+    def marks(self, identity: np.ndarray | None = None, unknown: int | None = None) -> SpanMarks:
         """The records as begins or ends on their threads; the identity `unknown` means that it was not recorded."""
         identified = np.zeros(len(self), bool)
         if identity is None:
             identity = np.zeros(len(self), np.int64)
         else:
             identified = identity != unknown if unknown is not None else ~identified
-        return Marks(self["tid"], self["ts"], self.position, identity, identified)
+        return SpanMarks(self["tid"], self["ts"], self.position, identity, identified)
 
 
 @dataclass(frozen=True)
-class Spans:
+class RecordSpans:
     """Begin records with their ends: `end` indexes the end records, -1 for none."""
 
     end: np.ndarray
@@ -117,7 +117,7 @@ class Spans:
         return np.where(self.complete | (self.end_ns == self.begin_ns), self.end_ns, self.end_ns + 1)
 
 
-def combined(rows: Rows, fields: tuple[str, ...]) -> np.ndarray | None:
+def identity_of(rows: Rows, fields: tuple[str, ...]) -> np.ndarray | None:
     """The identity fields of each record combined into one number."""
     if not fields:
         return None
@@ -127,14 +127,14 @@ def combined(rows: Rows, fields: tuple[str, ...]) -> np.ndarray | None:
     return answer
 
 
-def texts(column: np.ndarray) -> np.ndarray:
+def decode_texts(column: np.ndarray) -> np.ndarray:
     """Fixed-size C strings as text: up to the first NUL, undecodable bytes replaced."""
     if column.dtype.kind != "S":
         return np.full(len(column), "", object)
-    return named(column, lambda value: value.split(b"\0", 1)[0].decode(errors="replace"))
+    return map_distinct(column, lambda value: value.split(b"\0", 1)[0].decode(errors="replace"))
 
 
-def named(values: np.ndarray, name: Callable[[Any], str]) -> np.ndarray:
+def map_distinct(values: np.ndarray, name: Callable[[Any], str]) -> np.ndarray:
     """The name of each value, computed once per distinct value."""
     distinct, inverse = np.unique(values, return_inverse=True)
     return np.array([*map(name, distinct.tolist()), ""], object)[inverse]

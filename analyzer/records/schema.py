@@ -33,7 +33,7 @@ class Column:
         return pyarrow.list_(pyarrow.uint64()) if self.name == "sources" else TEXT
 
 
-def _declared() -> Iterator[dict[str, tuple[Column, ...]]]:
+def _declared_tables() -> Iterator[dict[str, tuple[Column, ...]]]:
     """The tables of each section of `tables.toml`."""
     file = toml_beside(__file__, "tables.toml")
 
@@ -48,12 +48,12 @@ def _declared() -> Iterator[dict[str, tuple[Column, ...]]]:
         yield {name: tuple(columns(spec)) for name, spec in file[section].items()}
 
 
-TABLES, IMPORTED, COMPARED, MADE = _declared()
+TABLES, IMPORTED, COMPARED, MADE = _declared_tables()
 Columns = dict[str, Any]
 """Columns of a table by name: NumPy arrays; texts as pyarrow.DictionaryArray."""
 
 
-def text(codes: np.ndarray, values: Sequence[str] | np.ndarray) -> pyarrow.DictionaryArray:
+def text_array(codes: np.ndarray, values: Sequence[str] | np.ndarray) -> pyarrow.DictionaryArray:
     """A text column with values[codes[i]] in row i, indexed by NumPy's rules; values may repeat."""
     once = pyarrow.array(values, pyarrow.string()).dictionary_encode()
     if len(codes) == 0 or (len(once.dictionary) == len(values) and codes.min() >= 0):
@@ -77,10 +77,10 @@ def arrow_table(table: str, columns: Mapping[str, Any]) -> pyarrow.Table:
     schema = arrow_schema(table)
     if not len(columns):
         return schema.empty_table()
-    return pyarrow.table([_array(columns[column.name], column) for column in declared_columns(table)], schema)
+    return pyarrow.table([_text_array(columns[column.name], column) for column in declared_columns(table)], schema)
 
 
-def _array(values: Any, column: Column) -> pyarrow.Array:
+def _text_array(values: Any, column: Column) -> pyarrow.Array:
     if isinstance(values, pyarrow.DictionaryArray):
         return values
     if column.dtype != "object":
@@ -91,10 +91,10 @@ def _array(values: Any, column: Column) -> pyarrow.Array:
 
 def frame_of(table: pyarrow.Table) -> pd.DataFrame:
     """An Arrow table as a pandas frame: numbers without a copy, texts as objects that equal rows share."""
-    return framed({name: frame_column(column) for name, column in zip(table.column_names, table.columns, strict=True)})
+    return as_frame({name: frame_column(column) for name, column in zip(table.column_names, table.columns, strict=True)})
 
 
-def framed(columns: dict[str, np.ndarray | pd.Series]) -> pd.DataFrame:
+def as_frame(columns: dict[str, np.ndarray | pd.Series]) -> pd.DataFrame:
     """The columns as a frame. Column names have dtype object: pandas' own string type would cost a conversion per frame."""
     frame = pd.DataFrame(dict(enumerate(columns.values())), copy=False)
     frame.columns = pd.Index(list(columns), dtype=object)
@@ -119,17 +119,17 @@ def declared_columns(table: str) -> tuple[Column, ...]:
     return TABLES.get(table) or IMPORTED.get(table) or MADE[table]
 
 
-def empty(table: str) -> pd.DataFrame:
+def empty_table(table: str) -> pd.DataFrame:
     """The table with no rows and the declared dtypes."""
     return frame_of(arrow_schema(table).empty_table())
 
 
 def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """`frame` with exactly the declared columns, order and dtypes; raises KeyError on a missing column."""
-    return framed({c.name: _column(frame[c.name], c.dtype) for c in declared_columns(table)})
+    return as_frame({c.name: _frame_column(frame[c.name], c.dtype) for c in declared_columns(table)})
 
 
-def filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+def fill_missing(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """`conform` for a frame that lacks columns: -1, NaN, "" or False, but True for `complete`; rows are numbered."""
     blank = {"object": "", "bool": False, "uint64": 0, "float64": np.nan}
     absent = [column for column in declared_columns(table) if column.name not in frame]
@@ -138,7 +138,7 @@ def filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     return conform(table, frame.assign(**constants | numbers))
 
 
-def _column(values: Any, dtype: str) -> np.ndarray | pd.Series:
+def _frame_column(values: Any, dtype: str) -> np.ndarray | pd.Series:
     """Text stays `object`: conversion to pandas' own string type would copy every column."""
     array = values.to_numpy(dtype=dtype) if isinstance(values, pd.Series) else np.asarray(values).astype(dtype, copy=False)
     return pd.Series(array, dtype=dtype, copy=False) if dtype == "object" else array

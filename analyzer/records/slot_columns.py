@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.records.loops import loops
-from analyzer.records.spans import flat, numbered
+from analyzer.records.spans import int64_codes, number_rows
 from tracer.recording.format import BUSY, DISCARD, RING_HEADER_BYTES
 
 IMPOSSIBLE_NS = 1 << 62
@@ -19,7 +19,7 @@ SAMPLED = 256
 
 
 @dataclass(frozen=True)
-class Sorted:
+class SlotsByKind:
     """Slot numbers by record kind, in file order, and the first and last time of the written slots."""
 
     rows: dict[int, np.ndarray]
@@ -31,7 +31,7 @@ class Sorted:
     """Slots that the kernel side discarded or never finished."""
 
 
-def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> Sorted:
+def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> SlotsByKind:
     """The slots (void, contiguous) with a time in [begin_ns, end_ns), by kind."""
     order, kind = np.empty(len(slots), np.int64), np.empty(len(slots), np.uint16)
     ends, about = np.zeros(1 << 16, np.int64), np.zeros(4, np.uint64)
@@ -40,7 +40,7 @@ def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> So
     ends = ends[: most + 1]
     begins = np.append(0, ends[:-1])
     rows = {each: order[begins[each] : ends[each]] for each in np.flatnonzero(ends > begins).tolist()}
-    return Sorted(rows, first if first <= last else 0, last, damaged, discarded)
+    return SlotsByKind(rows, first if first <= last else 0, last, damaged, discarded)
 
 
 def possible_times(streams: Sequence[np.ndarray]) -> tuple[int, int]:
@@ -52,24 +52,24 @@ def possible_times(streams: Sequence[np.ndarray]) -> tuple[int, int]:
     return max(middle - LONGEST_NS, 0), min(middle + LONGEST_NS, IMPOSSIBLE_NS - 1)
 
 
-def within(kinds: Sorted, slots: np.ndarray, possible: tuple[int, int]) -> Sorted:
+def drop_impossible(kinds: SlotsByKind, slots: np.ndarray, possible: tuple[int, int]) -> SlotsByKind:
     """`kinds` with every record outside the possible times counted as damaged."""
     first, last = possible
     if not kinds.rows or (first <= kinds.first_ns and kinds.last_ns <= last):
         return kinds
-    times = headers(slots[np.concatenate(list(kinds.rows.values()))])["ts"]
+    times = slot_headers(slots[np.concatenate(list(kinds.rows.values()))])["ts"]
     fine = times[(times >= first) & (times <= last)]
     ends = (int(fine.min()), int(fine.max())) if len(fine) else (0, 0)
-    return Sorted(kinds.rows, *ends, len(times) - len(fine), kinds.discarded)
+    return SlotsByKind(kinds.rows, *ends, len(times) - len(fine), kinds.discarded)
 
 
 def _sampled_times(slots: np.ndarray) -> np.ndarray:
-    heads = headers(slots[np.linspace(0, len(slots) - 1, min(SAMPLED, len(slots))).astype(np.int64)])
+    heads = slot_headers(slots[np.linspace(0, len(slots) - 1, min(SAMPLED, len(slots))).astype(np.int64)])
     written = (heads["length"] & (BUSY | DISCARD) == 0) & (heads["kind"] > 0)
     return np.asarray(heads["ts"][written & (heads["ts"] < IMPOSSIBLE_NS)])
 
 
-def headers(slots: np.ndarray) -> np.ndarray:
+def slot_headers(slots: np.ndarray) -> np.ndarray:
     """The header of each slot, a view with the fields length, ts (ns) and kind."""
     fields = {"names": ["length", "ts", "kind"], "formats": ["<u4", "<u8", "<u2"], "offsets": [0, 8, 24]}
     return slots.view(np.dtype({**fields, "itemsize": slots.dtype.itemsize}))  # type: ignore[call-overload]
@@ -84,11 +84,11 @@ def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequ
     sign = np.array([-1 if declared[name][0].kind == "i" else 1 for name in names], np.int64)
     answer = np.empty((len(names), len(rows)), np.int64)
     fields = len(names), offset, size * sign
-    if np.any(offset + size > width) or not loops.gather(slots, width, len(slots), *fields, len(rows), flat(rows), answer):
+    if np.any(offset + size > width) or not loops.gather(slots, width, len(slots), *fields, len(rows), int64_codes(rows), answer):
         raise IndexError("no such slot or field")
     return dict(zip(names, answer, strict=True))
 
 
-def firsts(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> np.ndarray:
+def first_occurrences(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> np.ndarray:
     """The `rows` at which a combination of these integer fields appears for the first time."""
-    return rows[numbered(*columns_of(slots, rows, dtype, names).values())[1]]
+    return rows[number_rows(*columns_of(slots, rows, dtype, names).values())[1]]

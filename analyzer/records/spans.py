@@ -1,6 +1,6 @@
 """The three joins behind every table: begin with end, event with the latest one before it, moment with the enclosing span.
 
-All functions take parallel arrays and return row numbers, -1 for none. The loops of `pair`, `latest` and `numbered` are in C
+All functions take parallel arrays, return row numbers, -1: none. The loops of `pair_spans`, `latest` and `number_rows` are in C
 and require rows in time order, which is the usual case; other rows are sorted first.
 """
 
@@ -20,7 +20,7 @@ EVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Marks:
+class SpanMarks:
     """Begins or ends: thread, time, position in the file, and identity of what begins or ends."""
 
     key: np.ndarray  # thread
@@ -39,35 +39,35 @@ class Pairs:
 
 
 NARROW = 1 << 16
-"""Values within a smaller range are counted, not sorted (see `distinct`)."""
+"""Values within a smaller range are counted, not sorted (see `distinct_sorted`)."""
 SMALL = 1024
 """This many counters are cheap, regardless of the number of rows."""
 
 
-def flat(column: np.ndarray) -> np.ndarray:
+def int64_codes(column: np.ndarray) -> np.ndarray:
     """The column as contiguous 64-bit integers for the C code; other values are replaced by codes."""
     if column.dtype.kind not in "iub":
         column = pd.factorize(column)[0]
     return np.ascontiguousarray(column.view(np.int64) if column.dtype == np.uint64 else column, np.int64)
 
 
-def numbered(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def number_rows(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(one number per distinct combination of the columns' values, from 0 in order of appearance; first row of each number)."""
-    values, n = [flat(column) for column in columns], len(columns[0])
+    values, n = [int64_codes(column) for column in columns], len(columns[0])
     code, first = np.empty(n, np.int64), np.empty(n, np.int64)
     if n == 0:
         return code, first
-    low, width = zip(*map(extent, values), strict=True)
+    low, width = zip(*map(value_range, values), strict=True)
     possible = math.prod(width)
     if possible > 4 * n + SMALL:  # range too wide for a counting table
-        return numbered(_hashed(values))
+        return number_rows(_hashed_codes(values))
     places = (ctypes.c_void_p * len(values))(*(column.ctypes.data for column in values))
     extents = np.array([low, width], np.int64)
     count = loops.distinct(len(values), n, places, *extents, np.zeros(possible, np.int64), first, code)
     return code, first[:count]
 
 
-def extent(column: np.ndarray) -> tuple[int, int]:
+def value_range(column: np.ndarray) -> tuple[int, int]:
     """(minimum, maximum - minimum + 1) of a column of 64-bit integers, which must not be empty."""
     edges = np.empty(2, np.int64)
     loops.extent(len(column), column, edges)
@@ -75,8 +75,8 @@ def extent(column: np.ndarray) -> tuple[int, int]:
     return low, high - low + 1
 
 
-def _hashed(columns: list[np.ndarray]) -> np.ndarray:
-    """`codes` computed by hashing, for columns with a wide range of values."""
+def _hashed_codes(columns: list[np.ndarray]) -> np.ndarray:
+    """`row_codes` computed by hashing, for columns with a wide range of values."""
     code = pd.factorize(columns[0])[0]
     for column in columns[1:]:
         more = pd.factorize(column)[0]
@@ -84,14 +84,14 @@ def _hashed(columns: list[np.ndarray]) -> np.ndarray:
     return code
 
 
-def codes(*columns: np.ndarray) -> np.ndarray:
+def row_codes(*columns: np.ndarray) -> np.ndarray:
     """One number per distinct combination of the columns' values, counted from 0 in order of first appearance."""
-    return numbered(*columns)[0]
+    return number_rows(*columns)[0]
 
 
 def shared_codes(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """`codes` of two sets of rows, given as columns: rows with equal columns get equal codes, within and across the sets."""
-    code = codes(*map(np.concatenate, zip(one, other, strict=True)))
+    """`row_codes` of two sets of rows, given as columns: rows with equal columns get equal codes, within and across the sets."""
+    code = row_codes(*map(np.concatenate, zip(one, other, strict=True)))
     return code[: len(one[0])], code[len(one[0]) :]
 
 
@@ -108,7 +108,7 @@ def in_time(ts: np.ndarray) -> bool:
     return bool(np.all(ts[1:] >= ts[:-1]))
 
 
-def distinct(column: np.ndarray) -> np.ndarray:
+def distinct_sorted(column: np.ndarray) -> np.ndarray:
     """The sorted distinct values of an integer column; without hashing if their range is small."""
     if len(column) == 0:
         return column
@@ -120,7 +120,7 @@ def distinct(column: np.ndarray) -> np.ndarray:
 
 def first_rows(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(sorted distinct values of an integer column, the first row of each)."""
-    first = numbered(column)[1]
+    first = number_rows(column)[1]
     first = first[np.argsort(column[first])]
     return column[first], first
 
@@ -150,46 +150,48 @@ def stack_depth(group: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.nda
     return depth - lowest, (step < 0) & (lowest < before)
 
 
-def _matched(begin: Marks, end: Marks, group: np.ndarray, b: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _match_by_stack(
+    begin: SpanMarks, end: SpanMarks, group: np.ndarray, b: np.ndarray, e: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(begin rows, their end rows): rows `b` matched with rows `e` by a stack per group; `group` lists begins, then ends."""
     begin_group, end_group = group[: len(begin.ts)][b], group[len(begin.ts) :][e]
     opened, closed = (begin_group, begin.ts[b], begin.position[b]), (end_group, end.ts[e], end.position[e])
     answer, before = np.empty(len(b), np.int64), np.empty(len(b), np.int64)
     unopened = np.full(int(group.max(initial=NONE)) + 1, NONE, np.int64)
-    if not loops.pairs(len(b), *map(flat, opened), len(e), *map(flat, closed), unopened, before, answer):
+    if not loops.pairs(len(b), *map(int64_codes, opened), len(e), *map(int64_codes, closed), unopened, before, answer):
         first, second = (np.lexsort(columns[:0:-1]) for columns in (opened, closed))
-        return _matched(begin, end, group, b[first], e[second])
+        return _match_by_stack(begin, end, group, b[first], e[second])
     matched = np.flatnonzero(answer >= 0)
     return b[matched], e[answer[matched]]
 
 
-def pair(begin: Marks, end: Marks) -> Pairs:
+def pair_spans(begin: SpanMarks, end: SpanMarks) -> Pairs:
     """Pair begins with ends by a stack per thread.
 
     A pair with different identities means that a record between them was lost: both are matched again by identity alone.
     """
     answer = np.full(len(begin.ts), NONE, np.int64)
     taken = np.zeros(len(end.ts), bool)
-    thread = codes(np.concatenate((begin.key, end.key)))
-    b, e = _matched(begin, end, thread, np.arange(len(begin.ts)), np.arange(len(end.ts)))
+    thread = row_codes(np.concatenate((begin.key, end.key)))
+    b, e = _match_by_stack(begin, end, thread, np.arange(len(begin.ts)), np.arange(len(end.ts)))
     agree = ~begin.identified[b] | ~end.identified[e] | (begin.identity[b] == end.identity[e])
     answer[b[agree]], taken[e[agree]] = e[agree], True
     if not agree.all():
         left, right = np.flatnonzero((answer < 0) & begin.identified), np.flatnonzero(~taken & end.identified)
-        group = codes(thread, np.concatenate((begin.identity, end.identity)))
-        b, e = _matched(begin, end, group, left, right)
+        group = row_codes(thread, np.concatenate((begin.identity, end.identity)))
+        b, e = _match_by_stack(begin, end, group, left, right)
         answer[b], taken[e] = e, True
     return Pairs(answer, np.flatnonzero(~taken))
 
 
 def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row, the right row of its group with the greatest time <= its own; among equal times the last."""
-    return _met(loops.latest, (right_group, right_ts), (left_group, left_ts))
+    return _merge_lookup(loops.latest, (right_group, right_ts), (left_group, left_ts))
 
 
 def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row, the right row of its group with the smallest time > its own; among equal times the first."""
-    return _met(loops.following, (right_group, right_ts), (left_group, left_ts))
+    return _merge_lookup(loops.following, (right_group, right_ts), (left_group, left_ts))
 
 
 def latest_or_following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
@@ -200,26 +202,26 @@ def latest_or_following(right_group: np.ndarray, right_ts: np.ndarray, left_grou
     return row
 
 
-def _met(loop: Callable[..., int], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:
+def _merge_lookup(loop: Callable[..., int], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:
     """The right row for each left row, found by a C loop over both sides, (group, time), in time order."""
     n, answer = len(right[0]), np.full(len(left[0]), NONE, np.int64)
     if n == 0 or len(answer) == 0:
         return answer
-    theirs, since, ours, ts = (flat(column) for column in (*right, *left))
-    lows, widths = np.array([extent(theirs), extent(ours)], object).T
+    theirs, since, ours, ts = (int64_codes(column) for column in (*right, *left))
+    lows, widths = np.array([value_range(theirs), value_range(ours)], object).T
     low = min(lows)
     width = max(lows + widths) - low
     if width > 4 * (n + len(ours)) + SMALL:  # range too wide for a table indexed by group
-        group = codes(np.concatenate((theirs, ours)))
+        group = row_codes(np.concatenate((theirs, ours)))
         theirs, ours, low, width = group[:n], group[n:], 0, n + len(ours)
     if not loop(n, theirs, since, len(ours), ours, ts, low, np.full(width, NONE, np.int64), answer):
         right_order, left_order = (np.argsort(column, kind="stable") for column in (since, ts))
-        row = _met(loop, (theirs[right_order], since[right_order]), (ours[left_order], ts[left_order]))
+        row = _merge_lookup(loop, (theirs[right_order], since[right_order]), (ours[left_order], ts[left_order]))
         answer[left_order] = np.append(right_order, NONE)[row]
     return answer
 
 
-def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
+def if_lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
     """Fill the -1 in `answer`: for left rows (group, time), the result of `latest` if that right row lasts beyond the left time.
 
     `right` has the group, time and end of each row.
@@ -231,19 +233,19 @@ def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.nda
     answer[missing] = np.where(ts < np.append(right[2], 0)[row], row, NONE)
 
 
-def shared(owner: np.ndarray, work: np.ndarray, ts: np.ndarray, lasts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def share_spans(owner: np.ndarray, work: np.ndarray, ts: np.ndarray, lasts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """The span of each row; a row without one (-1) takes the span of a row of the same work, if that span contains its time.
 
     `lasts` has the begins and ends of the spans.
     """
     known = np.flatnonzero(owner >= 0)
-    known = known[numbered(work[known], owner[known])[1]]
+    known = known[number_rows(work[known], owner[known])[1]]
     span, row = owner[known], np.where(owner >= 0, 0, NONE)
-    lasting((work[known], lasts[0][span], lasts[1][span]), (work, ts), row)
+    if_lasting((work[known], lasts[0][span], lasts[1][span]), (work, ts), row)
     return np.where(owner >= 0, owner, np.append(span, NONE)[row])
 
 
-def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
+def next_in_group(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """The next row in time order of each row's group; -1 for the last."""
     order = np.arange(len(ts)) if in_time(ts) else np.argsort(ts, kind="stable")
     answer, place = np.empty(len(ts), np.int64), np.arange(len(ts))
@@ -260,14 +262,14 @@ def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     return answer
 
 
-def enclosing(spans: pd.DataFrame, rows: pd.DataFrame) -> np.ndarray:
+def innermost_span(spans: pd.DataFrame, rows: pd.DataFrame) -> np.ndarray:
     """The innermost of `spans` (tid, begin_ns, end_ns) in which each of `rows` (tid, begin_ns) began on its thread."""
-    nest = Nest(*(spans[name].to_numpy(np.int64) for name in ("tid", "begin_ns", "end_ns")))
+    nest = NestedSpans(*(spans[name].to_numpy(np.int64) for name in ("tid", "begin_ns", "end_ns")))
     return nest.innermost(rows["tid"].to_numpy(np.int64), rows["begin_ns"].to_numpy(np.int64))
 
 
 @dataclass(frozen=True)
-class Segments:
+class TimeSegments:
     """Time segments and the span that each belongs to."""
 
     span: np.ndarray
@@ -275,7 +277,7 @@ class Segments:
     end: np.ndarray
 
 
-class Nest:
+class NestedSpans:
     """The nested spans of each thread, to look up the innermost one at any moment. Spans are half open, [begin, end)."""
 
     def __init__(self, key: np.ndarray, begin: np.ndarray, end: np.ndarray):
@@ -307,14 +309,14 @@ class Nest:
         """The innermost span of `key` that contains `ts`."""
         event = np.full(len(ts), NONE, np.int64)
         until = np.where(self.top >= 0, np.append(self.end, 0)[self.top], 0)
-        lasting((self.thread, self.ts, until), (key, ts), event)
+        if_lasting((self.thread, self.ts, until), (key, ts), event)
         return np.append(self.top, NONE)[event]
 
-    def segments(self) -> "Segments":
+    def segments(self) -> "TimeSegments":
         """Each thread's time split by innermost span; time outside all spans is omitted."""
         if len(self.ts) == 0:
-            return Segments(self.top, self.ts, self.ts)
+            return TimeSegments(self.top, self.ts, self.ts)
         same = np.append(self.thread[1:] == self.thread[:-1], False)
         end = np.where(same, np.append(self.ts[1:], 0), self.ts)
         keep = (self.top >= 0) & (end > self.ts)
-        return Segments(self.top[keep], self.ts[keep], end[keep])
+        return TimeSegments(self.top[keep], self.ts[keep], end[keep])

@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from tracer.recording.format import sealed
+from tracer.recording.format import with_checksum
 
 HEAD_BYTES = 4096
 MARK = "MoEScope, recording "
@@ -25,9 +25,9 @@ def stat_of(path: Path) -> list[int] | None:
     return None
 
 
-def stamp(manifest: dict[str, Any]) -> str:
+def recording_stamp(manifest: dict[str, Any]) -> str:
     """The stamp of a recording: the checksum of its manifest, which has the counts of all records."""
-    return MARK + str(sealed(manifest)["checksum"])
+    return MARK + str(with_checksum(manifest)["checksum"])
 
 
 def stamp_of(view: Path) -> str:
@@ -38,7 +38,7 @@ def stamp_of(view: Path) -> str:
     return ""
 
 
-def outdated(folder: Path, manifest: dict[str, Any]) -> list[str]:
+def outdated_views(folder: Path, manifest: dict[str, Any]) -> list[str]:
     """Views in a recording's folder that were made from another recording, or from an earlier version of this one."""
     views = sorted(path for path in folder.iterdir() if path.suffix in VIEWS and path.is_file())
-    return [path.name for path in views if stamp_of(path) not in ("", stamp(manifest))]
+    return [path.name for path in views if stamp_of(path) not in ("", recording_stamp(manifest))]

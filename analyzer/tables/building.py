@@ -1,7 +1,6 @@
 """Builds the tables from records, one time range after the other, so that only one is in memory."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pyarrow
@@ -9,12 +8,12 @@ import pyarrow
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
 from analyzer.tables import calls, clocks, driver, hexagon, io, moe, nodes, operators, pmc, sched
-from analyzer.tables.complexity import contexts
+from analyzer.tables.complexity import context_lengths
 from analyzer.tables.qnn import busy, events
-from analyzer.tables.qnn.executes import Enclosing
-from analyzer.tables.sessions import sessions
-from analyzer.tables.steps import Steps, graphs, steps
-from analyzer.tables.subgraph_work import subgraphs
+from analyzer.tables.qnn.executes import EnclosingGraphs
+from analyzer.tables.sessions import session_columns
+from analyzer.tables.steps import Steps, range_graphs, steps
+from analyzer.tables.subgraph_work import model_subgraphs
 
 Piece = dict[str, pyarrow.Table]
 """Arrow tables by name."""
@@ -24,21 +23,21 @@ MOST = 1 << 19
 """Default records per time range: enough for the joins to be cheap, few enough for the CPU's caches."""
 
 
-class Builder:
+class TableBuilder:
     """Builds the tables of one recording."""
 
     def __init__(self, source: Source):
         self.source = source
         self.tokens = steps(source)
         self.step_begins = self.tokens.begins_alone()
-        self.n_tokens = [np.empty(0, np.int64)]
-        """Tokens fed to each step, stretch by stretch."""
+        self.known: list[Steps] = []
+        """The steps with what only their stretch of time shows: tokens fed, and waits behind them."""
         self.definitions = operators.Definitions(source)
-        self.loads = moe.loads(source, self.tokens)
-        self.first = operators.First()
-        self.scheduling, self.counters, self.readings = sched.Scheduling(source), moe.Counters(), pmc.Readings()
-        self.subgraphs = subgraphs(source.manifest)
-        self.executes, self.events = Enclosing(source), io.Events(source)
+        self.loads = moe.load_columns(source, self.tokens)
+        self.first = operators.FirstNumbers()
+        self.scheduling, self.counters, self.readings = sched.SchedulingTables(source), moe.CounterTable(), pmc.CounterReadings()
+        self.subgraphs = model_subgraphs(source.manifest)
+        self.executes, self.events = EnclosingGraphs(source), io.IoEvents(source)
 
     def pieces(self, most: int = MOST) -> Iterator[Piece]:
         """The rows of the tables in LONG, for consecutive time ranges of about `most` records each."""
@@ -47,17 +46,18 @@ class Builder:
             yield self._piece(self.source.between(begin_ns, end_ns, self.step_begins), number == len(stretches) - 1)
 
     def _piece(self, source: Source, final: bool) -> Piece:
-        announced, readings = nodes.unfold(source), self.readings.of(source)
-        tokens, first, definitions = self.tokens.begun_in(source), self.first, self.definitions
-        self.n_tokens.append(tokens.n_tokens)
-        runs = graphs(source, first.graph)
-        columns, threads, op = operators.build(source, announced, tokens, runs, definitions, first)
+        announced, readings = nodes.operator_records(source), self.readings.of(source)
+        first, definitions = self.first, self.definitions
+        runs = range_graphs(source, first.graph)
+        tokens = self.tokens.begun_in(source).awaited(*runs.waits())
+        self.known.append(tokens)
+        columns, threads, op = operators.build_operators(source, announced, tokens, runs, definitions, first)
         spans = source.spans("expert", ("layer", "expert"))
-        enclosing = operators.finish(columns, definitions, threads, op, source.rows("expert_begin"))
-        experts = moe.experts(source, tokens, spans, enclosing, first)
-        routes = moe.routes(source, tokens, definitions)
+        enclosing = operators.finish_operators(columns, definitions, threads, op, source.rows("expert_begin"))
+        experts = moe.expert_columns(source, tokens, spans, enclosing, first)
+        routes = moe.route_columns(source, tokens, definitions)
         self.executes.note(source, runs)
-        self.events.note(source, io.Activity(threads, op, columns["expert"], first.op, experts))
+        self.events.note(source, io.RangeActivity(threads, op, columns["expert"], first.op, experts))
         tables = {
             "graphs": arrow_table("graphs", runs.table(source, tokens)),
             "operators": arrow_table("operators", columns | self._work(columns, routes, tokens)),
@@ -65,11 +65,11 @@ class Builder:
             "routes": arrow_table("routes", routes),
             "experts": arrow_table("experts", experts),
             **self.scheduling.piece(source, final),
-            "pmc": pmc.build(source, readings, announced.shares, threads, first.op + op),
+            "pmc": pmc.build_pmc(source, readings, threads, first.op + op),
             "counters": self.counters.of(source, announced, experts, self.loads),
         }
         loose = int(np.count_nonzero(columns["token_id"] < 0))
-        self.first = operators.First(
+        self.first = operators.FirstNumbers(
             first.op + len(columns["op_id"]),
             first.graph + len(runs.begin),
             first.run + len(experts["run_id"]),
@@ -81,30 +81,30 @@ class Builder:
         """The columns flops, read_bytes and written_bytes of `operators`."""
         figures = self.definitions.work.columns(columns, routes, tokens.lengths())
         if self.subgraphs is not None:
-            self.subgraphs.fill(columns, contexts(columns["token_id"], tokens.lengths()), figures)
+            self.subgraphs.fill(columns, context_lengths(columns["token_id"], tokens.lengths()), figures)
         return figures
 
     def last_tables(self) -> Piece:
         """The other tables except `qnn_gaps`; valid only after all pieces."""
-        source, tokens = self.source, replace(self.tokens, n_tokens=np.concatenate(self.n_tokens))
+        source, tokens = self.source, self.tokens.joined(self.known)
         tables = {
             **tokens.tables(source),
             "tensors": self.definitions.table,
             "loads": self.loads,
-            **events.build(source, tokens, self.executes),
-            "sessions": sessions(source),
-            "calls": calls.build(source, tokens),
-            **hexagon.build(source, tokens),
-            "driver_events": driver.build(source, tokens),
+            **events.build_qnn_tables(source, tokens, self.executes),
+            "sessions": session_columns(source),
+            "calls": calls.build_calls(source, tokens),
+            **hexagon.build_npu_tables(source, tokens),
+            "driver_events": driver.build_driver_events(source, tokens),
             "threads": self.scheduling.threads(),
-            "clocks": clocks.build(source),
+            "clocks": clocks.build_clocks(source),
             **self.events.tables(tokens, self.loads),
-            "unpaired": unpaired(source),
+            "unpaired": unpaired_table(source),
         }
         return {name: arrow_table(name, columns) for name, columns in tables.items()}
 
 
-def unpaired(source: Source) -> Columns:
+def unpaired_table(source: Source) -> Columns:
     """The table `unpaired`: ends without a recorded begin, in time order."""
     parts = [part | {"kind": np.full(len(part["tid"]), kind, object)} for kind, rows in source.unpaired.items() for part in rows]
     columns = {c.name: np.concatenate([np.empty(0, c.dtype), *(part[c.name] for part in parts)]) for c in TABLES["unpaired"]}

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from analyzer.records.reading import Source
-from analyzer.records.rows import Rows, Spans, named, texts
+from analyzer.records.rows import RecordSpans, Rows, decode_texts, map_distinct
 from analyzer.records.schema import Columns
-from analyzer.records.spans import NONE, Marks, equal_rows, latest, pair, shared_codes, stack_depth
+from analyzer.records.spans import NONE, SpanMarks, equal_rows, latest, pair_spans, shared_codes, stack_depth
 from analyzer.tables.steps import Steps
 
 FORMATS = {f"{sign}{bits}": f"<{kind}{bits // 8}" for sign, kind in (("u", "u"), ("s", "i")) for bits in (8, 16, 32, 64)}
@@ -18,7 +18,7 @@ DECLARED = {"function": "name", "library": "library", "at": "at"}
 """Column → key of the manifest's functions."""
 
 
-def build(source: Source, tokens: Steps) -> Columns:
+def build_calls(source: Source, tokens: Steps) -> Columns:
     """The columns of `calls`: every call, in order of begin."""
     functions = {int(row["probe"]): row for row in source.manifest.get("functions") or []}
     begin, end = source.rows("call_begin"), source.rows("call_end")
@@ -26,27 +26,27 @@ def build(source: Source, tokens: Steps) -> Columns:
         return {}
     only_end = of_way(functions, end, "return")
     closing = end.where(~only_end)
-    spans = match(source, begin, closing, of_way(functions, begin, "entry"))
-    written = Arguments(source, functions)
+    spans = match_calls(source, begin, closing, of_way(functions, begin, "entry"))
+    written = ArgumentDecoder(source, functions)
     entry, leaving = written.of(begin, at_return=False), written.of(closing, at_return=True)
     args = [{**a, **(leaving[e] if e >= 0 else {})} for a, e in zip(entry, spans.end.tolist(), strict=True)]
     points = end.where(only_end)
     records = [begin, points]
-    instants = Spans(np.full(len(points), NONE), points["ts"], points["ts"], np.ones(len(points), bool))
+    instants = RecordSpans(np.full(len(points), NONE), points["ts"], points["ts"], np.ones(len(points), bool))
     columns = {name: np.concatenate([part.columns()[name] for part in (spans, instants)]) for name in spans.columns()}
     columns |= {name: np.concatenate([rows[name] for rows in records]) for name in ("pid", "tid", "probe")}
     columns["token_id"] = np.concatenate([tokens.of(rows) for rows in records])
     columns["args"] = as_json(args + written.of(points, at_return=True))
-    columns["depth"] = depths(columns["tid"], columns["begin_ns"], columns["end_ns"])
-    columns |= {column: declared(functions, columns["probe"], key) for column, key in DECLARED.items()}
+    columns["depth"] = call_depths(columns["tid"], columns["begin_ns"], columns["end_ns"])
+    columns |= {column: declared_texts(functions, columns["probe"], key) for column, key in DECLARED.items()}
     order = np.argsort(columns["begin_ns"], kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
     return {"call_id": np.arange(len(order)), **columns}
 
 
-def declared(functions: dict[int, dict[str, Any]], probe: np.ndarray, key: str) -> np.ndarray:
+def declared_texts(functions: dict[int, dict[str, Any]], probe: np.ndarray, key: str) -> np.ndarray:
     """A text of each probe's function as the manifest declares it; "" for none."""
-    return named(probe, lambda number: str(functions.get(number, {}).get(key, "")))
+    return map_distinct(probe, lambda number: str(functions.get(number, {}).get(key, "")))
 
 
 def of_way(functions: dict[int, dict[str, Any]], rows: Rows, way: str) -> np.ndarray:
@@ -54,21 +54,21 @@ def of_way(functions: dict[int, dict[str, Any]], rows: Rows, way: str) -> np.nda
     return np.isin(rows["probe"], [number for number, row in functions.items() if row.get("at") == way])
 
 
-def match(source: Source, begin: Rows, end: Rows, entry_only: np.ndarray) -> Spans:
+def match_calls(source: Source, begin: Rows, end: Rows, entry_only: np.ndarray) -> RecordSpans:
     """Pair begins with ends of the same function, thread and frame; a call probed only at its entry is an instant."""
     threads = shared_codes(*((rows["tid"], rows["probe"]) for rows in (begin, end)))
     marks = [
-        Marks(key, rows["ts"], rows.position, rows["frame"], np.ones(len(rows), bool))
+        SpanMarks(key, rows["ts"], rows.position, rows["frame"], np.ones(len(rows), bool))
         for rows, key in zip((begin, end), threads, strict=True)
     ]
-    pairs = pair(*marks)
+    pairs = pair_spans(*marks)
     source.leave_unpaired("call", end.where(pairs.unpaired))
     spans = source.close(begin, pairs.end, end["ts"], "")
     end_ns = np.where(entry_only, spans.begin_ns, spans.end_ns)
-    return Spans(spans.end, spans.begin_ns, end_ns, spans.complete | entry_only)
+    return RecordSpans(spans.end, spans.begin_ns, end_ns, spans.complete | entry_only)
 
 
-def depths(tid: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+def call_depths(tid: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     """The number of calls open on the thread when each began."""
     lasting = np.flatnonzero(end > begin)
     answer = np.zeros(len(tid), np.int64)
@@ -86,7 +86,7 @@ def depths(tid: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     return answer
 
 
-class Arguments:
+class ArgumentDecoder:
     """Decodes argument values of records by the types that the manifest declares."""
 
     def __init__(self, source: Source, functions: dict[int, dict[str, Any]]):
@@ -116,11 +116,13 @@ class Arguments:
         columns: list[tuple[str, list[Any]]] = []
         for i, (name, kind) in enumerate(declared.get("numbers") or []):
             carriers, row_of = part(i // width)
-            columns.append((name, numbers(carriers, row_of, i % width, kind)))
+            columns.append((name, number_column(carriers, row_of, i % width, kind)))
         for i, name in enumerate(declared.get("texts") or []):
             carriers, row_of = part(i + 1)
             unread = carriers["unread"] >> width & 1
-            values = [None if failed else text for text, failed in zip(texts(carriers["text"]), unread, strict=True)] + [None]
+            values = [None if failed else text for text, failed in zip(decode_texts(carriers["text"]), unread, strict=True)] + [
+                None
+            ]
             columns.append((name, [values[j] for j in row_of.tolist()]))
         return columns
 
@@ -131,7 +133,7 @@ class Arguments:
         return more, equal_rows(*([part[field] for field in ("probe", "tid", "ts")] for part in (more, rows)))
 
 
-def numbers(rows: Rows, row_of: np.ndarray, column: int, kind: str) -> list[Any]:
+def number_column(rows: Rows, row_of: np.ndarray, column: int, kind: str) -> list[Any]:
     """One column of values, converted to their type; addresses as hexadecimal text."""
     raw = np.ascontiguousarray(rows.records["values"][:, column].astype("<u8"))
     dtype = np.dtype(FORMATS.get(kind, "<u8"))

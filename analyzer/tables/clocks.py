@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.records.manifest import listed, section
+from analyzer.records.manifest import listed_items, section
 from analyzer.records.reading import Source
-from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import Columns, text
-from analyzer.records.spans import NONE, numbered
+from analyzer.records.rows import Rows, decode_texts
+from analyzer.records.schema import Columns, text_array
+from analyzer.records.spans import NONE, number_rows
 
 WHAT = np.array(["frequency", "least frequency", "greatest frequency", "temperature", "cooling", ""], object)
 """By enum heat_of of bpf/records.h."""
@@ -18,7 +18,7 @@ UNNAMED = ("CPU", "CPU", "CPU", "zone", "device")
 SCALE = np.array([1e-3, 1e-3, 1e-3, 1e-3, 1.0, 1.0])
 
 
-def ranges(numbers: list[int]) -> str:
+def range_text(numbers: list[int]) -> str:
     """Numbers as text with ranges: 0-3, 7."""
     numbers = sorted(numbers)
     starts = [n for n in numbers if n - 1 not in numbers]
@@ -28,10 +28,10 @@ def ranges(numbers: list[int]) -> str:
 
 def rows_of(manifest: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """The manifest's rows of `policies`, `zones` or `cooling`; damaged rows omitted."""
-    return [row for row in listed(section(manifest, "heat").get(name), dict) if isinstance(row.get("number"), int)]
+    return [row for row in listed_items(section(manifest, "heat").get(name), dict) if isinstance(row.get("number"), int)]
 
 
-def real(value: Any, scale: float = 1.0) -> float:
+def scaled_number(value: Any, scale: float = 1.0) -> float:
     """value * scale; NaN if the value is not a number."""
     return value * scale if isinstance(value, int | float) else np.nan
 
@@ -45,14 +45,14 @@ class Gauges:
         self.policies: dict[int, int] = {}
         """CPU → number of its policy."""
         for row in rows_of(manifest, "policies"):
-            self._policy(row["number"], listed(row.get("cpus"), int), real(row.get("most"), 1e-3))
+            self._policy(row["number"], listed_items(row.get("cpus"), int), scaled_number(row.get("most"), 1e-3))
         for row in rows_of(manifest, "zones"):
             self.names[ZONE, row["number"]] = str(row.get("type"))
             self.most[ZONE, row["number"]] = first_trip(row.get("trips"))
         devices = rows_of(manifest, "cooling")
         for row in devices:
             self.names[COOLING, row["number"]] = str(row.get("type"))
-            self.most[COOLING, row["number"]] = real(row.get("most"))
+            self.most[COOLING, row["number"]] = scaled_number(row.get("most"))
         types = [row.get("type") for row in devices]
         self.devices = {str(row["type"]): row["number"] for row in devices if types.count(row.get("type")) == 1}
         """Type → number, of types that one device alone has."""
@@ -60,7 +60,7 @@ class Gauges:
     def _policy(self, number: int, cpus: list[int], most: float) -> None:
         self.policies |= dict.fromkeys(cpus, number)
         for what in range(OF_CPUS):
-            self.names[what, number] = f"CPUs {ranges(cpus)}" if len(cpus) > 1 else f"CPU {number}"
+            self.names[what, number] = f"CPUs {range_text(cpus)}" if len(cpus) > 1 else f"CPU {number}"
             self.most[what, number] = most
 
     def numbers(self, rows: Rows) -> np.ndarray:
@@ -70,17 +70,17 @@ class Gauges:
         cpus, inverse = np.unique(number[of_cpu], return_inverse=True)
         number[of_cpu] = np.array([self.policies.get(cpu, cpu) for cpu in cpus.tolist()], np.int64)[inverse]
         nameless = np.flatnonzero(number == UNNUMBERED)
-        number[nameless] = [self.devices.get(name, NONE) for name in texts(rows["name"][nameless]).tolist()]
+        number[nameless] = [self.devices.get(name, NONE) for name in decode_texts(rows["name"][nameless]).tolist()]
         return number
 
 
 def first_trip(trips: Any) -> float:
     """The lowest trip temperature of a zone that triggers cooling, in °C; NaN if none is known."""
-    pairs = [trip for trip in listed(trips, list) if len(trip) == 2]
+    pairs = [trip for trip in listed_items(trips, list) if len(trip) == 2]
     return min((t * 1e-3 for _, t in pairs if isinstance(t, int) and t > 0), default=np.nan)
 
 
-def build(source: Source) -> Columns:
+def build_clocks(source: Source) -> Columns:
     """The columns of `clocks`: a row for each value that differs from the previous one."""
     gauges, rows = Gauges(source.manifest), source.rows("heat")
     what, number, value = np.minimum(rows["what"], len(WHAT) - 1), gauges.numbers(rows), rows["value"]
@@ -89,13 +89,13 @@ def build(source: Source) -> Columns:
     follows = (what[order][1:] == what[order][:-1]) & (number[order][1:] == number[order][:-1])
     news = np.append(True, ~(follows & (value[order][1:] == value[order][:-1])))[: len(order)]
     kept = np.sort(order[news])
-    code, first = numbered(what[kept], number[kept])
+    code, first = number_rows(what[kept], number[kept])
     kinds = list(zip(what[kept][first].tolist(), number[kept][first].tolist(), strict=True))
     return {
         "ts_ns": rows["ts"][kept],
-        "what": text(what[kept], WHAT),
+        "what": text_array(what[kept], WHAT),
         "number": number[kept],
-        "name": text(code, [gauges.names.get(kind, f"{UNNAMED[kind[0]]} {kind[1]}") for kind in kinds]),
+        "name": text_array(code, [gauges.names.get(kind, f"{UNNAMED[kind[0]]} {kind[1]}") for kind in kinds]),
         "value": value[kept] * SCALE[what[kept]],
         "most": np.array([gauges.most.get(kind, np.nan) for kind in kinds], np.float64)[code],
     }

@@ -13,9 +13,9 @@ from math import nan, prod
 import numpy as np
 import pandas as pd
 
-from analyzer.records.contents import identities
+from analyzer.records.contents import address_numbers
 from analyzer.records.schema import Columns, equals_any
-from analyzer.records.spans import EVER, NONE, latest_or_following, numbered, shared_codes
+from analyzer.records.spans import EVER, NONE, latest_or_following, number_rows, shared_codes
 from analyzer.tables.nodes import NEVER_RUN
 from moescope.packaged import toml_beside
 
@@ -59,14 +59,14 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Facts:
+class OpContext:
     """Inputs beyond shapes: number of distinct experts that the rows chose, and tokens in the context; NaN: unknown."""
 
     distinct: float = nan
     context: float = nan
 
 
-Formula = Callable[[Tensor, list[Tensor], Facts], Work]
+Formula = Callable[[Tensor, list[Tensor], OpContext], Work]
 UNKNOWN = Work(nan, nan, nan)
 
 
@@ -80,12 +80,12 @@ def elementwise(per_element: float) -> Formula:
     return lambda out, sources, _: full_traffic(per_element * out.elements, out, sources)
 
 
-def mul_mat(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
+def mul_mat(out: Tensor, sources: list[Tensor], _: OpContext) -> Work:
     """[K, M] x [K, N] → [M, N] for each outer index: 2 K M N."""
     return full_traffic(2.0 * sources[0].dim(0) * out.elements, out, sources)
 
 
-def mul_mat_id(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
+def mul_mat_id(out: Tensor, sources: list[Tensor], facts: OpContext) -> Work:
     """Experts [K, M, E], rows, ids [k, N] → [M, k, N]: 2 K M k N; only the chosen experts are read."""
     experts, rows, ids = sources[:3]
     expert_bytes = experts.bytes() / max(experts.dim(2), 1)
@@ -99,7 +99,7 @@ def expected_distinct(experts: int, k: int, tokens: float) -> float:
     return experts * (1 - ((experts - k) / experts) ** tokens) if experts else 0.0
 
 
-def flash_attention(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
+def flash_attention(out: Tensor, sources: list[Tensor], facts: OpContext) -> Work:
     """q [D, N, H], k [D, S, .], v [Dv, S, .]: 2 N H S (D + Dv) for both products, 5 N H S for the softmax.
 
     An engine may read a longer part of its cache without a new tensor definition; S is at least the context.
@@ -111,19 +111,19 @@ def flash_attention(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
     return Work(flops, q.bytes() + longer * sum(source.bytes() for source in sources[1:]), out.bytes())
 
 
-def get_rows(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
+def get_rows(out: Tensor, sources: list[Tensor], _: OpContext) -> Work:
     """Only the requested rows are read."""
     return Work(0.0, sources[0].bytes(out.elements) + sum(s.bytes() for s in sources[1:]), out.bytes())
 
 
-def set_rows(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
+def set_rows(out: Tensor, sources: list[Tensor], _: OpContext) -> Work:
     """Only the given rows are written, and their indices are read; the rest of the destination is untouched."""
     rows, ids = sources[:2]
     count = rows.elements // max(rows.dim(0), 1)
     return Work(0.0, rows.bytes() + ids.bytes(count), out.bytes(rows.elements))
 
 
-def reduction(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
+def reduction(out: Tensor, sources: list[Tensor], _: OpContext) -> Work:
     """One operation for each element of the source."""
     return full_traffic(float(sources[0].elements), out, sources)
 
@@ -152,25 +152,25 @@ FORMULAS: dict[str, tuple[int, Formula]] = {
 """Operator type → (how many sources must be known, its formula)."""
 
 
-def work_of(kind: str, out: Tensor, sources: list[Tensor], facts: Facts | None = None) -> Work:
+def work_of(kind: str, out: Tensor, sources: list[Tensor], facts: OpContext | None = None) -> Work:
     """The work of one operator."""
     needed, formula = FORMULAS.get(kind, (0, None))
     if formula is None or len(sources) < needed or not out.dims:
         return UNKNOWN
-    return formula(out, sources, facts or Facts())
+    return formula(out, sources, facts or OpContext())
 
 
-def parse(shape: str, dtype: str) -> Tensor:
+def parse_tensor(shape: str, dtype: str) -> Tensor:
     """A tensor from the text of its shape, "2048x1"."""
     return Tensor(tuple(int(dim) for dim in shape.split("x")) if shape else (), dtype)
 
 
-class Described:
+class TensorLookup:
     """The definitions of tensors, looked up by (process, tensor, time)."""
 
     def __init__(self, tensors: pd.DataFrame):
         self.since = tensors["since_ns"].to_numpy()
-        self.key, keys = pd.factorize(identities(tensors["pid"].to_numpy(), tensors["tensor"].to_numpy()))
+        self.key, keys = pd.factorize(address_numbers(tensors["pid"].to_numpy(), tensors["tensor"].to_numpy()))
         self.index = pd.Index(keys)
         self.count = np.bincount(self.key, minlength=len(keys))
         self.only = np.full(len(keys), NONE, np.int64)
@@ -180,7 +180,7 @@ class Described:
         """Row of each definition: the latest at that time, else the first after it; -1 if there is none."""
         if len(self.key) == 0 or len(tensor) == 0:
             return np.full(len(tensor), NONE, np.int64)
-        number, values = pd.factorize(identities(pid, tensor))
+        number, values = pd.factorize(address_numbers(pid, tensor))
         return self.rows_of(number, values, ts)
 
     def rows_of(self, number: np.ndarray, values: np.ndarray, ts: np.ndarray) -> np.ndarray:
@@ -195,14 +195,14 @@ class Described:
         return row
 
 
-class Works:
+class OperatorWork:
     """The work of operators; computed once for each combination of type, shapes and facts."""
 
-    def __init__(self, tensors: pd.DataFrame, described: Described):
+    def __init__(self, tensors: pd.DataFrame, described: TensorLookup):
         self.described = described
         texts = (tensors["shape"] + "/" + tensors["dtype"]).to_numpy()
         number, values = pd.factorize(texts)
-        self.shape, self.parsed = np.append(number, NONE), [parse(*text.split("/")) for text in values]
+        self.shape, self.parsed = np.append(number, NONE), [parse_tensor(*text.split("/")) for text in values]
         self.computed = np.append((tensors["shape"] != "").to_numpy() & ~tensors["type"].isin(NEVER_RUN).to_numpy(), False)
         self.changes = np.unique(described.since)
         self.sources = declared_sources(tensors)
@@ -227,7 +227,7 @@ class Works:
             distinct[routed] = distinct_experts(token[routed], operators["layer"][rows[routed]], routes)
             context = np.full(len(rows), nan)
             attention = np.flatnonzero(equals_any(types, "FLASH_ATTN_EXT")[rows])
-            context[attention] = contexts(token[attention], lengths)
+            context[attention] = context_lengths(token[attention], lengths)
             answer, key = self._figures(types.dictionary.to_pylist(), shapes, inverse, distinct, context)
             for column, values in zip(figures.values(), answer.T, strict=True):
                 column[rows] = values[key]
@@ -237,7 +237,7 @@ class Works:
         """(kind, shape of the result, shapes of its sources) of each distinct operator, and its index for each row."""
         settled = ts.min() >= self.changes[-1]
         epoch = np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right")
-        key, first = numbered(kind, out, epoch, pid)
+        key, first = number_rows(kind, out, epoch, pid)
         sources = self._source_rows(out[first], pid[first], ts[first])
         shapes = np.column_stack((kind[first], self.shape[out[first]], *self.shape[sources].T))
         return shapes, key
@@ -269,12 +269,14 @@ class Works:
     ) -> tuple[np.ndarray, np.ndarray]:
         """((flops, read, written) of each combination of types, shapes and facts, [n, 3]; the combination of each row)."""
         same = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
-        key, first = numbered(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
+        key, first = number_rows(
+            same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context))
+        )
         answer = []
         for row in first.tolist():
             kind, out, *sources = shapes[inverse[row]].tolist()
             known_sources = [self.parsed[s] for s in sources if s >= 0]
-            work = work_of(names[kind], self.parsed[out], known_sources, Facts(distinct[row], context[row]))
+            work = work_of(names[kind], self.parsed[out], known_sources, OpContext(distinct[row], context[row]))
             answer.append((work.flops, work.read, work.written))
         return np.array(answer).reshape(-1, 3), key
 
@@ -289,7 +291,7 @@ def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
     return declared
 
 
-def contexts(token: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
+def context_lengths(token: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
     """Tokens in the context of each step, including its own; NaN if unknown."""
     length = (lengths["position"] + lengths["n_tokens"]).where(lengths["position"] >= 0).astype(np.float64)
     return length.set_axis(lengths["token_id"]).reindex(token).to_numpy(np.float64)
@@ -300,6 +302,6 @@ def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: Columns) -> n
     if len(routes["token_id"]) == 0 or len(token) == 0:
         return np.full(len(token), nan)
     routed, asked = shared_codes((routes["token_id"], routes["layer"]), (token, layer))
-    choices = numbered(routed, routes["expert"])[1]
+    choices = number_rows(routed, routes["expert"])[1]
     counted = np.bincount(routed[choices], minlength=int(asked.max()) + 1)[asked]
     return np.where(counted > 0, counted.astype(np.float64), nan)

@@ -16,7 +16,7 @@ EVENTS = np.array([*(f"fastrpc_{name}" for name in FASTRPC), "qcom_glink_cmd_tx_
 METHOD_BIT, METHODS = 24, 0x1F
 
 
-def build(source: Source, tokens: Steps) -> Columns:
+def build_driver_events(source: Source, tokens: Steps) -> Columns:
     """The columns of `driver_events`."""
     rows = source.rows("driver_event")
     columns = {name: rows[name] for name in ("pid", "tid", "handle", "status")}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzer.records.reading import Source
-from analyzer.records.rows import texts
+from analyzer.records.rows import decode_texts
 from analyzer.tables.nodes import LLAMACPP, NEVER_RUN
 
 FUSIONS = (
@@ -48,22 +48,22 @@ Meanings = dict[int, set[Meaning]]
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenGraph:
     """A graph passed to the backend, with the time and the nodes to compute, in order."""
 
     ts: int
     nodes: Group
 
 
-def graphs(source: Source) -> dict[int, list[Given]]:
+def graphs_by_process(source: Source) -> dict[int, list[GivenGraph]]:
     """The graphs of each process, in time order."""
     rows, nodes = source.rows("hexagon_graph"), source.rows("hexagon_node")
     types = source.named(np.full(len(nodes), LLAMACPP), nodes["op"], "operators").to_pylist()
-    names = texts(nodes.records["name"]).tolist() if len(nodes) else []
+    names = decode_texts(nodes.records["name"]).tolist() if len(nodes) else []
     told = [Node(*node) for node in zip(types, names, nodes["tensor"].tolist(), nodes["data"].tolist(), strict=True)]
     handles, at = nodes["graph"], nodes["ts"]
     known: dict[tuple[int, int], Group] = {}
-    answer: dict[int, list[Given]] = {}
+    answer: dict[int, list[GivenGraph]] = {}
     fields = (rows["ts"], rows["pid"], rows["graph"], rows["n_nodes"], rows["told"])
     for ts, pid, graph, count, is_told in zip(*(field.tolist() for field in fields), strict=True):
         if is_told:
@@ -71,11 +71,13 @@ def graphs(source: Source) -> dict[int, list[Given]]:
                 np.flatnonzero(handles[(first := int(np.searchsorted(at, ts))) : first + 2 * count] == graph)[:count] + first
             )
             known[pid, graph] = tuple(told[i] for i in of_graph.tolist() if told[i].type not in NEVER_RUN)
-        answer.setdefault(pid, []).append(Given(ts, known.get((pid, graph), ())))
+        answer.setdefault(pid, []).append(GivenGraph(ts, known.get((pid, graph), ())))
     return answer
 
 
-def join(ts: np.ndarray, opcodes: np.ndarray, data: np.ndarray, begins: np.ndarray, given: Sequence[Given]) -> list[Group]:
+def match_nodes(
+    ts: np.ndarray, opcodes: np.ndarray, data: np.ndarray, begins: np.ndarray, given: Sequence[GivenGraph]
+) -> list[Group]:
     """The nodes that each operator of a queue computes.
 
     `ts`, `opcodes` and `data`: send time, number and result address of each operator; `begins`: the first operator of each batch.
@@ -83,11 +85,13 @@ def join(ts: np.ndarray, opcodes: np.ndarray, data: np.ndarray, begins: np.ndarr
     operators of this batch or the next ones is skipped: it belongs to another queue or was not fully recorded.
     """
     sent, meant = np.stack((opcodes, data), axis=1), Meanings()
-    _joined(ts, sent, begins, given, meant)  # fills `meant`: one graph may resolve what another leaves ambiguous
-    return _joined(ts, sent, begins, given, meant)
+    _match_queue(ts, sent, begins, given, meant)  # fills `meant`: one graph may resolve what another leaves ambiguous
+    return _match_queue(ts, sent, begins, given, meant)
 
 
-def _joined(ts: np.ndarray, sent: np.ndarray, begins: np.ndarray, given: Sequence[Given], meant: Meanings) -> list[Group]:
+def _match_queue(
+    ts: np.ndarray, sent: np.ndarray, begins: np.ndarray, given: Sequence[GivenGraph], meant: Meanings
+) -> list[Group]:
     answer: list[Group] = [()] * len(ts)
     at = 0
     last: dict[Group, tuple[np.ndarray, list[Group]]] = {}
@@ -99,7 +103,7 @@ def _joined(ts: np.ndarray, sent: np.ndarray, begins: np.ndarray, given: Sequenc
             before, groups = last.get(graph.nodes, (sent[:0], []))
             if not groups or not np.array_equal(sent[start : start + len(groups)], before):
                 operators = sent[start : start + len(graph.nodes)].tolist()
-                groups = cut(graph.nodes, operators, end - start, meant)
+                groups = cut_nodes(graph.nodes, operators, end - start, meant)
             if groups:
                 at = start + len(groups)
                 last[graph.nodes] = sent[start:at], groups
@@ -112,17 +116,17 @@ Cuts = list[dict[int, list[int]]]
 """For each operator: the possible ends (exclusive) of its nodes, and for each end the possible first nodes."""
 
 
-def cut(nodes: Group, operators: Sequence[Sequence[int]], sent: int, meant: Meanings) -> list[Group]:
+def cut_nodes(nodes: Group, operators: Sequence[Sequence[int]], sent: int, meant: Meanings) -> list[Group]:
     """The nodes split into the groups that the first operators (number, address) compute; empty if they do not match.
 
     Among several matching splits, prefer one with as many operators as were sent before the next graph (the backend holds none
     back), then one in which each number has the same meaning everywhere, then the finest. Adds to `meant`.
     """
     ways = []
-    for cuts in _possible(nodes, [address for _, address in operators]):
-        sure = _sure(nodes, operators, cuts)
+    for cuts in _possible_splits(nodes, [address for _, address in operators]):
+        sure = _certain_meanings(nodes, operators, cuts)
         known = {opcode: meant.get(opcode, set()) | sure.get(opcode, set()) for opcode in (*meant, *sure)}
-        ways.append((*_consistent(nodes, operators, cuts, known), sure))
+        ways.append((*_most_consistent(nodes, operators, cuts, known), sure))
     if not ways:
         return []
     _, groups, sure = min(ways, key=lambda way: (len(way[1]) != sent, way[0], -len(way[1])))
@@ -131,7 +135,7 @@ def cut(nodes: Group, operators: Sequence[Sequence[int]], sent: int, meant: Mean
     return groups
 
 
-def _sure(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) -> Meanings:
+def _certain_meanings(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) -> Meanings:
     """The meaning of operator numbers for which only one group of nodes matches."""
     sure: Meanings = {}
     for (opcode, _), ends in zip(operators, cuts, strict=False):
@@ -140,7 +144,7 @@ def _sure(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) -> Meani
     return sure
 
 
-def _consistent(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts, meant: Meanings) -> tuple[int, list[Group]]:
+def _most_consistent(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts, meant: Meanings) -> tuple[int, list[Group]]:
     """(number of operators that contradict the known meanings, groups) of the split with the fewest such operators."""
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for (opcode, _), ends in zip(operators, cuts, strict=False):
@@ -151,14 +155,14 @@ def _consistent(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts, me
                 for end, starts in ends.items()
             }
         )
-    return best[-1][len(nodes)][0], _backwards(nodes, best)
+    return best[-1][len(nodes)][0], _split_backwards(nodes, best)
 
 
 def _meaning(group: Group) -> Meaning:
     return frozenset(node.type for node in group), len(group) > 1
 
 
-def _possible(nodes: Group, addresses: Sequence[int]) -> list[Cuts]:
+def _possible_splits(nodes: Group, addresses: Sequence[int]) -> list[Cuts]:
     """Every way to split all nodes into groups that the first operators compute; one entry per possible number of operators."""
     answer: list[Cuts] = []
     cuts: Cuts = []
@@ -166,7 +170,7 @@ def _possible(nodes: Group, addresses: Sequence[int]) -> list[Cuts]:
     for address in addresses:
         ends: dict[int, list[int]] = {}
         for i in sorted(reached):
-            for n in _lengths(nodes, i):
+            for n in _possible_lengths(nodes, i):
                 if any(node.data == address for node in nodes[i : i + n]):
                     ends.setdefault(i + n, []).append(i)
         cuts.append(ends)
@@ -188,7 +192,7 @@ def _that_arrive(cuts: Cuts, end: int) -> Cuts:
     return answer[::-1]
 
 
-def _backwards(nodes: Group, best: list[dict[int, tuple[int, int]]]) -> list[Group]:
+def _split_backwards(nodes: Group, best: list[dict[int, tuple[int, int]]]) -> list[Group]:
     groups: list[Group] = []
     end = len(nodes)
     for ends in reversed(best[1:]):
@@ -198,7 +202,7 @@ def _backwards(nodes: Group, best: list[dict[int, tuple[int, int]]]) -> list[Gro
     return groups[::-1]
 
 
-def _lengths(nodes: Group, at: int) -> Iterator[int]:
+def _possible_lengths(nodes: Group, at: int) -> Iterator[int]:
     """The possible numbers of nodes, from this one on, that one operator computes."""
     if at < len(nodes):
         yield 1

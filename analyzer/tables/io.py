@@ -5,11 +5,11 @@ from functools import cached_property
 
 import numpy as np
 
-from analyzer.records.manifest import listed, section
-from analyzer.records.reading import Source, chosen
-from analyzer.records.rows import Rows, named, texts
+from analyzer.records.manifest import listed_items, section
+from analyzer.records.reading import Source, pick_names
+from analyzer.records.rows import Rows, decode_texts, map_distinct
 from analyzer.records.schema import Columns
-from analyzer.records.spans import NONE, Marks, Nest, codes, pair, shared_codes
+from analyzer.records.spans import NONE, NestedSpans, SpanMarks, pair_spans, row_codes, shared_codes
 from analyzer.tables.operators import OpThreads
 from analyzer.tables.steps import Steps
 
@@ -28,7 +28,7 @@ class Enclosed:
         self.rows, self.ts = rows, ts
         self.op, self.expert = np.full(len(ts), NONE, np.int64), np.full(len(ts), NONE, np.int64)
 
-    def note(self, piece: Source, activity: "Activity") -> None:
+    def note(self, piece: Source, activity: "RangeActivity") -> None:
         """Look up the operators and experts of the events in one time range."""
         rows = np.flatnonzero((self.ts >= piece.begin_ns) & (self.ts < piece.end_ns))
         if len(rows) == 0:
@@ -53,7 +53,7 @@ class Enclosed:
 
 
 @dataclass(frozen=True)
-class Activity:
+class RangeActivity:
     """The operators and expert runs of one time range; `op_id` counts from 0 here and from `first_op` in the tables."""
 
     ops: OpThreads
@@ -63,7 +63,7 @@ class Activity:
     experts: Columns
 
     @cached_property
-    def runs(self) -> Nest:
+    def runs(self) -> NestedSpans:
         """The expert runs of each thread as nested spans."""
         return spans_of(self.experts)
 
@@ -73,20 +73,20 @@ def values_at(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(rows >= 0, values[rows], NONE) if len(values) else np.full(len(rows), NONE, np.int64)
 
 
-def spans_of(table: Columns) -> Nest:
+def spans_of(table: Columns) -> NestedSpans:
     """The spans of a table, nested by thread; an unfinished span includes its last instant."""
     tid, begin, end, complete = (table[name] for name in ("tid", "begin_ns", "end_ns", "complete"))
-    return Nest(tid, begin, end + ~complete)
+    return NestedSpans(tid, begin, end + ~complete)
 
 
-class Files:
+class FilePaths:
     """Paths by device and inode: from the manifest, else the base names that the kernel side recorded."""
 
     def __init__(self, source: Source):
         rows = source.rows("io_file")
-        names = zip(rows["dev"].tolist(), rows["ino"].tolist(), texts(rows["name"]), strict=True)
+        names = zip(rows["dev"].tolist(), rows["ino"].tolist(), decode_texts(rows["name"]), strict=True)
         self.paths = {(dev, ino): name for dev, ino, name in names}
-        for row in listed(section(source.manifest, "io").get("files"), dict):
+        for row in listed_items(section(source.manifest, "io").get("files"), dict):
             if row.get("path"):
                 self.paths[int(row.get("dev", NONE)), int(row.get("ino", NONE))] = str(row["path"])
         size = section(source.manifest, "io").get("page_bytes")
@@ -95,15 +95,15 @@ class Files:
     def columns(self, rows: Rows) -> dict[str, np.ndarray]:
         """The columns of the group `file`."""
         dev, ino = rows["dev"], rows["ino"]
-        key = codes(dev, ino)
+        key = row_codes(dev, ino)
         _, first = np.unique(key, return_index=True)
         names = [self.paths.get(pair, "") for pair in zip(dev[first].tolist(), ino[first].tolist(), strict=True)]
-        return {"file": np.array([*names, ""], object)[key], "device": devices(dev), "ino": rows.raw("ino")}
+        return {"file": np.array([*names, ""], object)[key], "device": device_names(dev), "ino": rows.raw("ino")}
 
 
-def devices(dev: np.ndarray) -> np.ndarray:
+def device_names(dev: np.ndarray) -> np.ndarray:
     """Kernel device numbers as "major:minor"; "" for 0."""
-    return named(dev, lambda number: f"{number >> MINOR_BITS}:{number & ((1 << MINOR_BITS) - 1)}" if number else "")
+    return map_distinct(dev, lambda number: f"{number >> MINOR_BITS}:{number & ((1 << MINOR_BITS) - 1)}" if number else "")
 
 
 def fault_begins(rows: Rows) -> np.ndarray:
@@ -111,7 +111,7 @@ def fault_begins(rows: Rows) -> np.ndarray:
     return np.where(rows["begin"] > 0, rows["begin"], rows["ts"])
 
 
-def faults(rows: Rows, context: dict[str, np.ndarray], files: Files) -> Columns:
+def fault_columns(rows: Rows, context: dict[str, np.ndarray], files: FilePaths) -> Columns:
     """The columns of `faults`, sorted by end."""
     flags, begin_known, end, begin = rows["flags"], rows["begin"] > 0, rows["ts"], fault_begins(rows)
     return {
@@ -128,7 +128,7 @@ def faults(rows: Rows, context: dict[str, np.ndarray], files: Files) -> Columns:
     }
 
 
-def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> Columns:
+def read_columns(source: Source, context: dict[str, np.ndarray], files: FilePaths) -> Columns:
     """The columns of `reads`."""
     spans = source.spans("read")
     begin, end = source.rows("read_begin"), source.rows("read_end")
@@ -138,7 +138,7 @@ def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> Colum
         "read_id": np.arange(len(begin)),
         **context,
         **files.columns(begin),
-        "call": chosen(CALLS, begin["call"]),
+        "call": pick_names(CALLS, begin["call"]),
         "fd": begin["fd"],
         "offset": begin["offset"],
         "asked_bytes": np.where(asked == UNKNOWN_BYTES, NONE, asked),
@@ -149,20 +149,20 @@ def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> Colum
     }
 
 
-def blocks(source: Source, context: dict[str, np.ndarray]) -> Columns:
+def block_columns(source: Source, context: dict[str, np.ndarray]) -> Columns:
     """The columns of `blocks`: requests from issue to completion, paired by device and sector."""
     issue, done = source.rows("block_issue"), source.rows("block_done")
     sectors = shared_codes(*((rows["dev"], rows["sector"]) for rows in (issue, done)))
     marks = [
-        Marks(key, rows["ts"], rows.position, np.zeros(len(rows), np.int64), np.zeros(len(rows), bool))
+        SpanMarks(key, rows["ts"], rows.position, np.zeros(len(rows), np.int64), np.zeros(len(rows), bool))
         for rows, key in zip((issue, done), sectors, strict=True)
     ]
-    spans = source.close(issue, pair(*marks).end, done["ts"], "io")
-    flags = texts(issue["rwbs"])
+    spans = source.close(issue, pair_spans(*marks).end, done["ts"], "io")
+    flags = decode_texts(issue["rwbs"])
     return {
         "block_id": np.arange(len(issue)),
         **context,
-        "device": devices(issue["dev"]),
+        "device": device_names(issue["dev"]),
         "sector": issue["sector"],
         "bytes": issue["bytes"],
         "operation": np.array([*(OPERATIONS.get(text[:1], "other") for text in flags), ""], object)[:-1],
@@ -172,7 +172,7 @@ def blocks(source: Source, context: dict[str, np.ndarray]) -> Columns:
     }
 
 
-class Events:
+class IoEvents:
     """Page faults, reads and block requests of a recording."""
 
     def __init__(self, source: Source):
@@ -180,7 +180,7 @@ class Events:
         self.source = source
         self.parts = (Enclosed(fault, fault_begins(fault)), Enclosed(read, read["ts"]), Enclosed(issue, issue["ts"]))
 
-    def note(self, piece: Source, activity: Activity) -> None:
+    def note(self, piece: Source, activity: RangeActivity) -> None:
         """Look up the operators and experts of the events in one time range."""
         for part in self.parts:
             part.note(piece, activity)
@@ -189,11 +189,11 @@ class Events:
         """The columns of `faults`, `reads` and `blocks`."""
         if not any(len(part.rows) for part in self.parts) and not len(self.source.rows("read_end")):
             return {"faults": {}, "reads": {}, "blocks": {}}
-        files, loaded = Files(self.source), loads["action"] == "load"
+        files, loaded = FilePaths(self.source), loads["action"] == "load"
         loads = {name: loads[name][loaded] for name in ("load_id", "tid", "begin_ns", "end_ns", "complete")}
         fault, read, block = (part.columns(tokens, loads) for part in self.parts)
         return {
-            "faults": faults(self.parts[0].rows, fault, files),
-            "reads": reads(self.source, read, files),
-            "blocks": blocks(self.source, block),
+            "faults": fault_columns(self.parts[0].rows, fault, files),
+            "reads": read_columns(self.source, read, files),
+            "blocks": block_columns(self.source, block),
         }

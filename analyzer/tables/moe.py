@@ -6,21 +6,21 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
-from analyzer.records.reading import BACKEND, CACHE, REASON, Source, chosen
-from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
-from analyzer.records.schema import TABLES, Columns, arrow_table, equals_any, text
-from analyzer.records.spans import NONE, codes
-from analyzer.tables.nodes import Announced
-from analyzer.tables.operators import Definitions, First
-from analyzer.tables.steps import Steps, faults
+from analyzer.records.reading import BACKEND, CACHE, REASON, Source, pick_names
+from analyzer.records.rows import UNKNOWN_U32, RecordSpans, Rows
+from analyzer.records.schema import TABLES, Columns, arrow_table, equals_any, text_array
+from analyzer.records.spans import NONE, row_codes
+from analyzer.tables.nodes import OperatorRecords
+from analyzer.tables.operators import Definitions, FirstNumbers
+from analyzer.tables.steps import Steps, fault_counts
 
 HITS = {"expert cache hits": ("hit", "prefetched"), "expert cache misses": ("miss",)}
 FAULTS = {"maj_flt": "major faults", "min_flt": "minor faults"}
 WIDE = 2  # ROUTE_WIDE of bpf/records.h
 
 
-def routes(source: Source, tokens: Steps, definitions: Definitions) -> Columns:
-    """The columns of `routes`: one row for each choice of the router."""
+def route_columns(source: Source, tokens: Steps, definitions: Definitions) -> Columns:
+    """The columns of `route_columns`: one row for each choice of the router."""
     rows = source.rows("route")
     names = rows.dtype.names or ()
     if len(rows) == 0 or "experts" not in names:
@@ -55,11 +55,11 @@ def route_layers(rows: Rows, definitions: Definitions) -> np.ndarray:
 def rows_before(rows: Rows, layer: np.ndarray, token_id: np.ndarray) -> np.ndarray:
     """Number of rows in earlier calls of the layer's router in the same step: prompts are processed in chunks."""
     called = np.where(rows["first"] == 0, rows["n_tokens"], 0)
-    total = pd.Series(called).groupby(codes(token_id, layer)).cumsum().to_numpy()
+    total = pd.Series(called).groupby(row_codes(token_id, layer)).cumsum().to_numpy()
     return np.maximum(total - rows["n_tokens"], 0)
 
 
-def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: First) -> Columns:
+def expert_columns(source: Source, tokens: Steps, spans: RecordSpans, op: np.ndarray, first: FirstNumbers) -> Columns:
     """The columns of `experts`: one row for each run; `op` is the number of its operator, -1 for none."""
     begin, end = source.rows("expert_begin"), source.rows("expert_end")
     return {
@@ -70,31 +70,31 @@ def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: 
         "layer": begin["layer"],
         "expert": begin["expert"],
         "n_tokens": begin["n_tokens"],
-        "cache": chosen(CACHE, begin["cache"]),
-        "backend": chosen(BACKEND, begin["backend"]),
+        "cache": pick_names(CACHE, begin["cache"]),
+        "backend": pick_names(BACKEND, begin["backend"]),
         "tier": begin["tier"],
-        "maj_flt": faults(begin, end, spans.end, "maj_flt"),
-        "min_flt": faults(begin, end, spans.end, "min_flt"),
+        "maj_flt": fault_counts(begin, end, spans.end, "maj_flt"),
+        "min_flt": fault_counts(begin, end, spans.end, "min_flt"),
         **spans.columns(),
     }
 
 
-def loads(source: Source, tokens: Steps) -> Columns:
+def load_columns(source: Source, tokens: Steps) -> Columns:
     """The columns of `loads`: loads as spans, evictions as instants, in time order."""
     spans = source.spans("load", ("layer", "expert"))
     begin, end, evict = source.rows("load_begin"), source.rows("load_end"), source.rows("evict")
     if not len(begin) + len(evict):
         return {column.name: np.empty(0, column.dtype) for column in TABLES["loads"]}
     loaded = {
-        **_moved(source, tokens, begin, "load"),
-        "reason": np.asarray(chosen(REASON, begin["reason"])),
-        "backend": np.asarray(chosen(BACKEND, begin["backend"])),
+        **_transfer_columns(source, tokens, begin, "load"),
+        "reason": np.asarray(pick_names(REASON, begin["reason"])),
+        "backend": np.asarray(pick_names(BACKEND, begin["backend"])),
         "resident_bytes": spans.of_end(end, "resident"),
         **spans.columns(),
     }
     nothing = np.full(len(evict), "", object)
     evicted = {
-        **_moved(source, tokens, evict, "evict"),
+        **_transfer_columns(source, tokens, evict, "evict"),
         "reason": nothing,
         "backend": nothing,
         "resident_bytes": evict["resident"],
@@ -108,7 +108,7 @@ def loads(source: Source, tokens: Steps) -> Columns:
     return {"load_id": np.arange(len(order)), **moves}
 
 
-def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
+def _transfer_columns(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
     """The columns that loads and evictions share."""
     return {
         "token_id": tokens.of(rows),
@@ -122,14 +122,14 @@ def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, 
 
 
 @dataclass
-class Counters:
+class CounterTable:
     """The table `counters`: cache contents, cumulative hits and misses, and cumulative page faults of threads that run tokens."""
 
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HITS, 0))
     readings: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """(field, thread) → its first reading and its last value."""
 
-    def of(self, source: Source, announced: Announced, runs: Columns, moves: Columns) -> pyarrow.Table:
+    def of(self, source: Source, announced: OperatorRecords, runs: Columns, moves: Columns) -> pyarrow.Table:
         """The rows of one time range, which must follow the previous one; `moves` are the loads of the whole recording."""
         end, resident = moves["end_ns"], moves["resident_bytes"]
         finished = (resident >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)
@@ -143,14 +143,14 @@ class Counters:
         ts, value = np.concatenate([p[0] for p in parts]), np.concatenate([p[2] for p in parts])
         number = np.repeat(np.arange(len(parts)), [len(p[0]) for p in parts])
         order = np.argsort(ts, kind="stable")
-        names = text(number[order], [p[1] for p in parts])
+        names = text_array(number[order], [p[1] for p in parts])
         return arrow_table("counters", {"ts_ns": ts[order], "name": names, "value": value[order]})
 
-    def _faults(self, source: Source, announced: Announced) -> list[tuple[np.ndarray, str, np.ndarray]]:
+    def _faults(self, source: Source, announced: OperatorRecords) -> list[tuple[np.ndarray, str, np.ndarray]]:
         """Fault counters of each thread that runs tokens, from 0 at its first reading; only readings with a change."""
         tokens = [source.rows(kind) for kind in ("token_begin", "token_end")]
         main = np.unique(np.concatenate([rows["tid"] for rows in tokens]))
-        begins = announced.begin.where(~announced.by_share)
+        begins = announced.begin.where(announced.begin["done_ns"] == 0)
         kinds = [*(rows.where((rows["ts"] >= source.begin_ns) & (rows["ts"] < source.end_ns)) for rows in tokens)]
         kinds += [begins, source.rows("op_end")]
         parts: dict[str, list[tuple[np.ndarray, str, np.ndarray]]] = {name: [] for name in FAULTS}

@@ -1,4 +1,4 @@
-"""Converts recorded shares (one thread's part of one graph node) into the begins and waits that other modules read.
+"""The operator records of a time range: those with a begin of their own, and shares (one thread's part of one graph node).
 
 A thread has finished its share of a node when it enters the barrier after it; the barrier opens when the last thread arrives,
 and then the next node begins on every thread. So one time per thread and node determines begin, end and wait.
@@ -13,14 +13,14 @@ from analyzer.records.reading import Source
 from analyzer.records.rows import Rows
 from analyzer.records.spans import (
     NONE,
-    codes,
     first_of_runs,
     following,
-    lasting,
+    if_lasting,
     latest,
     latest_or_following,
+    row_codes,
     run_lengths,
-    shared,
+    share_spans,
     shared_codes,
 )
 
@@ -29,18 +29,17 @@ NEVER_RUN = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # nodes that on
 
 
 @dataclass(frozen=True)
-class Announced:
-    """The operator records of one time range: begins and waits, some of them made from shares."""
+class OperatorRecords:
+    """The operator records of one time range: begins, and those waits that were recorded apart from them.
+
+    `begin["done_ns"]`: of a share, when its thread was done with it, else 0; a share's page faults are its own, no running count.
+    """
 
     begin: Rows
     wait: Rows
-    shares: Rows
-    """The result of `shares`."""
-    by_share: np.ndarray
-    """Which of `begin` were made of shares: their page faults are their own, no running count."""
 
 
-def shares(source: Source) -> Rows:
+def share_rows(source: Source) -> Rows:
     """One row for each share, in time order: time `ts`, `graph`, `node`, and the page faults since the previous share."""
     batches = source.rows("op_shares")
     if len(batches) == 0:
@@ -56,25 +55,24 @@ def shares(source: Source) -> Rows:
     return Rows.of_columns({"ts": ts[order], **columns}, batches.position[owner])
 
 
-def unfold(source: Source) -> Announced:
-    """The operators' begins and waits, with an op_begin and an op_wait in place of each share.
+def operator_records(source: Source) -> OperatorRecords:
+    """The operators' begins, those of shares among them.
 
     While the tracer locates the barrier, operators are recorded in both ways: a graph is read from shares if these miss none
     of its operators, or if the other records miss most.
     """
-    done, graphs = shares(source), source.rows("graph_begin")
-    announced = computed(source)
+    done, graphs = share_rows(source), source.rows("graph_begin")
+    announced = only_computed(source)
     if len(done) == 0:
-        begin, wait = announced["op_begin"], announced["op_wait"]
-        return Announced(begin, wait, done, np.zeros(len(begin), bool))
+        return OperatorRecords(announced["op_begin"], announced["op_wait"])
     graph, until = graphs_of(source, graphs, done)
     known_ns = described_until(source, done)
     tensor = tensors_of(source, done, known_ns)
-    described = descriptions(source, done, tensor, known_ns)
+    described = tensor_rows(source, done, tensor, known_ns)
     real = ~np.isin(np.append(source.rows("tensor")["type"], NONE)[described], never_run(source))
     source.leave_unpaired("op", done.where(real & (graph < 0)))
     used = np.flatnonzero(real & (graph >= 0))
-    owner = owners(graphs, until[:-1], announced["op_begin"], announced["op_wait"])
+    owner = owner_graphs(graphs, until[:-1], announced["op_begin"], announced["op_wait"])
     begun = owner["op_begin"] >= 0
     begun_ops = owner["op_begin"][begun], announced["op_begin"]["tensor"][begun], announced["op_begin"]["tid"][begun]
     done_ops = graph[used], tensor[used], done["tid"][used]
@@ -83,11 +81,11 @@ def unfold(source: Source) -> Announced:
     rows = done.where(used)
     begins = begin_times(graph[used], rows["node"], rows["ts"], graphs["ts"])
     old = {kind: announced[kind].where(~by_shares[owner[kind]]) for kind in announced}
-    begin, by_share = joined(old["op_begin"], rows, begins, described_fields(source, rows, tensor[used], described[used]))
-    return Announced(begin, joined(old["op_wait"], rows, rows["ts"], {})[0], done, by_share)
+    fields = described_fields(source, rows, tensor[used], described[used])
+    return OperatorRecords(join_records(old["op_begin"], rows, begins, fields), old["op_wait"])
 
 
-def computed(source: Source) -> dict[str, Rows]:
+def only_computed(source: Source) -> dict[str, Rows]:
     """The records op_begin and op_wait without nodes that do not compute: some builds announce these like others."""
     begin, wait = source.rows("op_begin"), source.rows("op_wait")
     renames = (begin["engine"] == LLAMACPP) & np.isin(begin["type"], never_run(source))
@@ -105,15 +103,15 @@ def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.
     return np.where(done["ts"] < until[graph], graph, NONE), until
 
 
-def owners(graphs: Rows, until: np.ndarray, begin: Rows, wait: Rows) -> dict[str, np.ndarray]:
+def owner_graphs(graphs: Rows, until: np.ndarray, begin: Rows, wait: Rows) -> dict[str, np.ndarray]:
     """The graph of each op_begin and op_wait: that of its thread, else the one in which another thread began the same result.
 
     If neither exists, it is the latest graph of its process.
     """
     graph = np.full(len(begin), NONE, np.int64)
-    lasting((graphs["tid"], graphs["ts"], until), (begin["tid"], begin["ts"]), graph)
-    graph = shared(graph, codes(begin["pid"], begin["tensor"]), begin["ts"], (graphs["ts"], until))
-    lasting((graphs["pid"], graphs["ts"], until), (begin["pid"], begin["ts"]), graph)
+    if_lasting((graphs["tid"], graphs["ts"], until), (begin["tid"], begin["ts"]), graph)
+    graph = share_spans(graph, row_codes(begin["pid"], begin["tensor"]), begin["ts"], (graphs["ts"], until))
+    if_lasting((graphs["pid"], graphs["ts"], until), (begin["pid"], begin["ts"]), graph)
     return {"op_begin": graph, "op_wait": np.append(graph, NONE)[latest(begin["tid"], begin["ts"], wait["tid"], wait["ts"])]}
 
 
@@ -163,7 +161,7 @@ def begin_times(graph: np.ndarray, node: np.ndarray, ts: np.ndarray, graph_ts: n
     return begins
 
 
-def descriptions(source: Source, done: Rows, tensor: np.ndarray, until: np.ndarray) -> np.ndarray:
+def tensor_rows(source: Source, done: Rows, tensor: np.ndarray, until: np.ndarray) -> np.ndarray:
     """The row of the `tensor` record that defines each result: the latest up to `until`, else the first after it."""
     tensors = source.rows("tensor")
     told, asked = shared_codes((tensors["pid"], tensors["tensor"]), (done["pid"], tensor))
@@ -188,12 +186,13 @@ def described_fields(source: Source, done: Rows, tensor: np.ndarray, described: 
     tensors = source.rows("tensor")
     kind, rows = (np.append(column, 0)[described] for column in (tensors["type"], tensors["ne"][:, 1]))
     layer = np.full(len(done), NONE, np.int64)
-    return {"tensor": tensor, "layer": layer, "type": kind, "n_tokens": rows} | {n: done[n] for n in ("maj_flt", "min_flt")}
+    faults = {name: done[name] for name in ("maj_flt", "min_flt")}
+    return {"tensor": tensor, "layer": layer, "type": kind, "n_tokens": rows, "done_ns": done["ts"]} | faults
 
 
-def joined(old: Rows, done: Rows, ts: np.ndarray, fields: dict[str, np.ndarray]) -> tuple[Rows, np.ndarray]:
-    """(the `old` records and those made from shares at times `ts`, in time order; mask of those made from shares)."""
+def join_records(old: Rows, done: Rows, ts: np.ndarray, fields: dict[str, np.ndarray]) -> Rows:
+    """The `old` records and shares, which begin at times `ts`, in time order."""
     merged = {"ts": ts, **{name: done[name] for name in ("pid", "tid", "cpu", "engine")}, **fields}
     order = np.argsort(np.concatenate((old["ts"], ts)), kind="stable")
     merged = {name: np.concatenate((old[name], column))[order] for name, column in merged.items()}
-    return Rows.of_columns(merged, np.concatenate((old.position, done.position))[order]), order >= len(old)
+    return Rows.of_columns(merged, np.concatenate((old.position, done.position))[order])

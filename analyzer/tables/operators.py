@@ -9,29 +9,29 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
-from analyzer.records.contents import identities
+from analyzer.records.contents import address_numbers
 from analyzer.records.reading import Source
-from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import Columns, arrow_table, conform, empty, equals_any, text
+from analyzer.records.rows import Rows, decode_texts
+from analyzer.records.schema import Columns, arrow_table, conform, empty_table, equals_any, text_array
 from analyzer.records.spans import (
     EVER,
     NONE,
-    Nest,
-    distinct,
+    NestedSpans,
+    distinct_sorted,
     first_of_runs,
-    flat,
     following,
-    lasting,
+    if_lasting,
+    int64_codes,
     latest,
-    numbered,
+    next_in_group,
+    number_rows,
     running_count,
-    shared,
+    share_spans,
     shared_codes,
-    successors,
 )
-from analyzer.tables.complexity import FORMULAS, GGML_TYPES, Described, Works
-from analyzer.tables.nodes import NEVER_RUN, Announced
-from analyzer.tables.steps import Graphs, Steps, faults
+from analyzer.tables.complexity import FORMULAS, GGML_TYPES, OperatorWork, TensorLookup
+from analyzer.tables.nodes import NEVER_RUN, OperatorRecords
+from analyzer.tables.steps import Graphs, Steps, fault_counts
 
 COUNTER = 0xFFFFFFFF
 """Page faults are counted in 32 bits."""
@@ -65,31 +65,31 @@ class OpThreads:
     results: np.ndarray
 
     @cached_property
-    def nest(self) -> Nest:
+    def nest(self) -> NestedSpans:
         """The operators of each thread as nested spans; an unfinished one includes its last instant."""
-        return Nest(self.rows["tid"], self.begin, self.end + ~self.complete)
+        return NestedSpans(self.rows["tid"], self.begin, self.end + ~self.complete)
 
 
-def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Graphs) -> OpThreads:
+def op_threads(source: Source, announced: OperatorRecords, tokens: Steps, graphs: Graphs) -> OpThreads:
     """Every operator on every thread, with its end, its wait, and the graph and step that enclose it."""
     begin, ends = announced.begin, source.rows("op_end")
-    paired = np.isin(begin["engine"], distinct(ends["engine"]))
+    paired = np.isin(begin["engine"], distinct_sorted(ends["engine"]))
     n = len(begin)
     end, complete = begin["ts"].copy(), np.zeros(n, bool)
     major, minor = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
     ending = begin.where(paired)
     spans = source.spans("op", ("tensor",), unknown=0, begin=ending)
     end[paired], complete[paired] = spans.end_ns, spans.complete
-    major[paired], minor[paired] = (faults(ending, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
-    identity = identities(begin["pid"], begin["tensor"])
+    major[paired], minor[paired] = (fault_counts(ending, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
+    identity = address_numbers(begin["pid"], begin["tensor"])
     token = steps_of(tokens, begin, identity)
     if not paired.all():
         loose = ~paired
-        end[loose], complete[loose], major[loose], minor[loose] = bounded(source, begin.where(loose), token[loose], tokens)
-    shared = announced.by_share
+        end[loose], complete[loose], major[loose], minor[loose] = bounded_ends(source, begin.where(loose), token[loose], tokens)
+    shared = begin["done_ns"] > 0
     major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
-    wait = waits(announced.wait, begin, end)
-    result, first = numbered(identity)
+    wait = wait_begins(announced.wait, begin, end)
+    result, first = number_rows(identity)
     return OpThreads(
         begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin), result, identity[first]
     )
@@ -101,15 +101,15 @@ def steps_of(tokens: Steps, begin: Rows, result: np.ndarray) -> np.ndarray:
     If the steps of several threads overlap, worker threads are assigned by the result that they work on; otherwise the step is
     that of the process.
     """
-    if len(distinct(tokens.begin["tid"])) < 2:
+    if len(distinct_sorted(tokens.begin["tid"])) < 2:
         return tokens.of(begin)
     row = np.full(len(begin), NONE, np.int64)
-    lasting((tokens.begin["tid"], tokens.begin["ts"], tokens.until), (begin["tid"], begin["ts"]), row)
-    row = shared(row, result, begin["ts"], (tokens.begin["ts"], tokens.until))
+    if_lasting((tokens.begin["tid"], tokens.begin["ts"], tokens.until), (begin["tid"], begin["ts"]), row)
+    row = share_spans(row, result, begin["ts"], (tokens.begin["ts"], tokens.until))
     return np.where(row >= 0, row + tokens.first, tokens.of(begin))
 
 
-def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, ...]:
+def bounded_ends(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, ...]:
     """(end, end is known, major faults, minor faults) of operators for which the engine reports begins but no ends.
 
     End: the thread's next operator, or the next end of a graph or token on the thread that runs the step (of the process, if
@@ -120,7 +120,7 @@ def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tu
     closing, graph = source.rows("token_end"), source.rows("graph_end")
     ended = np.flatnonzero(tokens.spans.end >= 0)
     ended = ended[np.argsort(closing["ts"][tokens.spans.end[ended]], kind="stable")]
-    reading, ts = closing.where(tokens.spans.end[ended]), flat(begin["ts"])
+    reading, ts = closing.where(tokens.spans.end[ended]), int64_codes(begin["ts"])
 
     leader = at_rows(tokens.begin["tid"], np.where(token >= 0, token - tokens.first, NONE), NONE)
 
@@ -128,7 +128,7 @@ def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tu
         of_process = following(rows["pid"], rows["ts"], begin["pid"], ts)
         return np.where(leader >= 0, following(rows["tid"], rows["ts"], leader, ts), of_process)
 
-    after, read = successors(begin["tid"], ts), following(reading["tid"], reading["ts"], begin["tid"], ts - 1)
+    after, read = next_in_group(begin["tid"], ts), following(reading["tid"], reading["ts"], begin["tid"], ts - 1)
     operator_ns, read_ns = at_rows(ts, after, EVER), at_rows(reading["ts"], read, EVER)
     step_ns = at_rows(source.step_begins, np.searchsorted(source.step_begins, ts, "right"), EVER)
     end = np.minimum(operator_ns, at_rows(graph["ts"], next_of(graph), EVER))
@@ -145,16 +145,17 @@ def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tu
 
 def at_rows(column: np.ndarray, row: np.ndarray, missing: int) -> np.ndarray:
     """The column at these rows; `missing` for row -1 and for the row after the last."""
-    return np.append(flat(column), missing)[row]
+    return np.append(int64_codes(column), missing)[row]
 
 
-def waits(mark: Rows, begin: Rows, end: np.ndarray) -> np.ndarray:
+def wait_begins(mark: Rows, begin: Rows, end: np.ndarray) -> np.ndarray:
     """The last begin of a wait within the operator on its thread, else its end. Earlier barriers are part of the operator."""
     marked_ns = at_rows(mark["ts"], latest(mark["tid"], mark["ts"], begin["tid"], end - 1), NONE)
-    return np.where(marked_ns > begin["ts"], marked_ns, end)
+    marked_ns = np.where(begin["done_ns"] > 0, begin["done_ns"], marked_ns)
+    return np.where((marked_ns > begin["ts"]) & (marked_ns < end), marked_ns, end)
 
 
-def merge(source: Source, ops: OpThreads, graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
+def merge_threads(source: Source, ops: OpThreads, graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
     """(operator number of each row, first row of each operator): operators are numbered in order of begin.
 
     Threads share an operator at the same occurrence of the same tensor in the same token, and in the same graph if known: some
@@ -162,34 +163,37 @@ def merge(source: Source, ops: OpThreads, graphs: Graphs) -> tuple[np.ndarray, n
     """
     rows = ops.rows
     numbers = np.arange(len(rows))
-    if not ops.merged.any() or len(distinct(rows["tid"])) < 2:
+    if not ops.merged.any() or len(distinct_sorted(rows["tid"])) < 2:
         return numbers, numbers
     token = ops.token
     if token.min() < 0:  # operators between steps
         token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
-    work, first = numbered(ops.result, token, rows["engine"])
-    thread, threads = numbered(rows["tid"])
+    work, first = number_rows(ops.result, token, rows["engine"])
+    thread, threads = number_rows(rows["tid"])
     runs = work * len(threads) + thread
-    if len(numbered(runs)[1]) < len(runs):  # a thread runs an operator more than once within a step
+    if len(number_rows(runs)[1]) < len(runs):  # a thread runs an operator more than once within a step
         own = np.where(ops.graph >= 0, ops.graph - graphs.first, NONE)
-        graph = shared(own, work, ops.begin, (graphs.begin["ts"], graphs.spans.until()))
-        work, first = numbered(work, graph if (graph >= 0).all() else running_count(runs, ops.begin))
-    return (work, first) if ops.merged.all() else numbered(np.where(ops.merged, work, len(rows) + numbers))
+        graph = share_spans(own, work, ops.begin, (graphs.begin["ts"], graphs.spans.until()))
+        work, first = number_rows(work, graph if (graph >= 0).all() else running_count(runs, ops.begin))
+    return (work, first) if ops.merged.all() else number_rows(np.where(ops.merged, work, len(rows) + numbers))
 
 
 def reduce_threads(ops: OpThreads, op_id: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
-    """The numeric columns of each operator, aggregated over its threads; `first` is its first row."""
+    """The numeric columns of each operator, aggregated over its threads; `first` is its first row.
+
+    It ends when its last thread is done: they leave its barrier one by one, when others already compute the next operator.
+    """
     n = len(first)
-    end, graph = ops.end[first], ops.graph[first]
-    np.maximum.at(end, op_id, ops.end)
+    end, graph = ops.wait[first], ops.graph[first]
+    np.maximum.at(end, op_id, ops.wait)
     np.maximum.at(graph, op_id, ops.graph)
     return {
         "begin_ns": ops.begin[first],  # rows come in order of begin
         "end_ns": end,
         "complete": np.bincount(op_id[~ops.complete], minlength=n) == 0,
         "n_threads": np.bincount(op_id, minlength=n),
-        "busy_ns": total(op_id, ops.wait - ops.begin, n),
-        "wait_ns": total(op_id, ops.end - ops.wait, n),
+        "busy_ns": group_sums(op_id, ops.wait - ops.begin, n),
+        "wait_ns": group_sums(op_id, np.minimum(end[op_id], ops.end) - ops.wait, n),
         "maj_flt": known_total(op_id, ops.maj_flt, n),
         "min_flt": known_total(op_id, ops.min_flt, n),
         "token": ops.token[first],
@@ -197,7 +201,7 @@ def reduce_threads(ops: OpThreads, op_id: np.ndarray, first: np.ndarray) -> dict
     }
 
 
-def total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
+def group_sums(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
     """The sum of each group's values."""
     answer = np.zeros(groups, np.int64)
     np.add.at(answer, group, values)
@@ -208,16 +212,16 @@ def known_total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarra
     """The sum of each group's known values (>= 0); -1 if none is known."""
     some = np.zeros(groups, bool)
     some[group[values >= 0]] = True
-    return np.where(some, total(group, np.maximum(values, 0), groups), NONE)
+    return np.where(some, group_sums(group, np.maximum(values, 0), groups), NONE)
 
 
-def tensors(source: Source) -> pd.DataFrame:
+def tensor_table(source: Source) -> pd.DataFrame:
     """The table `tensors`: one row for each definition; long source lists are joined from their parts."""
     rows = source.rows("tensor")
     if len(rows) == 0:
-        return empty("tensors")
+        return empty_table("tensors")
     head = rows.where(rows["first"] == 0)
-    dims, names = head["ne"], texts(head["name"])
+    dims, names = head["ne"], decode_texts(head["name"])
     shape = ["x".join(str(d) for d in row if d > 0) for row in dims.tolist()]
     return conform(
         "tensors",
@@ -265,18 +269,18 @@ class Definitions:
     """The tensors of a recording, with the types, names and layers that their definitions give."""
 
     def __init__(self, source: Source):
-        self.table = tensors(source)
-        self.described = Described(self.table)
+        self.table = tensor_table(source)
+        self.described = TensorLookup(self.table)
         self.types = self.table["type"].to_numpy()
         self.names, self.shapes = self.table["name"].to_numpy(), self.table["shape"].to_numpy()
         self.same = self.table.groupby(["pid", "tensor", "type", "name", "shape"], sort=False).ngroup().to_numpy()
         """A number for each definition that those of the same result share: engines' results are described more than once."""
         self.layers = np.array([layer_of(name) for name in self.names], np.int64)
-        self.work = Works(self.table, self.described)
+        self.work = OperatorWork(self.table, self.described)
 
 
 @dataclass
-class First:
+class FirstNumbers:
     """The numbers of the first rows of a time range, and the number of earlier operators outside tokens."""
 
     op: int = 0
@@ -285,12 +289,12 @@ class First:
     loose: int = 0
 
 
-def build(
-    source: Source, announced: Announced, tokens: Steps, graphs: Graphs, definitions: Definitions, first_of: First
+def build_operators(
+    source: Source, announced: OperatorRecords, tokens: Steps, graphs: Graphs, definitions: Definitions, first_of: FirstNumbers
 ) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
     """(columns of `operators` except names, rows per thread, operator number of each row, from 0)."""
     ops = op_threads(source, announced, tokens, graphs)
-    op_id, first = merge(source, ops, graphs)
+    op_id, first = merge_threads(source, ops, graphs)
     merged = reduce_threads(ops, op_id, first)
     rows = ops.rows.where(first)
     token = merged.pop("token")
@@ -307,15 +311,13 @@ def build(
         **merged,
         "duration_ns": merged["end_ns"] - merged["begin_ns"],
     }
-    columns["described_ns"] = described_by(
-        merged["end_ns"], columns["graph_id"] - first_of.graph, graphs, announced.by_share[first]
-    )
+    columns["described_ns"] = described_by(merged["end_ns"], columns["graph_id"] - first_of.graph, graphs, rows["done_ns"] > 0)
     described = definitions.described.rows_of(ops.result[first], ops.results, columns["described_ns"])
     columns["described"], columns["layer"] = described, rows["layer"]
-    columns["shape"] = text(described, np.append(definitions.shapes, ""))
+    columns["shape"] = text_array(described, np.append(definitions.shapes, ""))
     made = np.where(np.append(np.isin(definitions.types, NEVER_RUN), False)[described], NONE, described)  # a copy has no producer
     columns["type"] = where_described(columns["type"], made, definitions.types)
-    columns["type"] = fused(columns, definitions, rows["pid"])
+    columns["type"] = fused_types(columns, definitions, rows["pid"])
     if len(definitions.layers):
         columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), definitions.layers[described], rows["layer"])
     return columns, ops, op_id
@@ -333,10 +335,10 @@ def described_by(end_ns: np.ndarray, graph: np.ndarray, graphs: Graphs, by_share
 def where_described(default: pyarrow.DictionaryArray, described: np.ndarray, values: np.ndarray) -> pyarrow.DictionaryArray:
     """values[described]; `default` where `described` is -1."""
     row = np.where(described >= 0, described, len(values) + default.indices.to_numpy())
-    return text(row, [*values, *default.dictionary.to_pylist()])
+    return text_array(row, [*values, *default.dictionary.to_pylist()])
 
 
-def fused(columns: Columns, definitions: Definitions, pid: np.ndarray) -> pyarrow.DictionaryArray:
+def fused_types(columns: Columns, definitions: Definitions, pid: np.ndarray) -> pyarrow.DictionaryArray:
     """The operators' types; "A+B" if the first source of B is the result of an A that did not run in the same step.
 
     Definitions are compared, not only addresses, and step by step: other graphs use the same memory for other results, or
@@ -353,10 +355,10 @@ def fused(columns: Columns, definitions: Definitions, pid: np.ndarray) -> pyarro
     for number, pair in enumerate(FUSED, len(kinds) - len(FUSED)):
         first, second = pair.split("+")
         code[absent & np.append(definitions.types == first, False)[maker] & equals_any(columns["type"], second)] = number
-    return text(code, kinds)
+    return text_array(code, kinds)
 
 
-def finish(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:
+def finish_operators(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:
     """Add `expert` and `name` to the operators' columns; returns the operator number of each expert run."""
     enclosing = np.full(len(experts), NONE, np.int64)
     if len(experts) and len(op_id):
@@ -373,10 +375,10 @@ def composed_names(columns: Columns, unnamed: np.ndarray) -> pyarrow.DictionaryA
     """Names composed of type, layer and expert, for operators without a name."""
     rows, answer = np.flatnonzero(unnamed), np.full(len(unnamed), NONE)
     kind, kinds = columns["type"].indices.to_numpy(), columns["type"].dictionary.to_pylist()
-    answer[rows], first = numbered(*(column[rows] for column in (kind, columns["layer"], columns["expert"])))
+    answer[rows], first = number_rows(*(column[rows] for column in (kind, columns["layer"], columns["expert"])))
     parts = (column[rows[first]].tolist() for column in (kind, columns["layer"], columns["expert"]))
     names = [".".join(str(p) for p in (kinds[t], *place) if p != NONE) for t, *place in zip(*parts, strict=True)]
-    return text(answer, [*names, ""])
+    return text_array(answer, [*names, ""])
 
 
 def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:

@@ -7,37 +7,31 @@ including the wait for other threads in between.
 import numpy as np
 import pyarrow
 
-from analyzer.records.manifest import listed, section
+from analyzer.records.manifest import listed_items, section
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows
-from analyzer.records.schema import arrow_table, text
-from analyzer.records.spans import NONE, equal_rows, first_rows, shared_codes, successors
+from analyzer.records.schema import arrow_table, text_array
+from analyzer.records.spans import NONE, equal_rows, first_rows, next_in_group
 from analyzer.tables.operators import OpThreads
 
 UNREAD = np.uint64(2**64 - 1)
 
 
-def events(source: Source) -> list[str]:
+def counter_names(source: Source) -> list[str]:
     """Names of the counted events, in the order of a reading's values."""
-    return [str(row.get("name", "")) for row in listed(section(source.manifest, "pmc").get("events"), dict)]
-
-
-def recorded_by_shares(done: Rows, ops: OpThreads) -> np.ndarray:
-    """Which operators are made from a single record at the end of the thread's share."""
-    shares, waits = shared_codes((done["tid"], done["ts"]), (ops.rows["tid"], ops.wait))
-    return np.isin(waits, shares)
+    return [str(row.get("name", "")) for row in listed_items(section(source.manifest, "pmc").get("events"), dict)]
 
 
 def readings_before(rows: Rows, last: np.ndarray) -> np.ndarray:
     """The thread's previous reading before each reading; -1 for none."""
     before = np.full(len(rows) + 1, NONE, np.int64)
-    after = successors(rows["tid"], rows["ts"])
+    after = next_in_group(rows["tid"], rows["ts"])
     before[after[after >= 0]] = np.flatnonzero(after >= 0)
     before[-1] = NONE
     return before[last]
 
 
-class Readings:
+class CounterReadings:
     """The readings of consecutive time ranges, each preceded by every thread's last reading before it."""
 
     def __init__(self) -> None:
@@ -54,17 +48,17 @@ class Readings:
         return rows
 
 
-def build(source: Source, rows: Rows, shares: Rows, ops: OpThreads, op_id: np.ndarray) -> pyarrow.Table:
+def build_pmc(source: Source, rows: Rows, ops: OpThreads, op_id: np.ndarray) -> pyarrow.Table:
     """The table `pmc`: counts from an operator's begin on a thread to the begin of the thread's wait, or to its end.
 
-    `rows` are the readings, `shares` the shares of the time range.
+    `rows` are the readings of the time range.
     """
-    names = events(source)
+    names = counter_names(source)
     if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):
         return arrow_table("pmc", {})
     # A reading has exactly the time of the operator record that precedes it.
     first, last = (equal_rows((rows["tid"], rows["ts"]), (ops.rows["tid"], ts)) for ts in (ops.begin, ops.wait))
-    first = np.where(recorded_by_shares(shares, ops), readings_before(rows, last), first)
+    first = np.where(ops.rows["done_ns"] > 0, readings_before(rows, last), first)
     values = rows.records["values"].astype(np.uint64)[:, : len(names)]
     values = np.concatenate((values, np.full((1, len(names)), UNREAD)))
     before, after = values[first], values[last]
@@ -76,7 +70,7 @@ def build(source: Source, rows: Rows, shares: Rows, ops: OpThreads, op_id: np.nd
         {
             "op_id": np.repeat(op_id, n),
             "tid": np.repeat(ops.rows["tid"], n),
-            "event": text(np.tile(np.arange(n), len(op_id)), names),
+            "event": text_array(np.tile(np.arange(n), len(op_id)), names),
             "value": delta.reshape(-1),
         },
     )

@@ -19,9 +19,9 @@ from urllib.parse import unquote
 
 from analyzer.errors import AnalysisError
 from analyzer.records.stamps import INPUTS
-from analyzer.tables.store import fingerprint, load, stamp_of
+from analyzer.tables.store import input_fingerprint, load_tables, stamp_of
 from moescope.errors import UserError
-from moescope.scratch import scratch
+from moescope.scratch import scratch_folder
 from tracer.recording.format import STREAMS, RecordingError, is_whole
 
 MARKS = ("manifest.json", "events.bin")
@@ -60,7 +60,7 @@ class RecordingFolder:
     def files(self) -> dict[str, Any]:
         """Size and time of each file that the tables depend on, as in `fingerprint`; times of objects in whole seconds."""
         if self.is_local:
-            return dict(fingerprint(Path(self.path))["files"])
+            return dict(input_fingerprint(Path(self.path))["files"])
         return {name: self._seen(f"{self.path}/{name}") for name in INPUTS}
 
     def _seen(self, path: str) -> list[int] | None:
@@ -83,7 +83,7 @@ class RecordingFolder:
         if self.is_local:
             yield Path(self.path)
             return
-        with scratch(Path(tempfile.gettempdir()), SCRATCH) as parent:
+        with scratch_folder(Path(tempfile.gettempdir()), SCRATCH) as parent:
             folder = parent / self.name
             folder.mkdir()
             self._fetch(folder)
@@ -105,7 +105,7 @@ class RecordingFolder:
             self.filesystem.put_file(str(folder / "tables" / "index.json"), f"{self.path}/tables/index.json")
 
 
-def opened(address: str) -> tuple[Any, str]:
+def open_folder(address: str) -> tuple[Any, str]:
     """(fsspec file system, path) of a folder, s3://..., gs://..., memory://... Raises AnalysisError."""
     from fsspec.core import url_to_fs
 
@@ -128,7 +128,7 @@ def is_many(address: str) -> bool:
 
 def recording_folders(address: str, must: bool = True) -> list[RecordingFolder]:
     """Every recording that a pattern, folder or address names, by path. Raises AnalysisError if `must` and there is none."""
-    filesystem, path = opened(address)
+    filesystem, path = open_folder(address)
     try:
         files = filesystem.glob(f"{path}/**")
     except OSError as error:
@@ -144,7 +144,7 @@ def make_tables(place: RecordingFolder, names: Iterable[str] | None = None) -> R
     if not place.is_local and place.has_tables():
         return place
     with place.here() as folder:
-        load(folder, names)
+        load_tables(folder, names)
         if not (folder / "tables" / "index.json").exists():
             raise RecordingError(f"{place} cannot be written to, so its tables cannot be kept")
     return place
@@ -158,7 +158,7 @@ class Failure:
     reason: str
 
 
-def each(
+def map_folders(
     task: Callable[[RecordingFolder], Any], some: Iterable[RecordingFolder], dask: str = ""
 ) -> Iterator[tuple[RecordingFolder, Any]]:
     """(recording, task's result or Failure) for each recording, in order of completion; a failure does not stop the others.
@@ -166,14 +166,14 @@ def each(
     One recording at a time, or with `dask` on that many local processes or on the workers of the scheduler at that address.
     """
     if not dask:
-        yield from ((place, outcome(task, place)) for place in some)
+        yield from ((place, result_or_failure(task, place)) for place in some)
         return
     from distributed import Client, as_completed
     from distributed.scheduler import KilledWorker
 
     how = {"n_workers": int(dask)} if dask.isdecimal() else {"address": dask}
     with Client(**how, **(LOCAL if dask.isdecimal() else {})) as client:
-        futures = {client.submit(outcome, task, place, pure=False): place for place in some}
+        futures = {client.submit(result_or_failure, task, place, pure=False): place for place in some}
         for future in as_completed(list(futures)):
             error, place = future.exception(), futures[future]
             reason = "every worker that read it was lost" if isinstance(error, KilledWorker) else repr(error)
@@ -181,7 +181,7 @@ def each(
             future.release()
 
 
-def outcome(task: Callable[[RecordingFolder], Any], place: RecordingFolder) -> Any:
+def result_or_failure(task: Callable[[RecordingFolder], Any], place: RecordingFolder) -> Any:
     """The task's result for a recording, or its Failure."""
     try:
         return task(place)

@@ -9,11 +9,11 @@ import pyarrow
 
 from analyzer.records.contents import STREAMED
 from analyzer.records.loops import loops
-from analyzer.records.observed import Gaps, clipped
+from analyzer.records.observed import Gaps, clip_at_gaps
 from analyzer.records.reading import Source
-from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import Columns, arrow_table, text
-from analyzer.records.spans import NONE, distinct, first_rows
+from analyzer.records.rows import Rows, decode_texts
+from analyzer.records.schema import Columns, arrow_table, text_array
+from analyzer.records.spans import NONE, distinct_sorted, first_rows
 
 EVENTS = np.array(["switch", "waking", "wakeup", "fork"], object)
 STATES = np.array(["running", "runnable", "sleeping", "waiting", "stopped", ""], object)
@@ -68,12 +68,14 @@ def target_threads(source: Source) -> TargetThreads:
     for tid, pid, _ in listed_threads(source.manifest):
         process.setdefault(tid, pid)
     for kind in WORKING:
-        for tid, pid in source.contents.processes.get(kind, {}).items() if kind in STREAMED else members(source.rows(kind)):
+        for tid, pid in (
+            source.contents.processes.get(kind, {}).items() if kind in STREAMED else thread_members(source.rows(kind))
+        ):
             process.setdefault(tid, pid)
     fork = source.rows("task_fork")
-    for tid, pid in members(fork):
+    for tid, pid in thread_members(fork):
         process.setdefault(tid, pid)
-    for tid in distinct(fork["child_tid"]).tolist():
+    for tid in distinct_sorted(fork["child_tid"]).tolist():
         process.setdefault(tid, NONE)
     switched = source.contents.processes.get("sched_switch", {})
     tids = np.array(sorted(process), np.int64)
@@ -81,7 +83,7 @@ def target_threads(source: Source) -> TargetThreads:
     return TargetThreads(tids, np.array(pids, np.int64))
 
 
-def members(rows: Rows) -> Iterable[tuple[int, int]]:
+def thread_members(rows: Rows) -> Iterable[tuple[int, int]]:
     """Each thread that wrote records, with its process."""
     tid, first = first_rows(rows["tid"])
     return zip(tid.tolist(), rows["pid"][first].tolist(), strict=True)
@@ -112,14 +114,14 @@ class OpenStates:
         rows = np.empty((5, 2 * n + m + threads), np.int64)
         count = loops.states(final, threads, n, switches, m, starts, self.rows, rows)
         thread, state, cpu, begin, end = rows[:, :count]
-        stop = clipped(begin, end, gaps)
+        stop = clip_at_gaps(begin, end, gaps)
         if stop is not end:
             lasting = stop > begin
             thread, state, cpu, begin, stop = (column[lasting] for column in (thread, state, cpu, begin, stop))
         columns = {
             "tid": self.target.tid[thread],
             "pid": self.target.pid[thread],
-            "state": text(state, STATES),
+            "state": text_array(state, STATES),
             "cpu": cpu,
             "begin_ns": begin,
             "end_ns": stop,
@@ -128,7 +130,7 @@ class OpenStates:
         return arrow_table("thread_states", columns)
 
 
-class Scheduling:
+class SchedulingTables:
     """The tables `thread_states`, `threads` and `sched`, built from consecutive time ranges."""
 
     def __init__(self, source: Source):
@@ -146,7 +148,7 @@ class Scheduling:
         fork = fork.where((fork["ts"] >= source.begin_ns) & (fork["ts"] < source.end_ns))
         states = self.open.thread_states(switch, (waking, wakeup), fork, final, self.gaps)
         self._meet(switch, waking)
-        return {"thread_states": states, "sched": events(source)}
+        return {"thread_states": states, "sched": sched_events(source)}
 
     def _meet(self, switch: Rows, waking: Rows) -> None:
         """Add the threads of these records, with the last name and the first process of each."""
@@ -158,12 +160,12 @@ class Scheduling:
         row = order[newest]
         of_switch = row < len(switch)
         for rows, of_kind, chosen in ((switch, of_switch, row[of_switch]), (waking, ~of_switch, row[~of_switch] - len(switch))):
-            self.names.update(zip(tids[of_kind].tolist(), texts(rows.where(chosen)["comm"]).tolist(), strict=True))
+            self.names.update(zip(tids[of_kind].tolist(), decode_texts(rows.where(chosen)["comm"]).tolist(), strict=True))
         for rows in (switch.where(switch["tid"] == switch["prev_tid"]), waking):
-            for tid, pid in members(rows):
+            for tid, pid in thread_members(rows):
                 self.processes.setdefault(tid, pid)
         everyone = (switch["prev_tid"], switch["next_tid"], waking["tid"], waking["woken_tid"])
-        self.seen = np.union1d(self.seen, np.concatenate([distinct(tid) for tid in everyone]))
+        self.seen = np.union1d(self.seen, np.concatenate([distinct_sorted(tid) for tid in everyone]))
 
     def threads(self) -> Columns:
         """The columns of `threads`: the target's threads, and all threads that preempted or woke them."""
@@ -179,7 +181,7 @@ class Scheduling:
         return {"tid": tid, "pid": np.where(pid >= 0, pid, elsewhere), "name": label, "target": of_target}
 
 
-def events(source: Source) -> pyarrow.Table:
+def sched_events(source: Source) -> pyarrow.Table:
     """The table `sched`: switches, wakings, wake-ups and forks in time order."""
     kinds = [source.rows(kind) for kind in ("sched_switch", "sched_waking", "sched_wakeup", "task_fork")]
     switch, waking, wakeup, fork = kinds
@@ -198,4 +200,4 @@ def events(source: Source) -> pyarrow.Table:
     }
     merged = {name: np.concatenate(parts)[order] for name, parts in columns.items()}
     number = np.repeat(np.arange(len(kinds)), [len(rows) for rows in kinds])
-    return arrow_table("sched", {"ts_ns": ts[order], "event": text(number[order], EVENTS), **merged})
+    return arrow_table("sched", {"ts_ns": ts[order], "event": text_array(number[order], EVENTS), **merged})

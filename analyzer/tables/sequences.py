@@ -26,8 +26,8 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.reading import Source
-from analyzer.records.schema import Columns, arrow_table, frame_of, text
-from analyzer.records.spans import NONE, first_of_runs, numbered, run_lengths
+from analyzer.records.schema import Columns, arrow_table, frame_of, text_array
+from analyzer.records.spans import NONE, first_of_runs, number_rows, run_lengths
 
 PHASES = np.array(["", "prefill", "decode", "warm-up", "draft", "refused"], object)
 PREFILL, DECODE, WARM_UP, DRAFT, REFUSED = range(1, 6)
@@ -69,7 +69,7 @@ NO_SETS = RowSets(NONE_YET, NONE_YET, NONE_YET, NONE_YET, NONE_YET, NONE_YET > 0
 
 
 @dataclass(frozen=True)
-class Fed:
+class FedRows:
     """Row sets with their phases and requests."""
 
     sets: RowSets
@@ -85,7 +85,7 @@ class Fed:
         return {
             "token_id": self.sets.step + first,
             "sequence": self.sets.sequence,
-            "phase": text(self.phase, PHASES),
+            "phase": text_array(self.phase, PHASES),
             "rows": self.sets.rows,
             "position": self.sets.position,
             "outputs": self.sets.outputs,
@@ -99,7 +99,7 @@ class Fed:
         return np.bincount(self.sets.step[mine], self.sets.rows[mine], steps).astype(np.int64)
 
 
-def recorded(source: Source, of_step: np.ndarray) -> RowSets:
+def recorded_row_sets(source: Source, of_step: np.ndarray) -> RowSets:
     """The row sets of the recorded batches; `of_step`: the step of each record of kind `batch_rows`."""
     records = source.rows("batch_rows")
     if len(records) == 0:
@@ -119,7 +119,7 @@ def recorded(source: Source, of_step: np.ndarray) -> RowSets:
         "output": np.where(given & OUTPUTS, records["output"][record, at] != 0, number == records["n_rows"][record] - 1),
     }
     row, sequence = shared_rows(records["sequences"], records["n_sequences"], record, at, reported)
-    return grouped({name: column[row] for name, column in rows.items()}, sequence)
+    return group_rows({name: column[row] for name, column in rows.items()}, sequence)
 
 
 def shared_rows(
@@ -133,17 +133,17 @@ def shared_rows(
     return row, np.where(count[row] > 1, named[record[row], rank].astype(np.int64), first[row])
 
 
-def grouped(rows: dict[str, np.ndarray], sequence: np.ndarray) -> RowSets:
+def group_rows(rows: dict[str, np.ndarray], sequence: np.ndarray) -> RowSets:
     """Rows as row sets."""
     order = np.lexsort((rows["number"], sequence, rows["step"]))
     step, sequence, position, output = (column[order] for column in (rows["step"], sequence, rows["position"], rows["output"]))
-    starts = first_of_runs(numbered(step, sequence)[0])
+    starts = first_of_runs(number_rows(step, sequence)[0])
     length = run_lengths(starts, len(step))
     outputs = np.add.reduceat(output.astype(np.int64), starts) if len(starts) else starts
     return RowSets(step[starts], sequence[starts], length, position[starts], outputs, output[starts + length - 1])
 
 
-def completed(sets: RowSets, n_tokens: np.ndarray, position: np.ndarray) -> RowSets:
+def complete_row_sets(sets: RowSets, n_tokens: np.ndarray, position: np.ndarray) -> RowSets:
     """The same, and for each step without recorded rows one row set of sequence 0 whose last output is wanted."""
     alone = np.setdiff1d(np.arange(len(n_tokens)), sets.step)
     one = np.ones(len(alone), np.int64)
@@ -152,7 +152,7 @@ def completed(sets: RowSets, n_tokens: np.ndarray, position: np.ndarray) -> RowS
     return joined.where(np.lexsort((joined.sequence, joined.step)))
 
 
-def fed(sets: RowSets, reported: np.ndarray, steps: Columns, whole: bool) -> Fed:
+def fed_rows(sets: RowSets, reported: np.ndarray, steps: Columns, whole: bool) -> FedRows:
     """Phases and requests of row sets, by the rules above.
 
     `reported`: the phase of each row set that the engine reports, as index into PHASES; 0: none. `steps`: columns of all steps
@@ -160,19 +160,19 @@ def fed(sets: RowSets, reported: np.ndarray, steps: Columns, whole: bool) -> Fed
     """
     feeds = np.flatnonzero(~np.isin(reported, (REFUSED, WARM_UP, DRAFT)))
     owner = np.where(steps["context"] != 0, steps["context"], -steps["tid"])
-    key = numbered(steps["pid"][sets.step], owner[sets.step], sets.sequence)[0]
+    key = number_rows(steps["pid"][sets.step], owner[sets.step], sets.sequence)[0]
     order = feeds[np.lexsort((steps["begin_ns"][sets.step[feeds]], key[feeds]))]
     infers = (steps["engine"] == LLAMACPP)[sets.step[order]]
-    phase, position, start = life(sets.where(order), key[order], reported[order], infers, whole)
+    phase, position, start = sequence_life(sets.where(order), key[order], reported[order], infers, whole)
     kept = kept_rows(sets.rows[order], position, phase, start)
     if whole:
         few = (sets.rows[order] > 0) & (sets.rows[order] <= WARMING)
         short = infers & start & (phase == PREFILL) & few & (position == 0)
         alone = short & np.append(start[1:], True)[: len(start)]
-        context = numbered(steps["pid"][sets.step[order]], owner[sets.step[order]])[0]
+        context = number_rows(steps["pid"][sets.step[order]], owner[sets.step[order]])[0]
         warms = warm_ups(context, alone, steps["begin_ns"][sets.step[order]])
         phase, start = np.where(warms, WARM_UP, phase), start & ~warms
-    answer = Fed(
+    answer = FedRows(
         replace(sets, position=sets.position.copy()), reported.copy(), np.full(len(reported), NONE), np.full(len(reported), NONE)
     )
     answer.phase[order] = phase
@@ -184,7 +184,7 @@ def fed(sets: RowSets, reported: np.ndarray, steps: Columns, whole: bool) -> Fed
     return with_drafts(answer, steps)
 
 
-def life(
+def sequence_life(
     sets: RowSets, key: np.ndarray, reported: np.ndarray, infers: np.ndarray, whole: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(phase, position, whether a request begins) of row sets that are sorted by sequence (`key`) and time.
@@ -244,7 +244,7 @@ def kept_rows(rows: np.ndarray, position: np.ndarray, phase: np.ndarray, start: 
     return np.where(verifies, np.where(known, np.clip(following - position, 0, rows), NONE), np.maximum(rows, 1))
 
 
-def with_drafts(answer: Fed, steps: Columns) -> Fed:
+def with_drafts(answer: FedRows, steps: Columns) -> FedRows:
     """The row sets of contexts that draft for another one, with that one's requests."""
     sets, feeds = answer.sets, answer.request >= 0
     verifies = (answer.phase == DECODE) & (sets.rows > 1) & feeds
@@ -255,15 +255,18 @@ def with_drafts(answer: Fed, steps: Columns) -> Fed:
         beside = feeds & (pid == pid[mine][0]) & (context != target)
         for other in np.unique(context[beside]).tolist():
             theirs = beside & (context == other)
-            if not (theirs & verifies).any() and 2 * foreseen(sets, begin, mine & verifies, theirs) >= (mine & verifies).sum():
+            if (
+                not (theirs & verifies).any()
+                and 2 * verified_before(sets, begin, mine & verifies, theirs) >= (mine & verifies).sum()
+            ):
                 drafts |= theirs
-                request[theirs] = owners(answer, mine, theirs, begin)
-    code, first = numbered(request[feeds])  # requests of a draft's own are gone: numbers stay without gaps
+                request[theirs] = draft_owners(answer, mine, theirs, begin)
+    code, first = number_rows(request[feeds])  # requests of a draft's own are gone: numbers stay without gaps
     request[feeds] = np.argsort(np.argsort(request[feeds][first], kind="stable"), kind="stable")[code]
     return replace(answer, phase=np.where(drafts, DRAFT, answer.phase), request=request)
 
 
-def foreseen(sets: RowSets, begin: np.ndarray, checks: np.ndarray, others: np.ndarray) -> int:
+def verified_before(sets: RowSets, begin: np.ndarray, checks: np.ndarray, others: np.ndarray) -> int:
     """How many verifications have a row set among `others` before them whose last output is a row that they verify."""
     verified = pd.DataFrame({"check": np.flatnonzero(checks), "at": begin[checks]})
     verified = verified.assign(first=sets.position[checks], last=sets.position[checks] + sets.rows[checks] - 2)
@@ -273,7 +276,7 @@ def foreseen(sets: RowSets, begin: np.ndarray, checks: np.ndarray, others: np.nd
     return int(drafted.merge(verified, on="at").query("first <= position <= last")["check"].nunique())
 
 
-def owners(answer: Fed, target: np.ndarray, draft: np.ndarray, begin: np.ndarray) -> np.ndarray:
+def draft_owners(answer: FedRows, target: np.ndarray, draft: np.ndarray, begin: np.ndarray) -> np.ndarray:
     """The target's request that each of a draft's row sets belongs to: the latest begun, if possible of the same sequence."""
     starts = pd.DataFrame(
         {"request": answer.request[target], "sequence": answer.sets.sequence[target], "begin": begin[target]}
@@ -288,7 +291,7 @@ def owners(answer: Fed, target: np.ndarray, draft: np.ndarray, begin: np.ndarray
     return found
 
 
-def step_phases(answer: Fed, reported: np.ndarray) -> np.ndarray:
+def step_phases(answer: FedRows, reported: np.ndarray) -> np.ndarray:
     """The phase of each step: of most of its rows; `reported`: the phases that engines report, 0 if they do not."""
     weight, steps = np.maximum(answer.sets.rows, 1), len(reported)
     fed = {phase: np.bincount(answer.sets.step, weight * (answer.phase == phase), steps) for phase in range(len(PHASES))}
@@ -297,7 +300,7 @@ def step_phases(answer: Fed, reported: np.ndarray) -> np.ndarray:
     return np.where((reported == REFUSED) | (reported == WARM_UP), reported, guess)
 
 
-def renewed(tokens: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def renumber_sequences(tokens: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of `sequences` for these steps, with new numbers of requests; a step without any gets one of sequence 0.
 
     For tables that were imported, or put together from those of several pieces of a recording.
@@ -306,12 +309,12 @@ def renewed(tokens: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(step=pd.Index(tokens["token_id"]).get_indexer(rows["token_id"])).query("step >= 0")
     n_tokens, position, numbers = (tokens[name].to_numpy(np.int64) for name in ("n_tokens", "position", "token_id"))
     step, sequence, n, at, outputs = rows[["step", "sequence", "rows", "position", "outputs"]].to_numpy(np.int64).T
-    sets = completed(RowSets(step, sequence, n, at, outputs, outputs > 0), n_tokens, position)
+    sets = complete_row_sets(RowSets(step, sequence, n, at, outputs, outputs > 0), n_tokens, position)
     reported = tokens["phase"].map(code).to_numpy(np.int64)[sets.step]
     phases = rows.set_index(["step", "sequence"])["phase"].map(code)
     given = phases.reindex(pd.MultiIndex.from_arrays([sets.step, sets.sequence])).to_numpy(np.float64)
     reported = np.where(np.isnan(given), np.where(reported == 0, DECODE, reported), given).astype(np.int64)
     steps = {name: tokens[name].to_numpy(np.int64) for name in ("pid", "tid", "begin_ns")}
     steps |= {"context": tokens["context"].to_numpy(np.int64) + 1, "engine": np.zeros(len(tokens), np.int64)}
-    columns = fed(sets, reported, steps, whole=False).table()
+    columns = fed_rows(sets, reported, steps, whole=False).table()
     return frame_of(arrow_table("sequences", columns | {"token_id": numbers[columns["token_id"]]}))

@@ -4,17 +4,17 @@ import numpy as np
 import pyarrow
 
 from analyzer.records.reading import Source
-from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import Columns, text
+from analyzer.records.rows import Rows, decode_texts
+from analyzer.records.schema import Columns, text_array
 from analyzer.records.spans import NONE, following, latest, shared_codes
 
 
-def sessions(source: Source) -> Columns:
-    """The columns of `sessions`: one row for each session created; input and output counts are those of its first run."""
+def session_columns(source: Source) -> Columns:
+    """The columns of `session_columns`: one row for each session created; input and output counts are those of its first run."""
     rows = source.rows("session")
     if not len(rows):
         return {}
-    created = made(source)
+    created = creation_records(source)
     ran = rows.where(rows["n_inputs"] + rows["n_outputs"] > 0)
     handles, used = shared_codes(*((part["pid"], part["handle"]) for part in (created, ran)))
     owner = latest(handles, created["ts"], used, ran["ts"])
@@ -27,14 +27,14 @@ def sessions(source: Source) -> Columns:
         "session_id": np.arange(len(created)),
         **source.thread(created),
         "handle": created.raw("handle"),
-        "name": texts(created["name"]),
+        "name": decode_texts(created["name"]),
         "bytes": np.where(created["bytes"] > 0, created["bytes"], NONE),
         **counts,
         "since_ns": created["ts"],
     }
 
 
-def made(source: Source) -> Rows:
+def creation_records(source: Source) -> Rows:
     """The records of session creation, without those of runs."""
     rows = source.rows("session")
     return rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
@@ -47,7 +47,7 @@ def model_names(
 
     `makes` marks the calls that create it: the session's record follows directly after them.
     """
-    created = made(source)
+    created = creation_records(source)
     handles, asked = shared_codes((created["pid"], created["handle"]), (pid, handle.view(np.int64)))
     session = np.where(makes, following(handles, created["ts"], asked, ts), latest(handles, created["ts"], asked, ts))
-    return text(session, np.append(texts(created["name"]), ""))
+    return text_array(session, np.append(decode_texts(created["name"]), ""))

@@ -19,13 +19,13 @@ from analyzer.records.reading import Source
 from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
 from analyzer.records.spans import EVER
 from analyzer.records.stamps import INPUTS, stat_of
-from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
+from analyzer.tables.building import GAPS_NEED, LONG, MOST, Piece, TableBuilder, gap_table
 from moescope.plain import doubts, warn
-from moescope.scratch import scratch
+from moescope.scratch import scratch_folder
 from tracer.recording.checksums import digest
-from tracer.recording.format import Recording, RecordingError, is_whole, sealed
+from tracer.recording.format import Recording, RecordingError, is_whole, with_checksum
 
-TABLES_VERSION = 11
+TABLES_VERSION = 12
 """Increase it when the same records produce different tables: cached ones are then rebuilt."""
 
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
@@ -35,7 +35,7 @@ UNRECORDED = "none"
 """What the manifest of a folder says of its loader where no tracer recorded it: its tables cannot be made again."""
 
 
-class Tables(Mapping[str, pd.DataFrame]):
+class LazyTables(Mapping[str, pd.DataFrame]):
     """Tables by name as pandas frames, each converted from Arrow on first access; `arrow` returns the Arrow table.
 
     A frame shares the memory of its Arrow table: treat it as read-only; `with_table` replaces a table.
@@ -49,9 +49,9 @@ class Tables(Mapping[str, pd.DataFrame]):
         """The Parquet files of the tables that are kept."""
 
     @classmethod
-    def of(cls, tables: Mapping[str, pd.DataFrame | pyarrow.Table]) -> "Tables":
-        """Tables from frames or Arrow tables in memory; returns a `Tables` argument itself."""
-        if isinstance(tables, Tables):
+    def of(cls, tables: Mapping[str, pd.DataFrame | pyarrow.Table]) -> "LazyTables":
+        """Tables from frames or Arrow tables in memory; returns a `LazyTables` argument itself."""
+        if isinstance(tables, LazyTables):
             return tables
         answer = cls(dict.fromkeys(tables, dict))
         for name, table in tables.items():
@@ -73,12 +73,12 @@ class Tables(Mapping[str, pd.DataFrame]):
         """The Arrow table with columns as declared: texts are dictionary-encoded with int32 codes and unique values."""
         if name not in self._arrow:
             frame = self._frames.get(name)
-            self._arrow[name] = compact(self._readers[name]()) if frame is None else arrow_of(name, frame)
+            self._arrow[name] = compact_table(self._readers[name]()) if frame is None else arrow_of(name, frame)
         return self._arrow[name]
 
-    def with_table(self, name: str, frame: pd.DataFrame) -> "Tables":
+    def with_table(self, name: str, frame: pd.DataFrame) -> "LazyTables":
         """The same tables with one added or replaced."""
-        answer = Tables(self._readers | {name: dict}, {n: path for n, path in self.paths.items() if n != name})
+        answer = LazyTables(self._readers | {name: dict}, {n: path for n, path in self.paths.items() if n != name})
         answer._arrow = {n: table for n, table in self._arrow.items() if n != name}
         answer._frames = self._frames | {name: frame}
         return answer
@@ -90,26 +90,28 @@ def arrow_of(name: str, frame: pd.DataFrame) -> pyarrow.Table:
     return arrow_table(name, frame) if declared else pyarrow.Table.from_pandas(frame, preserve_index=False)
 
 
-def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> Tables:
+def build_tables(recording: Recording, most: int = EVER, block: int = BLOCK) -> LazyTables:
     """Every table of the schema, in memory. Nothing is dropped: records without a partner have -1 or are in `unpaired`.
 
     The result does not depend on `most`, the number of records per time range.
     """
-    builder = Builder(Source(recording, block))
+    builder = TableBuilder(Source(recording, block))
     pieces = list(builder.pieces(most))
-    tables = {name: compact(pyarrow.concat_tables(piece[name] for piece in pieces)) for name in LONG} | builder.last_tables()
+    tables = {
+        name: compact_table(pyarrow.concat_tables(piece[name] for piece in pieces)) for name in LONG
+    } | builder.last_tables()
     tables |= gap_table(tables)
-    return Tables.of({name: tables[name] for name in TABLES})
+    return LazyTables.of({name: tables[name] for name in TABLES})
 
 
-def compact(table: pyarrow.Table) -> pyarrow.Table:
+def compact_table(table: pyarrow.Table) -> pyarrow.Table:
     """The table with each column in one chunk and unique dictionary values."""
     if all(column.num_chunks == 1 for column in table.columns):
         return table  # combining would copy even single chunks
     return table.unify_dictionaries().combine_chunks()
 
 
-def fingerprint(folder: Path) -> dict[str, Any]:
+def input_fingerprint(folder: Path) -> dict[str, Any]:
     """The inputs of cached tables: the recording's files and the schema."""
     return stamp_of({name: stat_of(folder / name) for name in INPUTS})
 
@@ -120,15 +122,15 @@ def stamp_of(files: dict[str, list[int] | None]) -> dict[str, Any]:
     return {"version": TABLES_VERSION, "files": files, "schema": schema}
 
 
-def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, source: Source | None = None) -> Tables:
+def load_tables(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, source: Source | None = None) -> LazyTables:
     """The tables of a recording, or those in `names`: from RUN/tables/ if up to date, else built and, if possible, stored there.
 
     `source` is the recording's Source, if already read.
     """
     folder = Path(run_dir)
     recording = source.recording if source else Recording(folder)
-    stamp, asked = fingerprint(folder), tuple(TABLES if names is None else names)
-    ready = _cached(folder / "tables", stamp, asked)
+    stamp, asked = input_fingerprint(folder), tuple(TABLES if names is None else names)
+    ready = _cached_tables(folder / "tables", stamp, asked)
     if ready is not None:
         return ready
     if recording.manifest.get("loader") == UNRECORDED:
@@ -138,36 +140,36 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
     keep_freed_memory()
     try:
         source = source or Source(recording)
-        _warn(folder, source.damage)
-        return _made(source, folder / "tables", stamp, asked)
+        _warn_unstored(folder, source.damage)
+        return _rebuild_tables(source, folder / "tables", stamp, asked)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"{folder} holds records that its manifest does not describe ({error!r}); record again") from error
 
 
-def _made(source: Source, folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables:
+def _rebuild_tables(source: Source, folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> LazyTables:
     """Tables rebuilt and, if possible, stored."""
     with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
-        keep(source, folder, stamp)
-        return opened(folder, names)
-    tables = build(source.recording)
-    return Tables.of({name: tables.arrow(name) for name in names})
+        build_and_store(source, folder, stamp)
+        return open_cached(folder, names)
+    tables = build_tables(source.recording)
+    return LazyTables.of({name: tables.arrow(name) for name in names})
 
 
 def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
     """Row count of each table of a recording. Missing tables are built and stored; tables are loaded only if they cannot be."""
-    tables = load(run_dir)
+    tables = load_tables(run_dir)
     if tables.paths:
         return {name: parquet.read_metadata(path).num_rows for name, path in tables.paths.items()}
     return {name: len(table) for name, table in tables.items()}
 
 
-def _warn(folder: Path, damage: Iterable[str]) -> None:
+def _warn_unstored(folder: Path, damage: Iterable[str]) -> None:
     for line in damage:
         warn(f"{folder}: {line}")
         doubts.append(str(folder))
 
 
-def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables | None:
+def _cached_tables(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> LazyTables | None:
     """Cached tables if they were made from exactly this recording by this schema and are undamaged, else None."""
     try:
         index = json.loads((folder / "index.json").read_text())
@@ -176,17 +178,17 @@ def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables
             return None
         if any(sum_of(folder / file) != index["sums"][file] for file in files):
             return None
-        _warn(folder.parent, index["damage"])
-        return opened(folder, names)
+        _warn_unstored(folder.parent, index["damage"])
+        return open_cached(folder, names)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def opened(folder: Path, names: Iterable[str]) -> Tables:
+def open_cached(folder: Path, names: Iterable[str]) -> LazyTables:
     """Cached tables. Their files stay open: a rebuild replaces the files and does not change open ones."""
     paths = {name: folder / f"{name}.parquet" for name in names}
     files = {name: parquet.ParquetFile(path, memory_map=True) for name, path in paths.items()}
-    return Tables({name: file.read for name, file in files.items()}, paths)
+    return LazyTables({name: file.read for name, file in files.items()}, paths)
 
 
 def sum_of(path: Path) -> str:
@@ -196,10 +198,10 @@ def sum_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def replaced(folder: Path, stamp: dict[str, Any] | None, damage: Iterable[str] = ()) -> Iterator[Path]:
+def replace_folder(folder: Path, stamp: dict[str, Any] | None, damage: Iterable[str] = ()) -> Iterator[Path]:
     """Context manager: a scratch folder that replaces the files of `folder` on success; the index is renamed last."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with scratch(folder.parent, f".{folder.name}-") as fresh:
+    with scratch_folder(folder.parent, f".{folder.name}-") as fresh:
         fresh.chmod(0o755)
         yield fresh
         folder.mkdir(exist_ok=True)
@@ -208,23 +210,23 @@ def replaced(folder: Path, stamp: dict[str, Any] | None, damage: Iterable[str] =
         for path in fresh.iterdir():
             os.replace(path, folder / path.name)
         if stamp is not None:
-            (fresh / "index.json").write_text(json.dumps(sealed(index)))
+            (fresh / "index.json").write_text(json.dumps(with_checksum(index)))
             os.replace(fresh / "index.json", folder / "index.json")
 
 
-def write(frames: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
+def write_tables(frames: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
     """Write the tables as Parquet into `folder`, replacing existing ones."""
-    tables = Tables.of(frames)
-    with replaced(folder, stamp) as fresh:
+    tables = LazyTables.of(frames)
+    with replace_folder(folder, stamp) as fresh:
         for name in tables:
             table = tables.arrow(name)
-            parquet.write_table(table, fresh / f"{name}.parquet", **options(table.schema))
+            parquet.write_table(table, fresh / f"{name}.parquet", **parquet_options(table.schema))
 
 
-def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) -> None:
+def build_and_store(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) -> None:
     """Build the tables of a recording and write them, with one time range in memory at a time."""
-    builder = Builder(source)
-    with replaced(folder, stamp, source.damage) as fresh, Files(fresh) as files:
+    builder = TableBuilder(source)
+    with replace_folder(folder, stamp, source.damage) as fresh, GrowingFiles(fresh) as files:
         for piece in builder.pieces(most):
             files.add(piece)
         tables = builder.last_tables()
@@ -233,7 +235,7 @@ def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) 
         files.add(gap_table(tables | needed))
 
 
-class Files:
+class GrowingFiles:
     """Parquet files that grow by time range, written by a thread while the next range is built."""
 
     def __init__(self, folder: Path):
@@ -242,7 +244,7 @@ class Files:
         self.pending: Future[None] | None = None
         self.writers: dict[str, parquet.ParquetWriter] = {}
 
-    def __enter__(self) -> "Files":
+    def __enter__(self) -> "GrowingFiles":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -276,7 +278,7 @@ class Files:
     def _add(self, piece: Piece) -> None:
         for name, part in piece.items():
             if name not in self.writers:
-                self.writers[name] = parquet.ParquetWriter(self.path(name), part.schema, **options(part.schema))
+                self.writers[name] = parquet.ParquetWriter(self.path(name), part.schema, **parquet_options(part.schema))
             if part.num_rows:
                 self.writers[name].write_table(part)
 
@@ -287,7 +289,7 @@ class Files:
         return {name: parquet.ParquetFile(self.path(name)).read(list(some)) for name, some in columns.items()}
 
 
-def options(schema: pyarrow.Schema) -> dict[str, Any]:
+def parquet_options(schema: pyarrow.Schema) -> dict[str, Any]:
     """Parquet encodings: dictionary for texts, deltas for mostly increasing numbers, plain for other numbers."""
     texts = [field.name for field in schema if pyarrow.types.is_dictionary(field.type)]
     growing = [f.name for f in schema if f.type == pyarrow.int64() and f.name.endswith(GROWING)]

@@ -25,7 +25,7 @@ Work = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkQuery:
     """Operators of one type: rows in use, tokens in the context (NaN: unknown), layer."""
 
     rows: np.ndarray
@@ -39,40 +39,40 @@ def stored_bytes(precision: dict[str, Any]) -> float:
     return (bits + (SCALE_BITS / block if block and bits < PLAIN_BITS else 0.0)) / 8
 
 
-class Subgraphs:
+class SubgraphFormulas:
     """The formulas of one model."""
 
     def __init__(self, model: Model, precisions: dict[str, Any]):
         self.model = model
         self.bytes = {part: stored_bytes(section(precisions, part)) for part in ("attention", "experts", "head")}
         named = ("attention", "router", "expert", "mlp", "combine", "norm", "head", "sample")
-        self.formulas: dict[str, Callable[[Asked], Work]] = {"embed": self.moved, "dispatch": self.moved}
+        self.formulas: dict[str, Callable[[WorkQuery], Work]] = {"embed": self.moved, "dispatch": self.moved}
         self.formulas |= {kind: getattr(self, kind) for kind in named}
 
-    def moved(self, asked: Asked) -> Work:
+    def moved(self, asked: WorkQuery) -> Work:
         """Rows that are copied."""
         size = asked.rows * self.model.hidden * ACTIVATION_BYTES
         return 0.0 * size, size, size
 
-    def product(self, asked: Asked, inner: float, outer: float, weight_bytes: float) -> Work:
+    def product(self, asked: WorkQuery, inner: float, outer: float, weight_bytes: float) -> Work:
         """rows x inner by inner x outer."""
         rows = asked.rows
         read = inner * outer * weight_bytes + rows * inner * ACTIVATION_BYTES
         return 2.0 * rows * inner * outer, read, rows * outer * ACTIVATION_BYTES
 
-    def attention(self, asked: Asked) -> Work:
+    def attention(self, asked: WorkQuery) -> Work:
         """Attention of either kind, or the delta net in layers that have one. NaN for latent attention."""
         if self.model.attention.mla:
             return (np.full(len(asked.rows), np.nan),) * 3
         model, usual = self.model, self.over_context(asked, self.model.attention)
         if model.delta:
-            return _where(np.isin(asked.layer, list(model.delta_at)), self.delta_net(asked, model.delta), usual)
+            return _config_places(np.isin(asked.layer, list(model.delta_at)), self.delta_net(asked, model.delta), usual)
         if model.wide:
             at = [layer for layer, window in enumerate(model.windows) if window is None]
-            return _where(np.isin(asked.layer, at), self.over_context(asked, model.wide), usual)
+            return _config_places(np.isin(asked.layer, at), self.over_context(asked, model.wide), usual)
         return usual
 
-    def delta_net(self, asked: Asked, delta: DeltaNet) -> Work:
+    def delta_net(self, asked: WorkQuery, delta: DeltaNet) -> Work:
         """Norm, projections, convolution, gated delta rule, norm and gate of its output, output projection, residual.
 
         The rule takes 7 operations for each number of a head's state: decay (1), value prediction (2), update (2), readout (2).
@@ -86,7 +86,7 @@ class Subgraphs:
         read = weights * self.bytes["attention"] + (gates + kernel) * ACTIVATION_BYTES + kept
         return rows * each, read + size, size + kept
 
-    def over_context(self, asked: Asked, shape: Attention) -> Work:
+    def over_context(self, asked: WorkQuery, shape: Attention) -> Work:
         """Norm, projections, scores and values over the context, output gate if there is one, output projection, residual."""
         hidden, rows = self.model.hidden, asked.rows
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -97,24 +97,24 @@ class Subgraphs:
         read = weights * self.bytes["attention"] + rows * hidden * ACTIVATION_BYTES + (asked.context - rows) * cache
         return flops, read, rows * (hidden * ACTIVATION_BYTES + cache)
 
-    def router(self, asked: Asked) -> Work:
+    def router(self, asked: WorkQuery) -> Work:
         """Norm, a score for each expert, softmax, top k."""
         rows, hidden, mixture = asked.rows, self.model.hidden, self.model.mixture or Mixture(0, 0, 0)
         flops, read, _ = self.product(asked, hidden, mixture.experts, ACTIVATION_BYTES)
         chosen = mixture.top_k * (ACTIVATION_BYTES + INDEX_BYTES)
         return flops + rows * (4.0 * hidden + 5.0 * mixture.experts), read, rows * (hidden * ACTIVATION_BYTES + chosen)
 
-    def gated(self, asked: Asked, width: np.ndarray | float, weight_bytes: float) -> Work:
+    def gated(self, asked: WorkQuery, width: np.ndarray | float, weight_bytes: float) -> Work:
         """Gate and up projection, activation and product, down projection."""
         rows, hidden = asked.rows, self.model.hidden
         size = rows * hidden * ACTIVATION_BYTES
         return 6.0 * rows * hidden * width + 2.0 * rows * width, 3.0 * hidden * width * weight_bytes + size, size
 
-    def expert(self, asked: Asked) -> Work:
+    def expert(self, asked: WorkQuery) -> Work:
         """One expert."""
         return self.gated(asked, self.model.mixture.width if self.model.mixture else 0.0, self.bytes["experts"])
 
-    def mlp(self, asked: Asked) -> Work:
+    def mlp(self, asked: WorkQuery) -> Work:
         """A dense layer's feed-forward part, or the shared expert of a routed one."""
         shared = self.model.mixture.shared_width if self.model.mixture else 0
         routed = np.array([*self.model.routed, False])
@@ -122,21 +122,21 @@ class Subgraphs:
         width = np.where(routed[layer], float(shared), float(self.model.dense_width))
         return self.gated(asked, width, self.bytes["attention"])
 
-    def combine(self, asked: Asked) -> Work:
+    def combine(self, asked: WorkQuery) -> Work:
         """The residual plus the weighted sum of k outputs."""
         k, size = self.model.mixture.top_k if self.model.mixture else 0, asked.rows * self.model.hidden
         return (2.0 * k + 1.0) * size, (k + 1.0) * size * ACTIVATION_BYTES, 1.0 * size * ACTIVATION_BYTES
 
-    def norm(self, asked: Asked) -> Work:
+    def norm(self, asked: WorkQuery) -> Work:
         """After the experts: norm of their sum, addition of the shared expert, norm of both, residual, the layer's factor."""
         size = 1.0 * asked.rows * self.model.hidden
         return 11.0 * size, 3.0 * size * ACTIVATION_BYTES, size * ACTIVATION_BYTES
 
-    def head(self, asked: Asked) -> Work:
+    def head(self, asked: WorkQuery) -> Work:
         """A score for each vocabulary entry."""
         return self.product(asked, self.model.hidden, self.model.vocabulary, self.bytes["head"])
 
-    def sample(self, asked: Asked) -> Work:
+    def sample(self, asked: WorkQuery) -> Work:
         """One operation for each score."""
         size = 1.0 * asked.rows * self.model.vocabulary
         return size, size * ACTIVATION_BYTES, 1.0 * asked.rows * INDEX_BYTES
@@ -148,12 +148,12 @@ class Subgraphs:
             rows = np.flatnonzero(equals_any(operators["type"], kind) & by_runtime)
             if len(rows):
                 later = later_rows(operators, rows) if kind == "attention" else 0
-                asked = Asked(operators["n_tokens"][rows], context[rows] - later, operators["layer"][rows])
+                asked = WorkQuery(operators["n_tokens"][rows], context[rows] - later, operators["layer"][rows])
                 for name, values in zip(names, formula(asked), strict=True):
                     figures[name][rows] = values
 
 
-def _where(at: np.ndarray, one: Work, other: Work) -> Work:
+def _config_places(at: np.ndarray, one: Work, other: Work) -> Work:
     flops, read, written = (np.where(at, mine, theirs) for mine, theirs in zip(one, other, strict=True))
     return flops, read, written
 
@@ -166,11 +166,11 @@ def later_rows(operators: Columns, rows: np.ndarray) -> np.ndarray:
     return counted.where(behind["token_id"] >= 0, 0).sort_index().to_numpy()
 
 
-def subgraphs(manifest: dict[str, Any]) -> Subgraphs | None:
+def model_subgraphs(manifest: dict[str, Any]) -> SubgraphFormulas | None:
     """The formulas for the model in the manifest; None without a model or if its shapes are not supported."""
     model = section(manifest, "model")
     try:
         shapes = model_of(section(model, "config"), Path(str(model.get("path", "config.json"))))
     except (PredictError, TypeError, ValueError, AttributeError):
         return None
-    return Subgraphs(shapes, section(section(model, "package"), "precisions"))
+    return SubgraphFormulas(shapes, section(section(model, "package"), "precisions"))

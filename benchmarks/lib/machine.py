@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from benchmarks.lib.results import Machine
-from tracer.recording.machine import describe
+from tracer.recording.machine import describe_machine
 
 X86 = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
 ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
 
 
-def features() -> list[str]:
+def instruction_sets() -> list[str]:
     """Instruction sets of this CPU that matter to kernels."""
     flags: set[str] = set()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -20,8 +20,8 @@ def features() -> list[str]:
     return [name for name in (*X86, *ARM) if name in flags]
 
 
-def machine() -> Machine:
+def this_machine() -> Machine:
     """This machine."""
-    about = describe()
+    about = describe_machine()
     names = ("cpu_model", "cpus", "arch")
-    return Machine(*(about[name] for name in names), features(), about["kernel"], about["os"], about["memory_bytes"])
+    return Machine(*(about[name] for name in names), instruction_sets(), about["kernel"], about["os"], about["memory_bytes"])

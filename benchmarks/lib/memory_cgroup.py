@@ -11,7 +11,7 @@ class NoMemoryCgroupError(Exception):
     """No memory cgroup can be made on this machine or by this user."""
 
 
-def find() -> tuple[int, Path]:
+def find_cgroup() -> tuple[int, Path]:
     """(version, folder) in which memory cgroups can be made."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()
@@ -27,7 +27,7 @@ class MemoryCgroup:
     """A fresh group with a limit in bytes, for a `with` block; `join` runs in the child before it executes anything."""
 
     def __init__(self, limit: int):
-        self.version, parent = find()
+        self.version, parent = find_cgroup()
         self.folder = parent / f"moescope-{os.getpid()}-{id(self):x}"
         self._limit, self._peak = NAMES[self.version]
         self.limit = limit

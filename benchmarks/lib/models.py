@@ -4,7 +4,7 @@ from pathlib import Path
 
 from runtime.package.demo_model import write_demo_model
 from workloads import ROOT
-from workloads.gguf_model import SHAPES, write
+from workloads.gguf_model import SHAPES, write_model
 
 MODELS = ROOT / "build" / "models"
 
@@ -15,7 +15,7 @@ def seeded_gguf(name: str) -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        write(partial, SHAPES[name], quantized=True)
+        write_model(partial, SHAPES[name], quantized=True)
         partial.rename(path)
     return path
 

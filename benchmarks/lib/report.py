@@ -9,22 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib import results
-from benchmarks.lib.machine import machine
+from benchmarks.lib.machine import this_machine
 from benchmarks.lib.spread import Spread
 from workloads import ROOT
 
 
-def arguments(description: str | None, rounds: int | None = None, help_rounds: str = "repetitions") -> argparse.ArgumentParser:
+def make_parser(description: str | None, rounds: int | None = None, help_rounds: str = "repetitions") -> argparse.ArgumentParser:
     """A parser with the common options: --json, and --rounds if it has a default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"{help_rounds} (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    what = "add the figures to this file or folder of results (default: benchmarks/results)"
+    parser.add_argument("--json", type=result_destination, nargs="?", const=results.FOLDER, metavar="FILE", help=what)
     return parser
 
 
-def commit() -> str:
-    """The checked-out commit, with a plus if files differ from it; empty outside a checkout."""
+def result_destination(text: str) -> Path:
+    """The value of --json; raises ArgumentTypeError for what was probably meant as another argument."""
+    path = Path(text)
+    if path.suffix != ".json" and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is neither a .json file nor a folder: put --json last, or name such a file")
+    return path
+
+
+def commit_label() -> str:
+    """The checked-out commit, with a plus if the tree has uncommitted changes; empty outside a checkout."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=7", "--match="],
         cwd=ROOT,
@@ -48,7 +57,7 @@ class Report:
         """Store and print a figure."""
         figure = results.figure(name, unit, spread, against, labels)
         self.figures.append(figure)
-        print(line(figure), flush=True)
+        print(figure_line(figure), flush=True)
 
     def note(self, text: str) -> None:
         """Store and print a sentence."""
@@ -56,21 +65,20 @@ class Report:
         print(text, flush=True)
 
     def finish(self) -> None:
-        """Write the file given by --json."""
+        """Add the result to the file given by --json."""
         if self.path:
-            results.write(self.result(), self.path)
+            results.store_result(self.result(), self.path)
 
     def result(self) -> results.Result:
         """The result so far."""
-        own = sys.argv[1:]
-        if "--json" in own:  # the destination, not a setting
-            del own[own.index("--json") : own.index("--json") + 2]
+        own = [word for word in sys.argv[1:] if word != "--json" and Path(word) != self.path]  # the destination is no setting
+        own = [Path(word).name if word.startswith("/") else word for word in own]  # nor is where this machine keeps its files
         words = shlex.join(["python", "-m", f"benchmarks.{self.benchmark}", *own])
-        described: Any = (datetime.now(UTC).date().isoformat(), commit(), machine(), words, self.rounds, self.figures)
+        described: Any = (datetime.now(UTC).date().isoformat(), commit_label(), this_machine(), words, self.rounds, self.figures)
         return results.Result(self.benchmark, *described, notes="\n".join(self.notes))
 
 
-def line(figure: results.Figure) -> str:
+def figure_line(figure: results.Figure) -> str:
     """A figure as text."""
     bounds = f" ({number(figure.low)} to {number(figure.high)}, {figure.interval})" if figure.low is not None else ""
     against = f" against {figure.against}" if figure.against else ""
@@ -78,8 +86,9 @@ def line(figure: results.Figure) -> str:
     return f"{figure.name:<56} {number(figure.median):>10} {figure.unit}{bounds}{against}, n {figure.n}{labels}"
 
 
-def number(value: float | None) -> str:
-    """A number with four significant digits; integers in full."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with so many significant digits; integers in full."""
+    if value is None or value == int(value):
+        return "" if value is None else f"{value:,.0f}"
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 10 ** (digits - 1) else f"{value:#.{digits}g}"

@@ -36,7 +36,7 @@ SEGMENT = 128  # tokens of one sequence to calibrate with
 CONTEXT = 1024  # as in workloads/gguf_model.py
 
 
-def config(shape: Shape) -> dict[str, Any]:
+def seeded_config(shape: Shape) -> dict[str, Any]:
     """config.json of a Qwen2-MoE of these sizes."""
     return {
         "model_type": "qwen2_moe",
@@ -120,14 +120,14 @@ def seeded_package(block: int = 32, name: str = "qwen-moe") -> Package:
         return Package(folder, verify=False)
     donor, working = folder.with_suffix(".config"), folder.with_suffix(".partial")
     donor.mkdir(parents=True, exist_ok=True)
-    (donor / "config.json").write_text(json.dumps(config(SHAPES[name])))
+    (donor / "config.json").write_text(json.dumps(seeded_config(SHAPES[name])))
     save_file({"nothing": np.zeros(1)}, donor / "model.safetensors")
     train_tokenizer(1024).save(str(donor / "tokenizer.json"))
     shutil.rmtree(working, ignore_errors=True)  # an interrupted conversion would resume without drawing
     working.mkdir()
-    family = read_family(config(SHAPES[name]), donor)
+    family = read_family(seeded_config(SHAPES[name]), donor)
     weights = SeededWeights()
-    conversion = Conversion(working, donor, family, drawn_format(weights, block), show)
+    conversion = Conversion(working, donor, family, drawn_format(weights, block), show_progress)
     conversion.checkpoint = weights  # type: ignore[assignment]
     conversion.run()
     print()
@@ -137,11 +137,11 @@ def seeded_package(block: int = 32, name: str = "qwen-moe") -> Package:
     return Package(folder, verify=False)
 
 
-def show(done: int, whole: int) -> None:
+def show_progress(done: int, whole: int) -> None:
     print(f"\rconverting {done}/{whole}", end="", flush=True)
 
 
-def train(package: Package, tokens: int, threads: int) -> dict[str, list[float]]:
+def train_predictor(package: Package, tokens: int, threads: int) -> dict[str, list[float]]:
     """Calibrate the package's predictor on seeded ids; returns recall at k, 2k, 4k by view, on held-out ids.
 
     The maps are those of the routers: a regression would need many more tokens than the model's hidden size.
@@ -150,10 +150,10 @@ def train(package: Package, tokens: int, threads: int) -> dict[str, list[float]]
     family, ids = package.family, np.random.default_rng(1)
     *known, test = [ids.integers(0, family.vocabulary, SEGMENT).tolist() for _ in range(max(tokens // SEGMENT, 2))]
     views = router_views(family)
-    training.calibrate(views, training.collect(model.engine, known), family.top_k)
-    judged = training.judge(views, training.collect(model.engine, [test]), family.layers, family.experts, family.top_k)
+    training.calibrate_views(views, training.collect_routing(model.engine, known), family.top_k)
+    judged = training.judge(views, training.collect_routing(model.engine, [test]), family.layers, family.experts, family.top_k)
     model.close()
-    predictor.save(views, package)
+    predictor.save_views(views, package)
     return {view: report["recall"] for view, report in judged.items()}
 
 
@@ -178,7 +178,7 @@ def main() -> None:
     args = parser.parse_args()
     package = seeded_package(args.block)
     print(package.folder)
-    for view, recall in train(package, args.train, args.threads).items() if args.train else ():
+    for view, recall in train_predictor(package, args.train, args.threads).items() if args.train else ():
         print(f"{view:<6} recall at k, 2k, 4k: {', '.join(f'{share:.3f}' for share in recall)}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.lib import llama_sets
 from benchmarks.lib.steps_log import StepLog
 from benchmarks.programs.decode import model_params
-from workloads.programs.llama_steps import CONTEXT, declared
+from workloads.programs.llama_steps import CONTEXT, declare_functions
 
 ROOM = 256  # llama.cpp rounds contexts up to multiples of this
 
@@ -34,7 +34,7 @@ def make_context(lib: ctypes.CDLL, path: str, threads: int, tokens: int) -> ctyp
 def main() -> None:
     library, model, tokens, log, prompt, threads = sys.argv[1:7]
     ids, first = array("i", Path(tokens).read_bytes()), int(prompt)
-    lib = llama_sets.library(library) if library in llama_sets.PEERS else declared(ctypes.CDLL(library))
+    lib = llama_sets.load_library(library) if library in llama_sets.PEERS else declare_functions(ctypes.CDLL(library))
     context, steps = make_context(lib, model, int(threads), len(ids)), StepLog(Path(log))
     for part in (ids[:first], *(ids[i : i + 1] for i in range(first, len(ids)))):
         begin = time.monotonic_ns()

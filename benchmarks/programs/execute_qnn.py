@@ -1,7 +1,7 @@
 """Executes one QNN graph through ONNX Runtime until standard input closes: execute_qnn.py FOLDER LEVEL ROWS.
 
-It begins when it reads a line, so that a tracer can attach before QNN's libraries are loaded, and writes begin and end
-of every run (CLOCK_MONOTONIC, ns) to FOLDER/runs.bin and the CPU time of its thread in each to FOLDER/cpu.bin.
+It writes begin and end of every run (CLOCK_MONOTONIC, ns) to FOLDER/runs.bin and the CPU time of its thread in each to
+FOLDER/cpu.bin.
 """
 
 import select
@@ -13,14 +13,13 @@ import numpy as np
 import onnxruntime as ort
 import onnxruntime_qnn
 
-from workloads.programs.plain_qnn import model
+from workloads.programs.plain_qnn import model_bytes
 
 RUNS_AT_ONCE = 4
 
 
 def main() -> None:
     folder, level, rows = *sys.argv[1:3], int(sys.argv[3])
-    sys.stdin.readline()
     ort.set_default_logger_severity(3)
     ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
     devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"][:1]
@@ -29,7 +28,7 @@ def main() -> None:
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     profile = {"profiling_level": level, "profiling_file_path": f"{folder}/profile.csv"}
     options.add_provider_for_devices(devices, {"backend_type": "htp", "soc_model": "57", **profile})
-    session = ort.InferenceSession(model(3, rng, rows), options)
+    session = ort.InferenceSession(model_bytes(3, rng, rows), options)
     session.disable_fallback()
     given = {"x": rng.standard_normal((rows, 64)).astype(np.float32)}
     waiting = select.poll()

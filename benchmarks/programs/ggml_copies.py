@@ -11,7 +11,7 @@ import json
 import sys
 import time
 
-from workloads.programs.llama_steps import library
+from workloads.programs.llama_steps import load_library
 
 Q4_0, F32 = 2, 0
 FILL = 0x3C
@@ -34,9 +34,9 @@ class Parameters(ctypes.Structure):
     _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
 
-def declared() -> ctypes.CDLL:
+def declare_ggml() -> ctypes.CDLL:
     """ggml inside the package xllamacpp."""
-    lib, pointer, number = library(), ctypes.c_void_p, ctypes.c_int64
+    lib, pointer, number = load_library(), ctypes.c_void_p, ctypes.c_int64
     lib.ggml_init.restype, lib.ggml_init.argtypes = pointer, [Parameters]
     lib.ggml_new_tensor_2d.restype, lib.ggml_new_tensor_2d.argtypes = pointer, [pointer, ctypes.c_int, number, number]
     lib.ggml_mul_mat.restype, lib.ggml_mul_mat.argtypes = pointer, [pointer, pointer, pointer]
@@ -56,7 +56,7 @@ class Step:
     """The kernels, and graphs of them."""
 
     def __init__(self, extra: int):
-        self.lib, self.extra = declared(), extra
+        self.lib, self.extra = declare_ggml(), extra
         self.context = self.lib.ggml_init(Parameters(1 << 24, None, True))
         self.first = self.operands(*START, 1)
         self.kernels = {name: self.operands(*shape, 1 + extra) for name, shape in KERNELS.items()}

@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from workloads.programs.llama_steps import arguments, decode, library
+from workloads.programs.llama_steps import decode_batches, load_library, parse_arguments
 
 
 class Timed:
@@ -30,8 +30,8 @@ class Timed:
 
 
 def main() -> None:
-    lib = Timed(library())
-    decode(lib, lib.llama_context_default_params(), *arguments())  # type: ignore[arg-type]
+    lib = Timed(load_library())
+    decode_batches(lib, lib.llama_context_default_params(), *parse_arguments())  # type: ignore[arg-type]
     print(json.dumps(lib.ms))
 
 

@@ -26,8 +26,8 @@ def with_block_products(model: onnx.ModelProto, options: ort.SessionOptions) -> 
         return model
     made_by = {output: node for node in graph.node for output in node.output}
     nodes = [_block_product(node, made_by) if node.op_type == QUANTIZED else node for node in graph.node]
-    nodes = _absorbed(nodes, graph)
-    nodes = _used(nodes, {output.name for output in graph.output})
+    nodes = _without_absorbed(nodes, graph)
+    nodes = _needed_nodes(nodes, {output.name for output in graph.output})
     del graph.node[:]
     graph.node.extend(nodes)
     model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
@@ -46,7 +46,7 @@ def _block_product(node: onnx.NodeProto, made_by: dict[str, onnx.NodeProto]) -> 
     return onnx.helper.make_node(PRODUCT, inputs, [node.output[0]], name=node.output[0], **settings)
 
 
-def _absorbed(nodes: list[onnx.NodeProto], graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+def _without_absorbed(nodes: list[onnx.NodeProto], graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """The nodes without those whose work a product does: it takes the place of the node after it, where all inputs are known."""
     read = [name for node in nodes for name in [*node.input, *(_read_by(node) - {*node.input})]]
     uses = Counter([*read, *(output.name for output in graph.output)])
@@ -95,7 +95,7 @@ def _gate_and_up(value: str, made_by: dict[str, onnx.NodeProto]) -> str:
     return str(split.input[0])
 
 
-def _used(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
+def _needed_nodes(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
     """The nodes, in order, of which these outputs are made."""
     needed, kept = set(outputs), []
     for node in reversed(nodes):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.backends.graph import Binding, Graph, failure
+from runtime.backends.graph import Binding, Graph, run_error
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind, result_id
@@ -85,14 +85,14 @@ def plain_combine(
     out += attended
 
 
-Call: Any = probes.native("Call", PlainCall)
-Choice: Any = probes.native("Choice", PlainChoice)
-Combine: Any = probes.native("Combine", PlainCombine)
-run: Any = probes.native("run", plain_run)
-_combine: Any = probes.native("combine", plain_combine)
+Call: Any = probes.native_or("Call", PlainCall)
+Choice: Any = probes.native_or("Choice", PlainChoice)
+Combine: Any = probes.native_or("Combine", PlainCombine)
+run: Any = probes.native_or("run", plain_run)
+_combine: Any = probes.native_or("combine", plain_combine)
 
 
-def combine(
+def combine_experts(
     weights: np.ndarray, outputs: np.ndarray, common: np.ndarray | None, multiplier: float, attended: np.ndarray
 ) -> np.ndarray:
     """Residual [n, H] plus the experts' outputs [n, k, H] by router weight [n, k], plus the shared expert's [n, H]; all float32.
@@ -120,7 +120,7 @@ class Item(NamedTuple):
     entry: LogEntry
 
 
-def prepare(
+def prepare_call(
     graph: Graph, binding: Binding, sources: bytes, chosen: np.ndarray | None = None, weights: np.ndarray | None = None
 ) -> Item:
     """A call of the graph. `sources`: tensor identities of its operator; a router's choice [1, k] and weights are probed too."""
@@ -130,7 +130,7 @@ def prepare(
     return Item(call, LogEntry(kind, layer, expert, (kind, backend)))
 
 
-def operator(kind: Kind, layer: int, sources: bytes) -> Item:
+def operator_call(kind: Kind, layer: int, sources: bytes) -> Item:
     """An operator without a graph, for the probes and the log."""
     return Item(Call(None, None, 0, kind, layer, -1, 0, result_id(kind, layer), sources), LogEntry(kind, layer, -1, None))
 
@@ -214,7 +214,7 @@ class TokenRun:
             failed = self._ran[row]
             del self._ran[row:]
             if isinstance(error, Exception):
-                raise failure(failed.kind, failed.layer, error) from None
+                raise run_error(failed.kind, failed.layer, error) from None
             raise
 
     def account(self) -> None:

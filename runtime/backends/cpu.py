@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 
 from runtime.backends.block_products import with_block_products
-from runtime.backends.kv_cache import REWRITTEN, rounded
+from runtime.backends.kv_cache import REWRITTEN, with_rounding
 from runtime.cache_rules.forms import CPU
 from runtime.errors import BackendError
 from runtime.package.layout import Package
@@ -66,7 +66,7 @@ class CpuBackend:
         graph = self.package.graph(name)
         if name.startswith("attention") and not self.package.family.states(int(name.rpartition("_")[2])):
             fused = self.package.family.FUSED_ATTENTION
-            graph = REWRITTEN[self.kv_bits](graph) if fused else rounded(graph, self.kv_bits)
+            graph = REWRITTEN[self.kv_bits](graph) if fused else with_rounding(graph, self.kv_bits)
         return self.create(name, onnx.load_model_from_string(graph))
 
     def create(self, name: str, model: onnx.ModelProto) -> ort.InferenceSession:

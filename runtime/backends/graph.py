@@ -61,7 +61,7 @@ class Graph:
         try:
             result, spent_ns = probes.graph(run, first, second, *arguments)
         except Exception as error:
-            raise failure(self.kind, self.layer, error) from None
+            raise run_error(self.kind, self.layer, error) from None
         self.log.graph(self.kind, self.backend, n_tokens, self.tier, spent_ns)
         return result
 
@@ -94,12 +94,12 @@ class Binding:
             self.raw.bind_ortvalue_output(name, value._get_c_value())
 
 
-def failure(kind: Kind, layer: int, error: Exception) -> BackendError:
+def run_error(kind: Kind, layer: int, error: Exception) -> BackendError:
     """The exception to raise for a session's run that failed with `error`."""
     where = kind.name.lower() + (f" {layer}" if layer >= 0 else "")
     return BackendError(f"ONNX Runtime failed in {where} ({str(error).splitlines()[0]}): convert the model again")
 
 
-def shared(array: np.ndarray) -> ort.OrtValue:
+def to_ort(array: np.ndarray) -> ort.OrtValue:
     """An ONNX Runtime value that shares the array's memory."""
     return ort.OrtValue.ortvalue_from_numpy(array)

@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 
 import onnxruntime as ort
 
+from moescope.answers import note_emulator
 from runtime.backends.cpu import forget_model_bytes, session_options
 from runtime.backends.qnn_profiling import OFF, Profiling, SwitchingSession
 from runtime.cache_rules.forms import HTP
@@ -59,7 +60,7 @@ def _quiet_stdout() -> Iterator[None]:
         os.close(stdout)
 
 
-def available() -> str:
+def why_unavailable() -> str:
     """Empty if the HTP backend can be used, otherwise the reason why not."""
     try:
         import onnxruntime_qnn  # noqa: F401
@@ -78,7 +79,7 @@ def _find_devices() -> list[Any]:
     return _devices
 
 
-def versions() -> dict[str, str]:
+def binary_versions() -> dict[str, str]:
     """The versions that context binaries depend on besides their graph: only the same versions load them."""
     import onnxruntime_qnn
 
@@ -117,9 +118,10 @@ class HtpBackend:
         timers: Timers | None = None,
         performance: str = "default",
     ):
-        reason = available()
+        reason = why_unavailable()
         if reason:
             raise BackendError(reason)
+        note_emulator(EMULATED)
         if not package.portable:
             raise BackendError(f"{package.folder} was converted for the CPU only: convert with --backend qnn")
         self.package, self.tiers, self.profiling = package, tiers, profiling or Profiling()
@@ -129,10 +131,10 @@ class HtpBackend:
         self._sessions = 0
         self._sharing_refused = False
         compiled = package.manifest.get("compiled", {})
-        self.layout, made_by = compiled.get("layout", SEPARATE), compiled.get("versions", versions())
+        self.layout, made_by = compiled.get("layout", SEPARATE), compiled.get("versions", binary_versions())
         self._groups: WeakValueDictionary[str, SharedTiers] = WeakValueDictionary()
-        if made_by != versions():
-            makers = ", ".join(f"{name} {value} (here {versions()[name]})" for name, value in made_by.items())
+        if made_by != binary_versions():
+            makers = ", ".join(f"{name} {value} (here {binary_versions()[name]})" for name, value in made_by.items())
             print(f"moescope: context binaries were made by {makers}: recompiled on demand", file=sys.stderr)
 
     @property
@@ -214,7 +216,7 @@ class HtpBackend:
 
     def _folder(self, name: str, label: str, variant: str) -> Path:
         """The folder of a subgraph's binary: its name has a digest of everything that the binary depends on."""
-        parts = (self.package.digest(name), label, self.soc, *versions().values(), variant)
+        parts = (self.package.digest(name), label, self.soc, *binary_versions().values(), variant)
         return self.cache / f"{label}_{sha256('|'.join(parts).encode())[:16]}"
 
     @contextmanager

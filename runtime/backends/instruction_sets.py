@@ -13,7 +13,7 @@ FORCED_SET = "MOESCOPE_ISA"
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def _kernel_library() -> ctypes.CDLL:
     if not LIBRARY.exists():
         raise BackendError(f"{LIBRARY} is not built: run `make build`")
     library = ctypes.CDLL(str(LIBRARY))
@@ -25,18 +25,18 @@ def _library() -> ctypes.CDLL:
 
 def instruction_sets() -> list[str]:
     """The instruction sets with kernels that this processor can run, the fastest first; `plain` C is always the last."""
-    return [name.decode() for name in takewhile(bool, map(_library().moescope_instruction_set, count()))]
+    return [name.decode() for name in takewhile(bool, map(_kernel_library().moescope_instruction_set, count()))]
 
 
 def instruction_set() -> str:
     """The one in use: from the environment's MOESCOPE_ISA, else the one chosen last, else the fastest."""
     if forced := os.environ.get(FORCED_SET):
-        choose(forced)
-    return str(_library().moescope_chosen().decode())
+        use_instruction_set(forced)
+    return str(_kernel_library().moescope_chosen().decode())
 
 
-def choose(name: str) -> None:
+def use_instruction_set(name: str) -> None:
     """Compute products with this instruction set from now on; raises BackendError if this processor lacks it."""
-    if not _library().moescope_choose(name.encode(errors="replace")):
+    if not _kernel_library().moescope_choose(name.encode(errors="replace")):
         known = ", ".join(instruction_sets())
         raise BackendError(f"there are no kernels for {name!r} on this processor: set {FORCED_SET} to one of {known}")

@@ -35,7 +35,7 @@ class Scales:
     @classmethod
     def of_rows(cls, keys: list[np.ndarray], values: list[np.ndarray]) -> "Scales":
         """Scales from float rows [KV, n, D] of every layer."""
-        return cls(_steps(keys), _steps(values))
+        return cls(_step_sizes(keys), _step_sizes(values))
 
     @classmethod
     def stored(cls, package: Package) -> "Scales | None":
@@ -56,7 +56,7 @@ class Scales:
             partial.replace(package.folder / SCALES)
 
 
-def _steps(layers: list[np.ndarray]) -> list[np.ndarray]:
+def _step_sizes(layers: list[np.ndarray]) -> list[np.ndarray]:
     largest = [np.abs(rows).max(axis=1, keepdims=True, initial=0) for rows in layers]
     return [np.maximum(most * HEADROOM, SMALLEST).astype(np.float32) / np.float32(127) for most in largest]
 
@@ -78,7 +78,7 @@ def widen(rows: np.ndarray, step: np.ndarray | None) -> np.ndarray:
     return wide
 
 
-def halved(graph: bytes) -> bytes:
+def with_float16_cache(graph: bytes) -> bytes:
     """The attention graph with float16 cache and rotary tables; casts queries and the result, leaves weights unchanged."""
     model = onnx.load_model_from_string(graph)
     nodes = list(model.graph.node)
@@ -100,7 +100,7 @@ def halved(graph: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def eighth(graph: bytes) -> bytes:
+def with_int8_cache(graph: bytes) -> bytes:
     """The attention graph with an int8 cache: adds inputs k_scale and v_scale [1, KV, 1, D], the operator does the rest."""
     model = onnx.load_model_from_string(graph)
     attention = next(node for node in model.graph.node if node.op_type == OPERATOR)
@@ -118,7 +118,7 @@ def eighth(graph: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def rounded(graph: bytes, bits: int) -> bytes:
+def with_rounding(graph: bytes, bits: int) -> bytes:
     """The latent attention graph that rounds its own new rows as if stored, so that results do not depend on the chunk.
 
     8 bits: adds input k_scale [D].
@@ -151,5 +151,5 @@ def rounded(graph: bytes, bits: int) -> bytes:
 
 TYPES: dict[int, type] = {32: np.float32, 16: np.float16, 8: np.int8}
 """NumPy type of a stored key, by bits."""
-REWRITTEN: dict[int, Callable[[bytes], bytes]] = {32: lambda graph: graph, 16: halved, 8: eighth}
+REWRITTEN: dict[int, Callable[[bytes], bytes]] = {32: lambda graph: graph, 16: with_float16_cache, 8: with_int8_cache}
 """Rewriter of the fused attention graph, by bits of the cache."""

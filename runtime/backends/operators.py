@@ -78,4 +78,4 @@ def made_from(
         Kind.SAMPLE: (result_id(Kind.HEAD),),
     }[kind]
     weights = () if kind in WEIGHTLESS else (weight_id(kind, layer, expert),)
-    return probes.sources(*producers, *weights)
+    return probes.pack_sources(*producers, *weights)

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 
 from runtime.backends.cpu import CpuBackend
-from runtime.backends.graph import Binding, Graph, shared
+from runtime.backends.graph import Binding, Graph, to_ort
 from runtime.cache_rules.forms import CPU, Form
 from runtime.package.reader import BlockPool, Reader
 from runtime.telemetry.log import RunLog
@@ -35,7 +35,7 @@ class CpuExpert(Graph):
     def token_binding(self, name: str, value: ort.OrtValue) -> Binding:
         """A binding with one input and the weights, made once."""
         if self._token is None:
-            weights = {weight: shared(array) for weight, array in self.weights.items()}
+            weights = {weight: to_ort(array) for weight, array in self.weights.items()}
             self._token = Binding(self.session, {name: value} | weights)
         return self._token
 

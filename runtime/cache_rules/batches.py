@@ -56,7 +56,7 @@ class TokenBuffers:
         return Batch(expert, np.concatenate([tokens for tokens, _ in waiting]), np.concatenate([slots for _, slots in waiting]))
 
 
-def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
+def slice_chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
     """Slices of a step's n rows, `rows` at a time. With dynamic shapes a single row joins its neighbours: matrix kernels sum one
     row in another order than several, and results must not depend on the chunk."""
     if not static and n > 1:

@@ -53,11 +53,19 @@ class LFRU:
 
     def used(self, form: Form) -> None:
         """Count one use."""
-        self._clock += 1
-        now = self._clock / self.HALF_LIFE
-        before = self._weight.get(form)
-        self._weight[form] = now if before is None else now + log2(1 + 2 ** max(before - now, -60.0))
+        self.weigh(form, 1)
         self._held.add(form)
+
+    def weigh(self, form: Form, uses: int) -> float:
+        """Count uses, whether or not the form is held; returns its weight from now on."""
+        weight = self._weight.get(form)
+        for _ in range(uses):
+            self._clock += 1
+            now = self._clock / self.HALF_LIFE
+            older = 0.0 if weight is None or weight < now - 60 else log2(1 + 2 ** (weight - now))
+            weight = now + older
+        self._weight[form] = weight = weight or 0.0
+        return weight
 
     def left(self, form: Form) -> None:
         """The form has left the cache; its count stays."""

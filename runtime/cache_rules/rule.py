@@ -64,7 +64,7 @@ class Entry:
         self.landed_in = -1
 
     @property
-    def in_vain(self) -> bool:
+    def unused_prefetch(self) -> bool:
         """Whether it was prefetched and has not been used yet."""
         return self.reason == Reason.PREFETCH and not self.used
 
@@ -99,11 +99,10 @@ class CacheRule(Generic[E]):
         self._held: dict[Form, E] = {}
         self._by_layer: defaultdict[int, set[Form]] = defaultdict(set)
         self._absent: np.ndarray | None = None
-        self._early: set[Form] = set()
-        self._named: set[Form] = set()
-        self._counted: set[Form] = set()
         self._running: set[Form] = set()
-        self._ran: set[Form] = set()
+        self._of_event: dict[Form, bool] = {}  # the forms that the event named or used, and whether each has run
+        self._in_time: set[Form] = set()  # those that were resident before the event had to load anything
+        self._counted: set[Form] = set()  # those whose state is in `hits` or `misses`
 
     def __contains__(self, form: Form) -> bool:
         return form in self._held
@@ -120,9 +119,8 @@ class CacheRule(Generic[E]):
     def begin_event(self) -> None:
         """Begin an event (a layer): forms loaded by now were resident in time."""
         self.event += 1
-        self._early.clear()
-        self._named.clear()
-        self._ran.clear()
+        self._of_event.clear()
+        self._in_time.clear()
         self._counted.clear()
 
     def name(self, forms: Sequence[Form]) -> int:
@@ -131,8 +129,9 @@ class CacheRule(Generic[E]):
         Returns the number of loads that began.
         """
         before = self.begun
-        self._named.update(forms)
-        self._early.update(filter(self.ready, forms))
+        for form in forms:
+            self._of_event.setdefault(form, False)
+        self._in_time.update(filter(self.ready, forms))
         for form in forms if self.background else ():
             entry = self._held.get(form)
             if entry is not None:
@@ -144,17 +143,17 @@ class CacheRule(Generic[E]):
     def state(self, form: Form) -> Cache:
         """Hit, prefetched or miss, by the cache's state when the router had chosen; counts the form once."""
         entry = self._held.get(form)
-        early = form in self._early or (entry is not None and entry.preceded(self.event))
-        in_vain = entry is not None and entry.in_vain
-        state = Cache.MISS if not early else Cache.PREFETCHED if in_vain else Cache.HIT
+        in_time = form in self._in_time or (entry is not None and entry.preceded(self.event))
+        unused = entry is not None and entry.unused_prefetch
+        state = Cache.MISS if not in_time else Cache.PREFETCHED if unused else Cache.HIT
         if form not in self._counted:
             self._counted.add(form)
-            self.hits += early
-            self.misses += not early
+            self.hits += in_time
+            self.misses += not in_time
             self.prefetched += state is Cache.PREFETCHED
         return state
 
-    def readiest_first(self, forms: Sequence[Form]) -> Iterator[int]:
+    def resident_first(self, forms: Sequence[Form]) -> Iterator[int]:
         """Indices into `forms`, resident ones first, so that no load evicts a form about to run, and loaded ones run at once.
 
         Then comes one that is being read: another read beside it, on the caller's thread, would only delay it.
@@ -169,7 +168,7 @@ class CacheRule(Generic[E]):
 
     def hold(self, form: Form, reason: Reason = Reason.DEMAND) -> E:
         """The form's entry, created if needed, whether or not its load has ended. It is kept until `release`."""
-        self._named.add(form)
+        self._of_event.setdefault(form, False)
         self._running.add(form)
         entry = self._held.get(form)
         if entry is None:
@@ -186,7 +185,7 @@ class CacheRule(Generic[E]):
     def use(self, entry: E) -> None:
         """The entry runs: its load was useful."""
         if not entry.used:
-            if entry.in_vain:
+            if entry.unused_prefetch:
                 self.allowance.returned(entry.size)
             entry.used = True
             self.allowance.useful(entry.size)
@@ -195,7 +194,8 @@ class CacheRule(Generic[E]):
     def release(self, form: Form) -> None:
         """The form has run: it may be evicted again."""
         self._running.discard(form)
-        self._ran.add(form)
+        if form in self._of_event:
+            self._of_event[form] = True
 
     def prefetch(self, form: Form, urgency: float) -> bool:
         """Load the form in the background, if allowance and room permit; if a load was requested, only change its urgency."""
@@ -215,7 +215,7 @@ class CacheRule(Generic[E]):
     def cancel(self, form: Form) -> bool:
         """Cancel a prefetch that has not begun to read."""
         entry = self._held.get(form)
-        if entry is None or not entry.in_vain or not self._withdraw(entry):
+        if entry is None or not entry.unused_prefetch or not self._withdraw(entry):
             return False
         self._forget(entry)
         self.allowance.returned(entry.size)
@@ -287,19 +287,16 @@ class CacheRule(Generic[E]):
         return True
 
     def _victim(self, needed: bool) -> Form | None:
-        """The next form to evict by the policy; the event's own forms come last: first those that have run, then waiting ones."""
-        ran: Form | None = None
-        waits: Form | None = None
+        """The next form to evict by the policy. If one of the event's own is needed: one that has run, else one that waits."""
+        own: dict[bool, Form] = {}
         for form in self.policy.order():
             if form in self._running or (not needed and not self._held[form].landed):
                 continue
-            if form not in self._named:
+            has_run = self._of_event.get(form)
+            if has_run is None:
                 return form
-            if form in self._ran:
-                ran = ran or form
-            else:
-                waits = waits or form
-        return (ran or waits) if needed else None
+            own.setdefault(has_run, form)
+        return own.get(True, own.get(False)) if needed else None
 
     def _evict(self, form: Form) -> None:
         if not self.cancel(form):
@@ -311,7 +308,7 @@ class CacheRule(Generic[E]):
         form = entry.form
         del self._held[form]
         if entry.preceded(self.event):
-            self._early.add(form)
+            self._in_time.add(form)
         self._by_layer[form.layer].discard(form)
         if self._absent is not None:
             self._absent[form.layer, form.expert] = True

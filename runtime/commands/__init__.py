@@ -45,7 +45,7 @@ def require_package(folder: Path) -> None:
     from runtime.package.layout import is_package
 
     if not is_package(folder):
-        raise RequestError(f"{folder} is not a package: make one with `python -m runtime convert`")
+        raise RequestError(f"{folder} is not a package: make one with `moescope convert`")
 
 
 def parse_tiers(text: str) -> tuple[int, ...]:

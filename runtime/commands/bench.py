@@ -1,14 +1,14 @@
-"""python -m runtime bench: prefill and decode speed, in llama-bench's rows."""
+"""moescope bench: prefill and decode speed, in llama-bench's rows."""
 
 import argparse
 import csv
-import json
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moescope.answers import print_if_json
 from moescope.arguments import add_model
 from runtime.commands import add_count
 from runtime.commands.generate import add_placement, load_model
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from runtime.telemetry.log import RunLog
 
 EXAMPLES = """examples:
-  python -m runtime bench /models/qwen3-moe.package --threads 2
-  python -m runtime bench /models/qwen3-moe.package -p 0 -n 128 -r 3 -o json --expert-cache 1GiB"""
+  moescope bench /models/qwen3-moe.package --threads 2
+  moescope bench /models/qwen3-moe.package -p 0 -n 128 -r 3 -o json --expert-cache 1GiB"""
 SEED = 0
 
 
@@ -57,23 +57,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "-n", "--n-gen", default=128, help="generated tokens of the tg test; 0: no such test")
     add_count(parser, "-r", "--repetitions", default=5, help="repetitions of each test, after a warm-up")
     parser.add_argument("-o", "--output", choices=("md", "csv", "json"), default="md", help="format (default: md)")
+    parser.add_argument("--json", dest="output", action="store_const", const="json", help="the same as --output json")
     add_placement(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    args.json = args.output == "json"
     from runtime.errors import RequestError
 
     if args.repetitions < 1 or args.n_prompt < 0 or args.n_gen < 0 or not args.n_prompt + args.n_gen:
         raise RequestError("give at least one repetition of at least one test with tokens")
     with load_model(args)[0] as model:
         tests = [(f"pp{args.n_prompt}", args.n_prompt, 0), (f"tg{args.n_gen}", 0, args.n_gen)]
-        rows = [measure(model, name, p, n, args.repetitions) for name, p, n in tests if p + n]
-    show(rows, args.output)
+        rows = [run_test(model, name, p, n, args.repetitions) for name, p, n in tests if p + n]
+    print_rows(args, rows)
     return 0
 
 
-def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: int) -> Row:
+def run_test(model: "MoE", name: str, prompt: int, generated: int, repetitions: int) -> Row:
     """Run one test: seeded token ids, a warm-up repetition, then the counted ones."""
     import numpy as np
 
@@ -82,8 +84,8 @@ def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: i
 
     decoding, speeds = bool(generated), []
     run_once(model, prompt or 1, min(generated, 4) if decoding else 1)
-    log, peak = model.log, pss()
-    before, counted = counts(log), 0
+    log, peak = model.log, memory_in_use()
+    before, counted = log_counts(log), 0
     for _ in range(repetitions):
         first = log.next_seq
         run_once(model, prompt or 1, generated + 1 if decoding else 1)
@@ -91,8 +93,8 @@ def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: i
         steps = [step for step in log.steps if step.seq >= first and step.phase == phase]
         tokens = sum(step.n_tokens for step in steps)
         speeds.append(tokens / sum(step.duration_ns for step in steps) * 1e9)
-        counted, peak = counted + tokens, max(peak, pss())
-    spent, engine = counts(log) - before, model.describe()
+        counted, peak = counted + tokens, max(peak, memory_in_use())
+    spent, engine = log_counts(log) - before, model.describe()
     asked, rows = spent["hits"] + spent["misses"], spent["expert_rows"] + spent["padding_rows"]
     return Row(
         model=f"{model.package.manifest['model_type']} {model.package.manifest['target']['bits']} bit",
@@ -122,13 +124,13 @@ def run_once(model: "MoE", prompt: int, limit: int) -> None:
         pass
 
 
-def counts(log: "RunLog") -> "Counter[str | Reason]":
+def log_counts(log: "RunLog") -> "Counter[str | Reason]":
     """The runtime log's counts so far, by name, and bytes loaded by reason."""
     names = ("hits", "misses", "stall_ns", "expert_rows", "padding_rows")
     return Counter({name: getattr(log, name) for name in names} | log.load_bytes)
 
 
-def pss() -> int:
+def memory_in_use() -> int:
     """Proportional set size of this process in bytes; 0 if the kernel does not report it."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -137,17 +139,16 @@ def pss() -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
-def show(rows: list[Row], output: str) -> None:
+def print_rows(args: argparse.Namespace, rows: list[Row]) -> None:
     """Print rows as Markdown, CSV or JSON."""
     from runtime.units import show_bytes
 
-    if output == "json":
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-        return
-    if output == "csv":
+    if args.output == "csv":
         writer = csv.DictWriter(sys.stdout, [f.name for f in fields(Row)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
+        return
+    if print_if_json(args, {"tests": rows}):
         return
     heads = ["model", "size", "backend", "threads", "set", "test", "t/s", "hits", "demand/token", "prefetched/token"]
     heads += ["stall ms/token", "padding", "peak PSS"]

@@ -1,4 +1,4 @@
-"""python -m runtime chat: talk with a model."""
+"""moescope chat: talk with a model."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from moescope.arguments import add_model
 from runtime.commands import add_count
-from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling, check_sampling, load_model, speak
+from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling, check_sampling, load_model, print_tokens
 from runtime.errors import RequestError
 from runtime.package.channels import Channels
 from runtime.package.tokens import check_text
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CLEAR = "/clear"
 EXAMPLES = """example:
-  python -m runtime chat /models/qwen3-moe.package --expert-cache 2GiB --threads 2 --temperature 0.7 --top-p 0.9
+  moescope chat /models/qwen3-moe.package --expert-cache 2GiB --threads 2 --temperature 0.7 --top-p 0.9
 
 Type /clear to begin a new conversation. When a conversation exceeds the model's context, its oldest turns are dropped."""
 
@@ -58,7 +58,7 @@ class Talk:
             answer.append(channels.shown(token.id, token.text))
             return answer[-1]
 
-        _, interrupted = speak(self.model, ids, self.args, shown, max_new_tokens=most, keep_kv=True)
+        _, interrupted = print_tokens(self.model, ids, self.args, shown, max_new_tokens=most, keep_kv=True)
         if interrupted:
             print(" [stopped]", end="", file=sys.stderr)
         print(flush=True)
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     check_text(args.system, "the system prompt")
     with load_model(args)[0] as model, suppress(KeyboardInterrupt):
         talk = Talk(model, args)
-        while (line := _ask()) is not None:
+        while (line := _read_line()) is not None:
             if line.strip() == CLEAR:
                 talk.clear()
             elif line.strip():
@@ -108,7 +108,7 @@ def say(line: str) -> None:
     print(f"moescope: {line}", file=sys.stderr)
 
 
-def _ask() -> str | None:
+def _read_line() -> str | None:
     """The next line; None at the end of the input."""
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)

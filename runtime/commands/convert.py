@@ -1,4 +1,4 @@
-"""python -m runtime convert: make a package of a model."""
+"""moescope convert: make a package of a model."""
 
 import argparse
 from pathlib import Path
@@ -12,9 +12,9 @@ from moescope.plain import print_plain
 from runtime.commands import add_count, parse_tiers, show_progress
 
 EXAMPLES = """examples:
-  python -m runtime convert /models/qwen3-moe /models/qwen3-moe.package --backend cpu --bits 4
-  python -m runtime convert /models/olmoe /models/olmoe.package --backend qnn --bits 16 --tiers 1,32 --chunk 64 --soc 57
-  python -m runtime generate /models/qwen3-moe.package --prompt Hello"""
+  moescope convert /models/qwen3-moe /models/qwen3-moe.package --backend cpu --bits 4
+  moescope convert /models/olmoe /models/olmoe.package --backend qnn --bits 16 --tiers 1,32 --chunk 64 --soc 57
+  moescope generate /models/qwen3-moe.package --prompt Hello"""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from runtime.units import show_bytes
 
     target = PackageFormat(args.backend, args.bits, args.block, not args.asymmetric, args.attention_bits, args.head_bits)
-    shapes = _shapes(args, target)
+    shapes = _compile_shapes(args, target)
     package = up_to_date(args.model, args.package, target)
     if package is None:
         with show_progress("converting") as progress:
@@ -73,26 +73,26 @@ def run(args: argparse.Namespace) -> int:
         f"{args.package}: {len(package.manifest['files'])} files, {show_bytes(size)}; an expert is {each} in one aligned read"
     )
     if shapes:
-        from runtime.prepare.precompile import precompile
+        from runtime.prepare.precompile import compile_binaries
 
         with show_progress("compiling") as progress:
-            count = precompile(package, shapes, progress)
+            count = compile_binaries(package, shapes, progress)
         print_plain(f"{args.package}: {count} context binaries, {show_bytes(_compiled_bytes(args.package))}")
     return 0
 
 
-def _shapes(args: argparse.Namespace, target: "PackageFormat") -> "Shapes | None":
+def _compile_shapes(args: argparse.Namespace, target: "PackageFormat") -> "Shapes | None":
     """The shapes to compile now; raises before the conversion if they cannot be compiled."""
     sizes = {"chunk": args.chunk, "soc": args.soc, "layout": args.layout, "tiers": args.tiers, "contexts": args.context}
     if all(value is None for value in sizes.values()):
         return None
-    from runtime.backends.htp import available
+    from runtime.backends.htp import why_unavailable
     from runtime.errors import BackendError, RequestError
     from runtime.prepare.precompile import Shapes
 
     if not target.portable:
         raise RequestError(f"--tiers, --chunk, --context and --soc need the NPU, which --backend {target.backend} excludes")
-    if reason := available():
+    if reason := why_unavailable():
         raise BackendError(reason)
     lists = {name: parse_tiers(sizes[name]) for name in ("tiers", "contexts") if sizes[name] is not None}
     shapes = Shapes(**({name: value for name, value in sizes.items() if value is not None} | lists))

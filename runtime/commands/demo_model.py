@@ -1,4 +1,4 @@
-"""python -m runtime demo-model: write a small model from a seed."""
+"""moescope convert demo: write a small model from a seed."""
 
 import argparse
 from pathlib import Path
@@ -7,8 +7,8 @@ from moescope.plain import print_plain
 from runtime.commands import add_count
 
 EXAMPLES = """example:
-  python -m runtime demo-model /tmp/demo
-  python -m runtime generate /tmp/demo --prompt 'The router looks at'"""
+  moescope convert demo /tmp/demo
+  moescope generate /tmp/demo --prompt 'The router looks at'"""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -1,13 +1,13 @@
-"""python -m runtime generate: text from a prompt."""
+"""moescope generate: text from a prompt."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_model
 from moescope.plain import for_output
 from runtime.commands import add_count, parse_tiers, read_text, show_progress
@@ -26,9 +26,9 @@ SAMPLING: tuple[tuple[str, type, float, str, str], ...] = (
 )
 """Options of sampling: name, type, default, metavar, help."""
 EXAMPLES = """examples:
-  python -m runtime generate /tmp/demo --prompt 'The router looks at' --max-new-tokens 32
-  python -m runtime generate /tmp/demo --prompt-file prompt.txt --prefill-backend htp --expert-cache 1.5MiB --log run.json
-  python -m runtime generate /tmp/demo --prompt Hello --prefill-backend htp --qnn-profile detailed --qnn-profile-dir csv"""
+  moescope generate /tmp/demo --prompt 'The router looks at' --max-new-tokens 32
+  moescope generate /tmp/demo --prompt-file prompt.txt --prefill-backend htp --expert-cache 1.5MiB --log run.json
+  moescope generate /tmp/demo --prompt Hello --prefill-backend htp --qnn-profile detailed --qnn-profile-dir csv"""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -135,10 +135,10 @@ def run(args: argparse.Namespace) -> int:
     model, load_ns = load_model(args)
     with model:
         further = {"ignore_end": args.ignore_end, "logprobs": args.logprobs if args.json else None}
-        tokens, interrupted = speak(model, prompt, args, lambda token: "" if args.json else token.text, **further)
+        tokens, interrupted = print_tokens(model, prompt, args, lambda token: "" if args.json else token.text, **further)
         if not args.json:
             print(flush=True)
-    _report(model, args, tokens, load_ns)
+    _print_statistics(model, args, tokens, load_ns)
     return INTERRUPTED if interrupted else 0
 
 
@@ -180,7 +180,7 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def speak(
+def print_tokens(
     model: "MoE", prompt: "str | list[int]", args: argparse.Namespace, shown: "Callable[[Token], str]", **further: Any
 ) -> "tuple[list[Token], bool]":
     """(the tokens, also if Ctrl-C cut them short; whether it did). Prints what `shown` returns for each token as it arrives.
@@ -199,7 +199,7 @@ def speak(
     return tokens, False
 
 
-def _report(model: "MoE", args: argparse.Namespace, tokens: "list[Token]", load_ns: int) -> None:
+def _print_statistics(model: "MoE", args: argparse.Namespace, tokens: "list[Token]", load_ns: int) -> None:
     from runtime.units import show_bytes
 
     engine, facts = model.describe(), model.log.statistics()
@@ -212,7 +212,7 @@ def _report(model: "MoE", args: argparse.Namespace, tokens: "list[Token]", load_
         answer: dict[str, Any] = {"text": "".join(t.text for t in tokens), "tokens": [t.id for t in tokens]}
         if args.logprobs is not None:
             answer["logprobs"] = [{"logprob": t.logprob, "top": t.top} for t in tokens]
-        print(json.dumps(answer | {"load_ns": load_ns, "engine": engine, "statistics": facts}))
+        print_if_json(args, answer | {"load_ns": load_ns, "engine": engine, "statistics": facts})
         return
     decode = facts["decode_ns_per_token"]
     rate = f"{decode / 1e6:.2f} ms per token on {engine['backends']['decode']}" if decode else "no decode step"

@@ -1,17 +1,17 @@
-"""python -m runtime inspect: what a model or package holds."""
+"""moescope inspect: what a model or package holds."""
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_model
 from moescope.plain import print_plain
 
 EXAMPLES = """example:
-  python -m runtime inspect /models/qwen3-moe
-  python -m runtime inspect --json /models/qwen3-moe.package"""
+  moescope inspect /models/qwen3-moe
+  moescope inspect --json /models/qwen3-moe.package"""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -22,16 +22,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show sizes; for a package check every file's hash too. The exit code is 1 if a file is damaged."""
-    facts = describe(args.path)
-    if args.json:
-        print(json.dumps(facts, indent=1))
-    else:
+    facts = describe_model(args.path)
+    if not print_if_json(args, facts):
         for key, value in facts.items():
             print_plain(f"{key.replace('_', ' '):<18} {value}")
     return 1 if facts.get("damaged_files") else 0
 
 
-def describe(path: Path) -> dict[str, Any]:
+def describe_model(path: Path) -> dict[str, Any]:
     """Sizes of the model, and the state of its package."""
     from runtime.backends.instruction_sets import LIBRARY, instruction_set, instruction_sets
     from runtime.graphs.checkpoint import Checkpoint, read_config

@@ -1,17 +1,17 @@
-"""python -m runtime perplexity: how well a model predicts a text."""
+"""moescope bench perplexity: how well a model predicts a text."""
 
 import argparse
-import json
 from pathlib import Path
 
+from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_model
 from moescope.plain import print_plain
 from runtime.commands import add_count, read_text, show_progress
 from runtime.commands.generate import add_placement, load_model
 
 EXAMPLES = """examples:
-  python -m runtime perplexity /models/qwen3-moe.package --text wiki.test.raw --threads 2
-  python -m runtime perplexity /models/olmoe.package --text - --window 1024 --stride 512 --json < text.txt
+  moescope bench perplexity /models/qwen3-moe.package --text wiki.test.raw --threads 2
+  moescope bench perplexity /models/olmoe.package --text - --window 1024 --stride 512 --json < text.txt
 
 As defined in transformers' documentation: windows of --window tokens begin --stride tokens apart, each token counts once, in the
 first window that holds it, and the text's first token not at all. llama.cpp counts the second halves of disjoint windows."""
@@ -31,7 +31,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the text and print the figure."""
     from runtime.errors import RequestError
-    from runtime.prepare.perplexity import Perplexity, losses
+    from runtime.prepare.perplexity import Perplexity, token_losses
 
     text = read_text(args.text)
     stride = args.window // 2 if args.stride is None else args.stride
@@ -42,11 +42,9 @@ def run(args: argparse.Namespace) -> int:
         if len(ids) < 2:
             raise RequestError(f"{args.text} holds fewer than 2 tokens: give more text")
         with show_progress("reading") as progress:
-            result = Perplexity.of(losses(model.engine, ids, args.window, stride, progress))
+            result = Perplexity.of(token_losses(model.engine, ids, args.window, stride, progress))
     engine = model.describe()
-    if args.json:
-        print(json.dumps(vars(result) | {"window": args.window, "stride": stride, "engine": engine}))
-    else:
+    if not print_if_json(args, {**vars(result), "window": args.window, "stride": stride, "engine": engine}):
         error = "" if result.error is None else f" ± {result.error:.4f} (standard error)"
         print_plain(f"{args.model}: perplexity {result.perplexity:.4f}{error}")
         print(f"{result.tokens} tokens in windows of {args.window}, {stride} apart, on {engine['backends']['prefill']}")

@@ -1,10 +1,10 @@
-"""python -m runtime train-predictor: learn which experts a model chooses, and keep it in the package."""
+"""moescope tune predictor: learn which experts a model chooses, and keep it in the package."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moescope.answers import print_if_json
 from moescope.arguments import add_json
 from moescope.plain import print_plain
 from runtime.commands import add_count, read_text, require_package, show_progress
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from runtime.moe import MoE
 
 EXAMPLES = """examples:
-  python -m runtime train-predictor /models/qwen3-moe.package --text train.txt
-  python -m runtime train-predictor /models/qwen3-moe.package --text train.txt more.txt --test test.txt --json"""
+  moescope tune predictor /models/qwen3-moe.package --text train.txt
+  moescope tune predictor /models/qwen3-moe.package --text train.txt more.txt --test test.txt --json"""
 SEGMENT = 512  # tokens per sequence: fewer if the text would otherwise yield less than AT_LEAST sequences
 AT_LEAST, SHORTEST = 40, 16
 
@@ -43,34 +43,32 @@ def run(args: argparse.Namespace) -> int:
     require_package(args.package)
     Package(args.package, verify=False).require_writable()
     with MoE.load(args.package, args.expert_cache, prefetch="off", threads=args.threads) as model:
-        report = train(model, args)
-    if args.json:
-        print(json.dumps(report))
-    else:
-        show(report)
+        report = train_and_judge(model, args)
+    if not print_if_json(args, report):
+        print_report(report)
     return 0
 
 
-def train(model: "MoE", args: argparse.Namespace) -> dict[str, Any]:
+def train_and_judge(model: "MoE", args: argparse.Namespace) -> dict[str, Any]:
     """Fit on nine tenths of the training segments, calibrate on the rest, evaluate on unseen text."""
     from runtime.experts import predictor
     from runtime.prepare import training
 
     family = model.package.family
-    learn, test = _segments(model, args)
+    learn, test = _split_text(model, args)
     unseen, learn = learn[::10], [segment for i, segment in enumerate(learn) if i % 10]
     with show_progress("learning") as progress:
-        views = training.fit(training.collect(model.engine, learn, progress), family.layers)
-    training.calibrate(views, training.collect(model.engine, unseen), family.top_k)
+        views = training.fit_views(training.collect_routing(model.engine, learn, progress), family.layers)
+    training.calibrate_views(views, training.collect_routing(model.engine, unseen), family.top_k)
     for view in views.values():
         view.maps = view.maps.astype("float16").astype("float32")
-    judged = training.judge(views, training.collect(model.engine, test), family.layers, family.experts, family.top_k)
-    size = predictor.save(views, model.package)
+    judged = training.judge(views, training.collect_routing(model.engine, test), family.layers, family.experts, family.top_k)
+    size = predictor.save_views(views, model.package)
     counts = {"train_tokens": sum(map(len, learn)), "test_tokens": sum(map(len, test)), "bytes": size}
     return {"package": str(model.package.folder), **counts, "top_k": family.top_k, "experts": family.experts, "views": judged}
 
 
-def show(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     """Print the report."""
     from runtime.units import show_bytes
 
@@ -81,26 +79,26 @@ def show(report: dict[str, Any]) -> None:
         print(f"  {view:<6} {recalls}   predicted and true chance differ by {facts['calibration_error']:.3f}")
 
 
-def _segments(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], list[list[int]]]:
+def _split_text(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], list[list[int]]]:
     """(training segments, test segments), spread evenly over the text; without --test, every tenth is held out."""
     from runtime.errors import RequestError
 
     texts, tests = ([model.encode(read_text(path)) for path in files] for files in (args.text, args.test))
     length = min(SEGMENT, model.package.family.context, max(sum(map(len, texts)) // AT_LEAST, SHORTEST))
-    learn = _cut(texts, length)
-    test = _cut(tests, length) if args.test else learn[5::10]
+    learn = _cut_segments(texts, length)
+    test = _cut_segments(tests, length) if args.test else learn[5::10]
     if not args.test:
         learn = [segment for i, segment in enumerate(learn) if i % 10 != 5]
-    learn, test = _spread(learn, max(args.tokens // length, 2)), _spread(test, max(args.test_tokens // length, 1))
+    learn, test = _pick_evenly(learn, max(args.tokens // length, 2)), _pick_evenly(test, max(args.test_tokens // length, 1))
     if len(learn) < 2 or not test:
         raise RequestError(f"{len(learn)} segments of {length} tokens are too few to learn from: give more text")
     return learn, test
 
 
-def _cut(texts: list[list[int]], length: int) -> list[list[int]]:
+def _cut_segments(texts: list[list[int]], length: int) -> list[list[int]]:
     segments = [ids[i : i + length] for ids in texts for i in range(0, len(ids), length)]
     return [segment for segment in segments if len(segment) > 1]
 
 
-def _spread(segments: list[list[int]], count: int) -> list[list[int]]:
+def _pick_evenly(segments: list[list[int]], count: int) -> list[list[int]]:
     return [segments[i * len(segments) // count] for i in range(count)] if len(segments) > count else segments

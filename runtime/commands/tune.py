@@ -1,13 +1,12 @@
-"""python -m runtime tune: measure what each subgraph kind costs on each backend, for placement `auto`."""
+"""moescope tune: measure what each subgraph kind costs on each backend, for placement `auto`."""
 
 import argparse
-import json
-from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moescope.answers import note_emulator, print_if_json
 from moescope.arguments import add_json
 from moescope.plain import print_plain
 from runtime.commands import add_count, parse_tiers, require_package, show_progress
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
     from runtime.placement.costs import Cost, CostTable
 
 EXAMPLES = """examples:
-  python -m runtime tune /models/qwen3-moe.package --threads 2
-  python -m runtime tune /models/qwen3-moe.package --show
-  python -m runtime generate /models/qwen3-moe.package --prompt Hello --prefill-backend auto --decode-backend auto --threads 2"""
+  moescope tune /models/qwen3-moe.package --threads 2
+  moescope tune /models/qwen3-moe.package --show
+  moescope generate /models/qwen3-moe.package --prompt Hello --prefill-backend auto --decode-backend auto --threads 2"""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show:
         table = CostTable.stored(package)
         if table is None:
-            raise RequestError(f"{args.package} has no table yet: run `python -m runtime tune {args.package}`")
+            raise RequestError(f"{args.package} has no table yet: run `moescope tune {args.package}`")
     else:
         from runtime.prepare.tuning import Tuning
 
@@ -62,14 +61,13 @@ def run(args: argparse.Namespace) -> int:
         with show_progress("measuring") as progress:
             table = Tuning(package, options, npu=not missing).measure(args.runs, progress)
         table.save(package)
-    if args.json:
-        print(json.dumps(asdict(table)))
-    else:
-        show(table, package, options.tiers, missing)
+    note_emulator(table.machine.get("emulated"))
+    if not print_if_json(args, vars(table)):
+        print_table(table, package, options.tiers, missing)
     return 0
 
 
-def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing: str) -> None:
+def print_table(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing: str) -> None:
     """Print the table and the conclusions from it."""
     here, rows = table.machine, sorted({cell.rows for cell in table.cells if cell.rows})
     npu = here.get("npu", "")
@@ -84,12 +82,12 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for kind, backend, form in dict.fromkeys((c.kind, c.backend, c.form) for c in table.cells):
         costs = [c for c in table.cells if (c.kind, c.backend, c.form) == (kind, backend, form)]
-        cells = [_ms(_median(costs, "run", n)) for n in rows] + [_loads(costs)]
+        cells = [_show_ms(_median_ns(costs, "run", n)) for n in rows] + [_load_times(costs)]
         print(f"| {' | '.join([kind, npu if backend == 'htp' else 'CPU', form or 'resident', *cells])} |")
-    print("\n" + "\n".join(conclusions(table, tiers)))
+    print("\n" + "\n".join(describe_choices(table, tiers)))
 
 
-def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
+def describe_choices(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
     """The choices of placement `auto` by the table, a line each."""
     from runtime.cache_rules.forms import CPU, HTP
     from runtime.placement.costs import FlushByCost
@@ -102,25 +100,25 @@ def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
     for limited, when in ((False, "all experts resident"), (True, "a limited cache")):
         flush = FlushByCost(table, tiers, limited)
         places = [flush.place(n, {(HTP, max(tiers))} if limited else ()) for n in range(1, max(tiers))]
-        spans = _spans(["CPU" if backend == CPU else f"tier {tier}" for backend, tier in places])
+        spans = _equal_ranges(["CPU" if backend == CPU else f"tier {tier}" for backend, tier in places])
         lines.append(f"partial buffers on htp, {when}: " + ", ".join(f"{rows} rows {place}" for rows, place in spans))
     return lines
 
 
-def _spans(places: list[str]) -> list[tuple[str, str]]:
+def _equal_ranges(places: list[str]) -> list[tuple[str, str]]:
     """Ranges of equal places, counted from 1: (`1-5`, place)."""
     spans = [(place, [rows for rows, _ in group]) for place, group in groupby(enumerate(places, 1), itemgetter(1))]
     return [(str(rows[0]) if len(rows) == 1 else f"{rows[0]}-{rows[-1]}", place) for place, rows in spans]
 
 
-def _median(cells: "list[Cost]", what: str, rows: int) -> int | None:
+def _median_ns(cells: "list[Cost]", what: str, rows: int) -> int | None:
     return next((c.median_ns for c in cells if c.what == what and c.rows == rows), None)
 
 
-def _loads(cells: "list[Cost]") -> str:
+def _load_times(cells: "list[Cost]") -> str:
     loads = [c for c in cells if c.what == "load"]
-    return ", ".join(_ms(c.median_ns) + (f" (tier {c.tier})" if c.tier else "") for c in loads) or "-"
+    return ", ".join(_show_ms(c.median_ns) + (f" (tier {c.tier})" if c.tier else "") for c in loads) or "-"
 
 
-def _ms(ns: int | None) -> str:
+def _show_ms(ns: int | None) -> str:
     return "-" if ns is None else f"{ns / 1e6:.3f}"

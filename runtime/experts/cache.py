@@ -1,6 +1,6 @@
 """The engine's expert cache: the rule of `runtime.cache_rules` with sessions and with loading threads.
 
-One thread at a time uses the cache. With a Loader, loads run on its threads; without one, on the caller's.
+One thread at a time uses the cache. With an ExpertLoader, loads run on its threads; without one, on the caller's.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from runtime.cache_rules.eviction import Policy
 from runtime.cache_rules.forms import Cache, Form, Reason
 from runtime.cache_rules.rule import CacheRule, Entry
 from runtime.errors import BudgetError
-from runtime.experts.loader import Loader, Ticket
+from runtime.experts.loader import ExpertLoader, Ticket
 from runtime.units import show_bytes
 
 FRESH = 1 / 16  # share of a new measurement in the mean time of a load
@@ -56,7 +56,7 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         load: Callable[[Form], Session],
         watcher: Watcher,
         policy: Policy | None = None,
-        loader: Loader | None = None,
+        loader: ExpertLoader | None = None,
         unload: Callable[[Session], None] = lambda session: None,
     ):
         super().__init__(budget, size, Load, policy, loader is not None)
@@ -75,12 +75,12 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         self.use(entry)
         return session
 
-    def all_there(self, forms: list[Form]) -> list[tuple[Session, Cache]] | None:
+    def resident_sessions(self, forms: list[Form]) -> list[tuple[Session, Cache]] | None:
         """The (session, state) of each form if all were resident when the event named them; otherwise None.
 
         They count as used and need no `acquire`: named forms are not evicted until another event names its own.
         """
-        if not (self._early.issuperset(forms) and all(map(self.ready, forms))):
+        if not (self._in_time.issuperset(forms) and all(map(self.ready, forms))):
             return None
         entries = [self._held[form] for form in forms]
         states = [self.state(form) for form in forms]

@@ -9,14 +9,14 @@ from typing import Any
 from runtime.cache_rules.rule import URGENT
 
 
-def _nothing() -> None:
+def _no_work() -> None:
     """The work of a ticket that has none."""
 
 
 class Ticket(Future[Any]):
     """A requested load; `urgency`: smaller is sooner. `landed` (it has a `value`) can be read without a lock."""
 
-    def __init__(self, urgency: float, work: Callable[[], Any] = _nothing):
+    def __init__(self, urgency: float, work: Callable[[], Any] = _no_work):
         super().__init__()
         self.work, self.urgency, self.landed = work, urgency, False
         self.value: Any = None
@@ -32,10 +32,10 @@ class Ticket(Future[Any]):
         except BaseException as error:
             self.set_exception(error)
         finally:
-            self.work = _nothing  # frees the loaded expert with its last user, not only when cycles are collected
+            self.work = _no_work  # frees the loaded expert with its last user, not only when cycles are collected
 
 
-class Loader:
+class ExpertLoader:
     """Runs tickets on `threads` threads until `close`."""
 
     def __init__(self, threads: int = 1):
@@ -73,7 +73,7 @@ class Loader:
             self._waiting.remove(ticket)
             return True
 
-    def give_way(self) -> None:
+    def yield_to_urgent(self) -> None:
         """Called between the pieces of a load, on any thread: a loading thread first runs a load that has become urgent."""
         if self._waiting and getattr(self._doing, "ticket", None) and self._doing.ticket.urgency != URGENT:
             with self._lock:

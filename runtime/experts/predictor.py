@@ -45,14 +45,14 @@ class View:
         return scores
 
 
-def normalised(hidden: np.ndarray) -> np.ndarray:
+def normalise_rows(hidden: np.ndarray) -> np.ndarray:
     """Rows [n, H] divided by their root mean square."""
     mean_square = np.einsum("ij,ij->i", hidden, hidden) / hidden.shape[1]
     rows: np.ndarray = hidden / np.sqrt(mean_square + TINY)[:, None]
     return rows
 
 
-def margins(scores: np.ndarray, k: int) -> np.ndarray:
+def top_k_margins(scores: np.ndarray, k: int) -> np.ndarray:
     """Scores [n, E] minus the border that separates each row's best k from the rest."""
     ranked, last = scores.copy(), scores.shape[1] - k
     ranked.sort(axis=1)
@@ -64,11 +64,11 @@ def margins(scores: np.ndarray, k: int) -> np.ndarray:
 
 def log_odds(scores: np.ndarray, k: int, curves: np.ndarray) -> np.ndarray:
     """Log odds [n, E] that an expert is among the k chosen; one curve [2] for all rows, or one per row [n, 2]."""
-    odds: np.ndarray = curves[..., 0, None] * margins(scores, k) + curves[..., 1, None]
+    odds: np.ndarray = curves[..., 0, None] * top_k_margins(scores, k) + curves[..., 1, None]
     return odds
 
 
-def chance(odds: np.ndarray) -> np.ndarray:
+def probability_of(odds: np.ndarray) -> np.ndarray:
     """Probability of log odds."""
     probability: np.ndarray = 1 / (1 + np.exp(-np.clip(odds, -30, 30)))
     return probability
@@ -93,7 +93,7 @@ class Predictor:
         family = package.family
         if path is None:
             return cls({}, family.top_k, routers_of(package))
-        return cls(_read(path), family.top_k)
+        return cls(_read_views(path), family.top_k)
 
     @property
     def trained(self) -> bool:
@@ -105,7 +105,7 @@ class Predictor:
         if "token" not in self.views:
             return None
         view, recent = self.views["token"], history.features()
-        seen = np.broadcast_to(normalised(embedded), (len(recent), embedded.shape[1]))
+        seen = np.broadcast_to(normalise_rows(embedded), (len(recent), embedded.shape[1]))
         features = np.concatenate([seen, recent], axis=1)[:, None]
         scores = np.matmul(features, view.maps[:, :-1])[:, 0] + view.maps[:, -1]
         return log_odds(scores, self.top_k, view.curves)
@@ -138,7 +138,7 @@ def predictor_path(package: Package) -> Path | None:
     return package.folder / name if name else None
 
 
-def save(views: dict[str, View], package: Package) -> int:
+def save_views(views: dict[str, View], package: Package) -> int:
     """Write the views into the package; returns their bytes. The manifest names the new file before the old one is removed."""
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {f"{name}_maps": view.maps.astype(np.float16) for name, view in views.items()}
@@ -155,7 +155,7 @@ def save(views: dict[str, View], package: Package) -> int:
     return len(content)
 
 
-def _read(path: Path) -> dict[str, View]:
+def _read_views(path: Path) -> dict[str, View]:
     try:
         with np.load(path) as stored:
             return {
@@ -163,4 +163,4 @@ def _read(path: Path) -> dict[str, View]:
                 for view in VIEWS
             }
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise PackageError(f"{path} is damaged ({error}): run `python -m runtime train-predictor` again") from None
+        raise PackageError(f"{path} is damaged ({error}): run `moescope tune predictor` again") from None

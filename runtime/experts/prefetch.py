@@ -16,7 +16,7 @@ import numpy as np
 
 from runtime.cache_rules.forms import Form
 from runtime.cache_rules.rule import CacheRule
-from runtime.experts.predictor import chance
+from runtime.experts.predictor import probability_of
 from runtime.experts.routing import History
 from runtime.models import Family
 
@@ -82,7 +82,7 @@ class Prefetcher:
                 if layer in self._forms:
                     self._ask(self._forms[layer][expert], layer + 2, odds[layer, expert])
             if self.frugal:
-                expected_ns = (chance(odds) * self.absent).sum(axis=1) * self.cache.load_ns
+                expected_ns = (probability_of(odds) * self.absent).sum(axis=1) * self.cache.load_ns
                 self._worth[:-1] = (expected_ns > self._look_ns).tolist()
         self.spent_ns += monotonic_ns() - began
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from runtime.backends.calls import Choice, Item, LogEntry, TokenRun, prepare
+from runtime.backends.calls import Choice, Item, LogEntry, TokenRun, prepare_call
 from runtime.backends.cpu import CpuBackend, return_freed_memory
 from runtime.backends.graph import Backend, Graph
 from runtime.backends.operators import Operator, made_from
@@ -18,7 +18,7 @@ from runtime.cache_rules.eviction import POLICIES
 from runtime.cache_rules.forms import CPU, HTP, Form, Reason
 from runtime.errors import BudgetError
 from runtime.experts.cache import ExpertCache
-from runtime.experts.loader import Loader
+from runtime.experts.loader import ExpertLoader
 from runtime.package.layout import Package, expert_name
 from runtime.placement.costs import Flush
 from runtime.telemetry import probes
@@ -98,11 +98,11 @@ class Experts:
     ):
         self.family, self.backends, self.log, self.flush = package.family, backends, log, flush
         self._check(budget)
-        self.loader = Loader(LOADERS) if background else None
+        self.loader = ExpertLoader(LOADERS) if background else None
         cpu, watcher = backends.get(CPU), LoadLog(log, package, backends)
         if budget is not None:
             return_freed_memory()
-        between = self.loader.give_way if self.loader else lambda: None
+        between = self.loader.yield_to_urgent if self.loader else lambda: None
         self.cpu = CpuExperts(cpu, log, budget is None, between) if isinstance(cpu, CpuBackend) else None
         self.cache: ExpertCache[Graph] = ExpertCache(
             budget, self.bytes_of, self._load, watcher, POLICIES[policy](), self.loader, self._unload
@@ -148,7 +148,7 @@ class Experts:
         for future in work.pending:
             future.result()
 
-    def send_for(self, layer: int, chosen: list[int]) -> list[Form]:
+    def request_experts(self, layer: int, chosen: list[int]) -> list[Form]:
         """Name one token's experts on the CPU to the cache, whose event has begun; missing ones are loaded in the background."""
         layer_forms = self._forms[layer]
         forms = [layer_forms[expert] for expert in chosen]
@@ -158,13 +158,13 @@ class Experts:
     def run_token(
         self, token: TokenRun, common: Graph | None, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]
     ) -> None:
-        """The shared expert, then the experts of `send_for` on the CPU, each into its own of outputs [E].
+        """The shared expert, then the experts of `request_experts` on the CPU, each into its own of outputs [E].
 
         `row` and `outputs` are the same memory for every token. If all experts are resident, they are only appended to `token`.
         """
         if common:
             token.put(common.item)
-        resident = self.cache.all_there(forms)
+        resident = self.cache.resident_sessions(forms)
         if resident is not None:
             for graph, state in resident:
                 token.put(graph.item or self._prepared(graph, row, outputs), state)
@@ -199,7 +199,7 @@ class Experts:
 
     def _run_late(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
         """Run a token's experts that were not ready: each one's operator begins before the wait for it."""
-        for i in self.cache.readiest_first(forms):
+        for i in self.cache.resident_first(forms):
             form = forms[i]
             layer, expert = form.layer, form.expert
             with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, expert), expert):
@@ -218,7 +218,7 @@ class Experts:
         if graph.item is None:
             binding = graph.token_binding("rows", row)
             binding.output("out", outputs[graph.expert])
-            graph.item = prepare(graph, binding, made_from(Kind.EXPERT, graph.layer, graph.expert))
+            graph.item = prepare_call(graph, binding, made_from(Kind.EXPERT, graph.layer, graph.expert))
         item: Item = graph.item
         return item
 
@@ -240,7 +240,7 @@ class Experts:
     def _run_all(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
         forms = [self._form(work, backend, batch) for batch, _ in batches]
         self.cache.name(forms)
-        for i in self.cache.readiest_first(forms):
+        for i in self.cache.resident_first(forms):
             self._run(work, forms[i], *batches[i])
 
     def _form(self, work: LayerWork, backend: Backend, batch: Batch) -> Form:

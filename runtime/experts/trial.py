@@ -42,7 +42,7 @@ class Sample:
     predict_ns: int = 0
 
 
-def kept() -> deque[Sample]:
+def last_samples() -> deque[Sample]:
     """An empty queue for the last tokens of one way."""
     return deque(maxlen=KEPT)
 
@@ -51,8 +51,8 @@ def kept() -> deque[Sample]:
 class Trial:
     """`on`: whether to prefetch for the next token; `pays`: the last verdict, None before the first; `reason`: why, one line."""
 
-    with_it: deque[Sample] = field(default_factory=kept)
-    without: deque[Sample] = field(default_factory=kept)
+    with_it: deque[Sample] = field(default_factory=last_samples)
+    without: deque[Sample] = field(default_factory=last_samples)
     pays: bool | None = None
     reason: str = "undecided: too few tokens were decoded to compare"
 
@@ -114,7 +114,7 @@ class Trial:
 
     def _means(self) -> str:
         saved, error = self._saving()
-        ways = f"{described(self.with_it)} with prefetching, {described(self.without)} without"
+        ways = f"{describe_samples(self.with_it)} with prefetching, {describe_samples(self.without)} without"
         counted = f"means of {len(self.with_it)} and {len(self.without)} tokens"
         saving = f"saves {saved:.1%}" if saved >= 0 else f"costs {-saved:.1%}"
         return f"{ways} ({counted}, {saving}, standard error {error:.1%})"
@@ -130,7 +130,7 @@ def error_ns(samples: deque[Sample]) -> float:
     return sqrt(variance(sample.whole_ns for sample in samples) / len(samples))
 
 
-def described(samples: deque[Sample]) -> str:
+def describe_samples(samples: deque[Sample]) -> str:
     """Milliseconds per token and their parts, as text."""
     wait, predict = (fmean(times) / 1e6 for times in zip(*((s.wait_ns, s.predict_ns) for s in samples), strict=True))
     parts = f"{wait:.2f} waiting" + (f", {predict:.2f} predicting" if predict else "")

@@ -58,7 +58,7 @@ class GraphBuilder:
         if self.store is None:
             self.weights.append(numpy_helper.from_array(value, name))
         else:
-            self.weights.append(external(name, value, self.store(name, value)))
+            self.weights.append(external_tensor(name, value, self.store(name, value)))
         return name
 
     def constant(self, name: str, value: np.ndarray) -> str:
@@ -132,7 +132,7 @@ class GraphBuilder:
         return self.node("MatMulNBits", inputs, output, domain=MICROSOFT, accuracy_level=INT8_ACTIVATIONS, **sizes)
 
 
-def external(name: str, value: np.ndarray, data: ExternalData) -> onnx.TensorProto:
+def external_tensor(name: str, value: np.ndarray, data: ExternalData) -> onnx.TensorProto:
     """A weight stored outside the graph."""
     tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(value.dtype), dims=value.shape)
     tensor.data_location = TensorProto.EXTERNAL

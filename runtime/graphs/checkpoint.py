@@ -35,7 +35,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's config.json."""
     if not folder.is_dir():
-        remedy = "give a folder with a Hugging Face model, or make one with `python -m runtime demo-model`"
+        remedy = "give a folder with a Hugging Face model, or make one with `moescope convert demo`"
         raise ModelError(f"{folder} is not a folder: {remedy}")
     return read_json(folder / "config.json", "give a folder with a Hugging Face model")
 

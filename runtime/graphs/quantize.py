@@ -59,32 +59,32 @@ class Quantized:
 def quantize(weight: np.ndarray, precision: Precision) -> Quantized:
     """Quantize a matrix [N, K] along K. Raises RequestError if a scale is too large for float16."""
     rows = max(AT_ONCE // weight.shape[1], 1)
-    parts = [_quantize(weight[first : first + rows], precision) for first in range(0, len(weight), rows)]
+    parts = [_quantize_blocks(weight[first : first + rows], precision) for first in range(0, len(weight), rows)]
     values, scales = np.concatenate([p.values for p in parts]), np.concatenate([p.scales for p in parts])
     zeros = [p.zero_points for p in parts if p.zero_points is not None]
     return Quantized(values, scales, np.concatenate(zeros) if zeros else None)
 
 
-def _quantize(weight: np.ndarray, precision: Precision) -> Quantized:
+def _quantize_blocks(weight: np.ndarray, precision: Precision) -> Quantized:
     n, k = weight.shape
     blocks = -(-k // precision.block)
     padded = np.zeros((n, blocks * precision.block), np.float32)
     padded[:, :k] = weight
     parts = padded.reshape(n, blocks, precision.block)
     if precision.symmetric:
-        codes, scales = _symmetric(parts, precision.bits)
-        return Quantized(_pack(codes, precision.bits), scales, None)
-    codes, scales, zeros = _asymmetric(parts, precision.bits)
-    return Quantized(_pack(codes, precision.bits), scales, _pack(zeros, precision.bits))
+        codes, scales = _quantize_symmetric(parts, precision.bits)
+        return Quantized(_pack_codes(codes, precision.bits), scales, None)
+    codes, scales, zeros = _quantize_asymmetric(parts, precision.bits)
+    return Quantized(_pack_codes(codes, precision.bits), scales, _pack_codes(zeros, precision.bits))
 
 
-def _symmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+def _quantize_symmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Codes around the middle; the weight of largest magnitude maps to the lowest code, since that side has one step more."""
     middle, top = 1 << (bits - 1), (1 << bits) - 1
     extreme = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     best_scale, best_error, best_codes = np.zeros_like(extreme), np.full(extreme.shape, np.inf, np.float32), None
     for shrink in SHRINK if bits == 4 else SHRINK[:1]:
-        scale = _half(extreme / -middle * shrink)
+        scale = _as_stored(extreme / -middle * shrink)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
         codes = np.clip(np.rint(parts * inverse[..., None]) + middle, 0, top)
         error = np.square((codes - middle) * scale[..., None] - parts).sum(axis=-1)
@@ -96,18 +96,18 @@ def _symmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     return best_codes.astype(np.uint8), best_scale.astype(np.float16)
 
 
-def _asymmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _quantize_asymmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes from the smallest to the largest weight of a block, zero included."""
     top = (1 << bits) - 1
     low, high = np.minimum(parts.min(axis=-1), 0), np.maximum(parts.max(axis=-1), 0)
-    scale = _half((high - low) / top)
+    scale = _as_stored((high - low) / top)
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     zeros = np.clip(np.rint(-low * inverse), 0, top)
     codes = np.clip(np.rint(parts * inverse[..., None]) + zeros[..., None], 0, top)
     return codes.astype(np.uint8), scale.astype(np.float16), zeros.astype(np.uint8)
 
 
-def _half(scale: np.ndarray) -> np.ndarray:
+def _as_stored(scale: np.ndarray) -> np.ndarray:
     """The scale as it is stored."""
     if scale.size and np.abs(scale).max() > HALF_MAX:
         raise RequestError(
@@ -117,7 +117,7 @@ def _half(scale: np.ndarray) -> np.ndarray:
     return stored
 
 
-def _pack(codes: np.ndarray, bits: int) -> np.ndarray:
+def _pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
     if bits == 8:
         return codes
     if codes.shape[-1] % 2:

@@ -6,7 +6,7 @@ from typing import Any
 
 from runtime.errors import ModelError
 from runtime.models.decoder import Decoder as Family
-from runtime.models.keys import checked, refuse
+from runtime.models.keys import checked_config, raise_model_error
 
 __all__ = ["FAMILIES", "Family", "read_family"]
 
@@ -46,16 +46,16 @@ def read_family(config: dict[str, Any], folder: Path) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(f"{folder} holds a model of type {model_type!r}: this runtime knows {', '.join(FAMILIES)}")
     file = folder / "config.json"
-    given = checked(config, file)
+    given = checked_config(config, file)
     sizes = given.get("text_config", given)
     if sizes.get("num_hidden_layers", 1) > MOST_LAYERS:
-        refuse(file, "num_hidden_layers", sizes["num_hidden_layers"], f"at most {MOST_LAYERS}")
+        raise_model_error(file, "num_hidden_layers", sizes["num_hidden_layers"], f"at most {MOST_LAYERS}")
     try:
         family: Family = import_module(f"runtime.models.{FAMILIES[model_type]}").read(given)
     except KeyError as error:
         raise ModelError(f"{file} lacks {error}: use the config that came with the weights") from None
     if not 0 < family.top_k <= family.experts:
-        refuse(file, "num_experts_per_tok", family.top_k, f"from 1 to the {family.experts} experts of a layer")
+        raise_model_error(file, "num_experts_per_tok", family.top_k, f"from 1 to the {family.experts} experts of a layer")
     if not family.routed:
         raise ModelError(f"no layer of {folder} has experts: this runtime runs Mixture-of-Experts models")
     family.check_heads()

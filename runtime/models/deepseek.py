@@ -144,7 +144,7 @@ def read(config: dict[str, Any]) -> Deepseek:
         **sizes,
         intermediate=width,
         rope=read_rope(config, rope_dim, interleaved=bool(config.get("rope_interleave", True)) if third else True),
-        router=sigmoid_router(config, sizes) if third else _router(config, sizes),
+        router=sigmoid_router(config, sizes) if third else _read_router(config, sizes),
         dense=_dense_layers(config, sizes),
         dense_width=int(config["intermediate_size"]),
         shared_width=width * int(config.get("n_shared_experts") or 0),
@@ -163,7 +163,7 @@ def _dense_layers(config: dict[str, Any], sizes: dict[str, Any]) -> frozenset[in
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
-def _router(config: dict[str, Any], sizes: dict[str, Any]) -> Router:
+def _read_router(config: dict[str, Any], sizes: dict[str, Any]) -> Router:
     """DeepSeek-V2's router."""
     grouped = config.get("topk_method") == "group_limited_greedy"
     return Router(

@@ -148,7 +148,7 @@ def read(config: dict[str, Any]) -> Gemma4:
     config = (
         {"eos_token_id": config.get("eos_token_id")} | text | {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
     )
-    _refuse(config)
+    _refuse_unsupported(config)
     kinds = layer_kinds(config, lambda layer: bool((layer + 1) % EVERY))
     # As in transformers: the last layer sees all tokens.
     kinds = [*kinds[:-1], FULL] if kinds[-1] == SLIDING else kinds
@@ -156,19 +156,19 @@ def read(config: dict[str, Any]) -> Gemma4:
     sizes = common_sizes({"head_dim": 256, "num_key_value_heads": 4} | config | used) | {"scale": 1.0}
     return Gemma4(
         **sizes,
-        rope=_rope(config, SLIDING, sizes["head_dim"]),
+        rope=_read_rope(config, SLIDING, sizes["head_dim"]),
         intermediate=int(config["moe_intermediate_size"]),
         router=Router("softmax_scaled", sizes["top_k"], sizes["experts"]),
         shared_width=int(config["intermediate_size"]),
         windows=windows_of(kinds, config.get("sliding_window", 512)),
         embedding_multiplier=sizes["hidden"] ** 0.5,
         logits_cap=float(config.get("final_logit_softcapping") or 0),
-        full=_full(config, kinds, sizes),
+        full=_full_heads(config, kinds, sizes),
         full_at=frozenset(layer for layer, kind in enumerate(kinds) if kind == FULL),
     )
 
 
-def _full(config: dict[str, Any], kinds: list[str], sizes: dict[str, Any]) -> Heads:
+def _full_heads(config: dict[str, Any], kinds: list[str], sizes: dict[str, Any]) -> Heads:
     """Heads of the layers that see all tokens, which the config gives once for all or per layer."""
     shared = bool(config.get("attention_k_eq_v"))
     heads: dict[str, Any] = {"head_dim": config.get("global_head_dim", 512)}
@@ -181,10 +181,10 @@ def _full(config: dict[str, Any], kinds: list[str], sizes: dict[str, Any]) -> He
         if wide != named or len(named) != len(listed) or any(part != heads for part in listed.values()):
             raise ModelError("per_layer_config is not supported where it names more than one change, or not for full_attention")
     head_dim = int(heads.get("head_dim") or sizes["head_dim"])
-    return Heads(head_dim, int(heads.get("num_key_value_heads") or sizes["kv_heads"]), _rope(config, FULL, head_dim), shared)
+    return Heads(head_dim, int(heads.get("num_key_value_heads") or sizes["kv_heads"]), _read_rope(config, FULL, head_dim), shared)
 
 
-def _rope(config: dict[str, Any], kind: str, head_dim: int) -> Rope:
+def _read_rope(config: dict[str, Any], kind: str, head_dim: int) -> Rope:
     """Rotary positions of one kind of layer."""
     full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
     usual: dict[str, dict[str, Any]] = {FULL: full, SLIDING: {"rope_theta": 1e4}}
@@ -199,7 +199,7 @@ def _rope(config: dict[str, Any], kind: str, head_dim: int) -> Rope:
     return rope
 
 
-def _refuse(config: dict[str, Any]) -> None:
+def _refuse_unsupported(config: dict[str, Any]) -> None:
     """Refuse features that transformers supports and this runtime does not."""
     for key, what in NOT_BUILT.items():
         # transformers' default of the first is 256.

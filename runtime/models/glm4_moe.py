@@ -4,7 +4,7 @@ from typing import Any
 
 from runtime.models.decoder import Decoder
 from runtime.models.routers import sigmoid_router
-from runtime.models.sizes import common, first_layers, partly_rotated
+from runtime.models.sizes import common_settings, first_layers, partly_rotated
 
 
 class Glm4Moe(Decoder):
@@ -15,7 +15,7 @@ class Glm4Moe(Decoder):
 
 def read(config: dict[str, Any], windows: tuple[int, ...] = ()) -> Glm4Moe:
     """Sizes from config.json."""
-    sizes = partly_rotated(common({"partial_rotary_factor": 0.5} | config, partly=True))
+    sizes = partly_rotated(common_settings({"partial_rotary_factor": 0.5} | config, partly=True))
     width = int(config["moe_intermediate_size"])
     return Glm4Moe(
         **sizes,

@@ -9,7 +9,7 @@ from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder, ExpertWeights
 from runtime.models.routers import Router
-from runtime.models.sizes import common, layer_kinds, windows_of
+from runtime.models.sizes import common_settings, layer_kinds, windows_of
 
 MXFP4_BLOCK = 32
 _STEPS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -67,7 +67,7 @@ class GptOss(Decoder):
 
 def read(config: dict[str, Any]) -> GptOss:
     """Sizes from config.json."""
-    sizes = common(config, 150000.0)
+    sizes = common_settings(config, 150000.0)
     kinds = layer_kinds(config, lambda layer: layer % 2 == 0)
     return GptOss(
         **sizes,

@@ -5,7 +5,7 @@ from typing import Any
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder, ExpertWeights
 from runtime.models.routers import Router
-from runtime.models.sizes import common
+from runtime.models.sizes import common_settings
 
 
 class GraniteMoe(Decoder):
@@ -31,7 +31,7 @@ class GraniteMoe(Decoder):
 
 def read(config: dict[str, Any]) -> GraniteMoe:
     """Sizes from config.json."""
-    sizes = common(config)
+    sizes = common_settings(config)
     sizes["scale"] = float(config.get("attention_multiplier", 1.0))
     return GraniteMoe(
         **sizes,

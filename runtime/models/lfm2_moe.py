@@ -11,7 +11,7 @@ from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Shapes
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution
 from runtime.models.routers import sigmoid_router
-from runtime.models.sizes import common, first_layers
+from runtime.models.sizes import common_settings, first_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def read(config: dict[str, Any]) -> Lfm2Moe:
     """Sizes from config.json."""
     config = {"rms_norm_eps": config.get("norm_eps", 1e-5), "hidden_act": "silu"} | config
     config["tie_word_embeddings"] = config.get("tie_embedding", config.get("tie_word_embeddings", True))
-    sizes = common(config, 1e6, ("full_attention", "conv"))
+    sizes = common_settings(config, 1e6, ("full_attention", "conv"))
     kernel = int(config.get("conv_L_cache", 3))
     if kernel < 2:
         raise ModelError(f"conv_L_cache {kernel} is not supported: this runtime builds convolutions over 2 tokens or more")

@@ -4,7 +4,7 @@ from typing import Any
 
 from runtime.models.decoder import Decoder
 from runtime.models.routers import Router
-from runtime.models.sizes import common
+from runtime.models.sizes import common_settings
 
 
 class Mixtral(Decoder):
@@ -16,7 +16,7 @@ class Mixtral(Decoder):
 
 def read(config: dict[str, Any]) -> Mixtral:
     """Sizes from config.json."""
-    sizes = common(config, 1e6)
+    sizes = common_settings(config, 1e6)
     window = int(config.get("sliding_window") or 0)
     return Mixtral(
         **sizes,

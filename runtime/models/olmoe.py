@@ -7,7 +7,7 @@ from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder
 from runtime.models.routers import Router
-from runtime.models.sizes import common
+from runtime.models.sizes import common_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Olmoe(Decoder):
 
 def read(config: dict[str, Any]) -> Olmoe:
     """Sizes from config.json."""
-    sizes = common(config)
+    sizes = common_settings(config)
     return Olmoe(
         **sizes,
         intermediate=int(config["intermediate_size"]),

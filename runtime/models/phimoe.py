@@ -7,7 +7,7 @@ from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder
 from runtime.models.routers import Router
-from runtime.models.sizes import common
+from runtime.models.sizes import common_settings
 
 
 class Phimoe(Decoder):
@@ -24,7 +24,7 @@ class Phimoe(Decoder):
 
 def read(config: dict[str, Any]) -> Phimoe:
     """Sizes from config.json."""
-    sizes = common(config, 1e6)
+    sizes = common_settings(config, 1e6)
     if sizes["top_k"] != 2:
         raise ModelError(
             f"sparsemixer chooses 2 experts, this config {sizes['top_k']}: take the config that came with the weights"

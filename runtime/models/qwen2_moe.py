@@ -4,7 +4,7 @@ from typing import Any
 
 from runtime.models.decoder import Decoder
 from runtime.models.routers import Router
-from runtime.models.sizes import common, dense_layers, layer_kinds, windows_of
+from runtime.models.sizes import common_settings, dense_layers, layer_kinds, windows_of
 
 
 class Qwen2Moe(Decoder):
@@ -13,19 +13,19 @@ class Qwen2Moe(Decoder):
 
 def read(config: dict[str, Any]) -> Qwen2Moe:
     """Sizes from config.json."""
-    sizes = common(config)
+    sizes = common_settings(config)
     return Qwen2Moe(
         **sizes,
         intermediate=int(config["moe_intermediate_size"]),
         router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", False))),
-        windows=_windows(config),
+        windows=_window_sizes(config),
         dense=dense_layers(config),
         dense_width=int(config.get("intermediate_size") or 0),
         shared_width=int(config["shared_expert_intermediate_size"]),
     )
 
 
-def _windows(config: dict[str, Any]) -> tuple[int, ...]:
+def _window_sizes(config: dict[str, Any]) -> tuple[int, ...]:
     """Sliding windows per layer, by the config."""
     if not config.get("use_sliding_window"):
         return ()

@@ -4,7 +4,7 @@ from typing import Any
 
 from runtime.models.decoder import Decoder
 from runtime.models.routers import Router
-from runtime.models.sizes import common, dense_layers
+from runtime.models.sizes import common_settings, dense_layers
 
 
 class Qwen3Moe(Decoder):
@@ -13,7 +13,7 @@ class Qwen3Moe(Decoder):
 
 def read(config: dict[str, Any], family: type[Qwen3Moe] = Qwen3Moe, theta: float = 10000.0) -> Qwen3Moe:
     """Sizes from config.json."""
-    sizes = common(config, theta)
+    sizes = common_settings(config, theta)
     window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
     return family(
         **sizes,

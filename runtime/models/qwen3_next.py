@@ -16,7 +16,7 @@ from runtime.graphs.quantize import FLOAT32
 from runtime.models.decoder import Shapes
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution
 from runtime.models.routers import Router
-from runtime.models.sizes import common, dense_layers, partly_rotated
+from runtime.models.sizes import common_settings, dense_layers, partly_rotated
 
 LAYER_TYPES = ("full_attention", "linear_attention")
 L2_EPSILON = 1e-6
@@ -91,7 +91,7 @@ class Qwen3Next(RecurrentDecoder):
         stored = checkpoint.tensor(name + "in_proj_qkvz.weight", (self.convolved + values, hidden))
         parts = np.split(stored.reshape(key_heads, -1, hidden), [keys, 2 * keys, 2 * keys + group], axis=1)
         stored = checkpoint.tensor(name + "in_proj_ba.weight", (2 * self.value_heads, hidden))
-        return _stacked(parts), _stacked(np.split(stored.reshape(key_heads, -1, hidden), 2, axis=1))
+        return _stack_rows(parts), _stack_rows(np.split(stored.reshape(key_heads, -1, hidden), 2, axis=1))
 
     def _remember(self, g: GraphBuilder, checkpoint: Checkpoint, name: str, rows: str, gates: str) -> str:
         """The heads' reads from their matrices [T, heads, 1, D'], token by token; also creates next_1."""
@@ -132,7 +132,7 @@ class Qwen3Next(RecurrentDecoder):
         return g.graph()
 
 
-def _stacked(parts: list[np.ndarray]) -> np.ndarray:
+def _stack_rows(parts: list[np.ndarray]) -> np.ndarray:
     """Parts [heads, rows, H] stacked along the rows."""
     return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
 
@@ -144,7 +144,7 @@ def _silu(g: GraphBuilder, value: str) -> str:
 def read(config: dict[str, Any]) -> Qwen3Next:
     """Sizes from config.json, or from its text part for Qwen3.5-MoE."""
     config = {"partial_rotary_factor": 0.25, "head_dim": 256} | config.get("text_config", config)
-    sizes = partly_rotated(common(config, layer_types=LAYER_TYPES, partly=True))
+    sizes = partly_rotated(common_settings(config, layer_types=LAYER_TYPES, partly=True))
     every = int(config.get("full_attention_interval") or 4)
     kinds = config.get("layer_types") or [LAYER_TYPES[bool((layer + 1) % every)] for layer in range(sizes["layers"])]
     return Qwen3Next(

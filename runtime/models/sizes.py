@@ -10,7 +10,7 @@ ACTIVATIONS = ("silu", "swish")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def common(
+def common_settings(
     config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[str, ...] = LAYER_TYPES, partly: bool = False
 ) -> dict[str, Any]:
     """Settings that most families' config.json names the same way. `theta`: default base of the rotary positions.

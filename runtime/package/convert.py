@@ -138,7 +138,7 @@ class WeightFile:
 
 
 @dataclass
-class Part:
+class PackagePart:
     """A part's entries for the manifest."""
 
     files: dict[str, Any] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Conversion:
         self.folder, self.model, self.target = folder, model, target
         self.family = replace(family, precisions=target.precisions())
         self.checkpoint, self.progress = Checkpoint(model), progress
-        self._key = sha256(f"{fingerprint(model)} {target}".encode())
+        self._key = sha256(f"{model_fingerprint(model)} {target}".encode())
         self._done = 0
 
     def run(self) -> None:
@@ -172,9 +172,9 @@ class Conversion:
                 partial.replace(self.folder / JOURNAL)
             else:
                 self._step(units)
-        self._finish([Part(**entries) for entries in finished.values()])
+        self._finish([PackagePart(**entries) for entries in finished.values()])
 
-    def _parts(self) -> Iterator[tuple[str, int, Callable[[], Part]]]:
+    def _parts(self) -> Iterator[tuple[str, int, Callable[[], PackagePart]]]:
         """(name, units of work, maker) of each part."""
         yield "embedding", 1, self._embedding
         yield "head", 1, self._head
@@ -195,14 +195,14 @@ class Conversion:
         if self.progress:
             self.progress(self._done, sum(units for _, units, _ in self._parts()))
 
-    def _embedding(self) -> Part:
+    def _embedding(self) -> PackagePart:
         family, dtype = self.family, self._embedding_type()
         with WeightFile(self.folder / "embedding.bin") as file:
             for rows in self._embedding_rows():
                 file.write(np.ascontiguousarray(rows.astype(dtype)).reshape(-1).view(np.uint8).data)
         self._step()
         entry = {"file": "embedding.bin", "dtype": np.dtype(dtype).str, "shape": [family.vocabulary, family.hidden]}
-        return Part(files={"embedding.bin": file.entry()}, embedding=entry)
+        return PackagePart(files={"embedding.bin": file.entry()}, embedding=entry)
 
     def _embedding_type(self) -> type:
         """Half precision, unless the package is float32 or a value is too large for it."""
@@ -216,16 +216,16 @@ class Conversion:
         for first in range(0, self.family.vocabulary, ROWS_AT_ONCE):
             yield self.checkpoint.tensor("model.embed_tokens.weight", shape, slice(first, first + ROWS_AT_ONCE))
 
-    def _head(self) -> Part:
-        part = Part()
+    def _head(self) -> PackagePart:
+        part = PackagePart()
         with WeightFile(self.folder / "head.bin") as file:
             self._graph(part, "head", self.family.head(self.checkpoint, file.store("head")), file)
         part.files["head.bin"] = file.entry()
         self._step()
         return part
 
-    def _layer(self, layer: int) -> Part:
-        part, family, checkpoint = Part(), self.family, self.checkpoint
+    def _layer(self, layer: int) -> PackagePart:
+        part, family, checkpoint = PackagePart(), self.family, self.checkpoint
         with WeightFile(self.folder / f"{layer_name('layer', layer)}.bin") as file:
             attention = file.store("attention")
             self._graph(part, attention_name(layer), family.attention(checkpoint, layer, attention), file)
@@ -239,7 +239,7 @@ class Conversion:
             self._experts(part, layer)
         return part
 
-    def _experts(self, part: Part, layer: int) -> None:
+    def _experts(self, part: PackagePart, layer: int) -> None:
         """Write all experts of a layer in order; they differ only in their weights."""
         hashes: list[str] = []
         with WeightFile(self.folder / f"{layer_name(EXPERTS, layer)}.bin") as file:
@@ -256,7 +256,7 @@ class Conversion:
         by_layer = {str(layer): {"file": file.path.name, "sha256": hashes}}
         part.experts = {"tensors": layout, "bytes": len(content), "stride": stride, "layers": by_layer}
 
-    def _graph(self, part: Part, name: str, model: onnx.ModelProto, weights: WeightFile) -> None:
+    def _graph(self, part: PackagePart, name: str, model: onnx.ModelProto, weights: WeightFile) -> None:
         content = model.SerializeToString()
         (self.folder / f"{name}.onnx").write_bytes(content)
         part.files[f"{name}.onnx"] = file_entry(content)
@@ -264,7 +264,7 @@ class Conversion:
         used = "" if name == "expert" else weights.entry()["sha256"]
         part.subgraphs[name] = sha256(f"{part.files[f'{name}.onnx']['sha256']} {used}".encode())
 
-    def _finish(self, parts: list[Part]) -> None:
+    def _finish(self, parts: list[PackagePart]) -> None:
         files: dict[str, Any] = {}
         for name in COPIED:
             if (self.model / name).exists():
@@ -273,7 +273,7 @@ class Conversion:
                 files[name] = file_entry(content)
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "fingerprint": fingerprint(self.model),
+            "fingerprint": model_fingerprint(self.model),
             "model_type": read_config(self.model)["model_type"],
             "target": asdict(self.target),
             "precisions": asdict(self.target.precisions()),
@@ -306,7 +306,7 @@ def _expert_store() -> tuple[Store, bytearray, list[dict[str, Any]]]:
     return place, content, layout
 
 
-def fingerprint(folder: Path) -> str:
+def model_fingerprint(folder: Path) -> str:
     """A hash of what a package of this model folder depends on: the config, and name, size and time of every weight file."""
     digest = hashlib.sha256(f"moescope package {FORMAT}\n".encode())
     for name in COPIED:
@@ -331,7 +331,7 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
     working = target.parent / f".{target.name}.partial"
     try:
         working.mkdir(parents=True, exist_ok=True)
-        with _alone(working):
+        with _conversion_lock(working):
             Conversion(working, model, family, what or PackageFormat(), progress).run()
             shutil.rmtree(target, ignore_errors=True)
             working.rename(target)
@@ -350,7 +350,7 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _conversion_lock(folder: Path) -> Iterator[None]:
     """Lock the folder against a second conversion; the kernel unlocks it however this process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -368,7 +368,7 @@ def up_to_date(model: Path, target: Path, what: PackageFormat | None = None) -> 
         package = Package(target)
     except MoEError:
         return None
-    same = package.manifest["fingerprint"] == fingerprint(model)
+    same = package.manifest["fingerprint"] == model_fingerprint(model)
     return package if same and (what is None or package.manifest.get("target") == asdict(what)) else None
 
 

@@ -41,11 +41,11 @@ def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> No
 
 def _read_all(outline: Outline, family: Family) -> None:
     outline.tensor("model.embed_tokens.weight", (family.vocabulary, family.hidden))
-    family.head(outline, _discard)
+    family.head(outline, _discard_weight)
     for layer in range(family.layers):
-        family.attention(outline, layer, _discard)
+        family.attention(outline, layer, _discard_weight)
         for make in family.subgraphs(layer).values():
-            make(outline, layer, _discard)
+            make(outline, layer, _discard_weight)
         if layer in family.dense:
             continue
         before = set(outline.used)
@@ -62,5 +62,5 @@ def _repeat_for_experts(outline: Outline, experts: int, of_first: set[str]) -> N
     outline.used |= names
 
 
-def _discard(name: str, value: np.ndarray) -> ExternalData:
+def _discard_weight(name: str, value: np.ndarray) -> ExternalData:
     return ExternalData("", 0, value.nbytes)

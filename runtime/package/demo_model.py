@@ -44,9 +44,9 @@ def write_demo_model(folder: Path, seed: int = 0, sizes: DemoSizes | None = None
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "model_max_length": sizes.context}
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
-    _write_json(folder / "config.json", config(sizes, tokenizer.get_vocab_size()))
+    _write_json(folder / "config.json", demo_config(sizes, tokenizer.get_vocab_size()))
     text = tokenizer.encode(" ".join(TEXT.read_text(encoding="utf-8").split())).ids
-    save_file(weights(sizes, seed, tokenizer.get_vocab_size(), text), folder / "model.safetensors", {"format": "pt"})
+    save_file(demo_weights(sizes, seed, tokenizer.get_vocab_size(), text), folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -61,7 +61,7 @@ def train_tokenizer(vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def config(sizes: DemoSizes, vocabulary: int) -> dict[str, object]:
+def demo_config(sizes: DemoSizes, vocabulary: int) -> dict[str, object]:
     """config.json as transformers reads it."""
     return {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -92,7 +92,7 @@ def config(sizes: DemoSizes, vocabulary: int) -> dict[str, object]:
     }
 
 
-def weights(sizes: DemoSizes, seed: int, vocabulary: int, text: list[int]) -> dict[str, np.ndarray]:
+def demo_weights(sizes: DemoSizes, seed: int, vocabulary: int, text: list[int]) -> dict[str, np.ndarray]:
     """Every tensor, float32, under the names of a Hugging Face checkpoint."""
     random = np.random.default_rng(seed)
     h, d, i = sizes.hidden, sizes.head_dim, sizes.intermediate

@@ -27,14 +27,14 @@ def for_npu(graph: bytes) -> bytes:
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         if not scales.intersection(node.output):
-            nodes += _widened(node) if node.op_type == OPERATOR else [node]
+            nodes += _widened_product(node) if node.op_type == OPERATOR else [node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), AXIS))
     return bytes(model.SerializeToString())
 
 
-def _widened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _widened_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     rows, out, bias = node.input[0], node.output[0], node.input[BIAS] if len(node.input) > BIAS else ""
     product = onnx.NodeProto()
     product.CopyFrom(node)

@@ -39,7 +39,7 @@ class FileRange:
     bytes: int
 
 
-def aligned(count: int) -> int:
+def page_aligned(count: int) -> int:
     """`count` rounded up to whole pages."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
@@ -55,12 +55,12 @@ class BlockPool:
 
     def take(self, count: int) -> np.ndarray:
         """Take a block of at least `count` bytes."""
-        size = aligned(count)
+        size = page_aligned(count)
         with self._lock:
             for free in (self._warm.get(size), self._empty.get(size)):
                 if free:
                     return free.pop()
-            self._empty[size] = arena(size)
+            self._empty[size] = allocate_blocks(size)
             return self._empty[size].pop()
 
     def give(self, block: np.ndarray) -> None:
@@ -72,7 +72,7 @@ class BlockPool:
             (self._warm if kept else self._empty).setdefault(len(block), []).append(block)
 
 
-def arena(size: int) -> list[np.ndarray]:
+def allocate_blocks(size: int) -> list[np.ndarray]:
     """Adjacent blocks of this size, the first one last; their memory is allocated when they are written."""
     count = max(ARENA // size, 1)
     memory = mmap.mmap(-1, count * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -112,10 +112,10 @@ class Reader:
         first = span.offset // ALIGNMENT * ALIGNMENT
         skip = span.offset - first
         count = skip + span.bytes
-        if aligned(count) > len(block):
+        if page_aligned(count) > len(block):
             raise ValueError(f"a block of {len(block)} bytes cannot take {count}")
         try:
-            done = self._fill(self._take(span.path), block.data[: aligned(count)], first, count)
+            done = self._fill(self._take(span.path), block.data[: page_aligned(count)], first, count)
         except OSError as error:
             raise PackageError(f"{span.path} cannot be read ({error.strerror}): {REMEDY}") from None
         if done < count:
@@ -142,7 +142,7 @@ class Reader:
                 break
             self.between()
         if not file.direct:
-            os.posix_fadvise(file.descriptor, first, aligned(count), os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.descriptor, first, page_aligned(count), os.POSIX_FADV_DONTNEED)
         return done
 
     def _take(self, path: Path) -> OpenFile:

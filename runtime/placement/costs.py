@@ -66,7 +66,7 @@ class CostTable:
             return None, "not tuned"
         if table.package != package.manifest["fingerprint"]:
             return None, "tuned before the package was converted again"
-        this_machine = machine(options.threads, npu=True)
+        this_machine = machine_key(options.threads, npu=True)
         changed = [name for name, value in this_machine.items() if table.machine.get(name) != value]
         if table.chunk != options.chunk or not all(table.measured("expert", HTP, tier) for tier in options.tiers):
             changed.append("chunk or other tiers")
@@ -185,7 +185,7 @@ class FlushByCost(Flush):
         return load + self.table.run_ns("expert", backend, rows, tier)
 
 
-def machine(threads: int, npu: bool) -> dict[str, Any]:
+def machine_key(threads: int, npu: bool) -> dict[str, Any]:
     """The properties of this machine that determine run times, with the NPU or emulator if `npu`."""
     facts = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": threads, "onnxruntime": version("onnxruntime")}
     if npu:

@@ -53,7 +53,7 @@ class Options:
     def __post_init__(self) -> None:
         for chosen in (self.prefill_backend, self.decode_backend):
             if chosen != AUTO:
-                placed(chosen)
+                parse_placement(chosen)
         self.profiling()
         check_soc(self.soc)
         if self.kv_bits not in KV_BITS:
@@ -69,7 +69,7 @@ class Options:
 
     def uses(self, backend: str) -> bool:
         """Whether any phase uses this backend."""
-        return any(backend in placed(chosen).values() for chosen in (self.prefill_backend, self.decode_backend))
+        return any(backend in parse_placement(chosen).values() for chosen in (self.prefill_backend, self.decode_backend))
 
     def profiling(self) -> Profiling:
         """The settings of QNN's profiling, as an object that may be changed while the engine runs."""
@@ -83,7 +83,7 @@ def check_soc(soc: str) -> None:
         raise RequestError(f"--soc {soc!r} is not an SoC number: give its number in Qualcomm's SDK, such as 57")
 
 
-def placed(text: str) -> dict[str, str]:
+def parse_placement(text: str) -> dict[str, str]:
     """Kind → backend, from one backend's name for all kinds or from `attention=cpu,expert=htp`."""
     if text in BACKENDS.values():
         return dict.fromkeys(PLACED, text)

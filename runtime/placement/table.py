@@ -14,24 +14,24 @@ def npu_missing(package: Package) -> str:
 
     if not package.portable:
         return "the package was converted for the CPU only"
-    return htp.available()
+    return htp.why_unavailable()
 
 
-def resolve(options: Options, package: Package) -> tuple[Options, CostTable | None]:
+def resolve_auto(options: Options, package: Package) -> tuple[Options, CostTable | None]:
     """(options without `auto`, the table used for them or None). Prints on standard error what `auto` became."""
     if AUTO not in (options.prefill_backend, options.decode_backend):
         return options, None
     missing = npu_missing(package)
     if missing:
-        return _placed(options, "cpu", "cpu", f": {missing}"), None
+        return _with_backends(options, "cpu", "cpu", f": {missing}"), None
     table, reason = CostTable.of(package, options)
     if table is None:
-        return _placed(options, "htp", "cpu", f" ({reason}: {DEFAULT})"), None
-    prefill, decode = (_spelled(names) for names in (table.prefill(options.tiers), table.decode(options.tiers)))
-    return _placed(options, prefill, decode, " (by the table of `tune`)"), table
+        return _with_backends(options, "htp", "cpu", f" ({reason}: {DEFAULT})"), None
+    prefill, decode = (_show_backends(names) for names in (table.prefill(options.tiers), table.decode(options.tiers)))
+    return _with_backends(options, prefill, decode, " (by the table of `tune`)"), table
 
 
-def _placed(options: Options, prefill: str, decode: str, reason: str) -> Options:
+def _with_backends(options: Options, prefill: str, decode: str, reason: str) -> Options:
     from runtime.backends import htp
 
     for phase, asked, chosen in (("prefill", options.prefill_backend, prefill), ("decode", options.decode_backend, decode)):
@@ -45,7 +45,7 @@ def _placed(options: Options, prefill: str, decode: str, reason: str) -> Options
     )
 
 
-def _spelled(names: dict[str, str]) -> str:
+def _show_backends(names: dict[str, str]) -> str:
     """The names as text: a single backend's name if both kinds run on it."""
     if len(set(names.values())) == 1:
         return names["expert"]

@@ -32,7 +32,7 @@ class Perplexity:
         return cls(value, error, len(losses))
 
 
-def losses(engine: Engine, ids: list[int], window: int, stride: int, progress: Progress | None = None) -> np.ndarray:
+def token_losses(engine: Engine, ids: list[int], window: int, stride: int, progress: Progress | None = None) -> np.ndarray:
     """Negative log-likelihoods [n - 1] in nats of all tokens except the first.
 
     Windows of `window` tokens begin `stride` tokens apart; a token counts in the first window that contains it.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from runtime.backends.htp import SEPARATE, SHARED, HtpBackend, versions
+from runtime.backends.htp import SEPARATE, SHARED, HtpBackend, binary_versions
 from runtime.package.convert import Progress
 from runtime.package.layout import Package, attention_name, expert_name
 from runtime.placement.options import TIERS, check_soc
@@ -54,7 +54,7 @@ class Shapes:
         return sorted({past_tier(min(context, package.family.context)) for context in self.contexts})
 
 
-def precompile(package: Package, shapes: Shapes, progress: Progress) -> int:
+def compile_binaries(package: Package, shapes: Shapes, progress: Progress) -> int:
     """Compile missing binaries and note them in the manifest; returns the number of context binaries."""
     backend = HtpBackend(package, shapes.tiers, soc=shapes.soc)
     # Binaries compiled here are not loaded from those of an earlier compilation.
@@ -64,6 +64,6 @@ def precompile(package: Package, shapes: Shapes, progress: Progress) -> int:
     for done, make in enumerate(jobs, 1):
         make()
         progress(done, len(jobs))
-    made_for = {"contexts": shapes.pasts(package), "tiers": list(shapes.tiers), "soc": backend.soc, "versions": versions()}
+    made_for = {"contexts": shapes.pasts(package), "tiers": list(shapes.tiers), "soc": backend.soc, "versions": binary_versions()}
     package.change_manifest({"compiled": asdict(shapes) | made_for}, "free space and convert again")
     return len(jobs)

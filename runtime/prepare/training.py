@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.experts.predictor import VIEWS, View, chance, log_odds, margins, normalised, routers_of
+from runtime.experts.predictor import VIEWS, View, log_odds, normalise_rows, probability_of, routers_of, top_k_margins
 from runtime.experts.routing import History, RouterScores, multi_hot
 from runtime.package.convert import Progress
 from runtime.step.engine import Engine
@@ -31,9 +31,9 @@ class Routed:
     def features(self, view: str, layer: int) -> np.ndarray | None:
         """The view's features for the layer [n, F]; None if it has none (`next` of the first layer)."""
         if view == "token":
-            return np.concatenate([normalised(self.states[0]), History.features_of(self.hot[layer])], axis=1)
+            return np.concatenate([normalise_rows(self.states[0]), History.features_of(self.hot[layer])], axis=1)
         source = layer if view == "near" else layer - 1
-        return normalised(self.states[source]) if source >= 0 else None
+        return normalise_rows(self.states[source]) if source >= 0 else None
 
 
 class Collector:
@@ -64,7 +64,7 @@ class Collector:
         return Routed(self.states, scores, hot)
 
 
-def collect(engine: Engine, segments: list[list[int]], progress: Progress | None = None) -> Iterator[Routed]:
+def collect_routing(engine: Engine, segments: list[list[int]], progress: Progress | None = None) -> Iterator[Routed]:
     """Run the segments and yield the routing of each, as computed by the engine."""
     collector = Collector(routers_of(engine.package), engine.family.experts)
     engine.listeners.append(collector)
@@ -107,7 +107,7 @@ class Sums:
         return np.stack(maps).astype(np.float32)
 
 
-def fit(passes: Iterator[Routed], layers: int) -> dict[str, View]:
+def fit_views(passes: Iterator[Routed], layers: int) -> dict[str, View]:
     """Ridge regression of every view; until calibrated, the curves yield log odds NEVER."""
     sums = {view: Sums(layers) for view in VIEWS}
     for routed in passes:
@@ -116,23 +116,23 @@ def fit(passes: Iterator[Routed], layers: int) -> dict[str, View]:
     return {view: View(sums[view].solve(), np.tile(np.array([0, NEVER], np.float32), (layers, 1))) for view in VIEWS}
 
 
-def calibrate(views: dict[str, View], passes: Iterator[Routed], top_k: int) -> None:
+def calibrate_views(views: dict[str, View], passes: Iterator[Routed], top_k: int) -> None:
     """Fit each logistic curve to segments not used for the maps."""
     samples: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray]]] = {}
     for routed in passes:
         for view, layer, features in _all_features(routed):
-            margin = margins(views[view].scores(layer, features), top_k)
+            margin = top_k_margins(views[view].scores(layer, features), top_k)
             samples.setdefault((view, layer), []).append((margin.ravel(), routed.hot[layer].ravel()))
     for (view, layer), pairs in samples.items():
-        views[view].curves[layer] = logistic(np.concatenate([m for m, _ in pairs]), np.concatenate([h for _, h in pairs]))
+        views[view].curves[layer] = fit_logistic(np.concatenate([m for m, _ in pairs]), np.concatenate([h for _, h in pairs]))
 
 
-def logistic(margin: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def fit_logistic(margin: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Slope and offset of the logistic curve of maximum likelihood, by Newton's method."""
     x = np.stack([margin.astype(np.float64), np.ones(len(margin))], axis=1)
     curve = np.array([1.0, 0.0])
     for _ in range(25):
-        predicted = chance(x @ curve)
+        predicted = probability_of(x @ curve)
         gradient = x.T @ (chosen - predicted) - 1e-3 * curve
         hessian = (x * (predicted * (1 - predicted))[:, None]).T @ x + 1e-3 * np.eye(2)
         step = np.linalg.solve(hessian, gradient)
@@ -183,7 +183,7 @@ def judge(views: dict[str, View], passes: Iterator[Routed], layers: int, experts
         for view, layer, features in _all_features(routed):
             fitted = views[view]
             odds = log_odds(fitted.scores(layer, features), top_k, fitted.curves[layer])
-            judgements[view].add(layer, chance(odds), routed.hot[layer])
+            judgements[view].add(layer, probability_of(odds), routed.hot[layer])
     return {view: judgement.report() for view, judgement in judgements.items()}
 
 

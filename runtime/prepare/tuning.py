@@ -16,7 +16,7 @@ from runtime.cache_rules.forms import BACKENDS, CPU, HTP, Form
 from runtime.models import Family
 from runtime.package.convert import Progress
 from runtime.package.layout import Package, expert_name, layer_name
-from runtime.placement.costs import LOAD, RESIDENT, RUN, Cost, CostTable, machine
+from runtime.placement.costs import LOAD, RESIDENT, RUN, Cost, CostTable, machine_key
 from runtime.placement.options import Options
 from runtime.step.attention import Sequence, make_attention, past_tier
 from runtime.telemetry.log import RunLog
@@ -47,10 +47,10 @@ class Tuning:
         cells = list(self.cells())
         costs = []
         for done, cell in enumerate(cells, 1):
-            costs.append(timed(*cell, runs))
+            costs.append(measure_cell(*cell, runs))
             if progress:
                 progress(done, len(cells))
-        this_machine = machine(self.options.threads, self.npu)
+        this_machine = machine_key(self.options.threads, self.npu)
         return CostTable(self.package.manifest["fingerprint"], this_machine, self.options.chunk, self.family.top_k, tuple(costs))
 
     def cells(self) -> Iterator[Cell]:
@@ -133,7 +133,7 @@ class Tuning:
         return self._random.standard_normal((rows, self.family.hidden)).astype(np.float32)
 
 
-def timed(cost: Cost, prepare: Callable[[], Callable[[], Any]], runs: int) -> Cost:
+def measure_cell(cost: Cost, prepare: Callable[[], Callable[[], Any]], runs: int) -> Cost:
     """The cell with its times: one warm-up run, then `runs` runs; slow cells get fewer, but at least FEWEST."""
     run = prepare()
     run()

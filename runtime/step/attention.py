@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 import onnxruntime as ort
 
-from runtime.backends.graph import Backend, Binding, Graph, shared
+from runtime.backends.graph import Backend, Binding, Graph, to_ort
 from runtime.backends.kv_cache import Scales, narrow, widen
 from runtime.models import Family
 from runtime.models.rope import Rope
@@ -141,10 +141,10 @@ class PortableAttention:
         """Hidden [n, H] after attention and residual; stores the new keys and values in the sequence at `position`."""
         n, rows, past, family, angles = len(hidden), self.rows, sequence.capacity, self.family, sequence.angles(layer)
         feeds = {
-            "hidden": _padded(hidden, rows),
-            "cos": _padded(angles.cos[position : position + n], rows),
-            "sin": _padded(angles.sin[position : position + n], rows),
-            "mask": mask(rows, past, position, family.window(layer)),
+            "hidden": _pad_rows(hidden, rows),
+            "cos": _pad_rows(angles.cos[position : position + n], rows),
+            "sin": _pad_rows(angles.sin[position : position + n], rows),
+            "mask": attention_mask(rows, past, position, family.window(layer)),
         }
         feeds["past_k"], past_values = sequence.past(layer, past)
         if family.value_dim:
@@ -170,7 +170,7 @@ class FusedAttention:
             Graph(backend.session(attention_name(i), {}), log, Kind.ATTENTION, i, -1, backend.id, 0) for i in range(family.layers)
         ]
         self._lengths, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
-        self._shared = {"seqlens": shared(self._lengths), "total": shared(self._total)}
+        self._shared = {"seqlens": to_ort(self._lengths), "total": to_ort(self._total)}
         self._tables: dict[int, dict[str, ort.OrtValue]] = {}
         self._bindings: list[Binding] = []
         self._bound_to: tuple[Sequence, Rope] | None = None
@@ -192,7 +192,7 @@ class FusedAttention:
         """Hidden [n, H] after attention and residual; stores the new keys and values in the sequence at `position`."""
         out = np.empty_like(hidden)
         self.move_to(sequence, position + len(hidden))
-        self.run_into(layer, shared(np.ascontiguousarray(hidden)), shared(out), len(hidden))
+        self.run_into(layer, to_ort(np.ascontiguousarray(hidden)), to_ort(out), len(hidden))
         return out
 
     def move_to(self, sequence: Sequence, end: int) -> None:
@@ -210,14 +210,14 @@ class FusedAttention:
     def bind(self, layer: int, sequence: Sequence) -> Binding:
         """A binding to the sequence's memory; the caller binds input `hidden` and output `hidden_out`."""
         if states := sequence.states[layer]:
-            memory = [shared(state) for state in states]
+            memory = [to_ort(state) for state in states]
             before, after = ({f"{name}_{i}": state for i, state in enumerate(memory)} for name in ("state", "next"))
             return Binding(self.graphs[layer].session, before, after)
-        keys, values = shared(sequence.keys[layer][None]), shared(sequence.values[layer][None])
+        keys, values = to_ort(sequence.keys[layer][None]), to_ort(sequence.values[layer][None])
         inputs = {**self._shared, **self._turning(layer, sequence), "past_k": keys, "past_v": values}
         if sequence.scales:
             inputs["k_scale"], inputs["v_scale"] = (
-                shared(s[layer][None]) for s in (sequence.scales.keys, sequence.scales.values)
+                to_ort(s[layer][None]) for s in (sequence.scales.keys, sequence.scales.values)
             )
         return Binding(self.graphs[layer].session, inputs, {"present_k": keys, "present_v": values})
 
@@ -227,7 +227,7 @@ class FusedAttention:
         if id(angles) not in self._tables:
             dtype = np.float16 if sequence.dtype == np.float16 else np.float32
             halves = {"cos": angles.half_cos, "sin": angles.half_sin}
-            self._tables[id(angles)] = {name: shared(half.astype(dtype)) for name, half in halves.items()}
+            self._tables[id(angles)] = {name: to_ort(half.astype(dtype)) for name, half in halves.items()}
         return self._tables[id(angles)]
 
 
@@ -260,7 +260,7 @@ class LatentAttention:
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
         """Hidden [n, H] after attention and residual; stores the new keys in the sequence at `position`."""
         out = np.empty_like(hidden)
-        self._run(layer, shared(np.ascontiguousarray(hidden)), shared(out), sequence, position, len(hidden))
+        self._run(layer, to_ort(np.ascontiguousarray(hidden)), to_ort(out), sequence, position, len(hidden))
         return out
 
     def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
@@ -271,16 +271,16 @@ class LatentAttention:
     def _run(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, sequence: Sequence, position: int, n: int) -> None:
         size = past_tier(max(sequence.end, position + n))
         past, _ = sequence.past(layer, size)
-        keys, angles = shared(past[0]), sequence.angles(layer)
+        keys, angles = to_ort(past[0]), sequence.angles(layer)
         feeds = {
             "cos": angles.cos[position : position + n],
             "sin": angles.sin[position : position + n],
-            "mask": mask(n, size, position, self.family.window(layer), appended=False),
+            "mask": attention_mask(n, size, position, self.family.window(layer), appended=False),
             "rows": np.arange(position, position + n, dtype=np.int64)[:, None],
         }
         if sequence.scales:
             feeds["k_scale"] = sequence.scales.keys[layer][0, 0]
-        inputs = {name: shared(np.ascontiguousarray(value)) for name, value in feeds.items()} | {"hidden": hidden, "past_k": keys}
+        inputs = {name: to_ort(np.ascontiguousarray(value)) for name, value in feeds.items()} | {"hidden": hidden, "past_k": keys}
         graph = self.graphs[layer]
         graph.run_bound(Binding(graph.session, inputs, {"hidden_out": out, "present_k": keys}), n)
         if sequence.dtype != np.float32:
@@ -297,7 +297,7 @@ def make_attention(family: Family, backend: Backend, log: RunLog, rows: int) -> 
     return (FusedAttention if family.FUSED_ATTENTION else LatentAttention)(family, backend, log)
 
 
-def mask(rows: int, past: int, position: int, window: int = 0, appended: bool = True) -> np.ndarray:
+def attention_mask(rows: int, past: int, position: int, window: int = 0, appended: bool = True) -> np.ndarray:
     """Additive mask of `rows` new rows at `position`: each sees itself and earlier ones, the last `window` of them.
 
     Columns are the `past` rows of the cache, then the new rows if they are `appended`.
@@ -313,7 +313,7 @@ def mask(rows: int, past: int, position: int, window: int = 0, appended: bool = 
     return np.where(seen, np.float32(0), np.float32(MASKED))
 
 
-def _padded(values: np.ndarray, rows: int) -> np.ndarray:
+def _pad_rows(values: np.ndarray, rows: int) -> np.ndarray:
     """The values padded with zero rows to `rows`."""
     if len(values) == rows:
         return np.ascontiguousarray(values)

@@ -6,12 +6,12 @@ from time import monotonic_ns
 
 import numpy as np
 
-from runtime.backends.calls import combine
+from runtime.backends.calls import combine_experts
 from runtime.backends.cpu import CpuBackend
 from runtime.backends.graph import Backend, Graph
 from runtime.backends.kv_cache import TYPES, Scales
 from runtime.backends.operators import Operator, last_kind, made_from
-from runtime.cache_rules.batches import chunks
+from runtime.cache_rules.batches import slice_chunks
 from runtime.cache_rules.forms import CPU, HTP
 from runtime.cache_rules.rule import LARGE_EXPERT
 from runtime.errors import RequestError
@@ -22,7 +22,7 @@ from runtime.experts.run import Experts, LayerWork
 from runtime.experts.trial import Prefetching, Trial
 from runtime.package.layout import Package, layer_name
 from runtime.placement.costs import CostTable, Flush, FlushByCost
-from runtime.placement.options import AUTO, PLACED, Options, placed
+from runtime.placement.options import AUTO, PLACED, Options, parse_placement
 from runtime.step.attention import Attention, PortableAttention, Sequence, make_attention, past_tier
 from runtime.step.sampling import Sampler
 from runtime.step.token_path import TokenPath
@@ -67,8 +67,8 @@ class Engine:
         self._attentions: dict[tuple[int, int], Attention] = {}
         self.listeners: list[Listener] = []
         self.placements = {
-            Phase.PREFILL: self._placement(placed(options.prefill_backend), options.chunk),
-            Phase.DECODE: self._placement(placed(options.decode_backend), 1),
+            Phase.PREFILL: self._placement(parse_placement(options.prefill_backend), options.chunk),
+            Phase.DECODE: self._placement(parse_placement(options.decode_backend), 1),
         }
         used = {p.experts.id: p.experts for p in self.placements.values()}
         flush = FlushByCost(costs, options.tiers, options.expert_cache is not None) if costs else Flush(options.tiers)
@@ -79,7 +79,7 @@ class Engine:
         log.prefetching = (
             f"off: {unwanted}" if unwanted and (options.expert_cache is not None or options.prefetch == "on") else ""
         )
-        beside = loads_beside(package, options)
+        beside = loads_in_background(package, options)
         background = beside or predictor is not None
         self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, background, flush)
         self._table = package.embedding()
@@ -196,7 +196,7 @@ class Engine:
         self._notify(layer, hidden)
         attended = np.empty_like(hidden)
         weights = np.empty((n, self.family.top_k), np.float32)
-        for part in chunks(n, place.rows, place.static):
+        for part in slice_chunks(n, place.rows, place.static):
             attended[part] = self._attend(layer, hidden, part, sequence, step)
             normed, chosen, weights[part] = self._route(layer, attended[part], step.seq)
             self.experts.dispatch(work, place.experts, part.start, normed, chosen)
@@ -209,7 +209,7 @@ class Engine:
         place, n = self.placements[step.phase], len(hidden)
         self._notify(layer, hidden)
         attended = np.empty_like(hidden)
-        for part in chunks(n, place.rows, place.static):
+        for part in slice_chunks(n, place.rows, place.static):
             attended[part] = self._attend(layer, hidden, part, sequence, step)
         with Operator(self.log, Kind.MLP, layer, n, made_from(Kind.MLP, layer)):
             return self._mixers[layer].run({"hidden": attended}, n)[0]
@@ -250,8 +250,8 @@ class Engine:
         origin = made_from(Kind.COMBINE, layer, used=used, shared=common is not None, finished=norms is not None)
         with Operator(self.log, Kind.COMBINE, layer, n, origin):
             if norms is None or common is None:
-                return combine(weights, work.outputs, common, self.family.residual_multiplier, attended)
-            routed = combine(weights, work.outputs, None, 1.0, np.zeros_like(attended))
+                return combine_experts(weights, work.outputs, common, self.family.residual_multiplier, attended)
+            routed = combine_experts(weights, work.outputs, None, 1.0, np.zeros_like(attended))
         with Operator(self.log, Kind.NORM, layer, n, made_from(Kind.NORM, layer)):
             return norms.run({"hidden": attended, "common": common, "routed": routed}, n)[0]
 
@@ -294,14 +294,14 @@ def no_prefetch(package: Package, options: Options) -> str:
         return "every expert is in memory"
     if options.prefetch == "off":
         return "as requested"
-    if placed(options.decode_backend)["expert"] == "htp":
+    if parse_placement(options.decode_backend)["expert"] == "htp":
         return "experts decode on the NPU"
     if options.prefetch == "on" or predictor_path(package) is not None or package.expert_bytes >= LARGE_EXPERT:
         return ""
-    return "no predictor is trained (train-predictor), and experts are below 1 MiB"
+    return "no predictor is trained (`moescope tune predictor`), and experts are below 1 MiB"
 
 
-def loads_beside(package: Package, options: Options) -> bool:
+def loads_in_background(package: Package, options: Options) -> bool:
     """Whether a loader reads the experts that a layer misses while the layer runs those it has, with and without prefetching.
 
     With small experts, waking the loader would take a good part of the time that it saves.

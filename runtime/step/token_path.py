@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from runtime.backends.calls import Combine, Item, LogEntry, TokenItems, TokenRun, operator, prepare
-from runtime.backends.graph import Binding, Graph, shared
+from runtime.backends.calls import Combine, Item, LogEntry, TokenItems, TokenRun, operator_call, prepare_call
+from runtime.backends.graph import Binding, Graph, to_ort
 from runtime.backends.operators import Operator, last_kind, made_from
 from runtime.cache_rules.forms import Cache
 from runtime.experts.routing import Listener
@@ -41,14 +41,14 @@ class TokenPath:
         self.family, self.log, self.experts, self.attention = family, log, experts, attention
         self._mixers, self._shared, self._norms, self._listeners = mixers, shared_experts, norms, listeners
         hidden, top_k, layers = family.hidden, family.top_k, family.layers
-        self.hidden, self.hidden_value = _buffer((1, hidden))
-        self._attended, self._attended_value = _buffer((1, hidden))
-        self._normed, self._normed_value = _buffer((1, hidden))
-        self._common, self._common_value = _buffer((1, hidden))
-        self._routed_sum, self._routed_value = _buffer((1, hidden))
+        self.hidden, self.hidden_value = _shared_buffer((1, hidden))
+        self._attended, self._attended_value = _shared_buffer((1, hidden))
+        self._normed, self._normed_value = _shared_buffer((1, hidden))
+        self._common, self._common_value = _shared_buffer((1, hidden))
+        self._routed_sum, self._routed_value = _shared_buffer((1, hidden))
         self._chosen, self._weights = np.zeros((layers, 1, top_k), np.int64), np.zeros((layers, 1, top_k), np.float32)
         self._rows = np.zeros((family.experts, hidden), np.float32)
-        self._row_values = [shared(row[None]) for row in self._rows]
+        self._row_values = [to_ort(row[None]) for row in self._rows]
         self._token = TokenRun(log, layers * (6 + top_k))
         self._bound_to: tuple[Sequence, Rope] | None = None
         self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
@@ -117,7 +117,7 @@ class TokenPath:
             listener.routed(layer, self._attended, self._chosen[layer])
         with self._dispatches[layer]:
             # Before the shared expert runs, so that loads overlap it.
-            forms = self.experts.send_for(layer, self._chosen[layer, 0].tolist())
+            forms = self.experts.request_experts(layer, self._chosen[layer, 0].tolist())
         self.experts.run_token(self._token, self._shared[layer], forms, self._normed_value, self._row_values)
         for item in self._ends[layer]:
             self._token.put(item)
@@ -134,7 +134,7 @@ class TokenPath:
             binding.input("hidden", self.hidden_value)
             binding.output("hidden_out", self._attended_value)
             self._attentions.append(binding)
-            self._first.append([prepare(graph, binding, self._attention_from(layer)), item])
+            self._first.append([prepare_call(graph, binding, self._attention_from(layer)), item])
         if self._staying:
             self._whole = TokenItems([pair for layer in range(self.family.layers) for pair in self._items(layer)])
 
@@ -150,13 +150,13 @@ class TokenPath:
         session, inputs = self._mixers[layer].session, {"hidden": self._attended_value}
         if layer in self.family.dense:
             return Binding(session, inputs, {"hidden_out": self.hidden_value})
-        chosen, weights = shared(self._chosen[layer]), shared(self._weights[layer])
+        chosen, weights = to_ort(self._chosen[layer]), to_ort(self._weights[layer])
         return Binding(session, inputs, {"normed": self._normed_value, "experts": chosen, "weights": weights})
 
     def _mixer_item(self, layer: int) -> Item:
         graph, binding = self._mixers[layer], self._bindings[layer]
         choice = () if layer in self.family.dense else (self._chosen[layer], self._weights[layer])
-        return prepare(graph, binding, made_from(graph.kind, layer), *choice)
+        return prepare_call(graph, binding, made_from(graph.kind, layer), *choice)
 
     def _prepare_shared(self) -> None:
         finished = self.family.FINISHED
@@ -165,11 +165,11 @@ class TokenPath:
             if graph:
                 binding = Binding(graph.session, {"rows": rows}, {"out": self._common_value})
                 self._bindings.append(binding)
-                graph.item = prepare(graph, binding, made_from(Kind.MLP, layer, shared=True, finished=finished))
+                graph.item = prepare_call(graph, binding, made_from(Kind.MLP, layer, shared=True, finished=finished))
 
     def _staying_items(self, layer: int) -> list[Item]:
         """The items after the router if every expert stays in memory, so that nothing waits for its choice."""
-        dispatch, common = operator(Kind.DISPATCH, layer, made_from(Kind.DISPATCH, layer)), self._shared[layer]
+        dispatch, common = operator_call(Kind.DISPATCH, layer, made_from(Kind.DISPATCH, layer)), self._shared[layer]
         experts = self.experts.choices(layer, self._chosen[layer, 0], self._normed_value, self._row_values)
         return [dispatch, *([common.item] if common else []), *experts, *self._ends[layer]]
 
@@ -183,16 +183,16 @@ class TokenPath:
         binding = Binding(norms.session, inputs, {"hidden_out": self.hidden_value})
         self._bindings.append(binding)
         summed = self._combine_item(layer, None, 1.0, np.zeros_like(self.hidden[0]), self._routed_sum[0])
-        return [summed, prepare(norms, binding, made_from(Kind.NORM, layer))]
+        return [summed, prepare_call(norms, binding, made_from(Kind.NORM, layer))]
 
     def _combine_item(self, layer: int, common: np.ndarray | None, *further: Any) -> Item:
         sources = made_from(Kind.COMBINE, layer, shared=common is not None, finished=self.family.FINISHED)
-        results = probes.sources(*(result_id(Kind.EXPERT, layer, expert) for expert in range(self.family.experts)))
+        results = probes.pack_sources(*(result_id(Kind.EXPERT, layer, expert) for expert in range(self.family.experts)))
         choice = self._chosen[layer, 0], self._weights[layer, 0]
         work = Combine(result_id(Kind.COMBINE, layer), sources, results, *choice, self._rows, common, *further)
         return Item(work, LogEntry(Kind.COMBINE, layer, -1, None))
 
 
-def _buffer(shape: tuple[int, ...]) -> tuple[np.ndarray, ort.OrtValue]:
+def _shared_buffer(shape: tuple[int, ...]) -> tuple[np.ndarray, ort.OrtValue]:
     array: np.ndarray = np.zeros(shape, np.float32)
-    return array, shared(array)
+    return array, to_ort(array)

@@ -34,11 +34,11 @@ class Phase(IntEnum):
     DECODE = 2
 
 
-def _nothing(*arguments: Any) -> None:
+def _no_probe(*arguments: Any) -> None:
     """Replaces a probe if the extension is not built."""
 
 
-def _graph(run: Callable[[Any, Any], Any], first: Any, second: Any, *probe_arguments: int) -> tuple[Any, int]:
+def _run_graph(run: Callable[[Any, Any], Any], first: Any, second: Any, *probe_arguments: int) -> tuple[Any, int]:
     """Replaces `graph`; returns (result of run, ns that it took)."""
     began = monotonic_ns()
     result = run(first, second)
@@ -62,23 +62,23 @@ def warn_if_missing() -> None:
     _warned = True
 
 
-def native(name: str, instead: Any) -> Any:
+def native_or(name: str, instead: Any) -> Any:
     """The extension's object with this name, or `instead` if it is not built."""
     return getattr(_probes, name) if built else instead
 
 
-token_begin = native("token__begin", _nothing)
-token_end = native("token__end", _nothing)
-op_begin = native("op__begin", _nothing)
-op_end = native("op__end", _nothing)
-graph = native("graph", _graph)
-expert_begin = native("expert__begin", _nothing)
-expert_end = native("expert__end", _nothing)
-route = native("route", _nothing)
-load_begin = native("load__begin", _nothing)
-load_end = native("load__end", _nothing)
-evict = native("evict", _nothing)
-guard_mapped_files = native("guard_mapped_files", _nothing)
+token_begin = native_or("token__begin", _no_probe)
+token_end = native_or("token__end", _no_probe)
+op_begin = native_or("op__begin", _no_probe)
+op_end = native_or("op__end", _no_probe)
+graph = native_or("graph", _run_graph)
+expert_begin = native_or("expert__begin", _no_probe)
+expert_end = native_or("expert__end", _no_probe)
+route = native_or("route", _no_probe)
+load_begin = native_or("load__begin", _no_probe)
+load_end = native_or("load__end", _no_probe)
+evict = native_or("evict", _no_probe)
+guard_mapped_files = native_or("guard_mapped_files", _no_probe)
 """For programs, not for libraries: once called, an unreadable mapped file ends the process with one line and code 2."""
 
 
@@ -92,6 +92,6 @@ def weight_id(kind: int, layer: int = -1, expert: int = -1) -> int:
     return 2 << 48 | kind << 32 | (layer + 1) << 16 | (expert + 1)
 
 
-def sources(*ids: int) -> bytes:
+def pack_sources(*ids: int) -> bytes:
     """Tensor identities in the format that op_begin expects."""
     return pack(f"={len(ids)}Q", *ids)

@@ -66,13 +66,13 @@ class Execution:
         return next((value for event, value, unit in self.events if event == name and unit == "US"), None)
 
 
-def write(timers: Timers, folder: Path, npu: str) -> Path:
+def write_profile(timers: Timers, folder: Path, npu: str) -> Path:
     """Write the collected profile; `npu` names the NPU. Returns the trace's path; raises RequestError if it cannot be written."""
     stages = sorted(timers.stages, key=lambda stage: stage.begin_ns)
     events = [*_host_events(stages), *_npu_events(stages, folder / QNN)]
-    names = [_named("process_name", CPU_PROCESS, 0, "Host"), _named("process_name", NPU_PROCESS, 0, npu)]
-    names += [_named("thread_name", CPU_PROCESS, tid, thread) for thread, tid in _threads(stages).items()]
-    names += [_named("thread_name", NPU_PROCESS, tid, thread) for thread, tid in NPU_THREADS.items()]
+    names = [_name_event("process_name", CPU_PROCESS, 0, "Host"), _name_event("process_name", NPU_PROCESS, 0, npu)]
+    names += [_name_event("thread_name", CPU_PROCESS, tid, thread) for thread, tid in _number_threads(stages).items()]
+    names += [_name_event("thread_name", NPU_PROCESS, tid, thread) for thread, tid in NPU_THREADS.items()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / HOST).open("w", newline="", encoding="utf-8") as file:
@@ -89,7 +89,7 @@ def write(timers: Timers, folder: Path, npu: str) -> Path:
     return folder / TRACE
 
 
-def executions(path: Path) -> list[Execution]:
+def read_executions(path: Path) -> list[Execution]:
     """The executions in one of QNN's CSV files: a root event that the current one already has begins the next."""
     runs: list[Execution] = []
     current: Execution | None = None
@@ -113,15 +113,15 @@ def executions(path: Path) -> list[Execution]:
     return runs
 
 
-def _threads(stages: Iterable[Stage]) -> dict[str, int]:
+def _number_threads(stages: Iterable[Stage]) -> dict[str, int]:
     return dict(zip(dict.fromkeys(stage.thread for stage in stages), count(1), strict=False))
 
 
 def _host_events(stages: list[Stage]) -> Iterator[dict[str, Any]]:
-    threads = _threads(stages)
+    threads = _number_threads(stages)
     for s in stages:
         place = {name: value for name, value in (("layer", s.layer), ("expert", s.expert)) if value >= 0}
-        yield _slice(s.name, CPU_PROCESS, threads[s.thread], s.begin_ns / 1e3, (s.end_ns - s.begin_ns) / 1e3, place)
+        yield _slice_event(s.name, CPU_PROCESS, threads[s.thread], s.begin_ns / 1e3, (s.end_ns - s.begin_ns) / 1e3, place)
 
 
 def _npu_events(stages: list[Stage], folder: Path) -> Iterator[dict[str, Any]]:
@@ -131,11 +131,11 @@ def _npu_events(stages: list[Stage], folder: Path) -> Iterator[dict[str, Any]]:
             by_file[stage.csv].append(stage)
     for name, runs in by_file.items():
         if (folder / name).is_file():
-            for run, execution in zip(runs, executions(folder / name), strict=False):
-                yield from _drawn(name.rsplit("_", 1)[0], run, execution)
+            for run, execution in zip(runs, read_executions(folder / name), strict=False):
+                yield from _execution_slices(name.rsplit("_", 1)[0], run, execution)
 
 
-def _drawn(graph: str, run: Stage, execution: Execution) -> Iterator[dict[str, Any]]:
+def _execution_slices(graph: str, run: Stage, execution: Execution) -> Iterator[dict[str, Any]]:
     """QNN's execution in the middle of the host's call, the device in the middle of that, nodes one after another."""
     begin, end = run.begin_ns / 1e3, run.end_ns / 1e3
     events = {name if unit == "US" else f"{name} [{unit.lower()}]": value for name, value, unit in execution.events}
@@ -143,29 +143,29 @@ def _drawn(graph: str, run: Stage, execution: Execution) -> Iterator[dict[str, A
         took = execution.us(event)
         if took is None:
             continue
-        begin, end = _middle(begin, end, took)
-        yield _slice(graph, NPU_PROCESS, NPU_THREADS[thread], begin, end - begin, events if thread == "QNN Execute" else {})
+        begin, end = _centred(begin, end, took)
+        yield _slice_event(graph, NPU_PROCESS, NPU_THREADS[thread], begin, end - begin, events if thread == "QNN Execute" else {})
     cycles, span = sum(value for _, value in execution.nodes), end - begin
     for name, value in execution.nodes:
         width = span * value / cycles if cycles else 0.0
         if value:
             node = {"cycles": value, "drawn": "by its share of the cycles"}
-            yield _slice(name.removesuffix(" (cycles)"), NPU_PROCESS, NPU_THREADS["QNN Node"], begin, width, node)
+            yield _slice_event(name.removesuffix(" (cycles)"), NPU_PROCESS, NPU_THREADS["QNN Node"], begin, width, node)
         begin += width
 
 
-def _middle(begin: float, end: float, took: float) -> tuple[float, float]:
+def _centred(begin: float, end: float, took: float) -> tuple[float, float]:
     took = min(took, end - begin)
     first = begin + (end - begin - took) / 2
     return first, first + took
 
 
-def _slice(name: str, process: int, thread: int, begin: float, took: float, details: dict[str, Any]) -> dict[str, Any]:
+def _slice_event(name: str, process: int, thread: int, begin: float, took: float, details: dict[str, Any]) -> dict[str, Any]:
     """A slice of the trace in whole nanoseconds; begin and end are rounded alike, so that neighbours touch and never overlap."""
     first, last = round(begin * 1e3), round((begin + took) * 1e3)
     when = {"ts": first / 1e3, "dur": (last - first) / 1e3}
     return {"name": name, "ph": "X", "pid": process, "tid": thread, **when, "args": details}
 
 
-def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def _name_event(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

@@ -7,17 +7,14 @@ without. Only the refused may differ: a kernel may well take what this project n
 """
 
 import ctypes
-import fcntl
 import os
 import struct
 import sys
 from collections.abc import Callable
 
-from tracer.errors import ProbeError
 from tracer.probes.elf import Binary, read_binary
-from tracer.probes.perf_events import IOC_ENABLE
 from tracer.probes.placement import REFUSED, arm64_class
-from tracer.probes.uprobes import perf_event
+from workloads.uprobes import enable_event, perf_event
 
 ARGUMENTS = 41, 1
 
@@ -26,10 +23,10 @@ def outcome(path: str, offset: int, function: Callable[..., int]) -> str:
     """What comes of a probe: `stands`, or what is wrong."""
     bare = function(*ARGUMENTS)
     try:
-        fd = perf_event(path, offset, False)
-    except ProbeError:
+        fd = perf_event(path, offset)
+    except OSError:
         return REFUSED
-    fcntl.ioctl(fd, IOC_ENABLE, 0)
+    enable_event(fd)
     probed = function(*ARGUMENTS)
     hits = struct.unpack("<Q", os.read(fd, 8))[0]
     os.close(fd)

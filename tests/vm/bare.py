@@ -1,8 +1,8 @@
-"""Guests without Python: busybox, C libraries, engines, moescope-collect and plans in an initial ramdisk, on other kernels.
+"""Guests without Python: busybox, C libraries, engines, moescope-recorder and plans in an initial ramdisk, on other kernels.
 
     python -m tests.vm.bare [--arch ARCH] [--kernel SERIES] [--json FILE]
 
-The plans are made here from the guest's files and from what its collector said of its kernel; the recordings come back over the
+The plans are made here from the guest's files and from what its recorder said of its kernel; the recordings come back over the
 console and are read here. Kernels are those of tests.vm.guest.py, and so is where they are kept.
 """
 
@@ -27,11 +27,11 @@ import pandas as pd
 from analyzer.tables import store
 from tests.test_llamacpp_truth import RENAMES_MEMORY, fused
 from tests.vm.guest import GUESTS, MACHINES, NATIVE, ROOT, Guest, Unobtainable, make_kernel, pack, qemu, run
-from tracer.recording.checksums import check
-from tracer.recording.paths import COLLECTORS
+from tracer.recording.checksums import check_file
+from tracer.recording.paths import RECORDERS
 from workloads import PROGRAMS
 from workloads.gguf_model import write_moe
-from workloads.llama_libraries import libraries
+from workloads.llama_libraries import library_folder
 from workloads.raw_records import RawRecording
 
 CALLS, RELOADS = 300, 20
@@ -82,7 +82,7 @@ def furnish(guest: Guest, place: Path) -> None:
         for folder in ("lib", "lib64"):
             shutil.copy(found, place / folder / name)
     shutil.copy(busybox(guest), place / "bin" / "busybox")
-    shutil.copy(COLLECTORS / f"moescope-collect-{machine}", place / "collect")
+    shutil.copy(RECORDERS / f"moescope-recorder-{machine}", place / "collect")
     programs, headers = ROOT / "workloads" / "programs", sysconfig.get_paths()["include"]
     sites = [
         "-O2",
@@ -122,7 +122,7 @@ def busybox(guest: Guest) -> Path:
 
 def furnish_llama(guest: Guest, place: Path) -> None:
     """A real llama.cpp with its backends, a small model, and a program that takes steps."""
-    shutil.copytree(libraries("arm64" if guest.arch == "arm64" else "x64"), place / "llama")
+    shutil.copytree(library_folder("arm64" if guest.arch == "arm64" else "x64"), place / "llama")
     next((place / "llama").glob("libllama.v*.so")).rename(place / "llama" / "libllama.so")
     compiler = "cc" if guest.arch == NATIVE else f"{MACHINES[guest.arch][3]}-linux-gnu-gcc"
     run(compiler, "-O2", PROGRAMS / "llama_steps.c", "-ldl", "-o", place / "bin" / "llama_steps")
@@ -175,7 +175,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
         kept = RawRecording(out / name)
         counts = {row["program"]: row["hits"] for row in kept.manifest["probes"] if row["engine"] != "kernel"}
         found, lost, machine = len(kept.records(program)), kept.manifest["lost"], kept.manifest["machine"]
-        whole = kept.is_whole and all(not check(kept.path / f"{stream}.bin")[0] for stream in ("events", "details"))
+        whole = kept.is_whole and all(not check_file(kept.path / f"{stream}.bin")[0] for stream in ("events", "details"))
         good = found == wanted and not lost and status[name] == 0 and whole and set(counts.values()) == {wanted}
         seen = (
             f"{found} of {wanted} {program}, hits {sorted(set(counts.values()))} at {len(counts)} places, lost {lost or 'none'}"
@@ -192,7 +192,7 @@ def row_of_llama(out: Path, name: str) -> dict[str, Any]:
     if not (out / name / "manifest.json").exists():
         return {"rung": name, "ok": False, "seen": (out / f"{name}.txt").read_text()[-500:]}
     kept = RawRecording(out / name)
-    tables, wanted = store.build(kept), operators_told(out / "told")
+    tables, wanted = store.build_tables(kept), operators_told(out / "told")
     found = {step: operators_traced(tables, step) for step in wanted}
     equal = [step for step in wanted if found[step] == fused(wanted[step])]
     tokens, same = tables["tokens"]["n_tokens"].tolist(), (out / f"{name}.said").read_text() == (out / "made").read_text()

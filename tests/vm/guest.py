@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracer.recording.paths import COLLECTORS
+from tracer.recording.paths import RECORDERS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -254,8 +254,8 @@ def build(guest: Guest, place: Path) -> None:
     run("cmake", "-S", place, "-B", folder, "-G", "Ninja", *options)
     run("cmake", "--build", folder)
     run("cmake", "--install", folder, "--prefix", place)
-    if COLLECTORS.exists():
-        shutil.copytree(COLLECTORS, place / COLLECTORS.relative_to(ROOT), dirs_exist_ok=True)
+    if RECORDERS.exists():
+        shutil.copytree(RECORDERS, place / RECORDERS.relative_to(ROOT), dirs_exist_ok=True)
     compiler, programs = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc", place / "workloads" / "programs"
     sites = place / "runtime" / "telemetry"
     options = ["-O2", "-pthread", "-rdynamic", f"-L{sites}", "-l:_probes.so", "-Wl,--allow-shlib-undefined,-z,lazy"]

@@ -1,4 +1,4 @@
-"""A guest whose processor is capped by its own thermal zone, recorded by moescope-collect: clocks and heat of a real kernel.
+"""A guest whose processor is capped by its own thermal zone, recorded by moescope-recorder: clocks and heat of a real kernel.
 
     python -m tests.vm.heat [SERIES]
 
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from analyzer.questions import clocks
-from analyzer.tables.store import build
+from analyzer.tables.store import build_tables
 from tests.vm import bare
 from tests.vm.guest import GUESTS, HERE, make_kernel, module_of
 from tracer.recording.format import Recording
@@ -47,9 +47,9 @@ def main(series: str = "6.12") -> int:
 
 def said(recording: Recording) -> int:
     """Print what the recording holds of clocks and heat; the exit code."""
-    tables = build(recording)
+    tables = build_tables(recording)
     hits = {row["symbol"]: row["hits"] for row in recording.manifest["probes"] if row["level"] == "heat"}
-    caps = clocks.caps(tables)
+    caps = clocks.frequency_caps(tables)
     print(hits, sorted(set(tables["clocks"]["what"])), [cap.text for cap in caps], recording.manifest["lost"] or "nothing lost")
     return int(not (caps and len(hits) == 4 and all(hits.values()) and set(tables["clocks"]["what"]) == WHAT))
 

@@ -2,7 +2,7 @@
 
     python -m tests.vm.over_ssh [--arch ARCH] [--kernel SERIES]
 
-Nothing is in the guest but an engine's files and a shell: the collector, the plan and the recording go over the link.
+Nothing is in the guest but an engine's files and a shell: the recorder, the plan and the recording go over the link.
 """
 
 import argparse

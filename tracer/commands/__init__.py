@@ -1,1 +1,1 @@
-"""One module per verb of `python -m tracer`."""
+"""One module per verb of `moescope`."""

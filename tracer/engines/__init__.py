@@ -13,7 +13,7 @@ LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched", "io")
 NEEDS = {"operator": "graph", "expert": "graph"}
 """Level → the level that it requires for its names or its records: a graph's contents are recorded at its begin."""
 ANCHORS = ("strings", "calls", "jumps")
-WAYS = ("entry", "return", "tail")
+PROBE_POSITIONS = ("entry", "return", "tail")
 EXAMPLES: dict[Any, str] = {
     str: 'a text, "..."',
     int: "a number",
@@ -47,7 +47,7 @@ class Probe:
     at: str = "entry"
     unless: tuple[str, ...] = ()  # not used in a file that has one of these symbols
     once: bool = False  # not used if the program is already attached in another library of the folder: they call each other
-    late: bool = False  # attached, and its BPF program loaded, only once a late engine's library is opened or its site was learnt
+    late: bool = False  # attached, and its BPF program loaded, only once a late engine's library is opened
     spared_by: tuple[str, ...] = ()  # unused while all these are attached, in the same files, unless another caller appears
     anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/probes/anchors.py)
 
@@ -74,8 +74,13 @@ class Engine:
     inspectable: tuple[str, ...] = ()  # prefixes of the names of files that may be inspected although `inspect` forbids it
     api_major: int = 0
     api_minor: int = 0  # the newest API version that the slots were checked against
+    same_since: int = 0  # the API version since which the slots are where they are now
+    older_lack: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # of earlier versions whose order is known: slots not there yet
     tried_on: str = ""  # what took the place of the NPU, if no device has confirmed the engine's records
     backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that identify a ggml backend
+    settings: dict[str, Any] = field(default_factory=dict)  # by name in struct settings (bpf/structs.h): numbers, or rows of them
     source: str = field(default="", compare=False)
 
     def owns(self, file_name: str) -> bool:
@@ -97,7 +102,7 @@ def with_needed(levels: set[str]) -> tuple[set[str], list[str]]:
     return levels | asking.keys(), said
 
 
-def frozen(row: dict[str, Any]) -> dict[str, Any]:
+def with_tuples(row: dict[str, Any]) -> dict[str, Any]:
     """The row with tuples instead of lists."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
@@ -115,18 +120,18 @@ def parse_engine(data: dict[str, Any], path: Path) -> Engine:
         ends = {"program": row["returns"], "at": "return"} if "returns" in row else {}
         row = {key: value for key, value in row.items() if key != "returns"}
         check_keys(Probe, row | ends, where)
-        probes += [Probe(**frozen(row | more)) for more in ([{}, ends] if ends else [{}])]
+        probes += [Probe(**with_tuples(row | more)) for more in ([{}, ends] if ends else [{}])]
         if probes[-1].level not in LEVELS:
             raise EngineError(f"{where}: key level: {probes[-1].level!r} is not known; known: {', '.join(LEVELS)}")
         unknown = [key for key in probes[-1].anchor if key not in ANCHORS]
         if unknown:
             raise EngineError(f"{where}: key anchor: {unknown[0]!r} is not known; known: {', '.join(ANCHORS)}")
-        if probes[-1].at not in WAYS:
-            raise EngineError(f"{where}: key at: {probes[-1].at!r} is not known; known: {', '.join(WAYS)}")
+        if probes[-1].at not in PROBE_POSITIONS:
+            raise EngineError(f"{where}: key at: {probes[-1].at!r} is not known; known: {', '.join(PROBE_POSITIONS)}")
     for key, identity in data.get("backends", {}).items():
         if not re.fullmatch("[0-9a-fA-F]{32}", str(identity)):
             raise EngineError(f"{path}: engine {name}: key backends.{key}: {identity!r} is wrong; give 16 hexadecimal bytes")
-    return Engine(**{**frozen(data), "probes": tuple(probes), "source": str(path)})
+    return Engine(**{**with_tuples(data), "probes": tuple(probes), "source": str(path)})
 
 
 def check_keys(kind: type, row: dict[str, Any], where: str) -> None:
@@ -149,13 +154,13 @@ def all_engines() -> dict[str, Engine]:
     return {engine.name: engine for engine in engines}
 
 
-def choose(names: list[str], added: list[Engine] | None = None) -> list[Engine]:
+def choose_engines(names: list[str], added: list[Engine] | None = None) -> list[Engine]:
     """The engines called `names` (`auto`: all), and those that the user adds, which replace built-in ones of the same name."""
     more = {engine.name: engine for engine in added or []}
-    return [engine for engine in _named(names) if engine.name not in more] + list(more.values())
+    return [engine for engine in _engines_named(names) if engine.name not in more] + list(more.values())
 
 
-def _named(names: list[str]) -> list[Engine]:
+def _engines_named(names: list[str]) -> list[Engine]:
     known = all_engines()
     for name in names:
         if name not in known and name != "auto":

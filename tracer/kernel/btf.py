@@ -11,8 +11,6 @@ from elftools.elf.elffile import ELFFile
 from tracer.errors import TracerError
 from tracer.recording.user_files import read_bytes
 
-VMLINUX = Path("/sys/kernel/btf/vmlinux")
-
 INT, PTR, ARRAY, STRUCT, UNION, ENUM = 1, 2, 3, 4, 5, 6
 TRANSPARENT = {8, 9, 10, 11, 17, 18}  # typedef, volatile, const, restrict, decl tag, type tag
 MEMBER_BYTES = {STRUCT: 12, UNION: 12, ENUM: 8, 13: 8, 15: 12, 19: 12}
@@ -116,13 +114,6 @@ class Btf:
         if offset is None:
             raise BtfError(f"struct {struct_name} has no member {member}")
         return offset
-
-    def offset_or(self, otherwise: int, struct_name: str, member: str) -> int:
-        """Byte offset of a struct's member, or `otherwise` if this kernel's struct has no such member."""
-        try:
-            return self.offset(struct_name, member)
-        except BtfError:
-            return otherwise
 
     def _offset(self, type_id: int, member: str) -> int | None:
         for name, kind, offset in self.members(type_id):

@@ -1,12 +1,13 @@
 """What a planner answers to a recorder's messages: probes for files, and for the graph loop that it learns from records."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tracer.engines import Engine
 from tracer.kernel.definitions import constant, name_in, program_numbers
-from tracer.kernel.plan_file import FileRoot, about, described, found_at_run_time
+from tracer.kernel.plan_file import FileRoot, common_entries, file_entry, found_at_run_time
+from tracer.planning.unhit import Unhit
 from tracer.probes import reach
 from tracer.probes.learning import (
     GRAPHS,
@@ -14,9 +15,9 @@ from tracer.probes.learning import (
     Learning,
     LearntLoop,
     Loop,
-    frame_place,
+    frame_slot,
 )
-from tracer.probes.plan import FilePlan, Row, planned
+from tracer.probes.plan import FilePlan, Row, stored_row
 from tracer.probes.planner import Planner
 
 MASKS = ("address", "here", "before", "graph", "last_but_one")
@@ -48,11 +49,12 @@ class Answers:
         self._learns, self._graphs_since = constant("LEARN_PLACES"), 0
         self._stands_since = INFINITY_NS  # when the recorder had placed the learnt probes
         self._told = len(self.planner.warnings)
+        self._unhit = Unhit(self.planner)
 
     def plan(self) -> Message:
         """The plan with which the recorder begins: nothing in any file, but all programs that files may need."""
         self.present = {engine.name for engine in self.planner.engines}
-        plan = about(self.planner, self.place, [], self.present)
+        plan = common_entries(self.planner, self.place, [], self.present)
         programs = self._bring(self.planner.programs())
         return {**plan, "programs": {**plan["programs"], **programs}, "files": []}
 
@@ -71,36 +73,47 @@ class Answers:
         said, self._told = self.planner.warnings[self._told :], len(self.planner.warnings)
         return order | {"warnings": said} if said else order or None
 
+    def moves(self, hits: dict[str, int], levels: list[str]) -> Iterator[Message]:
+        """Orders that move probes that no token hits; `hits` by program so far, `levels` that are on."""
+        for gone, other in self._unhit.moves(hits, levels):
+            yield {"retire": [{"program": gone.program, "library": self.place.shown(gone.library)}]}
+            yield {"rows": [self._row(other)], "programs": self._bring({other.program})}
+        if len(self.planner.warnings) > self._told:
+            said, self._told = self.planner.warnings[self._told :], len(self.planner.warnings)
+            yield {"warnings": said}
+
     def _files(self, path: str, is_executable: bool) -> Message:
         """The plans of a file and of those that its engine opens together with it."""
         beside = [] if is_executable else self.planner.beside(path)
-        names = [name for name in dict.fromkeys([path, *beside]) if reach.real(name) not in self._seen]
-        self._seen |= set(map(reach.real, names))
+        names = [name for name in dict.fromkeys([path, *beside]) if reach.resolved_path(name) not in self._seen]
+        self._seen |= set(map(reach.resolved_path, names))
         plans = [self.planner.file(name, is_executable) for name in names if self.place.is_of(name)]
         rows = [row for plan in plans for row in self._ready(plan)]
-        files = [described(self.planner, self.place, plan, self.loops) for plan in plans]
+        files = [file_entry(self.planner, self.place, plan, self.loops) for plan in plans]
         new = {name for plan in plans for name in plan.engines} - self.present
         self.present |= new
         later = found_at_run_time(self.planner, new)
-        programs = {row["program"] for each in files for row in each["rows"]} | {row["program"] for row in later}
+        here = found_at_run_time(self.planner, {name for plan in plans for name in plan.engines})
+        programs = {row["program"] for each in files for row in each["rows"]} | {row["program"] for row in (*here, *later)}
         programs |= {row.program for row in rows}
         order = {
             "files": files,
             "rows": [self._row(row) for row in rows],
             "at_run_time": later,
             "programs": self._bring(programs),
+            "manifest": {"functions": self.planner.named.found} if self.planner.named.found else {},
         }
         return {key: value for key, value in order.items() if value}
 
     def _ready(self, plan: FilePlan) -> list[Row]:
         """Sets aside a file's rows that wait for a late engine; returns those that waited for the engine of this file."""
+        waited: list[Row] = []
+        if any(engine.late and engine.name in plan.engines for engine in self.planner.engines):
+            waited, self._waiting = self._waiting, []
+            self._late = set()
         self.planner.rows += plan.rows
         self._waiting += [row for row in plan.rows if row.program in self._late]
         plan.rows = [row for row in plan.rows if row.program not in self._late]
-        if not any(engine.late and engine.name in plan.engines for engine in self.planner.engines):
-            return []
-        waited, self._waiting = self._waiting, []
-        self._late &= {probe.program for engine in self.planner.engines for probe in engine.probes if probe.learnt}
         once = {(row.program, row.library.rpartition("/")[0]): row for row in reversed(waited)}
         return list(once.values())
 
@@ -108,7 +121,7 @@ class Answers:
         return {name: self._numbers.get(name, -1) for name in sorted(programs)}
 
     def _row(self, row: Row) -> Message:
-        return {**planned(row), "library": self.place.shown(row.library)}
+        return {**stored_row(row), "library": self.place.shown(row.library)}
 
     def _engine(self) -> Engine:
         return next(engine for engine in self.planner.engines if any(probe.teaches for probe in engine.probes))
@@ -128,7 +141,7 @@ class Answers:
         return self._probe_loop(loop, LearntLoop.of(loop, call, last), call["path"])
 
     def _probe_loop(self, loop: Loop, learnt: LearntLoop, path: str) -> Message:
-        place = frame_place(loop.node_at)
+        place = frame_slot(loop.node_at)
         why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
         here = self.fetched(path, learnt.id)
         rows = self.planner.learnt(self._engine(), {name: (here, at) for name, at in learnt.sites.items()}, why)
@@ -160,7 +173,7 @@ class Answers:
         """Stop recording what cannot be recorded correctly with this build."""
         engine, self._loop = self._engine(), None
         programs = {probe.program for probe in engine.probes if probe.level in ("operator", "expert")}
-        self.planner.warnings.append(
-            f"{engine.name}: levels operator and expert are switched off: {MISFITS[name_in('misfit_of', what)]}"
-        )
-        return self._learn("LEARN_NOTHING") | {"retire": [{"program": each} for each in sorted(programs)]}
+        why = f"levels operator and expert are switched off: {MISFITS[name_in('misfit_of', what)]}"
+        self.planner.warnings.append(f"{engine.name}: {why}")
+        gone = [{"program": each} for each in sorted(programs)]
+        return self._learn("LEARN_NOTHING") | {"retire": gone, "engines": {engine.name: {"untold": why}}}

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tracer.probes.elf_headers import PT_LOAD, RELOCATION, SYMBOL, SYMBOL_TABLES, Headers, reading
-from tracer.probes.reach import way_to
+from tracer.probes.elf_headers import PT_LOAD, RELOCATION, SYMBOL, SYMBOL_TABLES, Headers, as_probe_error
+from tracer.probes.reach import opening_path
 from tracer.recording.user_files import open_regular
 
 CHUNK = 1 << 24
@@ -39,7 +39,7 @@ class Image:
     """A program's code, the start addresses of its functions, and its data, by address."""
 
     def __init__(self, path: str):
-        with open_regular(way_to(path)) as file:
+        with open_regular(opening_path(path)) as file:
             headers = Headers(file)
             self.raw = np.memmap(file, np.uint8, "r")
             self.machine, self.loads = headers.machine, headers.loads
@@ -217,7 +217,7 @@ MACHINES = {"x64": (x86_loads, x86_transfers, x86_uses), "AArch64": (arm64_loads
 STUBS = {"x64": x86_stubs, "AArch64": arm64_stubs}
 
 
-def whole(image: Image, start: int) -> int:
+def whole_function(image: Image, start: int) -> int:
     """The function that the code at `start` belongs to: `start`, or for a part that the compiler split off, which nothing calls,
     the only function that jumps into it.
     """
@@ -228,13 +228,13 @@ def whole(image: Image, start: int) -> int:
     return into.pop() if len(into) == 1 else start
 
 
-def candidates(image: Image, anchor: dict[str, Any]) -> set[int]:
+def matching_functions(image: Image, anchor: dict[str, Any]) -> set[int]:
     """Addresses of the functions that refer to everything that an anchor names."""
     loads, _, uses = MACHINES[image.machine]
     sets: list[set[int]] = []
     for text in anchor.get("strings", ()):
         places = [place for address in image.texts(text) for place in loads(image, address)]
-        sets.append({whole(image, start) for start in image.functions_of(places)})
+        sets.append({whole_function(image, start) for start in image.functions_of(places)})
     for key in ("calls", "jumps"):
         if key in anchor:
             slot = image.slots.get(anchor[key])
@@ -244,25 +244,25 @@ def candidates(image: Image, anchor: dict[str, Any]) -> set[int]:
 
 
 @lru_cache(maxsize=4)
-def _image(path: str, stamp: tuple[int, int]) -> Image:
+def _cached_image(path: str, stamp: tuple[int, int]) -> Image:
     return Image(path)
 
 
 def image_of(path: str) -> Image:
     """A program's image; raises ProbeError if it cannot be read."""
-    with reading(path):
+    with as_probe_error(path):
         status = Path(path).stat()
-        return _image(path, (status.st_ino, status.st_mtime_ns))
+        return _cached_image(path, (status.st_ino, status.st_mtime_ns))
 
 
-def find(path: str, anchor: dict[str, Any]) -> int | None:
+def find_offset(path: str, anchor: dict[str, Any]) -> int | None:
     """The file offset of the only function that an anchor describes; None if there is none or more than one."""
     image = image_of(path)
-    functions = candidates(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
+    functions = matching_functions(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
     return image.file_offset(functions.pop()) if len(functions) == 1 else None
 
 
-def stub(path: str, function: str) -> int | None:
+def find_import_stub(path: str, function: str) -> int | None:
     """The file offset of the stub through which code calls an imported function; None if there is none."""
     image = image_of(path)
     slot = image.slots.get(function) if image.machine in MACHINES else None
@@ -272,7 +272,7 @@ def stub(path: str, function: str) -> int | None:
     return next((image.file_offset(start) for start in starts if transfers(image, start, start + 1, True, True)), None)
 
 
-def words(anchor: dict[str, Any]) -> str:
+def describe_anchor(anchor: dict[str, Any]) -> str:
     """The anchor in words, for the plan."""
     parts = [f"refers to {text!r}" for text in anchor.get("strings", ())]
     parts += [f"{key} {anchor[key]}" for key in ("calls", "jumps") if key in anchor]

@@ -6,6 +6,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from tracer.recording.paths import RECORDER
+
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
 SELINUX = Path("/sys/fs/selinux/enforce")
 CLOSED = "confidentiality"
@@ -25,21 +27,26 @@ def why_denied(code: int) -> str:
     """Text that says what on this machine forbids BPF or probes to root; empty if no reason is known."""
     if code not in (errno.EPERM, errno.EACCES):
         return ""
-    return "; ".join(denials()) or "a seccomp filter, a security module or a container forbids it"
+    return "; ".join(bpf_denials()) or "a seccomp filter, a security module or a container forbids it"
 
 
-def denials() -> Iterator[str]:
+def bpf_denials() -> Iterator[str]:
     """This machine's rules that may forbid BPF, each with the remedy."""
-    mode = lockdown()
-    if mode == CLOSED:
-        yield f"the kernel is locked down ({LOCKDOWN}: {mode}), so BPF cannot read its memory: boot with lockdown=integrity"
+    yield from certain_denials()
     if selinux_enforces():
         yield f"SELinux is enforcing and this process runs as {selinux_domain()}: use a permissive domain (su), or setenforce 0"
-    lacking = [name for name, number in (("CAP_BPF", CAP_BPF), ("CAP_PERFMON", CAP_PERFMON)) if not has_capability(number)]
-    if lacking:
-        yield f"this process lacks {' and '.join(lacking)}: in a container, run it privileged"
     if has_other_pids():
         yield OTHER_PIDS
+
+
+def certain_denials() -> Iterator[str]:
+    """Those that leave no doubt, so that nothing need be tried: it would take minutes to have each program refused."""
+    mode = lockdown_mode()
+    if mode == CLOSED:
+        yield f"the kernel is locked down ({LOCKDOWN}: {mode}), so BPF cannot read its memory: boot with lockdown=integrity"
+    lacking = [name for name, number in (("CAP_BPF", CAP_BPF), ("CAP_PERFMON", CAP_PERFMON)) if not has_capability(number)]
+    if lacking and not has_own_rights():
+        yield f"this process lacks {' and '.join(lacking)}: in a container, run it privileged"
 
 
 def has_other_pids() -> bool:
@@ -50,7 +57,7 @@ def has_other_pids() -> bool:
         return False
 
 
-def lockdown() -> str:
+def lockdown_mode() -> str:
     """The kernel's lockdown mode: none, integrity, confidentiality; empty if the kernel has no lockdown."""
     try:
         text = LOCKDOWN.read_text()
@@ -82,6 +89,14 @@ def few_descriptors(enough: int = LEAST_DESCRIPTORS) -> str:
         return ""
     raising = f"ulimit -n {max(LEAST_DESCRIPTORS, 4 * allowed, min(highest, 4096))}"
     return f"only {allowed} files may be open at once, and each program and probe needs one: type `{raising}` first"
+
+
+def has_own_rights() -> bool:
+    """Whether the recorder's file has capabilities, so that users who may execute it need not be root."""
+    try:
+        return bool(os.getxattr(RECORDER, "security.capability"))
+    except OSError:
+        return False
 
 
 def has_capability(number: int) -> bool:

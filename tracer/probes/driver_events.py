@@ -1,9 +1,4 @@
-"""The tracepoints of the NPU's driver: which of their fields are recorded, and their offsets in this kernel."""
-
-import re
-import struct
-
-from tracer.probes.tracefs import tracefs
+"""The tracepoints of the NPU's driver, and which of their fields are recorded."""
 
 CALL = ("smq_ctx", "ctx", "handle", "sc", "")
 DRIVER_EVENTS = {
@@ -27,21 +22,3 @@ DRIVER_EVENTS = {
 CATEGORIES = ("fastrpc", "qcom_glink")
 DRIVER_PROBES = [(name, "graph", next(c for c in CATEGORIES if name.startswith(c))) for name in DRIVER_EVENTS]
 """(program, level, category); hardly any kernel has them."""
-FIELD = re.compile(r"field:(__data_loc )?[^;]*?(\w+)(?:\[\d*\])?;\s*offset:(\d+);\s*size:(\d+);")
-LETTERS = 8  # of a text
-
-
-def driver_layout(name: str, format_text: str) -> bytes:
-    """struct driver_layout of bpf/structs.h, from the tracepoint's `format` in tracefs."""
-    places = {
-        field: (int(offset), LETTERS if is_text else int(size), bool(is_text))
-        for is_text, field, offset, size in FIELD.findall(format_text)
-    }
-    return b"".join(struct.pack("<IHH", *places.get(field, (0, 0, 0))) for field in DRIVER_EVENTS[name])
-
-
-def driver_layouts(names: list[str]) -> dict[int, bytes]:
-    """Event number → struct driver_layout with the offsets of its fields in this kernel."""
-    numbers = {name: number for number, name in enumerate(DRIVER_EVENTS)}
-    places = {name: tracefs() / "events" / category / name / "format" for name, _, category in DRIVER_PROBES}
-    return {numbers[name]: driver_layout(name, places[name].read_text()) for name in names if name in numbers}

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from tracer.probes import anchors
-from tracer.probes.elf_headers import DAMAGE, SYMBOL, SYMBOL_TABLES, Headers, places, reading
-from tracer.probes.reach import way_to
+from tracer.probes.elf_headers import DAMAGE, SYMBOL, SYMBOL_TABLES, Headers, as_probe_error, find_offsets
+from tracer.probes.reach import opening_path
 from tracer.probes.symbol_names import SymbolNames
 from tracer.recording.user_files import open_regular
 
@@ -88,7 +88,7 @@ class Binary:
     def _find(self, name: str) -> "Symbol | None":
         if name.endswith(STUB):
             imported = name.removesuffix(STUB)
-            stub = anchors.stub(self.path, imported) if self.mentions(imported) else None
+            stub = anchors.find_import_stub(self.path, imported) if self.mentions(imported) else None
             return Symbol(name, stub) if stub is not None else None
         if name.endswith("*"):
             return min(self._beginning_with(name[:-1].encode(), SIGNATURE), key=lambda symbol: symbol.name, default=None)
@@ -156,11 +156,11 @@ class Binary:
 
     def bytes_at(self, offset: int, count: int = 1024) -> bytes:
         """Raw bytes at a file offset."""
-        with open_regular(way_to(self.path)) as file:
+        with open_regular(opening_path(self.path)) as file:
             return os.pread(file.fileno(), count, offset)
 
 
-def _usdt(headers: Headers, data: bytes, binary: Binary) -> None:
+def _add_usdt_site(headers: Headers, data: bytes, binary: Binary) -> None:
     """Record a USDT note's site as `provider:name` → file offset."""
     base_section = headers.named(".stapsdt.base")
     address, base, _ = struct.unpack_from("<QQQ", data)
@@ -172,8 +172,8 @@ def _usdt(headers: Headers, data: bytes, binary: Binary) -> None:
 
 
 @lru_cache(maxsize=256)
-def _read(path: str, _: tuple[int, int, int]) -> Binary:
-    with open_regular(way_to(path)) as file:
+def _parse_binary(path: str, _: tuple[int, int, int]) -> Binary:
+    with open_regular(opening_path(path)) as file:
         headers = Headers(file)
         binary = Binary(path, headers.machine, "", headers.loads)
         for table in headers.of_type(*SYMBOL_TABLES):
@@ -181,33 +181,33 @@ def _read(path: str, _: tuple[int, int, int]) -> Binary:
             binary.tables.append((np.frombuffer(entries, SYMBOL), strings))
         for whose, kind, data in headers.notes():
             if whose == b"stapsdt" and len(data) >= 24:
-                _usdt(headers, data, binary)
+                _add_usdt_site(headers, data, binary)
             elif (whose, kind) == (b"GNU", NT_BUILD_ID):
                 binary.build_id = data.hex()
         return binary
 
 
-def stamp(path: str) -> tuple[int, int, int]:
+def file_stamp(path: str) -> tuple[int, int, int]:
     """A value that changes when the file does."""
-    status = Path(way_to(path)).stat()
+    status = Path(opening_path(path)).stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_binary(path: str) -> Binary:
     """Parse an ELF file; parsed files are cached until they change."""
-    with reading(path):
-        return _read(path, stamp(path))
+    with as_probe_error(path):
+        return _parse_binary(path, file_stamp(path))
 
 
-def contains(path: str, text: bytes) -> bool:
+def file_contains(path: str, text: bytes) -> bool:
     """Whether a file contains `text`: a quick check before an executable is parsed, cached until the file changes."""
     try:
-        return _contains(path, text, stamp(path))
+        return _search_file(path, text, file_stamp(path))
     except DAMAGE:
         return False
 
 
 @lru_cache(maxsize=256)
-def _contains(path: str, text: bytes, _: tuple[int, int, int]) -> bool:
-    with open_regular(way_to(path)) as file:
-        return next(places(file, text, 0, os.fstat(file.fileno()).st_size), -1) >= 0
+def _search_file(path: str, text: bytes, _: tuple[int, int, int]) -> bool:
+    with open_regular(opening_path(path)) as file:
+        return next(find_offsets(file, text, 0, os.fstat(file.fileno()).st_size), -1) >= 0

@@ -42,7 +42,7 @@ RESERVED = 0xFF00  # from this value on, the number of sections or segments is s
 
 
 @contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
+def as_probe_error(path: str) -> Iterator[None]:
     """Turn whatever damage of an ELF file causes into a ProbeError that names the file."""
     try:
         yield
@@ -116,7 +116,7 @@ class Headers:
             left -= int(section["size"])
             if left < 0:
                 raise ValueError("its notes are too large")
-            yield from notes(self.data(section))
+            yield from parse_notes(self.data(section))
 
     def at(self, offset: int, size: int) -> bytes:
         """`size` bytes of the file at an offset; raises ValueError if it does not hold them, or too much was read."""
@@ -142,7 +142,7 @@ class Headers:
         return next((each for each in self.sections if self._names.startswith(name.encode() + b"\0", each["name"])), None)
 
 
-def notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+def parse_notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
     """(owner, type, description) of each note in a section."""
     offset = 0
     while offset + NOTE.size <= len(data):
@@ -152,7 +152,7 @@ def notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         offset += size + 3 & ~3
 
 
-def places(file: BinaryIO, text: bytes, begin: int, end: int) -> Iterator[int]:
+def find_offsets(file: BinaryIO, text: bytes, begin: int, end: int) -> Iterator[int]:
     """Offsets of `text` between two offsets of a file, in pieces that fit the processor's cache, at most MOST_SEARCHED bytes.
 
     Holes of a sparse file are skipped.

@@ -6,8 +6,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from tracer.probes.perf_events import libc
-
+libc = ctypes.CDLL(None, use_errno=True)
 UPROBE_CALL = 336  # the x86-64 system call that replaces a probed long nop
 SYMBOLS = Path("/proc/kallsyms")
 

@@ -20,7 +20,7 @@ MAX_NUMBERS, MAX_TEXTS = VALUES * PARTS, PARTS - 1
 MOST = 64
 EXECUTABLE = "executable"
 KEYS = ("library", "symbol", "symbols", "level", "at", "args", "most")
-WAYS = ("entry", "return", "both")
+CALL_ENDS = ("entry", "return", "both")
 REGISTER = re.compile(r"@([1-6])$")
 MEMORY = re.compile(r"\*\s*(?:\((.+?)\s*(?:([+-])\s*(0x[0-9a-fA-F]+|\d+))?\)|(.+))$")
 GRAMMAR = 'write TYPE @N, TYPE *(@N + OFFSET) or TYPE return, such as "s32 @1"'
@@ -94,26 +94,26 @@ class Function:
         return struct.pack("<I", parts) + b"".join(argument.spec() for argument in numbers + texts)
 
 
-class Wrong(Exception):
+class BadValue(Exception):
     """A wrong key of a declaration: what is wrong, and what to write instead."""
 
 
 def parse_argument(name: str, text: Any) -> Argument:
     """Parse an argument such as `u64 *(@3 + 16)`."""
     if not isinstance(text, str) or len(text.split(None, 1)) != 2:
-        raise Wrong(f"{text!r} is not an argument; {GRAMMAR}")
+        raise BadValue(f"{text!r} is not an argument; {GRAMMAR}")
     kind, place = text.split(None, 1)
     if kind not in SIZES:
-        raise Wrong(f"unknown type {kind!r}; known: {', '.join(SIZES)}")
-    source, offsets = parse_place(place.strip())
+        raise BadValue(f"unknown type {kind!r}; known: {', '.join(SIZES)}")
+    source, offsets = parse_source(place.strip())
     if len(offsets) > MAX_READS:
-        raise Wrong(f"{place!r} reads memory {len(offsets)} times, at most {MAX_READS} are allowed")
+        raise BadValue(f"{place!r} reads memory {len(offsets)} times, at most {MAX_READS} are allowed")
     if kind in ("f32", "f64") and not offsets:
-        raise Wrong("a float in a register cannot be read: a probe sees the integer registers only; read it from memory, *(@N)")
+        raise BadValue("a float in a register cannot be read: a probe sees integer registers only; read it from memory, *(@N)")
     return Argument(name, kind, source, tuple(offsets))
 
 
-def parse_place(text: str) -> tuple[int, list[int]]:
+def parse_source(text: str) -> tuple[int, list[int]]:
     """(register, offsets of reads) of a place such as `@2`, `return`, `*@2`, `*(@2 + 8)` or `*(*(@2 + 8) - 4)`."""
     if text == "return":
         return RETURN, []
@@ -121,8 +121,8 @@ def parse_place(text: str) -> tuple[int, list[int]]:
         return int(register[1]) - 1, []
     memory = MEMORY.match(text)
     if memory is None:
-        raise Wrong(f"{text!r} is not a place; {GRAMMAR}; arguments 1 to 6 are in registers")
-    source, offsets = parse_place((memory[1] or memory[4]).strip())
+        raise BadValue(f"{text!r} is not a place; {GRAMMAR}; arguments 1 to 6 are in registers")
+    source, offsets = parse_source((memory[1] or memory[4]).strip())
     return source, [*offsets, int((memory[2] or "") + (memory[3] or "0"), 0)]
 
 
@@ -135,46 +135,46 @@ def parse_function(row: dict[str, Any], source: str) -> Function:
     key = ""
     try:
         key = "library"
-        library = checked(row.get(key), str, 'give the start of a file name, an absolute path, or "executable"')
+        library = checked_value(row.get(key), str, 'give the start of a file name, an absolute path, or "executable"')
         key = "symbols" if "symbols" in row else "symbol"
         names = [row["symbol"]] if "symbol" in row else row.get("symbols")
-        names = checked(names, list, 'give symbol = "name" or symbols = ["name", "pattern_*"]')
-        names = [checked(name, str, "give the function's name") for name in names]
+        names = checked_value(names, list, 'give symbol = "name" or symbols = ["name", "pattern_*"]')
+        names = [checked_value(name, str, "give the function's name") for name in names]
         key = "level"
         level = one_of(row.get(key, "operator"), LEVELS)
         key = "at"
-        at = one_of(row.get(key, "both"), WAYS)
+        at = one_of(row.get(key, "both"), CALL_ENDS)
         key = "most"
-        most = checked(row.get(key, MOST), int, "give a number of functions")
+        most = checked_value(row.get(key, MOST), int, "give a number of functions")
         key = "args"
         arguments = []
-        for name, text in checked(row.get(key, {}), dict, 'give a table, args = { n = "s32 @1" }', empty=True).items():
+        for name, text in checked_value(row.get(key, {}), dict, 'give a table, args = { n = "s32 @1" }', empty=True).items():
             key = f"args.{name}"
             arguments.append(parse_argument(name, text))
             if at == ("entry" if arguments[-1].at_return else "return"):
-                raise Wrong(f'is not available with at = "{at}"; use at = "both"')
+                raise BadValue(f'is not available with at = "{at}"; use at = "both"')
         function = Function(library, tuple(names), level, at, tuple(arguments), most, source)
         key = "args"
         for at_return in (False, True):
             numbers, texts = function.side(at_return)
             if len(numbers) > MAX_NUMBERS or len(texts) > MAX_TEXTS:
-                raise Wrong(f"{len(numbers)} numbers and {len(texts)} texts; at most {MAX_NUMBERS} and {MAX_TEXTS} are allowed")
-    except Wrong as error:
+                raise BadValue(f"{len(numbers)} numbers and {len(texts)} texts; at most {MAX_NUMBERS} and {MAX_TEXTS} fit")
+    except BadValue as error:
         raise EngineError(f"{where}: key {key}: {error}") from None
     return function
 
 
-def checked(value: Any, kind: type, remedy: str, empty: bool = False) -> Any:
+def checked_value(value: Any, kind: type, remedy: str, empty: bool = False) -> Any:
     """Return the value; raises Wrong unless it is of this type and, without `empty`, not empty."""
     if not isinstance(value, kind) or isinstance(value, bool) or not (value or empty):
-        raise Wrong(("missing" if value is None else f"{value!r} is wrong") + f"; {remedy}")
+        raise BadValue(("missing" if value is None else f"{value!r} is wrong") + f"; {remedy}")
     return value
 
 
 def one_of(value: Any, known: tuple[str, ...]) -> str:
     """Return the value; raises Wrong unless it is one of the known ones."""
     if value not in known:
-        raise Wrong(f"{value!r} is not known; known: {', '.join(known)}")
+        raise BadValue(f"{value!r} is not known; known: {', '.join(known)}")
     return str(value)
 
 
@@ -196,12 +196,12 @@ def read_probe_files(paths: list[Path]) -> tuple[list[Engine], list[Function]]:
         if unknown or not data:
             what = f"unknown key {unknown[0]!r}" if unknown else "the file is empty"
             raise EngineError(f"{path}: {what}; write [[function]] or an engine with the key probes (docs/engines.md)")
-        engines += [parse_engine(row, path) for row in rows(data, "engine", path)]
-        functions += [parse_function(row, str(path)) for row in rows(data, "function", path)]
+        engines += [parse_engine(row, path) for row in list_of_tables(data, "engine", path)]
+        functions += [parse_function(row, str(path)) for row in list_of_tables(data, "function", path)]
     return engines, functions
 
 
-def rows(data: dict[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
+def list_of_tables(data: dict[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
     """The list of tables `[[key]]`."""
     rows = data.get(key, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

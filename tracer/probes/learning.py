@@ -9,6 +9,7 @@ that holds the graph, and reports which places hold a number that has grown sinc
 barrier after the last operator, the operator's index grows to the last but one, and the next operator's index to the last.
 """
 
+import platform
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,9 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.recording import machine
-from tracer.recording.format import Recording
-from tracer.recording.tokens import kinds_of, records
+from tracer.recording.format import Recording, kinds_of, records_in_slots
 
 REGISTERS = {
     "x86_64": ("rbx", "rbp", "r12", "r13", "r14", "r15"),
@@ -102,46 +101,46 @@ class Learning:
         same = [record for record in self.sites if record["address"] == call]
         last_call, _ = Counter(int(record["address"]) for record in self.last_sites).most_common(1)[0]
         blind, ends = bool(same[0]["blind"]), self.last_sites if last_call == call else []
-        node, more = (growing_index if blind else index)(same, ends)
-        graph = votes(same, "graph")
+        node, more = (growing_index if blind else index_votes)(same, ends)
+        graph = votes_by_bit(same, "graph")
         if min(len(same) / len(self.sites), node.max() / len(same), graph.max() / len(same)) < AGREE:
             return None
         return Loop(call, last_call, int(node.argmax()), more, int(graph.argmax()))
 
 
-def index(sites: list[Site], ends: list[Site]) -> tuple[np.ndarray, int]:
+def index_votes(sites: list[Site], ends: list[Site]) -> tuple[np.ndarray, int]:
     """(votes for each place, how much its number exceeds the operator's index), for builds in which a probe sees the operator."""
-    here, before = votes(sites, "here"), votes(sites, "before")
+    here, before = votes_by_bit(sites, "here"), votes_by_bit(sites, "before")
     more = int(before.max() > here.max())
     return before if more else here, more
 
 
 def growing_index(sites: list[Site], ends: list[Site]) -> tuple[np.ndarray, int]:
     """The same for stripped builds; `ends` are the barriers after the last operators, if the loop itself calls them."""
-    here = votes(sites, "here")
+    here = votes_by_bit(sites, "here")
     growing = here >= AGREE * len(sites)
     if ends:
-        more = 0 if (growing & (votes(ends, "before") > 0)).any() else 1
-        return here * (growing & (votes(ends if not more else sites, "before") > 0)), more
-    more = int((growing & (votes(sites, "before") > 0)).any())
-    return here * (growing & (votes(sites, "before" if more else "last_but_one") > 0)), more
+        more = 0 if (growing & (votes_by_bit(ends, "before") > 0)).any() else 1
+        return here * (growing & (votes_by_bit(ends if not more else sites, "before") > 0)), more
+    more = int((growing & (votes_by_bit(sites, "before") > 0)).any())
+    return here * (growing & (votes_by_bit(sites, "before" if more else "last_but_one") > 0)), more
 
 
-def votes(sites: list[Site], field: str) -> np.ndarray:
+def votes_by_bit(sites: list[Site], field: str) -> np.ndarray:
     """For each bit, the number of masks in a field that have it set, shape [64]."""
     masks = np.array([site[field] for site in sites], np.uint64)
     return ((masks[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).sum(axis=0).astype(np.int64)
 
 
 def of_recording(folder: Path) -> list[LearntLoop]:
-    """The loops learnt from the `site` records of a collector's recording, and the files that contain their addresses."""
+    """The loops learnt from the `site` records of a recorder's recording, and the files that contain their addresses."""
     recording = Recording(folder)
     files = {row["address"]: row for row in recording.manifest.get("sites", [])}
     kind, dtype = recording.layouts["site"]
     slots = recording.map_slots("details", 0, recording.slot_count("details"))
     learning: dict[int, Learning] = {}
     loops: dict[str, LearntLoop] = {}
-    for record in records(slots[kinds_of(slots) == kind], dtype):
+    for record in records_in_slots(slots[kinds_of(slots) == kind], dtype):
         loop = learning.setdefault(int(record["pid"]), Learning()).observe(record)
         if loop and loop.call in files and loop.last_call in files:
             learnt = LearntLoop.of(loop, files[loop.call], files[loop.last_call])
@@ -149,7 +148,7 @@ def of_recording(folder: Path) -> list[LearntLoop]:
     return list(loops.values())
 
 
-def frame_place(number: int) -> str:
+def frame_slot(number: int) -> str:
     """The name of a frame place, as numbered in bpf/ggml.h."""
-    registers = REGISTERS[machine.describe()["arch"]]
+    registers = REGISTERS[platform.machine()]
     return registers[number] if number < len(registers) else f"stack word {number - len(registers)}"

@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 
-from tracer.probes.elf_headers import RELOCATION, Headers, places, reading
-from tracer.probes.reach import way_to
+from tracer.probes.elf_headers import RELOCATION, Headers, as_probe_error, find_offsets
+from tracer.probes.reach import opening_path
 from tracer.recording.user_files import open_regular
 
 RELATIVE = {"x64": 8, "AArch64": 1027}
@@ -13,36 +13,36 @@ NAME = re.compile(rb"([A-Z0-9_]+)\0")
 MOST, LONGEST = 1024, 64
 
 
-def read(path: str, first: tuple[str, ...]) -> list[str]:
+def read_name_table(path: str, first: tuple[str, ...]) -> list[str]:
     """The names in the table that begins with `first`; empty if the file has no such table."""
-    with reading(path), open_regular(way_to(path)) as file:
-        return _read(Headers(file), first)
+    with as_probe_error(path), open_regular(opening_path(path)) as file:
+        return _find_names(Headers(file), first)
 
 
-def _read(headers: Headers, first: tuple[str, ...]) -> list[str]:
+def _find_names(headers: Headers, first: tuple[str, ...]) -> list[str]:
     wanted: list[list[int]] = []
     for text in first:
-        wanted.append(addresses(headers, text))
+        wanted.append(text_addresses(headers, text))
         if not wanted[-1]:
             return []
-    slots, targets = pointers(headers)
+    slots, targets = possible_pointers(headers)
     for row in np.flatnonzero(np.isin(targets, wanted[0])).tolist():
         table = targets[row : row + MOST][slots[row : row + MOST] == slots[row] + 8 * np.arange(len(slots[row : row + MOST]))]
         if all(i < len(table) and int(table[i]) in known for i, known in enumerate(wanted)):
-            return names(headers, table.tolist())
+            return names_in_table(headers, table.tolist())
     return []
 
 
-def addresses(headers: Headers, text: str) -> list[int]:
+def text_addresses(headers: Headers, text: str) -> list[int]:
     """The virtual addresses of a NUL-terminated text."""
     return [
         place - offset + address
         for address, offset, size in headers.constants()
-        for place in places(headers.file, text.encode() + b"\0", offset, offset + size)
+        for place in find_offsets(headers.file, text.encode() + b"\0", offset, offset + size)
     ]
 
 
-def pointers(headers: Headers) -> tuple[np.ndarray, np.ndarray]:
+def possible_pointers(headers: Headers) -> tuple[np.ndarray, np.ndarray]:
     """(address, target) of possible pointers, sorted by address: the relocated ones, or every aligned word if there are none."""
     section = headers.named(".rela.dyn")
     rows = np.frombuffer(headers.data(section), RELOCATION) if section is not None else np.empty(0, RELOCATION)
@@ -59,7 +59,7 @@ def pointers(headers: Headers) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(slots), np.concatenate(targets)
 
 
-def names(headers: Headers, table: list[int]) -> list[str]:
+def names_in_table(headers: Headers, table: list[int]) -> list[str]:
     """The texts that a table of pointers points to, up to the first that is not a name."""
     answer: list[str] = []
     for target in table:

@@ -72,7 +72,7 @@ class NamedFunctions:
             self._seen[function].add(binary.path)
             matches = binary.functions(function.matches)
             if not matches:
-                self._near.setdefault(function, near(function, binary))
+                self._near.setdefault(function, similar_names(function, binary))
             if len(matches) > function.most:
                 names = ", ".join(sorted(matches.values())[:NEAR])
                 warnings.append(
@@ -95,7 +95,7 @@ class NamedFunctions:
             mine = [engine for engine in self._closed if engine.owns(os.path.basename(binary.path))]
             inspect = all(engine.inspects(binary.path) for engine in mine)
             self._sites[key] = Site(function, name, offset, specs, inspect)
-            self.found.append(describe(number, name, function, binary.path))
+            self.found.append(function_row(number, name, function, binary.path))
         return self._sites[key]
 
     def missing(self) -> list[str]:
@@ -112,13 +112,13 @@ class NamedFunctions:
         return lines
 
 
-def near(function: Function, binary: Binary) -> list[str]:
+def similar_names(function: Function, binary: Binary) -> list[str]:
     """Names in the file that resemble the missing ones."""
     names = list(binary.functions(lambda name: True).values())
     return [match for symbol in function.symbols for match in difflib.get_close_matches(symbol, names, NEAR)][:NEAR]
 
 
-def describe(number: int, name: str, function: Function, path: str) -> dict[str, Any]:
+def function_row(number: int, name: str, function: Function, path: str) -> dict[str, Any]:
     """The function's row in the manifest: its arguments in the records' order, numbers and texts separately."""
     sides: dict[str, Any] = {}
     for at_return, side in ((False, "entry"), (True, "return")):

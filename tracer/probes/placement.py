@@ -104,7 +104,7 @@ def arm64_class(word: int) -> str:
     return REFUSED if any(word & mask == value for mask, value in ARM64_REFUSED) else "stepped"
 
 
-def rank(cost: str, fast_nop: bool) -> int:
+def cost_rank(cost: str, fast_nop: bool) -> int:
     """Rank of a cost class, cheapest first: by how the kernel executes it, independent of measurements on a busy machine.
 
     A nop of class `nop5` is executed without a single step if `fast_nop` (tracer/probes/fast_nop.py), and otherwise stepped.
@@ -112,7 +112,7 @@ def rank(cost: str, fast_nop: bool) -> int:
     return {"nop5": 0 if fast_nop else 2, "emulated": 1, "stepped": 3}[cost]
 
 
-def _target(instruction: capstone.CsInsn) -> int | None:
+def _branch_target(instruction: capstone.CsInsn) -> int | None:
     """The target of a direct branch, relative to the function's start; None for all other instructions."""
     if not _is_branch(instruction) or not instruction.operands:
         return None
@@ -120,7 +120,7 @@ def _target(instruction: capstone.CsInsn) -> int | None:
     return int(operand.imm) if operand.type == capstone.CS_OP_IMM else None
 
 
-def _decoded(code: bytes, machine: str) -> Iterator[capstone.CsInsn]:
+def _decode_lazily(code: bytes, machine: str) -> Iterator[capstone.CsInsn]:
     """Decode instructions in full detail, lazily: most callers need only the first few, and detail is slow."""
     decoder, offset = _decoder(machine), 0
     while decoder:
@@ -146,7 +146,7 @@ def _is_branch(instruction: capstone.CsInsn) -> bool:
     return bool(groups & set(instruction.groups))
 
 
-def _written(instruction: capstone.CsInsn, machine: str) -> set[str]:
+def _written_registers(instruction: capstone.CsInsn, machine: str) -> set[str]:
     names = {instruction.reg_name(register) for register in instruction.regs_access()[1]}
     if machine == "x64":
         wide = {"e": "r"}
@@ -165,13 +165,13 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
     """
     is_decoded = False
     candidates: list[tuple[int, int, str, str]] = []
-    for instruction in _decoded(code, machine):
+    for instruction in _decode_lazily(code, machine):
         is_decoded = True
         cost = cost_class(instruction, machine)
         text = f"{instruction.mnemonic} {instruction.op_str}".strip()
         if cost != REFUSED:
-            candidates.append((rank(cost, fast_nop), instruction.address, text, cost))
-        if _is_branch(instruction) or _written(instruction, machine) & ARGUMENT_REGISTERS[machine]:
+            candidates.append((cost_rank(cost, fast_nop), instruction.address, text, cost))
+        if _is_branch(instruction) or _written_registers(instruction, machine) & ARGUMENT_REGISTERS[machine]:
             break
     if not is_decoded:
         return Placement(0, "", "stepped", "code of this architecture is not decoded: probe at the symbol")
@@ -189,8 +189,8 @@ def place_entry(code: bytes, machine: str, fast_nop: bool) -> Placement:
 
 def place_tail(code: bytes, machine: str, fast_nop: bool) -> Placement:
     """The tail jump of a short function, or the entry if there is none."""
-    for instruction in _decoded(code, machine):
-        target = _target(instruction)
+    for instruction in _decode_lazily(code, machine):
+        target = _branch_target(instruction)
         leaves = target is not None and not 0 <= target < len(code)
         if instruction.mnemonic in ("jmp", "b") and leaves and cost_class(instruction, machine) == "emulated":
             text = f"{instruction.mnemonic} {instruction.op_str}".strip()
@@ -215,7 +215,7 @@ def place_usdt(before: bytes, is_entry: bool, fast_nop: bool, machine: str = "x6
 
     `before` holds the five bytes before the site; `is_entry`: whether a function begins with them.
     """
-    if before == NOP5 and is_entry and rank("nop5", fast_nop) == 0:
+    if before == NOP5 and is_entry and cost_rank("nop5", fast_nop) == 0:
         return Placement(
             -len(NOP5), "nop5", "nop5", "before the USDT site: this kernel turns it into a system call, cheaper than a trap"
         )

@@ -54,6 +54,6 @@ class FilePlan:
         return {row.program for row in self.rows}
 
 
-def planned(row: Row) -> dict[str, Any]:
+def stored_row(row: Row) -> dict[str, Any]:
     """A row as stored in a plan, without measured fields."""
     return {key: value for key, value in asdict(row).items() if key in PLANNED}

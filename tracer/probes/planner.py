@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -11,24 +10,21 @@ from itertools import islice
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
 from tracer.probes import anchors, name_tables, reach
-from tracer.probes.elf import STUB, Binary, Symbol, contains, read_binary
-from tracer.probes.elf_headers import reading
+from tracer.probes.elf import STUB, Binary, Symbol, file_contains, read_binary
+from tracer.probes.elf_headers import as_probe_error
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions
 from tracer.probes.placement import CALL_BYTES, NOP5, Placement, place_call, place_entry, place_fixed, place_tail, place_usdt
 from tracer.probes.plan import FilePlan, Row
 
-TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
-Places = dict[int, tuple[str, int]]
-"""Slot of a function table → (file, offset)."""
 
 Site = tuple[int, str, Placement]
 """File offset of a function, its name, and the place in it."""
 
 
-def cheapest(sites: list[Site]) -> list[Site]:
+def cheapest_sites(sites: list[Site]) -> list[Site]:
     """The first of several suitable functions, or the first with a cheap instruction if that one has none."""
     cheap = [site for site in sites if site[2].cost != "stepped"]
     if not cheap or cheap[0] == sites[0]:
@@ -41,29 +37,13 @@ def cheapest(sites: list[Site]) -> list[Site]:
 def needs_anchors(engine: Engine, binary: Binary) -> bool:
     """Whether a file contains an engine's code but none of its function names, not even as an import."""
     names = tuple(name for probe in engine.probes for name in (*probe.symbols, *probe.otherwise))
-    return bool(engine.marker) and not mentions_any(binary, names) and contains(binary.path, engine.marker.encode())
+    return bool(engine.marker) and not mentions_any(binary, names) and file_contains(binary.path, engine.marker.encode())
 
 
 @lru_cache(maxsize=256)
 def mentions_any(binary: Binary, names: tuple[str, ...]) -> bool:
     """Whether a file defines or imports a symbol of one of these names."""
     return any(map(binary.mentions, names))
-
-
-def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: list[Probe], known: list[Probe]) -> list[str]:
-    """The warning for a function table whose version differs from the one that the slots were checked against."""
-    version, checked = ".".join(map(str, api)), f"{engine.api_major}.{engine.api_minor}"
-    left_out = ", ".join(dict.fromkeys(stem(probe.program) for probe in wanted if probe not in known))
-    said = [f"{engine.name}: backend {backend} has API {version}: omitted {left_out}"] if left_out else []
-    if api[0] == engine.api_major and api[1] > engine.api_minor:
-        newer = f"newer than {checked}: probes stand at the slots of {checked}"
-        said.append(f"{engine.name}: backend {backend} has API {version}, {newer}")
-    return said
-
-
-def stem(program: str) -> str:
-    """A program's name without the suffix for the end of a call."""
-    return program.removesuffix("_begin").removesuffix("_end")
 
 
 class Planner:
@@ -103,23 +83,23 @@ class Planner:
 
     def file(self, path: str, is_executable: bool = False) -> FilePlan:
         """The plan of a file, which is `path` for the target."""
-        real, names = reach.real(path), {os.path.basename(path), os.path.basename(reach.real(path))}
+        real, names = reach.resolved_path(path), {os.path.basename(path), os.path.basename(reach.resolved_path(path))}
         plan = FilePlan(real, "")
         for engine in self.engines:
             wanted = any(map(engine.owns, names))
             if is_executable:
-                wanted = bool(engine.marker) and contains(real, engine.marker.encode())
-            if wanted and os.path.isfile(reach.way_to(real)):
-                with self.reported(), reading(real):
+                wanted = bool(engine.marker) and file_contains(real, engine.marker.encode())
+            if wanted and os.path.isfile(reach.opening_path(real)):
+                with self.reported(), as_probe_error(real):
                     self._plan_engine(engine, plan)
         if self.named.wants(real, os.path.basename(path), is_executable):
-            with self.reported(), reading(real):
+            with self.reported(), as_probe_error(real):
                 self._plan_named(plan, os.path.basename(path), is_executable)
         return plan
 
     def beside(self, path: str) -> list[str]:
         """All libraries of this one's engine in the same folder, itself included, if the engine opens them together."""
-        folder, name = os.path.split(reach.real(path))
+        folder, name = os.path.split(reach.resolved_path(path))
         together = [engine for engine in self.engines if engine.together and engine.owns(name)]
         there = sorted(os.listdir(folder)) if together and os.path.isdir(folder) else []
         names = [each for each in there if any(engine.owns(each) for engine in together)]
@@ -133,7 +113,7 @@ class Planner:
             place = self._entry(binary, site.offset, site.name) if site.inspect else SYMBOL_SITE
             plan.specs |= site.specs
             where = plan.path, site.offset, site.name, place
-            plan.rows += [row(USER, site.probe(cookie), *where, cookie) for cookie in site.specs]
+            plan.rows += [probe_row(USER, site.probe(cookie), *where, cookie) for cookie in site.specs]
 
     def _plan_engine(self, engine: Engine, plan: FilePlan) -> None:
         binary = read_binary(plan.path)
@@ -144,12 +124,12 @@ class Planner:
                 continue
             with self.reported():
                 sites = islice(self._sites(engine, probe, binary), None if self._is_everywhere(probe) else 1)
-                plan.rows += [row(engine, probe, plan.path, *site) for site in sites]
+                plan.rows += [probe_row(engine, probe, plan.path, *site) for site in sites]
         is_probed = len(plan.rows) > before
         if is_probed or engine.owns(os.path.basename(plan.path)):
             plan.engines.append(engine.name)
             if engine.operator_table and not self.operators[engine.name]:
-                self.operators[engine.name] = name_tables.read(binary.path, engine.operator_table)
+                self.operators[engine.name] = name_tables.read_name_table(binary.path, engine.operator_table)
         plan.operators[engine.name] = self.operators[engine.name]
 
     def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
@@ -157,7 +137,7 @@ class Planner:
         if probe.usdt:
             yield from self._usdt_sites(probe, binary)
         elif not any(map(binary.find, probe.unless)) and not (probe.once and self._stands_beside(probe, binary.path)):
-            yield from cheapest(self._symbol_sites(engine, probe, binary, probe.symbols))
+            yield from cheapest_sites(self._symbol_sites(engine, probe, binary, probe.symbols))
             for name in probe.otherwise:
                 yield from self._symbol_sites(engine, probe, binary, (name,))
             if probe.anchor and engine.inspects(binary.path) and needs_anchors(engine, binary):
@@ -171,7 +151,7 @@ class Planner:
             yield offset, probe.usdt, place_usdt(before, is_entry, self.fast_nop(), binary.machine)
 
     def _anchored_sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
-        said, offset = anchors.words(probe.anchor), anchors.find(binary.path, probe.anchor)
+        said, offset = anchors.describe_anchor(probe.anchor), anchors.find_offset(binary.path, probe.anchor)
         if offset is None:
             self.warnings.append(f"{binary.path} is stripped, and none of its functions {said}: no {probe.program}")
             return
@@ -223,36 +203,8 @@ class Planner:
                 with self.reported():
                     binary = read_binary(path)
                     function = binary.function_at(offset)
-                    rows.append(row(engine, probe, path, offset, function, self._entry(binary, offset, function)))
+                    rows.append(probe_row(engine, probe, path, offset, function, self._entry(binary, offset, function)))
         return rows
-
-    def api(self, table: str, slots: Places, version: int) -> list[Row]:
-        """Rows of the probes at the slots of a function table that `version` has."""
-        rows = []
-        for engine in self.engines:
-            for probe in engine.probes:
-                wanted = probe.table == table and probe.wanted(self.levels) and probe.since <= version
-                if wanted and probe.slot in slots:
-                    path, offset = slots[probe.slot]
-                    with self.reported():
-                        place = self._slot_place(engine, path, offset)
-                        rows.append(row(engine, probe, path, offset, f"{table}[{probe.slot}]", place))
-        return rows
-
-    def table(self, engine: Engine, slots: Places, api: tuple[int, ...], backend: int) -> list[tuple[Probe, Row]]:
-        """Probes, with their rows, at the slots of a function table that a backend of API version `api` returned."""
-        wanted = [p for p in engine.probes if p.slot >= 0 and not p.table and p.wanted(self.levels)]
-        shared = Counter(slots.values())  # a backend often uses one function for everything that it does not support
-        unshared = {slot for slot, place in slots.items() if shared[place] == 1}
-        known = [p for p in wanted if api[0] == engine.api_major and api[1] >= p.since and p.slot in unshared]
-        self.warnings += [line for line in unknown_slots(engine, api, backend, wanted, known) if line not in self.warnings]
-        symbol = "table[{}] of backend {}"
-        return [(p, row(engine, p, *slots[p.slot], symbol.format(p.slot, backend), TABLE_SITE)) for p in known]
-
-    def _slot_place(self, engine: Engine, path: str, offset: int) -> Placement:
-        if not engine.inspects(path):
-            return TABLE_SITE
-        return self._entry(read_binary(path), offset, f"{offset:#x}")
 
     def learnt(self, engine: Engine, sites: dict[str, tuple[str, int]], why: str) -> list[Row]:
         """Rows of probes whose sites were learnt, given as name → (file, offset after a call); none if a site is expensive."""
@@ -265,16 +217,25 @@ class Planner:
         if len(placed) < len(probes):
             return []
         chosen = zip(probes, offsets, placed, strict=True)
-        return [row(engine, p, path, offset, f"{binary.function_at(offset)} call", place) for p, offset, place in chosen]
+        return [probe_row(engine, p, path, offset, f"{binary.function_at(offset)} call", place) for p, offset, place in chosen]
+
+    def at_run_time(self, engines: set[str]) -> list[Row]:
+        """Rows, with offset -1, of these engines' probes whose addresses are known only at run time: slots of tables."""
+        why = "at run time: the program gets the table from the library"
+        wanted = [(e, p) for e in self.engines for p in e.probes if e.name in engines and p.slot >= 0 and p.level in self.levels]
+        return [
+            Row(p.program, e.name, p.level, "", f"{p.table or 'function table'}[{p.slot}]", -1, p.at, "", "", why)
+            for e, p in wanted
+        ]
 
     def elsewhere(self, engine: Engine, probe: Probe, path: str) -> Row | None:
         """The row of a probe at its next site in a file that was not tried yet; None if there is none."""
         tried = {other.symbol for other in self.rows if (other.program, other.library) == (probe.program, path)}
         site = next((each for each in self._sites(engine, probe, read_binary(path)) if each[1] not in tried), None)
-        return row(engine, probe, path, *site) if site else None
+        return probe_row(engine, probe, path, *site) if site else None
 
 
-def row(engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Placement, cookie: int = 0) -> Row:
+def probe_row(engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Placement, cookie: int = 0) -> Row:
     """The row of a probe at a place."""
     at, instruction = "return" if probe.at == "return" else "entry", place.instruction
     where = path, symbol, offset + place.delta

@@ -4,8 +4,6 @@
 A segment ends after a MiB, and whenever the manifest is written: a crash leaves only the last one without a checksum.
 """
 
-import contextlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -26,34 +24,7 @@ def sums_of(path: Path) -> Path:
     return path.with_suffix(".sum")
 
 
-class Sums:
-    """The checksums of a growing file."""
-
-    def __init__(self, path: Path):
-        self.fd = os.open(sums_of(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self.hash, self.sealed, self.end = xxhash.xxh3_64(), 0, 0
-
-    def add(self, data: memoryview) -> None:
-        """Account for appended data."""
-        self.hash.update(data)
-        self.end += len(data)
-        if self.end - self.sealed >= SEGMENT_BYTES:
-            self.seal()
-
-    def seal(self) -> None:
-        """End the current segment, if it is not empty."""
-        if self.end > self.sealed:
-            os.write(self.fd, np.array((self.end, self.hash.intdigest()), ENTRY).tobytes())
-            self.hash, self.sealed = xxhash.xxh3_64(), self.end
-
-    def close(self) -> None:
-        """End the last segment, without a checksum if the disk is full, which the writer of its records has already reported."""
-        with contextlib.suppress(OSError):
-            self.seal()
-        os.close(self.fd)
-
-
-def check(path: Path) -> tuple[list[tuple[int, int]], int]:
+def check_file(path: Path) -> tuple[list[tuple[int, int]], int]:
     """(damaged byte ranges of a file, offset up to which it has checksums). Raises OSError if it has none."""
     raw = sums_of(path).read_bytes()
     entries = np.frombuffer(raw[: len(raw) // ENTRY.itemsize * ENTRY.itemsize], ENTRY)

@@ -13,7 +13,8 @@ class Cost:
     """The parts of a manifest's `cost`, in ns; None where it was not measured.
 
     `probes` and `probes_cold`: traps with warm and with cold caches, and the programs behind them, on the target's threads.
-    `kernel`: programs on kernel events, for every process of the machine. `tracer`: its CPU time while recording.
+    Both are part of the target's CPU time, which bounds them. `kernel`: programs on kernel events, for every process of the
+    machine. `tracer`: its CPU time while recording.
     """
 
     probes: float
@@ -30,8 +31,8 @@ class Cost:
 
     @property
     def of_steps(self) -> tuple[float, float] | None:
-        """Time in probes as a share of the steps' time: with warm, and with cold caches."""
-        return (self.probes / self.step, self.probes_cold / self.step) if self.step else None
+        """Time in probes as a share of the steps' time: with warm, and with cold caches; 1 if several threads were in probes."""
+        return (min(self.probes / self.step, 1.0), min(self.probes_cold / self.step, 1.0)) if self.step else None
 
     @property
     def slowdown(self) -> tuple[float, float] | None:
@@ -56,8 +57,9 @@ def cost_of(told: Mapping[str, Any], step_ns: float | None = None) -> Cost:
     programs = ns.get("bpf_ns", 0.0)
     warm = ns.get("trap_ns", 0.0) + programs
     cold = max(warm, ns.get("trap_cold_ns", 0.0) + programs)
-    tracer = ns.get("tracer_recording_cpu_ns", ns.get("tracer_cpu_ns"))
-    return Cost(warm, cold, ns.get("kernel_ns", 0.0), tracer, ns.get("target_cpu_ns") or None, step_ns or None)
+    tracer, target = ns.get("tracer_recording_cpu_ns", ns.get("tracer_cpu_ns")), ns.get("target_cpu_ns") or None
+    warm, cold = (min(probes, target or probes) for probes in (warm, cold))
+    return Cost(warm, cold, ns.get("kernel_ns", 0.0), tracer, target, step_ns or None)
 
 
 def interval(low: float, high: float, unit: str) -> str:
@@ -66,22 +68,22 @@ def interval(low: float, high: float, unit: str) -> str:
     return f"{' to '.join(texts)} {unit}"
 
 
-def milliseconds(*ns: float) -> str:
+def show_ms(*ns: float) -> str:
     """A time, or an interval of times, in ms."""
     return interval(ns[0] / 1e6, ns[-1] / 1e6, "ms")
 
 
 def cost_lines(cost: Cost) -> list[str]:
     """The cost in two lines: for the steps, and for the machine."""
-    spent = f"{milliseconds(cost.probes, cost.probes_cold)} in probes"
+    spent = f"{show_ms(cost.probes, cost.probes_cold)} in probes"
     heat = " (cold caches)" if cost.probes_cold > cost.probes else ""
     slower = cost.slowdown
     lines = [f"steps slowed by {interval(100 * slower[0], 100 * slower[1], '%')}{heat}; {spent}" if slower else spent + heat]
-    parts = [f"programs on kernel events {milliseconds(cost.kernel)}"]
+    parts = [f"programs on kernel events {show_ms(cost.kernel)}"]
     if cost.tracer is not None:
         share = cost.tracer_of_target
         of = f", {interval(100 * share, 100 * share, '%')} of the target's" if share else ""
-        parts.insert(0, f"tracer's CPU {milliseconds(cost.tracer)}{of}")
+        parts.insert(0, f"tracer's CPU {show_ms(cost.tracer)}{of}")
     return [*lines, "; ".join(parts)]
 
 

@@ -10,12 +10,14 @@ Slots are only ever appended, so whatever reached the disk before a crash is a v
 """
 
 import json
+import mmap  # noqa: F401 (NumPy imports it later, perhaps with the rights of a user who cannot read Python's folder)
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moescope.answers import note_emulator
 from moescope.errors import UserError
 from moescope.plain import doubts
 from tracer.recording.checksums import digest, sums_of
@@ -67,7 +69,7 @@ def dtype_from_json(rows: list[list[Any]], itemsize: int) -> np.dtype:
     )
 
 
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
+def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
     """A JSON object with a checksum of its other members."""
     held = {key: value for key, value in content.items() if key != "checksum"}
     return {"checksum": digest(json.dumps(held).encode()), **held}
@@ -75,10 +77,10 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 def is_whole(content: dict[str, Any]) -> bool:
     """Whether a JSON object matches its checksum."""
-    return bool(sealed(content)["checksum"] == content.get("checksum"))
+    return bool(with_checksum(content)["checksum"] == content.get("checksum"))
 
 
-def seal(content: dict[str, Any], indent: int | None = None) -> bytes:
+def sealed_bytes(content: dict[str, Any], indent: int | None = None) -> bytes:
     """A JSON object as the bytes of a file that ends with a checksum of all bytes before its digits."""
     held = json.dumps({key: value for key, value in content.items() if key != "checksum"}, indent=indent)
     body = f"{held.removesuffix('}').rstrip()}, ".encode() + SEAL
@@ -109,11 +111,11 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     indent = 1 if manifest.get("state") == "complete" else None  # without is ten times as fast, and this happens every second
     temporary.unlink(missing_ok=True)
     with temporary.open("xb") as file:  # exclusive creation: others who may write to the folder cannot redirect it by a link
-        file.write(seal(manifest, indent))
+        file.write(sealed_bytes(manifest, indent))
     os.replace(temporary, folder / "manifest.json")
 
 
-def text(value: bytes) -> str:
+def c_string(value: bytes) -> str:
     """A C string from a fixed-size field: up to the first NUL, undecodable bytes replaced."""
     return bytes(value).split(b"\0", 1)[0].decode(errors="replace")
 
@@ -139,6 +141,7 @@ class Recording:
         if not self.is_whole or "checksum" not in self.manifest:
             doubts.append(str(self.path))
         check_shape(self.path, self.manifest)
+        note_emulator((self.manifest.get("qnn") or {}).get("emulator"))
         version = self.manifest.get("schema_version")
         if version != SCHEMA_VERSION:
             raise RecordingError(
@@ -175,3 +178,13 @@ class Recording:
         if begin >= end:
             return np.empty((0, width), np.uint8)
         return np.memmap(self.path / f"{stream}.bin", np.uint8, "r", offset=begin * width, shape=(end - begin, width))
+
+
+def kinds_of(slots: np.ndarray) -> np.ndarray:
+    """The record kind of each slot, shape [n]."""
+    return slots[:, KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[:, 0]
+
+
+def records_in_slots(slots: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The records in `slots`, shape [n]."""
+    return np.ascontiguousarray(slots[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize]).view(dtype)[:, 0]

@@ -1,17 +1,14 @@
-"""Description of this machine, for the manifest."""
+"""Description of this machine, for benchmarks and the machine's ceilings."""
 
 import os
 import platform
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tracer.recording import heat
-
 
 @cache
-def describe() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Architecture, kernel, operating system, CPU model, CPUs, frequency governors ("" if there is none) and memory."""
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     model = ""
@@ -26,15 +23,12 @@ def describe() -> dict[str, Any]:
         "os": release.get("PRETTY_NAME", platform.system()),
         "cpu_model": model,
         "cpus": os.cpu_count() or 0,
-        "governor": heat.governors(),
+        "governor": cpu_governors(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
 
 
-def clocks() -> dict[str, int]:
-    """A reading of the three clocks that traces use, nanoseconds."""
-    return {
-        "monotonic_ns": time.monotonic_ns(),
-        "boottime_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-        "realtime_ns": time.time_ns(),
-    }
+def cpu_governors() -> str:
+    """The CPUs' frequency governors, separated by commas; "" if there is none."""
+    found = {path.read_text().strip() for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")}
+    return ",".join(sorted(found))

@@ -19,18 +19,16 @@ IN_CHECKOUT = (ROOT / "bpf").is_dir()
 BPF_SOURCE = (ROOT if IN_CHECKOUT else TRACER) / "bpf" / "moescope.bpf.c"
 OBJECTS = TRACER / "kernel" / "objects"
 BPF_OBJECT = OBJECTS / "moescope.bpf.o"
-BPF_OBJECTS = {"ring": BPF_OBJECT, "perf": OBJECTS / "moescope-perf.bpf.o"}
-MAPS_OBJECTS = {"ring": OBJECTS / "maps.bpf.o", "perf": OBJECTS / "maps-perf.bpf.o"}
-COLLECTORS = TRACER / "collector" / "bin"
-CALIBRATION = TRACER / "probes" / "calibrate.so"
+RECORDERS = TRACER / "recorder" / "bin"
+RECORDER = RECORDERS / f"moescope-recorder-{os.uname().machine}"
+"""The recorder for this machine; the others are for `--on`."""
 LIBRARIES = [
-    CALIBRATION,
     ROOT / "runtime" / "telemetry" / "_probes.so",
     ROOT / "runtime" / "backends" / "_blocks.so",
     ROOT / "analyzer" / "records" / "_joins.so",
     ROOT / "views" / "timeline" / "_messages.so",
 ]
-BUILT_PARTS = [*BPF_OBJECTS.values(), *MAPS_OBJECTS.values(), *LIBRARIES]
+BUILT_PARTS = [BPF_OBJECT, *LIBRARIES]
 """Everything that CMakeLists.txt builds."""
 BUILD = ROOT / "build"
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -89,7 +87,14 @@ class Owner:
 
     def kept(self) -> Path:
         """The folder for things that are generated once: the checkout's build folder, else the owner's cache."""
-        return BUILD if IN_CHECKOUT else Path(os.environ.get("XDG_CACHE_HOME") or Path(self.home) / ".cache") / "moescope"
+        return BUILD if IN_CHECKOUT else self._own_cache()
+
+    def cache(self) -> Path:
+        """The folder for what recordings teach and devices hold: `$MOESCOPE_CACHE`, else in the owner's cache."""
+        return Path(os.environ.get("MOESCOPE_CACHE") or self._own_cache())
+
+    def _own_cache(self) -> Path:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path(self.home) / ".cache") / "moescope"
 
 
 def set_thread_groups(groups: list[int]) -> None:
@@ -99,20 +104,13 @@ def set_thread_groups(groups: list[int]) -> None:
         raise OSError(ctypes.get_errno(), "the groups of the user cannot be taken")
 
 
-def owner_of(pid: int) -> Owner:
-    """The user whose rights a process has for files; raises OSError if it is gone."""
-    lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
-    uid, gid = int(lines["Uid"].split()[3]), int(lines["Gid"].split()[3])
-    return user(uid, gid)
-
-
 def invoking_user() -> Owner:
     """The user who invoked sudo, or the current one."""
-    return user(_number_from_sudo("SUDO_UID", os.getuid()), _number_from_sudo("SUDO_GID", os.getgid()))
+    return user_by_id(_number_from_sudo("SUDO_UID", os.getuid()), _number_from_sudo("SUDO_GID", os.getgid()))
 
 
 @cache
-def user(uid: int, gid: int) -> Owner:
+def user_by_id(uid: int, gid: int) -> Owner:
     """The user with this id; one that has no account keeps the given group."""
     try:
         entry = pwd.getpwuid(uid)

@@ -10,18 +10,12 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from tracer.recording.paths import TRACER, Owner, invoking_user
+from tracer.recording.paths import TRACER, invoking_user
 
 MOST_TEXT = 8 << 20
 """Bytes of a text file (JSON, TOML) that are read at most."""
 PIECE = 1 << 20
 AS_MAPPED = "/map_files/"
-_acting_for: list[Owner] = []
-
-
-def act_for(owner: Owner) -> None:
-    """Open the files that follow with this user's rights instead of the invoking user's: the user of a followed process."""
-    _acting_for[:] = [owner]
 
 
 def open_regular(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
@@ -32,12 +26,12 @@ def open_regular(path: str | os.PathLike[str], most: int | None = None) -> Binar
     """
     name = os.fspath(path)
     if AS_MAPPED in name or name.startswith(f"{TRACER}{os.sep}"):
-        return _open(name, most)
-    with (_acting_for or [invoking_user()])[0].acting():
-        return _open(name, most)
+        return _open_checked(name, most)
+    with invoking_user().acting():
+        return _open_checked(name, most)
 
 
-def _open(name: str, most: int | None) -> BinaryIO:
+def _open_checked(name: str, most: int | None) -> BinaryIO:
     place = os.open(name, os.O_PATH | os.O_CLOEXEC)  # acts on nothing: opening a device or FIFO may, though nothing is read
     try:
         status = os.fstat(place)
@@ -82,7 +76,7 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
 def names_in(folder: str | os.PathLike[str]) -> list[Path]:
     """The entries of a folder that the user can read, sorted; empty if it is none."""
     try:
-        with (_acting_for or [invoking_user()])[0].acting():
+        with invoking_user().acting():
             return [Path(folder, name) for name in sorted(os.listdir(folder))]
     except (OSError, ValueError):
         return []

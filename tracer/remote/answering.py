@@ -31,7 +31,7 @@ class Answering:
 
     def __post_init__(self) -> None:
         place = FileRoot(str(self.root), self.device.features["arch"])
-        self.answers = Answers(self.planner, place, self.kept.loops(), fetched=self.fetch, present=self.present)
+        self.answers = Answers(self.planner, place, self.kept.loops.known(), fetched=self.fetch, present=self.present)
 
     def fetch(self, path: str, identity: str) -> str:
         """The path here of one of the device's files."""

@@ -10,7 +10,7 @@ from shlex import quote
 
 from tracer.errors import TracerError
 from tracer.remote.device import Device
-from tracer.remote.transport import DeviceError, LinkError, way_to
+from tracer.remote.transport import DeviceError, LinkError, transport_to
 
 STATE = "remote.json"
 """The file in a recording's folder while the recording is still on a device; with it, the same command resumes."""
@@ -36,7 +36,7 @@ class Job:
         (self.output / STATE).write_text(json.dumps(state) + "\n")
 
     def status(self) -> str:
-        """The job's status from its file: `running`, or the collector's exit code."""
+        """The job's status from its file: `running`, or the recorder's exit code."""
         script = f"read word < {self.device.folder}/status && echo $word; kill -0 {self.pid} || echo ended"
         words = self.device.way.ask(f"({script}) 2> /dev/null; true").split()
         if not words or words == ["ended"]:
@@ -93,14 +93,14 @@ kill $!"""
             self.output.rmdir()
 
 
-def start(device: Device, output: Path, options: list[str], words: list[str]) -> Job:
-    """Start the collector over a command, or over the process in the options; it continues if the link is cut.
+def start_job(device: Device, output: Path, options: list[str], words: list[str]) -> Job:
+    """Start the recorder over a command, or over the process in the options; it continues if the link is cut.
 
     Disk space for the status is reserved before the recording can fill the disk.
     """
     folder = device.folder
     command = " ".join(map(quote, [*options, *(["--", *words] if words else [])]))
-    line = f"{device.collector} -p {folder}/plan.json --planner 3,4 -o {folder}/recording {command}"
+    line = f"{device.launcher}{device.recorder} -p {folder}/plan.json --planner 3,4 -o {folder}/recording {command}"
     line += f" 3>> {folder}/{QUESTIONS} 4<> {folder}/{ANSWERS}"
     inner = f"trap : INT TERM; {line} > {folder}/output 2> {folder}/messages; echo $? 1<> {folder}/status"
     script = f"echo {RUNNING} > {folder}/status && : > {folder}/output && : > {folder}/messages && : > {folder}/{QUESTIONS}"
@@ -113,7 +113,7 @@ def start(device: Device, output: Path, options: list[str], words: list[str]) ->
     return job
 
 
-def resumed(output: Path, target: str) -> Job | None:
+def unfetched_job(output: Path, target: str) -> Job | None:
     """The job whose recording belongs in a folder and was not fetched yet; otherwise None."""
     try:
         state = json.loads((output / STATE).read_text())
@@ -121,7 +121,7 @@ def resumed(output: Path, target: str) -> Job | None:
         return None
     if state["target"] != target:
         raise TracerError(f"{output} belongs to a recording on {state['target']}: give that with --on, or another folder with -o")
-    device = Device(way_to(target, state["root"]), state["folder"])
+    device = Device(transport_to(target, state["root"]), state["folder"])
     pid = device.way.insist(lambda: device.way.ask(f"cat {device.folder}/pid 2> /dev/null || echo 0"))
     job = Job(device, output, int(pid))
     if not job.pid:

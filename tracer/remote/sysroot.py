@@ -1,18 +1,18 @@
 """Keeps devices' engine files by build id, so that each build is transferred once, and makes plans from them."""
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from shlex import quote
 from typing import Any
 
-from moescope.scratch import scratch
-from tracer.kernel.plan_file import FileRoot, compose
-from tracer.probes.learning import LearntLoop, of_recording
+from moescope.scratch import scratch_folder
+from tracer.kernel.plan_file import FileRoot, compose_plan
+from tracer.planning.loops import KeptLoops
+from tracer.probes.learning import of_recording
 from tracer.probes.planner import Planner
 from tracer.remote.device import Device
 
@@ -27,12 +27,14 @@ class Sysroot:
     """The files of all devices, stored in a folder by their ids."""
 
     kept: Path
+    loops: KeptLoops
+    """The graph loops that earlier recordings taught."""
 
     @contextlib.contextmanager
     def laid_out(self, device: Device, files: dict[str, str]) -> Iterator[Path]:
         """A folder with the files (path → id) at the same paths as on the device; pulls those that are not kept yet."""
         self.kept.mkdir(parents=True, exist_ok=True)
-        with scratch(self.kept, "device-") as folder:
+        with scratch_folder(self.kept, "device-") as folder:
             (folder / "root").mkdir()
             for path, identity in files.items():
                 self.lay_out(device, path, identity, folder / "root")
@@ -42,26 +44,22 @@ class Sysroot:
         """Put one of the device's files below `root`; pulls it if it is not kept yet."""
         held, place = self.kept / identity, root / path.lstrip("/")
         if not held.exists():
-            with scratch(self.kept, "device-") as folder:
+            with scratch_folder(self.kept, "device-") as folder:
                 device.way.pull(path, draft := folder / "part")
                 draft.replace(held)
         place.parent.mkdir(parents=True, exist_ok=True)
         os.link(held, place)
 
-    def loops(self) -> list[LearntLoop]:
-        """The graph loops that earlier recordings taught."""
-        return [LearntLoop(**json.loads(path.read_text())) for path in self.kept.glob("*.loop")]
-
     def plan(self, device: Device, planner: Planner, programs: list[str], root: Path) -> dict[str, Any]:
         """The plan for a device's programs and the libraries below `root`, with loops learnt from earlier recordings."""
         inside = [str(root / path.lstrip("/")) for path in programs]
         with planning:
-            return compose(planner, FileRoot(str(root), device.features["arch"]), inside, [root], self.loops())
+            return compose_plan(planner, FileRoot(str(root), device.features["arch"]), inside, [root], self.loops.known())
 
     def learn(self, recording: Path) -> None:
         """Keep the graph loops learnt from a recording, for the next plan of the same builds."""
         for loop in of_recording(recording):
-            (self.kept / f"{loop.id}.loop").write_text(json.dumps(asdict(loop)))
+            self.loops.keep(loop)
 
 
 def files_of_command(device: Device, planner: Planner, words: list[str], folders: list[str]) -> Found:
@@ -72,7 +70,7 @@ def files_of_command(device: Device, planner: Planner, words: list[str], folders
 done; true"""
     programs = list(dict.fromkeys(device.way.ask(script).splitlines()))
     places = " ".join(map(quote, folders or folders_beside(programs, words)))
-    names = " -o ".join(f"-name {quote(prefix + '*')}" for prefix in prefixes(planner))
+    names = " -o ".join(f"-name {quote(prefix + '*')}" for prefix in library_prefixes(planner))
     shown = "".join(f"echo {quote(path)}; " for path in [*programs, *planner.named.paths()])
     files = device.identify(f"{shown}find {places} \\( {names} \\) ! -type d 2> /dev/null")
     return [path for path in programs if path in files], files
@@ -88,12 +86,12 @@ def files_of_process(device: Device, planner: Planner, words: list[str], folders
     program = root + device.way.ask(f"readlink -f {proc}/exe").strip()
     listing = f"echo {quote(program)}; sed -n 's|^[^/]* r.x[^/]*/|{root}/|p' {proc}/maps"
     mapped = device.identify(f"({listing}) | sort -u")
-    beginnings = tuple(prefixes(planner))
+    beginnings = tuple(library_prefixes(planner))
     files = {path: i for path, i in mapped.items() if path == program or PurePosixPath(path).name.startswith(beginnings)}
     return [program], files | (files_of_command(device, planner, [], folders)[1] if folders else {})
 
 
-def prefixes(planner: Planner) -> list[str]:
+def library_prefixes(planner: Planner) -> list[str]:
     """Prefixes of the names of files that may contain an engine's code."""
     return sorted({prefix for engine in planner.engines for prefix in engine.libraries} | planner.named.prefixes())
 

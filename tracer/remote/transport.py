@@ -34,7 +34,7 @@ class DeviceError(TracerError):
     """A device was reached, but a script failed there."""
 
 
-def way_to(target: str, root: str = "") -> "Transport":
+def transport_to(target: str, root: str = "") -> "Transport":
     """The transport to a target given by the user. Raises TracerError if it is not a target."""
     kind, _, rest = target.partition(":")
     if kind == "adb":
@@ -46,7 +46,7 @@ def way_to(target: str, root: str = "") -> "Transport":
     raise TracerError(f"--on {target}: give ssh:USER@HOST, adb, adb:SERIAL, or exec:COMMAND that runs a shell command (sh -c)")
 
 
-def short(target: str) -> str:
+def short_name(target: str) -> str:
     """A target's name in messages: for ssh, the host, which is the last word."""
     return target.split()[-1].removeprefix("ssh:") if target.startswith("ssh:") else target
 
@@ -63,7 +63,7 @@ class Transport:
     @property
     def name(self) -> str:
         """The name for messages."""
-        return short(self.target)
+        return short_name(self.target)
 
     def command(self, script: str) -> list[str]:
         """The command that runs a script there, as root if required. It reports the script's exit on its standard error."""

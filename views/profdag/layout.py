@@ -10,7 +10,7 @@ from typing import Any
 
 import networkx as nx
 
-from analyzer.questions.structure import stem
+from analyzer.questions.structure import name_stem
 
 WIDTH, HEIGHT = 168, 40
 COLUMN, ROW, TOP = 188, 66, 46
@@ -47,7 +47,7 @@ class Layout:
     blocks: list[Block]
 
 
-def drawn(graph: nx.DiGraph) -> list[str]:
+def drawn_operators(graph: nx.DiGraph) -> list[str]:
     """Operators in execution order, each after the views it reads."""
     order: list[str] = []
     placed = set[str]()
@@ -78,7 +78,7 @@ def block_titles(graph: nx.DiGraph, order: list[str]) -> list[str]:
     return titles
 
 
-def classes(graph: nx.DiGraph, members: dict[str, list[str]]) -> dict[str, str]:
+def block_classes(graph: nx.DiGraph, members: dict[str, list[str]]) -> dict[str, str]:
     """Title → title of the first block that runs the same operator types in the same order."""
     first: dict[tuple[str, ...], str] = {}
     return {title: first.setdefault(tuple(graph.nodes[n]["type"] for n in nodes), title) for title, nodes in members.items()}
@@ -99,7 +99,7 @@ def rows_of(graph: nx.DiGraph, nodes: list[str]) -> list[list[str]]:
     return rows
 
 
-def arrange(graph: nx.DiGraph, block: Block, centre: dict[str, tuple[float, float]]) -> None:
+def arrange_block(graph: nx.DiGraph, block: Block, centre: dict[str, tuple[float, float]]) -> None:
     """Place a block's nodes: in each row by the mean position of the nodes that they read, without overlap."""
     middle, inside = block.width / 2, set[str]()
     for depth, row in enumerate(block.rows):
@@ -125,16 +125,16 @@ def dots_of(graph: nx.DiGraph, centre: dict[str, tuple[float, float]]) -> list[t
 
 def lay_out(graph: nx.DiGraph) -> Layout:
     """The layout of a ProfDAG from analyzer.questions.profdag."""
-    order = drawn(graph)
+    order = drawn_operators(graph)
     members: dict[str, list[str]] = {}
     for node, title in zip(order, block_titles(graph, order), strict=True):
         members.setdefault(title, []).append(node)
-    same = classes(graph, members)
+    same = block_classes(graph, members)
     blocks = [Block(title, same[title], rows_of(graph, nodes)) for title, nodes in members.items()]
     centre: dict[str, tuple[float, float]] = {}
     number: dict[str, int] = {}
     for i, block in enumerate(blocks):
-        arrange(graph, block, centre)
+        arrange_block(graph, block, centre)
         number |= dict.fromkeys(members[block.title], i)
     return Layout(centre, number, dots_of(graph, centre), blocks)
 
@@ -146,14 +146,14 @@ KEYS = (
 """What travels of each node, where it is known."""
 
 
-def document(graph: nx.DiGraph, layout: Layout, critical: frozenset[str] = frozenset()) -> dict[str, Any]:
+def page_data(graph: nx.DiGraph, layout: Layout, critical: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The page's data: nodes with positions in execution order, edges as pairs of numbers, dots as small nodes."""
     nodes: list[dict[str, Any]] = []
     index: dict[str, int] = {}
     for node, (x, y) in layout.centre.items():
         index[node] = len(nodes)
         fields = {key: value for key in KEYS if (value := graph.nodes[node].get(key)) is not None and value == value}
-        short = stem(str(fields.get("name", "")))
+        short = name_stem(str(fields.get("name", "")))
         fields |= {"stem": short} if short != fields.get("name") else {}
         nodes.append({**fields, "x": x, "y": y, "block": layout.block[node], "critical": node in critical})
     edges = [[index[a], index[b]] for a, b in graph.edges() if a in index and b in index]

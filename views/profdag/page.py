@@ -1,21 +1,18 @@
 """`profdag.html`: one token's operators as an interactive page; layout.py computes positions, static/profdag.js draws."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
-import pandas as pd
 
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.node_costs import add_costs
 from analyzer.records.manifest import command_of
-from analyzer.records.stamps import stamp
+from analyzer.records.schema import Tables
+from analyzer.records.stamps import recording_stamp
 from views.colours import CAUSES
-from views.profdag.layout import document, drawn, lay_out
+from views.profdag.layout import drawn_operators, lay_out, page_data
 from views.report.page import write_page
-
-Tables = Mapping[str, pd.DataFrame]
 
 
 def about_token(tables: Tables, manifest: dict[str, Any], token_id: int) -> dict[str, Any]:
@@ -33,10 +30,10 @@ def write_profdag(graph: nx.DiGraph, tables: Tables, manifest: dict[str, Any], p
     """Write the page of a graph from analyzer.questions.profdag; returns its size in bytes."""
     token_id = int(graph.graph.get("token_id", -1))
     add_costs(graph, tables, token_id)
-    chain, spent = critical_path(graph, drawn(graph))
-    content = document(graph, lay_out(graph), frozenset(chain))
+    chain, spent = critical_path(graph, drawn_operators(graph))
+    content = page_data(graph, lay_out(graph), frozenset(chain))
     content["critical_ns"], content["causes"] = spent, list(CAUSES)
     content["token"] = about_token(tables, manifest, token_id) | {"tokens_used": graph.graph.get("tokens_used", 1)}
     content["command"] = " ".join(command_of(manifest))
     content["emulator"] = bool((manifest.get("qnn") or {}).get("emulator"))
-    return write_page(path, "profdag", f"ProfDAG: {content['command']}", content, stamp=stamp(manifest))
+    return write_page(path, "profdag", f"ProfDAG: {content['command']}", content, stamp=recording_stamp(manifest))

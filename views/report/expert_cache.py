@@ -6,6 +6,7 @@ import numpy as np
 
 from analyzer.questions import cache_curves
 from analyzer.questions import experts as activation
+from analyzer.questions.findings import at_least
 from views.report.sections import (
     Block,
     Run,
@@ -35,7 +36,7 @@ LOADS = (
 )
 
 
-def hits(run: Run) -> list[Block]:
+def hit_rate_charts(run: Run) -> list[Block]:
     """Hit rate over steps, and per layer."""
     steps, layers = run.ask(STEP_HITS_QUERY), run.ask(LAYER_HITS_QUERY)
     if not len(steps):
@@ -53,14 +54,14 @@ def hits(run: Run) -> list[Block]:
     ]
 
 
-def curves(run: Run) -> list[Block]:
+def cache_curve_chart(run: Run) -> list[Block]:
     """Simulated hit rates of caches of other sizes and policies from the routing, with this run's own hit rate."""
     rows = run.ask(CURVES_QUERY)
     if not len(rows):
         return []
     size = cache_curves.expert_bytes(run.tables)
     sizes = [
-        bytes_text(n * size) if np.isfinite(size) else f"{share:.0%} of those seen"
+        at_least(n * size) if np.isfinite(size) else f"{share:.0%} of those seen"
         for n, share in rows[["slots", "share"]].to_numpy()
     ]
     line = {"type": "scatter", "mode": "lines+markers", "x": rows["slots"], "text": sizes}
@@ -77,18 +78,16 @@ def curves(run: Run) -> list[Block]:
     remark = "One cache for all layers; a layer requests its experts at once."
     if slots is not None:
         remark += (
-            f" LRU with {slots} experts"
-            + (f" ({bytes_text(slots * size)})" if np.isfinite(size) else "")
-            + " hits 90 % in decode."
+            f" LRU with {slots} experts" + (f" ({at_least(slots * size)})" if np.isfinite(size) else "") + " hits 90 % in decode."
         )
     axes = {"xaxis": axis("experts that fit", rangemode="tozero"), "yaxis": axis("hit rate %", range=[0, 103])}
     return [chart("Hit rates of other cache sizes", traces, remark, 320, CURVES_QUERY, **axes)]
 
 
-def loads(run: Run) -> list[Block]:
+def load_blocks(run: Run) -> list[Block]:
     """Loads by reason, evictions, and the outcome of prefetches."""
     frame, blocks = run.tables["loads"], answer(run, *LOADS)
-    evicted, late = frame[frame["action"] == "evict"], activation.lateness(run.tables)
+    evicted, late = frame[frame["action"] == "evict"], activation.prefetch_counts(run.tables)
     items: list[tuple[str, Any]] = []
     if len(evicted):
         items += [("evictions", f"{len(evicted):,}"), ("evicted", bytes_text(float(evicted["bytes"].clip(lower=0).sum())))]
@@ -98,7 +97,7 @@ def loads(run: Run) -> list[Block]:
     return [*blocks, pairs(items)] if items else blocks
 
 
-def counters(run: Run) -> list[Block]:
+def counter_charts(run: Run) -> list[Block]:
     """Every counter over time; counters that stayed at zero share one line."""
     frame, blocks = run.tables["counters"], list[Block]()
     idle = [str(name) for name, values in frame.groupby("name")["value"] if not values.any()]
@@ -124,5 +123,5 @@ def counters(run: Run) -> list[Block]:
 
 def cache_section(run: Run) -> Section | None:
     """Hits, loads, evictions, curves and the counters."""
-    blocks = [*hits(run), *curves(run), *loads(run), *counters(run)]
+    blocks = [*hit_rate_charts(run), *cache_curve_chart(run), *load_blocks(run), *counter_charts(run)]
     return Section("cache", "Cache and prefetch", blocks) if blocks else None

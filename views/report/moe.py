@@ -3,8 +3,9 @@
 import numpy as np
 
 from analyzer.questions import experts as activation
-from views.report.page import typed
-from views.report.sections import Block, Run, Section, Tables, axis, chart, note, pairs, table
+from analyzer.records.schema import Tables
+from views.report.page import plotly_array
+from views.report.sections import Block, Run, Section, axis, chart, note, pairs, table
 
 MAX_COLUMNS = 300
 MOST_POINTS = 3000
@@ -25,7 +26,7 @@ REUSE_QUERY = (
 )
 
 
-def heat(run: Run) -> Block | None:
+def heat_maps(run: Run) -> Block | None:
     """Rows routed and cache misses, iteration by expert, one matrix per layer, with each expert's share of the steps."""
     rows = run.ask(HEAT_QUERY)
     if not len(rows):
@@ -39,7 +40,7 @@ def heat(run: Run) -> Block | None:
     for layer, part in rows.groupby("layer"):
         layers.append(layer)
         sums = {name: np.bincount(part["cell"], part[values], shape[0] * shape[1]) for name, values in columns.items()}
-        matrices.append({name: typed(np.minimum(z, 65535).astype(np.uint16).reshape(shape)) for name, z in sums.items()})
+        matrices.append({name: plotly_array(np.minimum(z, 65535).astype(np.uint16).reshape(shape)) for name, z in sums.items()})
         active = np.bincount(part["expert"], minlength=shape[0])
         density.append((100 * active / part["token_id"].nunique()).round(2))
     return {
@@ -55,12 +56,12 @@ def heat(run: Run) -> Block | None:
     }
 
 
-def balance(tables: Tables) -> list[Block]:
+def balance_table(tables: Tables) -> list[Block]:
     """Per layer: number of experts that ran, balance, and the most active experts."""
-    used, entropy = activation.density(tables), activation.entropy(tables)
+    used, entropy = activation.activation_shares(tables), activation.routing_entropy(tables)
     if not len(used):
         return []
-    distinct = activation.distinct(tables).merge(entropy, on="layer")
+    distinct = activation.distinct_experts(tables).merge(entropy, on="layer")
     ranked = used.sort_values("share", ascending=False)
     most = {
         layer: ", ".join(f"{e} ({100 * s:.0f} %)" for e, s in part[["expert", "share"]].head(MOST_NAMED).itertuples(index=False))
@@ -75,7 +76,7 @@ def balance(tables: Tables) -> list[Block]:
     return [table(columns, rows[fields], "Evenness of expert use", command="experts RUN")]
 
 
-def reuse(run: Run) -> list[Block]:
+def reuse_chart(run: Run) -> list[Block]:
     """Time of a decode step's experts by the number of steps since they last ran."""
     rows = run.ask(REUSE_QUERY)
     if not len(rows):
@@ -110,9 +111,9 @@ def runs_table(run: Run) -> list[Block]:
 
 def expert_section(run: Run) -> Section | None:
     """The section on experts."""
-    heat_map = heat(run)
+    heat_map = heat_maps(run)
     blocks: list[Block] = [heat_map] if heat_map else []
-    blocks += [*balance(run.tables), *runs_table(run), *reuse(run)]
+    blocks += [*balance_table(run.tables), *runs_table(run), *reuse_chart(run)]
     if heat_map and not len(run.tables["routes"]):
         blocks.append(note("Routing was not recorded: activations are inferred from the experts' runs."))
     reuse_steps = (run.summary.get("experts") or {}).get("reuse_distance_median_steps")

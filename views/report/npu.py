@@ -81,7 +81,7 @@ def npu_section(run: Run) -> Section | None:
         blocks.append(note(EMULATED))
     if len(executes):
         blocks += by_graph(run)
-        blocks += npu_blocks.blocks(run.tables)
+        blocks += npu_blocks.npu_blocks(run.tables)
     nodes = with_levels(run.ask(NODES_QUERY))
     if len(nodes):
         columns = (

@@ -1,11 +1,9 @@
 """The report's other blocks on the NPU: failed consistency checks, experts, idle time, host stages."""
 
-from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
-
-from analyzer.questions.npu import statistics
+from analyzer.questions.npu import npu_statistics
+from analyzer.records.schema import Tables
 from views.report.sections import Block, bytes_text, note, pairs, table
 
 Facts = dict[str, Any]
@@ -14,7 +12,7 @@ MOST_FINDINGS = 20
 UNITS = {"us": "µs"}
 
 
-def findings(facts: Facts) -> list[Block]:
+def check_tables(facts: Facts) -> list[Block]:
     """The consistency checks of QNN's numbers, and their violations."""
     broken = [{"level": "bad", "text": text} for text in facts["findings"][:MOST_FINDINGS]]
     if facts["unjoined_events"]:
@@ -33,7 +31,7 @@ def by_expert(facts: Facts) -> list[Block]:
     return [table(f"number layer, number expert, {FIGURES}", rows, "By expert")] if rows else []
 
 
-def beside(facts: Facts) -> list[Block]:
+def idle_tables(facts: Facts) -> list[Block]:
     """The NPU's idle time and the CPU's work at the same time."""
     idle, overlap, contexts = facts["idle"], facts["overlap"], facts["contexts"]
     items: list[tuple[str, Any]] = []
@@ -48,17 +46,17 @@ def beside(facts: Facts) -> list[Block]:
     return [pairs(items)] if items else []
 
 
-def stages(facts: Facts) -> list[Block]:
+def stage_table(facts: Facts) -> list[Block]:
     """Host stages."""
     rows = [[name, row["count"], row["ms"], 1e3 * row["ms"] / row["count"]] for name, row in facts["stages"].items()]
     columns = "text stage, number times, bar total ms, number mean µs"
     return [table(columns, rows, "Host's stages in ONNX Runtime's QNN provider")] if rows else []
 
 
-def blocks(tables: Mapping[str, pd.DataFrame]) -> list[Block]:
+def npu_blocks(tables: Tables) -> list[Block]:
     """All blocks of this module."""
-    facts = statistics(tables)
-    parts = [*findings(facts), *beside(facts), *by_expert(facts), *stages(facts)]
+    facts = npu_statistics(tables)
+    parts = [*check_tables(facts), *idle_tables(facts), *by_expert(facts), *stage_table(facts)]
     if not facts["closure"] and facts["executes"]:
         parts.append(note("No profile was made at detailed level: QNN's own times are unknown."))
     return parts

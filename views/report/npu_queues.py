@@ -24,7 +24,7 @@ DEPTH_QUERY = "select batch_id, in_flight from npu_batches order by begin_ns"
 
 def queue_blocks(run: Run) -> list[Block]:
     """Batches by size, depth of the queue, operators by type."""
-    facts = npu_queues.summary(run.tables)
+    facts = npu_queues.queue_summary(run.tables)
     if not facts:
         return []
     from_host = facts["in_flight"] >= 0  # else the NPU's own profile, without the host's activity
@@ -48,7 +48,7 @@ def depth_chart(run: Run) -> Block:
 
 def driver_blocks(run: Run) -> list[Block]:
     """The driver's calls."""
-    facts = rpc.summary(run.tables)
+    facts = rpc.rpc_summary(run.tables)
     if not facts:
         return []
     items = [("calls of the driver", f"{facts['calls']:,} ({facts['driver']}), {facts['answered']:,} seen to their end")]

@@ -8,18 +8,19 @@ import base64
 import gzip
 import html
 import json
-import math
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from moescope.scratch import replaced
+from moescope.answers import json_value
+from moescope.scratch import replaced_file
 from views import colours
 
+LARGEST = (1 << 53) - 1
+"""JavaScript's numbers hold integers exactly up to this."""
 SCRIPTS = {"report": ("common", "time_bars", "report"), "profdag": ("common", "profdag_causes", "profdag")}
 """Page → its scripts of views/static."""
 TEMPLATE = """<!DOCTYPE html>
@@ -47,44 +48,23 @@ style-src 'unsafe-inline'; img-src data: blob:; font-src data:">
 """
 
 
-def static(name: str) -> str:
+def static_file(name: str) -> str:
     """A file of views/static."""
     return files("views").joinpath("static", name).read_text(encoding="utf-8")
 
 
-def plain(value: Any) -> Any:
-    """A JSON-able value: NumPy scalars as Python's types, not-a-number as null, integers beyond 2^53 as text."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray | pd.Series):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, int):
-        return value if abs(value) < 1 << 53 else str(value)
-    if value is None or isinstance(value, str):
-        return value
-    raise TypeError(f"{type(value).__name__} has no place in a page")
-
-
 @lru_cache(2)
-def packed(data: bytes) -> str:
+def pack_bytes(data: bytes) -> str:
     """Bytes as gzip in base64. `unpack` of static/common.js is the inverse."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode("ascii")
 
 
-def asset(name: str, data: bytes) -> str:
+def packed_asset(name: str, data: bytes) -> str:
     """A packed asset that the page's scripts look up by id."""
-    return f'<script type="application/octet-stream" id="asset-{name}">{packed(data)}</script>'
+    return f'<script type="application/octet-stream" id="asset-{name}">{pack_bytes(data)}</script>'
 
 
-def typed(values: np.ndarray) -> dict[str, Any]:
+def plotly_array(values: np.ndarray) -> dict[str, Any]:
     """A NumPy array in Plotly's base64 format."""
     code = {"float64": "f8", "float32": "f4", "int32": "i4", "uint16": "u2", "uint8": "u1"}[str(values.dtype)]
     shape = ", ".join(str(n) for n in values.shape)
@@ -95,15 +75,15 @@ def write_page(
     path: Path, name: str, title: str, data: Any, assets: dict[str, bytes] | None = None, stamp: str = "MoEScope"
 ) -> int:
     """Write the page `name` (static/NAME.js and .css) with its data and the stamp of its recording; returns the bytes written."""
-    document = json.dumps(plain(data), separators=(",", ":"), allow_nan=False).encode()
+    document = json.dumps(json_value(data, LARGEST), separators=(",", ":"), allow_nan=False).encode()
     page = TEMPLATE.format(
         title=html.escape(title),
         stamp=stamp,
         name=name,
-        style=static("common.css") + colours.style() + static(f"{name}.css"),
-        assets="\n".join(asset(key, value) for key, value in ({"data": document} | (assets or {})).items()),
-        script="".join(static(f"{part}.js") for part in SCRIPTS[name]),
+        style=static_file("common.css") + colours.style_variables() + static_file(f"{name}.css"),
+        assets="\n".join(packed_asset(key, value) for key, value in ({"data": document} | (assets or {})).items()),
+        script="".join(static_file(f"{part}.js") for part in SCRIPTS[name]),
     ).encode(errors="replace")
-    with replaced(path) as partial:
+    with replaced_file(path) as partial:
         partial.write_bytes(page)
     return len(page)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from analyzer.records.observed import known_changes
-from views.report.overview import number
+from views.report.overview import number_text
 from views.report.sections import Block, Run, Section, bytes_text, note, pairs, table
 
 PROBE_KEYS = ("program", "library", "symbol", "level", "at", "instruction", "why", "ns_per_hit", "hits")
@@ -28,7 +28,7 @@ def missing_parts(run: Run) -> list[tuple[str, str]]:
         remarks.append(("bad", f"{sum(lost.values()):,} records were lost ({kinds}): sums are too low."))
     dropped = records.get("dropped") or {}
     if dropped:
-        limit, fast = number((dropped.get("slower_than_ns") or 0) / 1e6, 1, " ms"), dropped.get("tokens") or 0
+        limit, fast = number_text((dropped.get("slower_than_ns") or 0) / 1e6, 1, " ms"), dropped.get("tokens") or 0
         remarks.append(
             ("warn", f"Only tokens slower than {limit} were kept: {fast:,} faster ones are missing from every figure.")
         )
@@ -43,7 +43,7 @@ def missing_parts(run: Run) -> list[tuple[str, str]]:
     return remarks
 
 
-def sampled(run: Run) -> list[tuple[str, str]]:
+def sampling_notes(run: Run) -> list[tuple[str, str]]:
     """Remarks on costly levels that were recorded only part of the time, and on the cost of recording them."""
     sampling = run.manifest.get("sampling")
     if not isinstance(sampling, dict):
@@ -51,8 +51,8 @@ def sampled(run: Run) -> list[tuple[str, str]]:
             return [("warn", "Levels were switched off while decode was slow: their figures do not cover the whole time.")]
         return []
     share, slowdown, allowed = (sampling.get(key) for key in ("share_on", "slowdown_while_on", "allowed"))
-    covered = f"Operators and the levels below were recorded for {number(100 * (share or 0), 1)} % of the time only"
-    limit = f"recording was allowed to slow decode down by {number(100 * (allowed or 0), 0)} %"
+    covered = f"Operators and the levels below were recorded for {number_text(100 * (share or 0), 1)} % of the time only"
+    limit = f"recording was allowed to slow decode down by {number_text(100 * (allowed or 0), 0)} %"
     text = f"{covered}: {limit}. Other steps have no operators, and sums over operators cover only that part."
     if slowdown is None:
         return [("warn", text), ("info", "The cost of recording is unknown: too few windows with and without it.")]
@@ -61,13 +61,13 @@ def sampled(run: Run) -> list[tuple[str, str]]:
     return [("warn", text), ("info", f"{cost}; over the whole run recording cost about {100 * overall:.1f} %.")]
 
 
-def cost(run: Run) -> list[tuple[str, str]]:
+def cost_text(run: Run) -> list[tuple[str, str]]:
     """What tracing cost, in the words of the summary."""
     told = run.summary.get("cost") or {}
     return [("warn" if told.get("notable") else "good", f"Tracing: {'; '.join(told['lines'])}.")] if told.get("lines") else []
 
 
-def changes(run: Run) -> list[Block]:
+def level_changes(run: Run) -> list[Block]:
     """Levels that were switched off and on again."""
     start = (run.manifest.get("clocks") or [{}])[0].get("monotonic_ns", 0)
     rows = []
@@ -82,9 +82,9 @@ def changes(run: Run) -> list[Block]:
 def recording_section(run: Run) -> Section:
     """Losses, sampling and cost."""
     manifest = run.manifest
-    remarks = [*missing_parts(run), *sampled(run), *cost(run)] or [("good", "The recording is complete.")]
+    remarks = [*missing_parts(run), *sampling_notes(run), *cost_text(run)] or [("good", "The recording is complete.")]
     blocks: list[Block] = [{"kind": "findings", "items": [{"level": level, "text": text} for level, text in remarks]}]
-    blocks += changes(run)
+    blocks += level_changes(run)
     kept, lost = manifest.get("records") or {}, manifest.get("lost") or {}
     rows = [[kind, kept.get(kind, 0), lost.get(kind, 0)] for kind in sorted({*kept, *lost})]
     if rows:

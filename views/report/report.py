@@ -6,9 +6,10 @@ from typing import Any
 
 from analyzer.questions import ceilings
 from analyzer.records.manifest import command_of
-from analyzer.records.stamps import stamp
+from analyzer.records.schema import Tables
+from analyzer.records.stamps import recording_stamp
 from views.report import expert_cache, moe, npu, npu_queues, operators, overview, recording, threads, timing
-from views.report.sections import Run, Section, Tables, write_sections
+from views.report.sections import Run, Section, write_sections
 
 SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     overview.overview_section,
@@ -25,7 +26,7 @@ SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
 )
 
 
-def title(manifest: dict[str, Any]) -> str:
+def page_title(manifest: dict[str, Any]) -> str:
     """The title: the model's name, else the program's."""
     known = [manifest.get("model") or {}, *(manifest.get("models") or [])]
     paths = [*(str(each["path"]) for each in known if each.get("path")), *command_of(manifest)[:1]]
@@ -34,6 +35,6 @@ def title(manifest: dict[str, Any]) -> str:
 
 def write_report(manifest: dict[str, Any], tables: Tables, summary: dict[str, Any], path: Path) -> int:
     """Write the report; returns its size in bytes."""
-    run = Run(manifest, tables, summary, ceilings.load(manifest))
-    command, document = " ".join(command_of(manifest)), {"title": title(manifest)}
-    return write_sections(path, command or "recording", document, [make(run) for make in SECTIONS], stamp(manifest))
+    run = Run(manifest, tables, summary, ceilings.ceilings_for(manifest))
+    command, document = " ".join(command_of(manifest)), {"title": page_title(manifest)}
+    return write_sections(path, command or "recording", document, [make(run) for make in SECTIONS], recording_stamp(manifest))

@@ -3,7 +3,7 @@
 A section is a title and a list of blocks. A block is one of
     note      text
     cards     label, value, note: the main figures
-    findings  level (good | warn | bad | info) and text, optionally `saving` (share of step time), `cause`, `query` and `at`,
+    findings  level (good | warn | bad | info) and text, optionally `share` (of step time), `cause`, `query` and `at`,
               a moment
     pairs     label and value, optionally a moment
     table     columns (name, kind: text | cause | number | bar | moment) and rows, sortable; a moment links to
@@ -13,12 +13,12 @@ A section is a title and a list of blocks. A block is one of
     heat      iteration by expert, one matrix per layer
     graph     cards of operators, coloured by change (views/profdag/change_graph.py)
 
-A chart, heat or table may have the `query` that its data comes from: SQL for `python -m analyzer query RUN`. If SQL does not
+A chart, heat or table may have the `query` that its data comes from: SQL for `moescope query RUN`. If SQL does not
 suffice, it has the `command` that prints its figures.
 """
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -29,10 +29,10 @@ import pandas as pd
 
 from analyzer.questions.ceilings import Ceilings
 from analyzer.questions.sql import Database
-from analyzer.tables.store import Tables as AllTables
+from analyzer.records.schema import Tables
+from analyzer.tables.store import LazyTables
 from views.report.page import write_page
 
-Tables = Mapping[str, pd.DataFrame]
 Block = dict[str, Any]
 MS = 1e6
 MAX_POINTS = 1500
@@ -57,7 +57,7 @@ class Run:
     @cached_property
     def database(self) -> Database:
         """SQL over the tables."""
-        return Database(AllTables.of(self.tables))
+        return Database(LazyTables.of(self.tables))
 
     def ask(self, sql: str) -> pd.DataFrame:
         """The rows of a statement, for a block that shows both."""
@@ -83,11 +83,11 @@ def write_sections(
 ) -> int:
     """Write a page of sections, without those that are None, below the document's `title` and `lead`; returns its bytes."""
     drawn = [asdict(section) for section in sections if section]
-    return write_page(path, "report", f"MoEScope: {title}", document | {"sections": drawn}, {"plotly": plotly()}, stamp)
+    return write_page(path, "report", f"MoEScope: {title}", document | {"sections": drawn}, {"plotly": plotly_script()}, stamp)
 
 
 @cache
-def plotly() -> bytes:
+def plotly_script() -> bytes:
     """Plotly's script from its Python package."""
     from plotly.offline import get_plotlyjs
 
@@ -150,7 +150,7 @@ def chart(title: str, traces: list[dict[str, Any]], remark: str = "", height: in
 
 def analyzer_command(command: str) -> str:
     """The command line of an analyzer verb with its arguments; "" for none."""
-    return command and f"python -m analyzer {command}"
+    return command and f"moescope {command}"
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

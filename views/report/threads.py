@@ -38,7 +38,7 @@ LEGEND = (
 )
 
 
-def states(run: Run) -> list[Block]:
+def state_chart(run: Run) -> list[Block]:
     """Time of every thread of the program in each state."""
     rows = run.ask(STATES_QUERY)
     if not len(rows):
@@ -63,7 +63,7 @@ def states(run: Run) -> list[Block]:
 def thread_section(run: Run) -> Section | None:
     """The section on threads."""
     scheduled = len(run.tables["thread_states"]) > 0
-    blocks = [*states(run), *answer(run, *BALANCE)]
+    blocks = [*state_chart(run), *answer(run, *BALANCE)]
     if scheduled and len(run.tables["op_threads"]):
         blocks += answer(run, *DISPLACED)
     if blocks and not scheduled:

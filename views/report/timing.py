@@ -6,22 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import accelerators, causes, trends
-from views.report.sections import (
-    MS,
-    Block,
-    Run,
-    Section,
-    answer,
-    axis,
-    binned,
-    chart,
-    finished,
-    label,
-    note,
-    pairs,
-    per_bin,
-    table,
-)
+from views.report.sections import Block, Run, Section, answer, axis, binned, chart, finished, label, note, pairs, per_bin, table
 
 SLOWEST = 15
 TYPES = 7
@@ -72,7 +57,7 @@ GROWTH = (
 )
 
 
-def means(rows: pd.DataFrame) -> pd.DataFrame:
+def mean_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of steps, those of a bin as their mean, with their index `token_id` as a column."""
     return rows.rename_axis("token_id").reset_index().groupby(binned(len(rows))).mean().round(4)
 
@@ -80,7 +65,7 @@ def means(rows: pd.DataFrame) -> pd.DataFrame:
 def over_steps(run: Run, name: str, query: str) -> Block:
     """Every step in the result of `query`, with its causes stacked."""
     rows = run.ask(query).pivot(index="token_id", columns="cause", values="ms").fillna(0.0)
-    drawn, bar = means(rows), {"type": "bar", "marker": {"line": {"width": 0}}}
+    drawn, bar = mean_rows(rows), {"type": "bar", "marker": {"line": {"width": 0}}}
     x = drawn["token_id"].to_numpy()
     kinds = [cause for cause in causes.CAUSES if cause in rows]
     traces = [{**bar, "name": label(cause), "cause": cause, "x": x, "y": drawn[cause].to_numpy()} for cause in kinds]
@@ -101,11 +86,11 @@ def time_section(run: Run) -> Section | None:
     if causes.TRANSPORT in (run.summary.get("time") or {}).get("run", {}).get("cause_ms", {}):
         blocks.append(note(UNSEEN))
     if gained := run.summary.get("accelerator"):
-        blocks.append(note(accelerators.gain(gained).capitalize() + "."))
+        blocks.append(note(accelerators.saving_text(gained).capitalize() + "."))
     return Section("time", "Time", blocks)
 
 
-def composition(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
+def composition_chart(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
     """Operator time per step, stacked by type."""
     rows = run.ask(COMPOSITION_QUERY).pivot(index="token_id", columns="type", values="ms")
     rows = rows.reindex(tokens["token_id"]).dropna(axis=1, how="all").fillna(0.0)
@@ -115,7 +100,7 @@ def composition(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
     shown = rows[order[:TYPES]].copy()
     if len(order) > TYPES:
         shown["other types"] = rows[order[TYPES:]].sum(axis=1)
-    drawn, line = means(shown), {"type": "scatter", "mode": "lines", "stackgroup": "one", "line": {"width": 0}}
+    drawn, line = mean_rows(shown), {"type": "scatter", "mode": "lines", "stackgroup": "one", "line": {"width": 0}}
     x = drawn["token_id"].to_numpy()
     traces = [{**line, "name": label(name), "x": x, "y": drawn[name].to_numpy(), "slot": i} for i, name in enumerate(shown)]
     axes = {"xaxis": axis("step"), "yaxis": axis("ms by operator type")}
@@ -124,13 +109,13 @@ def composition(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
 
 def curve(name: str, slot: int, step: pd.Series, ms: pd.Series) -> dict[str, Any]:
     """Step times of one phase, binned if there are many."""
-    drawn = means(pd.DataFrame({"ms": ms.to_numpy()}, step.to_numpy()))
+    drawn = mean_rows(pd.DataFrame({"ms": ms.to_numpy()}, step.to_numpy()))
     x, y = (drawn[column].to_numpy() for column in ("token_id", "ms"))
     mode = "lines+markers" if len(x) < 200 else "lines"
     return {"type": "scatter", "mode": mode, "name": label(name), "x": x, "y": y, "slot": slot}
 
 
-def durations(run: Run, across: dict[str, Any]) -> Block:
+def duration_chart(run: Run, across: dict[str, Any]) -> Block:
     """Every step's time, with the model line over context and the steps at which the level changes."""
     tokens = run.ask(STEPS_QUERY)
     traces: list[dict[str, Any]] = []
@@ -139,7 +124,7 @@ def durations(run: Run, across: dict[str, Any]) -> Block:
         traces.append(curve(phase or "unknown", slot, of_phase["token_id"], of_phase["ms"]))
     scale = {"type": "log"} if len(traces) > 1 else {"rangemode": "tozero"}
     model, decode = across.get("model") or {}, tokens[tokens["phase"] == "decode"]
-    if trends.explains(model) and len(decode):
+    if trends.fits_context(model) and len(decode):
         context = decode["position"].where(decode["position"] >= 0, np.arange(len(decode)))
         line = curve("fitted to the context", 7, decode["token_id"], model["base_ms"] + model["us_per_token"] / 1e3 * context)
         traces.append({**line, "mode": "lines", "line": {"dash": "dash"}})
@@ -160,19 +145,19 @@ def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
             text = f"median {spread['p50']:,.2f} ms, p05 {spread['p05']:,.2f}, p95 {spread['p95']:,.2f}, p99 {spread['p99']:,.2f}"
             items.append((name, f"{text}, n {spread['n']}"))
     tokens = run.tables["tokens"]
-    for name, text, token in trends.sentences(across):
+    for name, text, token in trends.trend_sentences(across):
         items.append((name, text, *run.moments(tokens[tokens["token_id"] == token])[:1]))
     model = across.get("model") or {}
     if model:
         slope = model["us_per_token"]
         law = f"{model['base_ms']:,.2f} ms {'-' if slope < 0 else '+'} {abs(slope):,.2f} µs per token of context"
-        error = f"off by {100 * model['mape']:.0f} % on unseen steps, a constant by {100 * model['mape_constant']:.0f} %"
-        told = f"{law}; {error}" if trends.explains(model) else f"not explained by a line: {error}"
+        error = f"error {100 * model['mape']:.0f} % on unseen steps, of a constant {100 * model['mape_constant']:.0f} %"
+        told = f"{law}; {error}" if trends.fits_context(model) else f"a straight line does not predict the step time ({error})"
         items.append(("step against context", told))
     return items
 
 
-def slowest(run: Run, tokens: pd.DataFrame) -> Block:
+def slowest_steps(run: Run, tokens: pd.DataFrame) -> Block:
     """The slowest decode steps: the parts with more time than in the median step, and their positions in the timeline."""
     rows = run.ask(CELLS_OF_STEPS).pivot(index="token_id", columns="cell", values="ns").reindex(tokens["token_id"]).fillna(0.0)
     excess = rows - rows.median()
@@ -181,9 +166,9 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
     most = excess.loc[top["token_id"]]
     cells = top[["token_id"]].assign(
         position=top["position"].where(top["position"] >= 0),
-        ms=top["duration_ns"] / MS,
-        more=(top["duration_ns"] - middle) / MS,
-        mostly=[f"{name} {ns / MS:+.2f} ms" for name, ns in zip(most.idxmax(axis=1), most.max(axis=1), strict=True)],
+        ms=top["duration_ns"] / 1e6,
+        more=(top["duration_ns"] - middle) / 1e6,
+        mostly=[f"{name} {ns / 1e6:+.2f} ms" for name, ns in zip(most.idxmax(axis=1), most.max(axis=1), strict=True)],
         at=run.moments(top),
     )
     columns = "text step, number position, bar ms, number above the median ms, text mostly in, moment in the timeline"
@@ -195,8 +180,8 @@ def step_section(run: Run) -> Section | None:
     tokens = finished(run.tables["tokens"]).sort_values("begin_ns")
     if not len(tokens):
         return None
-    across, decode = trends.summary(run.tables), tokens[tokens["phase"] == "decode"]
+    across, decode = trends.trend_summary(run.tables), tokens[tokens["phase"] == "decode"]
     steps, step_name = (decode, "decode step") if len(decode) else (tokens, "step")
-    trend, stacked = trend_pairs(run, across), composition(run, steps, step_name)
-    blocks = [durations(run, across), *([pairs(trend)] if trend else []), *([stacked] if stacked else [])]
-    return Section("series", "Steps over time", [*blocks, slowest(run, steps), *answer(run, *GROWTH)])
+    trend, stacked = trend_pairs(run, across), composition_chart(run, steps, step_name)
+    blocks = [duration_chart(run, across), *([pairs(trend)] if trend else []), *([stacked] if stacked else [])]
+    return Section("series", "Steps over time", [*blocks, slowest_steps(run, steps), *answer(run, *GROWTH)])

@@ -18,11 +18,11 @@ async function unpack(name) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
-/* Where ui.perfetto.dev shows a stretch of the trace that `python -m views open RUN` serves. */
+/* Where ui.perfetto.dev shows a stretch of the trace that `moescope open RUN` serves. */
 function timelineLink(begin, duration, text) {
   const margin = Math.max(1000, duration * 0.15), from = Math.round(begin - margin), to = Math.round(begin + duration + margin);
   const url = `https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/trace.pftrace&visStart=${from}&visEnd=${to}`;
-  return el("a", { class: "moment", href: url, target: "_blank", rel: "noopener", title: "in the timeline; needs: python -m views open RUN" }, text || "show ↗");
+  return el("a", { class: "moment", href: url, target: "_blank", rel: "noopener", title: "in the timeline; needs: moescope open RUN" }, text || "show ↗");
 }
 
 function cssValue(name) {

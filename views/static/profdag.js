@@ -562,11 +562,11 @@ function keys() {
 }
 
 function heading() {
-  const t = dag.token, title = [`step ${t.token_id}`, t.phase, t.position >= 0 ? `position ${t.position}` : "", t.duration_ns ? us(t.duration_ns) : ""].filter(Boolean).join(", ");
-  const averaged = (t.tokens_used > 1 ? `, mean of ${t.tokens_used} steps` : "") + ` · percentages: of ${percentBase().name}`;
+  const t = dag.token, title = [`step ${t.token_id}`, t.phase, t.position >= 0 ? `position ${t.position}` : ""].filter(Boolean).join(", ");
+  const averaged = (t.tokens_used > 1 ? `, mean of ${t.tokens_used} steps` : "") + ` · percentages of ${percentBase().name}`;
   const mode = el("select", { "aria-label": "colour by", onchange: () => { view.mode = mode.value; restyle(); } },
     ...Object.keys(MODES).filter(offered).map((m) => el("option", { value: m }, "colour by " + m)));
-  const find = el("input", { type: "search", placeholder: "find an operator", title: "Enter goes there", "aria-label": "find an operator",
+  const find = el("input", { type: "search", placeholder: "find", title: "Enter goes there", "aria-label": "find an operator",
     oninput: () => { view.find = find.value.toLowerCase(); turn = 0; picture.stale = true; redraw(); }, onkeydown: (e) => { if (e.key === "Enter") goTo(); } });
   const path = el("button", { type: "button", id: "path", "aria-pressed": "false", title: "the longest chain of operators that need each other",
     onclick: () => { view.path = !view.path; path.setAttribute("aria-pressed", view.path); picture.stale = true; redraw(); } }, `critical path ${us(dag.critical_ns)}`);

@@ -13,7 +13,10 @@ function cellText(value) {
   return typeof value === "number" ? value.toLocaleString("en", { minimumFractionDigits: digits(value), maximumFractionDigits: digits(value) }) : value;
 }
 
-/* A text whose numbers stay with their units: it breaks at its dots only. */
+/* A sentence whose numbers stay with their units and names. */
+const withUnits = (text) => String(text).replace(/\b(p\d\d|n) (?=\d)/g, "$1\u00a0").replace(/(\d) (?=%|[mnµ]?s\b|tok\/s|bytes\b|[KMG]iB\b)/g, "$1\u00a0");
+
+/* A text that breaks at its dots only. */
 const unbroken = (text) => String(text).replaceAll(" ", "\u00a0").replaceAll("\u00a0·\u00a0", " · ");
 
 function cards(block) {
@@ -34,17 +37,17 @@ function momentOf(at, text) {
 
 function findings(block) {
   const share = (item) => {
-    if (!item.saving) return null;
-    const bar = el("span", { class: "saving", title: "estimated saving: share of step time" }, el("i"), `${(100 * item.saving).toFixed(0)} %`);
-    bar.firstChild.style.width = 100 * item.saving + "%";
+    if (!item.share) return null;
+    const bar = el("span", { class: "share", title: "share of step time" }, el("i"), `${(100 * item.share).toFixed(0)} %`);
+    bar.firstChild.style.width = 100 * item.share + "%";
     return bar;
   };
-  const line = (item) => el("li", item.cause ? { class: "cause", style: `--mark: var(${causeName(item.cause)})` } : { class: item.level }, share(item), el("span", {}, item.text), ...momentOf(item.at, "the longest in the timeline ↗"), queryOf(item));
+  const line = (item) => el("li", item.cause ? { class: "cause", style: `--mark: var(${causeName(item.cause)})` } : { class: item.level }, share(item), el("span", {}, withUnits(item.text)), ...momentOf(item.at, "the longest in the timeline ↗"), queryOf(item));
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, el("ul", { class: "findings" }, ...block.items.map(line)));
 }
 
 function pairs(block) {
-  return el("dl", { class: "block" }, ...block.items.flatMap(([label, value, at]) => [el("dt", {}, label), el("dd", {}, value, ...momentOf(at))]));
+  return el("dl", { class: "block" }, ...block.items.flatMap(([label, value, at]) => [el("dt", {}, label), el("dd", {}, withUnits(value), ...momentOf(at))]));
 }
 
 function compare(a, b) {
@@ -193,7 +196,7 @@ function chart(block) {
   const node = el("div", { class: "chart", role: "group", "aria-label": block.title });
   node.style.minHeight = block.height + "px";
   charts.push({ node, traces: block.traces, layout: block.layout, height: block.height });
-  return el("div", { class: "block" }, el("h3", {}, block.title), block.note ? el("p", { class: "note" }, block.note) : null, node, queryOf(block));
+  return el("div", { class: "block" }, el("h3", {}, block.title), block.note ? el("p", { class: "note" }, withUnits(block.note)) : null, node, queryOf(block));
 }
 
 function heat(block) {
@@ -265,7 +268,7 @@ function graph(block) {
   return el("div", { class: "block" }, el("h3", {}, block.title), el("p", { class: "note" }, block.note), legend, about, cards, left);
 }
 
-const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat, graph, time };
+const BLOCKS = { note: (block) => el("p", { class: "note" }, withUnits(block.text)), cards, findings, pairs, table, chart, heat, graph, time };
 
 /* A section that folds; it opens when something links to it. */
 function section(s) {

@@ -8,7 +8,9 @@ import pandas as pd
 
 from analyzer.questions import over_time, step_time
 from analyzer.records.observed import known_changes
-from views.timeline.slices import Slices, Tables, equals, joined, text_of
+from analyzer.records.schema import Tables
+from views.timeline.columns import map_rows, rows_equal, text_of
+from views.timeline.slices import Slices
 
 GROUP, TIME_TABLES = "Steps", step_time.TABLES
 """The group of these tracks, and the tables that the time of steps is made from."""
@@ -16,14 +18,14 @@ Named = tuple[str, np.ndarray, np.ndarray]
 """A counter: its name, times in ns and the value from each time on."""
 
 
-def counters(tables: Tables) -> list[Named]:
+def counter_tracks(tables: Tables) -> list[Named]:
     """Every counter, recorded or derived."""
     by_name = tables["counters"].sort_values("ts_ns", kind="stable").groupby("name", observed=True)
     recorded = [(str(name), rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)) for name, rows in by_name]
     recorded.sort(key=itemgetter(0))
-    recorded += clocks(tables["clocks"])
+    recorded += clock_tracks(tables["clocks"])
     loads, executes = tables["loads"], tables["qnn_executes"]
-    loads = loads[["begin_ns", "end_ns"]][equals(loads["action"], "load") & loads["complete"].to_numpy()]
+    loads = loads[["begin_ns", "end_ns"]][rows_equal(loads["action"], "load") & loads["complete"].to_numpy()]
     executes = executes[["begin_ns", "end_ns"]][executes["complete"].to_numpy()]
     derived = [
         ("decode tokens/s", *over_time.decode_speed(tables)),
@@ -38,7 +40,7 @@ CLOCKS = {"frequency": "MHz", "greatest frequency": "MHz allowed", "temperature"
 """`what` of the table `clocks` → the unit in the track's name."""
 
 
-def clocks(table: pd.DataFrame) -> list[Named]:
+def clock_tracks(table: pd.DataFrame) -> list[Named]:
     """A counter for each policy's frequency and its limit, each zone and each cooling device."""
     drawn: list[Named] = []
     for (what, number), rows in table.groupby(["what", "number"], observed=True, sort=True):
@@ -51,16 +53,16 @@ def clocks(table: pd.DataFrame) -> list[Named]:
 
 def time_slices(tables: Tables) -> Slices | None:
     """The cause of each moment of a step, with its part; concurrent steps of several threads are on separate lanes."""
-    pieces = step_time.stretches(step_time.step_time(tables), "token_id", "cause")
+    pieces = step_time.merge_stretches(step_time.step_time(tables), "token_id", "cause")
     if not len(pieces):
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))
-    name = joined(str, pieces["cause"])
+    name = map_rows(str, pieces["cause"])
     token = pieces["token_id"].to_numpy(np.int64)
     return Slices("time", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": token})
 
 
-def instants(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None = None) -> Slices:
+def instant_slices(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None = None) -> Slices:
     """Instants on a separate track."""
     return Slices("moescope", text_of(texts), ts, ts, ts, np.ones(len(ts), bool), args or {}, instant=True)
 
@@ -73,10 +75,10 @@ def slow_tokens(tables: Tables) -> Slices | None:
     named = zip(slow["token_id"].tolist(), slow["times_median"].tolist(), strict=True)
     texts = [f"slow token {token}: {times:.1f} times the median" for token, times in named]
     args = {name: slow[name].to_numpy(np.int64) for name in ("duration_ns", "token_id")}
-    return instants(slow["begin_ns"].to_numpy(np.int64), texts, args)
+    return instant_slices(slow["begin_ns"].to_numpy(np.int64), texts, args)
 
 
-def lacking(manifest: dict[str, Any], end: int) -> Slices | None:
+def gap_slices(manifest: dict[str, Any], end: int) -> Slices | None:
     """Gaps in the recording: levels switched off and on, and losses, which have no time and are marked at the end."""
     lost = {str(kind): int(n) for kind, n in (manifest.get("lost") or {}).items() if n}
     rows = [
@@ -91,4 +93,4 @@ def lacking(manifest: dict[str, Any], end: int) -> Slices | None:
         return None
     texts = [text for _, text in rows]
     args = {kind: np.where(np.char.endswith(texts, "lost"), count, -1) for kind, count in lost.items()}
-    return instants(np.array([ts for ts, _ in rows], np.int64), texts, args)
+    return instant_slices(np.array([ts for ts, _ in rows], np.int64), texts, args)

@@ -12,23 +12,9 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import rpc
-from views.timeline.slices import (
-    BATCH,
-    Column,
-    Slices,
-    Tables,
-    equals,
-    execute_flow,
-    ints,
-    joined,
-    of_frame,
-    place,
-    positive,
-    rows_of,
-    text_column,
-    text_of,
-    texts,
-)
+from analyzer.records.schema import Tables
+from views.timeline.columns import map_rows, rows_equal, rows_of, text_column, text_of
+from views.timeline.slices import BATCH, Column, Slices, execute_flow, expert_place, ints, of_frame, positive, texts
 
 NODE, PROVIDER, OP_ID = 404, "QNNExecutionProvider_", re.compile(r"[: ]OpId_\d+( \(cycles\))?$")
 TABLES = {"npu_batches", "driver_events", "qnn_events", "qnn_executes", "qnn_gaps", "qnn_optrace", "qnn_stages"}
@@ -50,7 +36,7 @@ def track_name(manifest: dict[str, Any], track: str) -> str:
 
 def execute_name(graph_name: str, kind: str, layer: int, expert: int) -> str:
     """kind.layer.expert if the engine names a kind, else QNN's name of the graph."""
-    return place(kind, layer, expert) if kind else short_graph_name(graph_name) or "graphExecute"
+    return expert_place(kind, layer, expert) if kind else short_graph_name(graph_name) or "graphExecute"
 
 
 def short_graph_name(name: str) -> str:
@@ -71,7 +57,7 @@ def execute_slices(tables: Tables) -> Slices:
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     cycles = frame["accel_cycles"].fillna(-1)
     args["accel_cycles"] = cycles.to_numpy(np.int64)
-    name = joined(execute_name, frame["graph_name"], frame["kind"], frame["layer"], frame["expert"])
+    name = map_rows(execute_name, frame["graph_name"], frame["kind"], frame["layer"], frame["expert"])
     slices = of_frame("qnn", name, frame, args)
     slices.flow = execute_flow(frame)
     ordered = pd.Series(slices.flow).iloc[np.argsort(slices.begin, kind="stable")]
@@ -79,7 +65,7 @@ def execute_slices(tables: Tables) -> Slices:
     return slices
 
 
-def windows(frame: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def execution_windows(frame: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(begin, end, known) of host RPC, HTP RPC and accelerator for every execution, each within the previous one."""
     begin, end = frame["begin_ns"].to_numpy(np.int64), frame["end_ns"].to_numpy(np.int64)
     out = []
@@ -98,7 +84,7 @@ def device_slices(tables: Tables) -> Slices | None:
     frame = tables["qnn_executes"]
     levels = [
         frame[["tid", "complete"]].assign(begin_ns=begin, end_ns=end, level=level, measured_ns=1e3 * frame[column])[known]
-        for level, ((begin, end, known), (_, column)) in enumerate(zip(windows(frame), DEVICE_LEVELS, strict=True))
+        for level, ((begin, end, known), (_, column)) in enumerate(zip(execution_windows(frame), DEVICE_LEVELS, strict=True))
     ]
     drawn = pd.concat(levels).query("complete")
     name = text_column(drawn["level"].to_numpy(), [label for label, _ in DEVICE_LEVELS])
@@ -109,7 +95,7 @@ def device_slices(tables: Tables) -> Slices | None:
 def node_slices(tables: Tables) -> Slices | None:
     """The nodes of each execution in sequence within the accelerator's window; child nodes within their parent."""
     frame, every = tables["qnn_executes"], tables["qnn_events"]
-    counted, kind = equals(every["unit"], "cycles"), every["type"].to_numpy()
+    counted, kind = rows_equal(every["unit"], "cycles"), every["type"].to_numpy()
     execute_row = rows_of(frame["execute_id"], every["execute_id"])
     place = np.flatnonzero(counted & (kind == NODE) & (execute_row >= 0))
     if not len(place):
@@ -121,7 +107,7 @@ def node_slices(tables: Tables) -> Slices | None:
     parents = among[rows_of(every["event_id"], every["parent_id"])]
     parent = parents[place]
     cycles = events["value"].to_numpy(np.float64)
-    begin, end, _ = windows(frame)[-1]
+    begin, end, _ = execution_windows(frame)[-1]
     first, last = side_by_side(row, cycles, parent, begin, end)
     stamped = place_by_stamps(events, row, frame, first, last) if (parent < 0).all() else np.zeros(len(row), bool)
     args: dict[str, Column] = {"estimated": np.where(stamped, -1, 1), "cycles": cycles.astype(np.int64)}
@@ -131,7 +117,7 @@ def node_slices(tables: Tables) -> Slices | None:
         args |= detail_args(len(row), parents[details], every.iloc[details])
     args["event"] = text_of(events["name"])
     return Slices(
-        "qnn", joined(node_name, events["name"]), events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args
+        "qnn", map_rows(node_name, events["name"]), events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args
     )
 
 
@@ -199,7 +185,7 @@ def idle_slices(tables: Tables) -> Slices | None:
     if not len(frame):
         return None
     states = ints(frame, "running_ns", "runnable_ns", "sleeping_ns", "waiting_ns", "cpu_ns")
-    name = joined(lambda work: f"idle: {work}" if work else "idle", frame["doing"])
+    name = map_rows(lambda work: f"idle: {work}" if work else "idle", frame["doing"])
     return of_frame("qnn", name, frame.assign(complete=True), states)
 
 
@@ -217,7 +203,7 @@ def optrace_slices(tables: Tables) -> dict[str, Slices]:
     row = pd.Index(frame["execute_id"]).get_indexer(events["execute_id"])
     since, cycles = (events[name].to_numpy(np.int64) for name in ("begin_cycles", "cycles"))
     origin = since.min()
-    (begin, end, _), total_cycles = windows(frame)[-1], max(1, int((since + cycles).max() - origin))
+    (begin, end, _), total_cycles = execution_windows(frame)[-1], max(1, int((since + cycles).max() - origin))
     rate = (end - begin)[row] / total_cycles
     first, last = (begin[row] + (cycle * rate).astype(np.int64) for cycle in (since - origin, since - origin + cycles))
     args = texts(events, "unit", "qnn_op") | ints(events, "begin_cycles", "cycles") | {"estimated": np.ones(len(row), np.int64)}
@@ -234,7 +220,7 @@ def batch_slices(tables: Tables) -> Slices | None:
     sent = frame["begin_ns"] + frame["submit_ns"].clip(lower=0)
     args = ints(frame, "batch_id", "n_ops", "bytes", "in_flight", "submit_ns", "wait_ns")
     args["npu_us"] = frame["npu_us"].fillna(-1).to_numpy(np.int64)
-    name = joined(lambda n: f"batch of {n} operators", frame["n_ops"])
+    name = map_rows(lambda n: f"batch of {n} operator{'s' * (n != 1)}", frame["n_ops"])
     slices = of_frame("npu", name, frame.assign(begin_ns=sent), args)
     slices.flow = frame["batch_id"].to_numpy(np.int64) + BATCH
     return slices
@@ -244,16 +230,16 @@ def message_slices(tables: Tables) -> Slices | None:
     """Calls of the NPU's driver, from sending to the arrival of the response."""
     if not len(tables["driver_events"]):
         return None
-    frame = rpc.messages(tables)
+    frame = rpc.rpc_messages(tables)
     frame = frame[frame["answered_ns"] >= 0]
     if not len(frame):
         return None
     frame = frame.assign(begin_ns=frame["sent_ns"], end_ns=frame["answered_ns"], complete=True)
-    name = joined(lambda driver, method: driver if method < 0 else f"method {method}", frame["driver"], frame["method"])
+    name = map_rows(lambda driver, method: driver if method < 0 else f"method {method}", frame["driver"], frame["method"])
     return of_frame("npu", name, frame, ints(frame, "token_id", "handle"))
 
 
-def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
+def npu_tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
     """(track name, slices) in display order."""
     by_name = {STAGES: stage_slices(tables)}
     if len(tables["qnn_executes"]):

@@ -11,7 +11,7 @@
 Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, as Perfetto requires, with the offset read when recording began.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,15 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 )
 
 from analyzer.records.memory import keep_freed_memory
-from analyzer.records.schema import TABLES
-from analyzer.records.stamps import stamp
-from analyzer.tables.store import Tables
-from moescope.scratch import replaced
+from analyzer.records.schema import TABLES, Tables
+from analyzer.records.stamps import recording_stamp
+from analyzer.tables.store import LazyTables
+from moescope.scratch import replaced_file
 from views.timeline import marks, npu, sched
-from views.timeline.protobuf import field_bytes, valid
-from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets
-from views.timeline.slices import Slices, close_open, distinct, drawn_frame, on_program
+from views.timeline.columns import drawn_frame, integer_codes
+from views.timeline.protobuf import field_bytes, valid_text
+from views.timeline.sequence import PACKET, Level, Names, TrackEvents, counter_packets, head, opening, slice_packets
+from views.timeline.slices import Slices, close_open, on_program
 from views.timeline.threads import WORK, WORKING, shown_processes, thread_pids
 from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 
@@ -48,7 +49,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass
-class Written:
+class TraceCounts:
     """Counts of a written trace."""
 
     events: int = 0
@@ -59,11 +60,11 @@ class Written:
 class TraceWriter:
     """Writes one trace; called through `write_trace`."""
 
-    def __init__(self, manifest: dict[str, Any], tables: Tables, out: TraceFile):
-        self.manifest, self.out, self.arrow, self.tables = manifest, out, tables, frames(tables, DRAWN)
-        self.npu_tracks = out.begin(partial(npu.tracks, manifest, frames(tables, set(tables) & npu.TABLES)))
-        self.time_slices = out.begin(partial(marks.time_slices, frames(tables, marks.TIME_TABLES)))
-        self.written, self.names = Written(), Names()
+    def __init__(self, manifest: dict[str, Any], tables: LazyTables, out: TraceFile):
+        self.manifest, self.out, self.arrow, self.tables = manifest, out, tables, private_frames(tables, DRAWN)
+        self.npu_tracks = out.begin(partial(npu.npu_tracks, manifest, private_frames(tables, set(tables) & npu.TABLES)))
+        self.time_slices = out.begin(partial(marks.time_slices, private_frames(tables, marks.TIME_TABLES)))
+        self.written, self.names = TraceCounts(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
         self.roles: dict[int, str] = {}
         self.pids = thread_pids(manifest, self.tables)
@@ -94,7 +95,7 @@ class TraceWriter:
         """The recording's stamp and machine, in the fields that Perfetto shows as trace and system information."""
         machine = self.manifest.get("machine") or {}
         packet = TracePacket()
-        packet.system_info.tracing_service_version = stamp(self.manifest)
+        packet.system_info.tracing_service_version = recording_stamp(self.manifest)
         packet.system_info.utsname.sysname = "Linux"
         packet.system_info.utsname.release = str(machine.get("kernel", ""))
         packet.system_info.utsname.machine = str(machine.get("arch", ""))
@@ -107,26 +108,26 @@ class TraceWriter:
     def new_track(self, name: str, parent: int | None = None, **fields: Any) -> int:
         """A track that is neither a process nor a thread; returns its uuid."""
         self.extra += 1
-        self.track(self.extra, parent, name=valid(name), **fields)
+        self.track(self.extra, parent, name=valid_text(name), **fields)
         return self.extra
 
     def processes(self) -> None:
         """Describe processes and threads; threads known only from scheduling are in a separate, collapsed process."""
         for process in shown_processes(self.manifest, self.tables, self.pids, self.pid):
-            name, command = valid(process.name), map(valid, process.command)
+            name, command = valid_text(process.name), map(valid_text, process.command)
             described = ProcessDescriptor(pid=process.pid, process_name=name, cmdline=command)
             self.track(PROCESS | process.pid, process=described)
             for tid, name in process.threads:
                 self.roles[tid] = name
-                thread = ThreadDescriptor(pid=process.pid, tid=tid, thread_name=valid(name))
+                thread = ThreadDescriptor(pid=process.pid, tid=tid, thread_name=valid_text(name))
                 self.track(THREAD | tid, PROCESS | process.pid, thread=thread)
 
     def draw(self, levels: list[Level], rows: list[np.ndarray], track: int, overflow: Callable[[], int]) -> None:
         """Draw rows of some levels on one track; slices that do not nest go to the tracks that `overflow` makes."""
-        for k, events in enumerate(Events.of(levels, rows).lanes()):
+        for k, events in enumerate(TrackEvents.of(levels, rows).lanes()):
             self.sequence_of(events, overflow() if k else track)
 
-    def sequence_of(self, events: Events, track: int) -> None:
+    def sequence_of(self, events: TrackEvents, track: int) -> None:
         """Write one sequence: its head, then its events."""
         self.sequence += 1
         self.out.later(partial(opening, self.sequence, track, events, self.names, self.start))
@@ -164,7 +165,7 @@ class TraceWriter:
 
     def counters(self) -> None:
         """Write the counters as tracks of the process."""
-        for name, ts, values in marks.counters(self.tables):
+        for name, ts, values in marks.counter_tracks(self.tables):
             uuid = self.new_track(name, PROCESS | self.pid, counter=counter_unit(name))
             self.sequence += 1
             self.out.emit(head(self.sequence, uuid, {}, self.names, self.start))
@@ -175,17 +176,17 @@ class TraceWriter:
         tracks = (
             ("time", self.time_slices()),
             ("slow tokens", marks.slow_tokens(self.tables)),
-            ("missing from this recording", marks.lacking(self.manifest, self.end)),
+            ("missing from this recording", marks.gap_slices(self.manifest, self.end)),
         )
         self.group(marks.GROUP, tracks)
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""
-        switching = self.out.begin(partial(sched.Scheduling.of, frames(self.arrow, sched.TABLES), boot))
+        switching = self.out.begin(partial(sched.SchedulingEvents.of, private_frames(self.arrow, sched.TABLES), boot))
         for cpu in sorted(self.arrow.arrow("sched")["cpu"].unique().to_pylist()):
-            self.out.later(partial(scheduled, switching, cpu))
+            self.out.later(partial(scheduling_of, switching, cpu))
 
-    def write(self, progress: Progress) -> Written:
+    def write(self, progress: Progress) -> TraceCounts:
         """Write everything."""
         boot = self.header()
         self.processes()
@@ -199,7 +200,7 @@ class TraceWriter:
         return self.written
 
 
-def scheduled(switching: Callable[[], sched.Scheduling], cpu: int) -> Packets:
+def scheduling_of(switching: Callable[[], sched.SchedulingEvents], cpu: int) -> Packets:
     """One cpu's scheduling, waiting for the columns if necessary."""
     return switching().packets(cpu)
 
@@ -212,23 +213,23 @@ def counter_unit(name: str) -> CounterDescriptor:
     return CounterDescriptor(unit_name=known) if known else CounterDescriptor(unit=CounterDescriptor.UNIT_COUNT)
 
 
-def frames(tables: Tables, names: Iterable[str]) -> dict[str, pd.DataFrame]:
+def private_frames(tables: LazyTables, names: Iterable[str]) -> dict[str, pd.DataFrame]:
     """The tables as new frames for one thread, since pandas objects must not be shared between threads."""
     return {name: drawn_frame(tables.arrow(name)) if name in TABLES else tables[name] for name in names}
 
 
 def groups_by(tid: np.ndarray) -> dict[int, np.ndarray]:
     """tid → its row numbers, in order."""
-    code, tids = distinct(tid)
+    code, tids = integer_codes(tid)
     if len(tids) == 1:
         return {int(tids[0]): np.arange(len(tid))}
     order = np.argsort(code.astype(np.min_scalar_type(len(tids))), kind="stable")
     return dict(zip(map(int, tids), np.split(order, np.cumsum(np.bincount(code))[:-1]), strict=True))
 
 
-def extent(tables: Mapping[str, pd.DataFrame]) -> tuple[int, int]:
+def extent(tables: Tables) -> tuple[int, int]:
     """First and last time in the tables."""
-    loaded = Tables.of(tables)
+    loaded = LazyTables.of(tables)
     named = ((loaded.arrow(name), column) for name in loaded if name in TABLES for column in ("begin_ns", "ts_ns", "end_ns"))
     spans = [compute.min_max(table[column]).as_py() for table, column in named if table.num_rows and column in table.column_names]
     return (min(span["min"] for span in spans), max(span["max"] for span in spans)) if spans else (0, 0)
@@ -236,19 +237,19 @@ def extent(tables: Mapping[str, pd.DataFrame]) -> tuple[int, int]:
 
 def write_trace(
     manifest: dict[str, Any],
-    tables: Mapping[str, pd.DataFrame],
+    tables: Tables,
     path: Path,
     progress: Progress = lambda step: None,
     zipped: bool = False,
     threads: int | None = None,
-) -> Written:
+) -> TraceCounts:
     """Write the trace of a recording to `path`, which is replaced only when the trace is complete; `zipped`: as gzip.
 
     `threads` share the work (None: one per usable CPU); the bytes are the same for any number of them.
     """
     keep_freed_memory()
-    with replaced(path) as partial:
+    with replaced_file(path) as partial:
         with partial.open("wb") as file, TraceFile(file, threads or usable_cpus(), zipped) as out:
-            written = TraceWriter(manifest, Tables.of(tables), out).write(progress)
+            written = TraceWriter(manifest, LazyTables.of(tables), out).write(progress)
         written.bytes = partial.stat().st_size
     return written

@@ -16,7 +16,7 @@ Part = tuple[bytes, np.ndarray, np.ndarray | None]
 """Messages one after the other, where each begins and the last ends, and which of them each slice has (None: its own number)."""
 
 
-def valid(text: str) -> str:
+def valid_text(text: str) -> str:
     """A text that protobuf accepts: a command line may contain bytes that are not UTF-8."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
@@ -36,7 +36,7 @@ def field_bytes(field: int, payload: bytes) -> bytes:
     return tag(field, LENGTH) + varint_bytes(len(payload)) + payload
 
 
-def numbers(values: np.ndarray) -> np.ndarray:
+def int64_or_float(values: np.ndarray) -> np.ndarray:
     """A column for the extension: int64, or float64 unchanged."""
     return np.ascontiguousarray(values if values.dtype == np.float64 else values.astype(np.int64, copy=False))
 
@@ -61,7 +61,7 @@ class Form:
         """Add a step; combined with the preceding constant bytes if it is never omitted."""
         if self.steps and self.steps[-1][0] == CONSTANT_STEP and kind != MEMBER_STEP and absent is None:
             data = self.steps.pop()[1] + data
-        column, labels = (None if values is None else numbers(values) for values in (column, labels))
+        column, labels = (None if values is None else int64_or_float(values) for values in (column, labels))
         self.steps.append((kind, data, column, labels, absent))
         return self
 
@@ -104,4 +104,4 @@ def encode(form: Form, n: int) -> tuple[bytes, np.ndarray]:
 
 def packed_varints(values: np.ndarray) -> bytes:
     """The payload of a packed repeated varint field."""
-    return _messages.varints(numbers(values))
+    return _messages.varints(int64_or_float(values))

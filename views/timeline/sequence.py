@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
-from views.timeline.protobuf import VARINT, VARINT_STEP, Form, Part, _messages, encode, field_bytes, tag, valid, varint_bytes
-from views.timeline.slices import Column, Slices, lanes, nested, preorder
+from views.timeline.nesting import nested_events, nesting_lanes, preorder
+from views.timeline.protobuf import VARINT, VARINT_STEP, Form, Part, _messages, encode, field_bytes, tag, valid_text, varint_bytes
+from views.timeline.slices import Column, Slices
 from views.timeline.trace_file import Packets
 
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT = 1, 8, 10, 11
@@ -39,7 +40,7 @@ class Names:
     def of(self, table: str, text: str) -> int:
         """The number of one text."""
         numbers = self.ids[table]
-        return numbers.setdefault(valid(text), len(numbers))
+        return numbers.setdefault(valid_text(text), len(numbers))
 
     def labels(self, table: str, text: pyarrow.DictionaryArray) -> np.ndarray:
         """The numbers of a column's labels."""
@@ -130,7 +131,7 @@ class Level:
 
 
 @dataclass
-class Events:
+class TrackEvents:
     """The slices of one track in `preorder`, and their begin (i) and end (~i) events in time order.
 
     Slice i is row `row[i]` of `levels[rank[i]]`, whose rows are `rows[rank[i]]`. An instant has no end. `crossed`: slices that
@@ -148,7 +149,7 @@ class Events:
     crossed: np.ndarray
 
     @classmethod
-    def of(cls, levels: list[Level], rows: list[np.ndarray]) -> "Events":
+    def of(cls, levels: list[Level], rows: list[np.ndarray]) -> "TrackEvents":
         """Rows of some levels, outermost level first."""
         drawn = [(ly, r) for ly, r in zip(levels, rows, strict=True) if len(r)]
         begin, end, complete = (
@@ -159,22 +160,22 @@ class Events:
     @classmethod
     def arranged(
         cls, levels: list[Level], rows: list[np.ndarray], begin: np.ndarray, end: np.ndarray, complete: np.ndarray
-    ) -> "Events":
+    ) -> "TrackEvents":
         """Slices level by level."""
         row, rank = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(r) for r in rows])
         by_begin = preorder(begin, end, rank)
         begin, end, row, rank, complete = (column[by_begin] for column in (begin, end, row, rank, complete))
-        order, crossed = nested(begin, end, np.array([level.slices.instant for level in levels])[rank])
+        order, crossed = nested_events(begin, end, np.array([level.slices.instant for level in levels])[rank])
         return cls(levels, rows, begin, end, row, rank, complete, order, crossed)
 
-    def lanes(self) -> "list[Events]":
+    def lanes(self) -> "list[TrackEvents]":
         """Events that nest: these, or these split over as many lanes as needed."""
         if not self.crossed.any():
             return [self]
-        lane, end = lanes(self.begin, self.end, self.rank, self.complete, self.crossed)
+        lane, end = nesting_lanes(self.begin, self.end, self.rank, self.complete, self.crossed)
         return [self.only(np.flatnonzero(lane == k), end) for k in range(int(lane.max()) + 1)]
 
-    def only(self, some: np.ndarray, end: np.ndarray) -> "Events":
+    def only(self, some: np.ndarray, end: np.ndarray) -> "TrackEvents":
         """Some of the slices, with the given ends."""
         some = some[np.argsort(self.rank[some], kind="stable")]
         rows = np.split(self.row[some], np.searchsorted(self.rank[some], np.arange(1, len(self.levels))))
@@ -204,35 +205,35 @@ def head(number: int, track: int, texts: dict[str, set[int]], names: Names, star
     return field_bytes(PACKET, packet.SerializeToString())
 
 
-def opening(number: int, track: int, events: Events, names: Names, start: int) -> Packets:
+def opening(number: int, track: int, events: TrackEvents, names: Names, start: int) -> Packets:
     """The packets that open a track's sequence."""
     return 0, head(number, track, events.texts(), names, start)
 
 
-def packet(number: int) -> bytes:
+def packet_prefix(number: int) -> bytes:
     """The first bytes of every packet of a sequence, up to the time since the previous packet."""
     return tag(SEQUENCE_ID, VARINT) + varint_bytes(number) + tag(TIMESTAMP, VARINT)
 
 
-def slice_packets(number: int, events: Events, start: int) -> Iterator[Callable[[], Packets]]:
+def slice_packets(number: int, events: TrackEvents, start: int) -> Iterator[Callable[[], Packets]]:
     """The events of one track, a job for each batch."""
     for first in range(0, len(events.order), BATCH):
         order = events.order[first : first + BATCH]
-        yield partial(batch, number, events, order, start)
+        yield partial(event_batch, number, events, order, start)
         last = int(order[-1])
         start = int(events.begin[last] if last >= 0 else events.end[~last])
 
 
-def batch(number: int, events: Events, order: np.ndarray, start: int) -> Packets:
+def event_batch(number: int, events: TrackEvents, order: np.ndarray, start: int) -> Packets:
     """Some events in time order."""
     ended, levels = tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_SLICE_END), [level.parts() for level in events.levels]
     columns = (events.rank, events.row, events.begin, events.end)
-    return len(order), _messages.events(packet(number), ended, levels, order, *columns, start)
+    return len(order), _messages.events(packet_prefix(number), ended, levels, order, *columns, start)
 
 
 def counter_packets(number: int, ts: np.ndarray, values: np.ndarray, start: int) -> Packets:
     """The values of one counter."""
-    form = Form().open(PACKET).step(VARINT_STEP, packet(number), np.diff(ts, prepend=start))
+    form = Form().open(PACKET).step(VARINT_STEP, packet_prefix(number), np.diff(ts, prepend=start))
     form.open(TRACK_EVENT).constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_COUNTER))
     if np.array_equal(values, np.trunc(values)) and (np.abs(values) < 2**53).all():
         form.varint(COUNTER_VALUE, values.astype(np.int64))

@@ -1,11 +1,7 @@
-"""The slices on the program's own threads: from tables to slices with name, category and arguments.
+"""The slices on the program's own threads: from tables to slices with name, category and arguments."""
 
-Slices of one thread must nest; `lanes` moves those that do not to separate lanes.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -15,101 +11,10 @@ import pyarrow
 from analyzer.questions.accelerators import first_waits
 from analyzer.questions.experts import prefetched_runs
 from analyzer.questions.parts import given_away
-from views.timeline.protobuf import _messages
+from analyzer.records.schema import Tables
+from views.timeline.columns import map_rows, rows_equal, rows_of, text_column, text_of
 
-Tables = Mapping[str, pd.DataFrame]
-SMALL = 1 << 16
 PREFETCH, STEP, BATCH = 1 << 41, 1 << 42, 1 << 43  # offsets of flow ids of loads, steps and batches, distinct from graphs'
-
-
-def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
-    """A table as a new pandas frame, texts as categories, without copying values.
-
-    Columns are looked up hundreds of times, at five times the cost if their names are Arrow strings.
-    """
-    return whole_frame(table) if table.num_rows else empty_frame(table.schema).copy()
-
-
-@cache
-def empty_frame(schema: pyarrow.Schema) -> pd.DataFrame:
-    """The frame of a table without rows, as most tables of a recording are; copying it takes a tenth of making it."""
-    return whole_frame(schema.empty_table())
-
-
-def whole_frame(table: pyarrow.Table) -> pd.DataFrame:
-    """See `drawn_frame`."""
-    frame = pd.DataFrame(dict(enumerate(map(drawn_column, table.columns))), copy=False)
-    frame.columns = pd.Index(table.column_names, dtype=object)
-    return frame
-
-
-def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
-    """One column, which must have no nulls."""
-    chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # combining would copy a single chunk
-    if not pyarrow.types.is_dictionary(chunk.type):
-        return chunk.to_numpy(zero_copy_only=False)
-    labels = pd.Index(chunk.dictionary.to_numpy(zero_copy_only=False), dtype=object)
-    return pd.Categorical.from_codes(chunk.indices.to_numpy(), labels, validate=False)
-
-
-def text_column(codes: np.ndarray, labels: list[str]) -> pyarrow.DictionaryArray:
-    """The texts `labels[codes[i]]`; labels may repeat."""
-    return pyarrow.DictionaryArray.from_arrays(codes.astype(np.int64, copy=False), pyarrow.array(labels, pyarrow.string()))
-
-
-def text_of(column: pd.Series | list[str]) -> pyarrow.DictionaryArray:
-    """A text column as a dictionary array."""
-    texts = pd.Categorical(column if isinstance(column, pd.Series) else pd.Series(column, dtype=object))
-    return text_column(texts.codes, [str(label) for label in texts.categories])
-
-
-def joined(make: Callable[..., str], *columns: pd.Series) -> pyarrow.DictionaryArray:
-    """`make(a, b, ...)` for each row of the columns, called once per distinct row."""
-    code, count = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        codes, n = coded(column)
-        code, count = code * n + codes, count * n
-        if count > SMALL:
-            code, among = dense(code, count)
-            count = len(among)
-    code, among = dense(code, count)
-    first = np.empty(len(among), np.int64)
-    first[code] = np.arange(len(code))
-    return text_column(code, [make(*row) for row in zip(*(column.iloc[first].tolist() for column in columns), strict=True)])
-
-
-def coded(column: pd.Series) -> tuple[np.ndarray, int]:
-    """(codes, n): a number below `n` for each row, equal for equal rows."""
-    if column.dtype.kind == "O":
-        texts = pd.Categorical(column)
-        return texts.codes.astype(np.int64), len(texts.categories)
-    values = column.to_numpy(np.int64)
-    low, high = int(values.min(initial=0)), int(values.max(initial=0))
-    if high - low < SMALL:
-        return values - low, high - low + 1
-    codes, labels = distinct(values)
-    return codes, len(labels)
-
-
-def equals(column: pd.Series, text: str) -> np.ndarray:
-    """Which rows of a text column equal this text [bool]."""
-    return np.asarray(column == text)
-
-
-def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(codes, labels) of integers: `labels[codes[i]]` is `values[i]`."""
-    low = int(values.min(initial=0))
-    codes, labels = dense(values.astype(np.int64) - low, int(values.max(initial=0)) - low + 1)
-    return codes, labels + low
-
-
-def dense(values: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same for numbers from 0 to `n` - 1."""
-    if n > max(SMALL, 4 * len(values)):
-        return pd.factorize(values)
-    seen = np.zeros(n, bool)
-    seen[values] = True
-    return (np.cumsum(seen) - 1)[values], np.flatnonzero(seen)
 
 
 Column: TypeAlias = np.ndarray | pyarrow.DictionaryArray
@@ -144,21 +49,21 @@ class Slices:
     def take(self, rows: np.ndarray) -> "Slices":
         """The slices in these rows."""
         columns = {name: column[rows] for name in PER_SLICE if (column := getattr(self, name)) is not None}
-        some = replace(self, **columns, own=taken(self.own, rows))
-        return some if self.row is not None else replace(some, name=self.name.take(rows), args=taken(self.args, rows))
+        some = replace(self, **columns, own=args_at(self.own, rows))
+        return some if self.row is not None else replace(some, name=self.name.take(rows), args=args_at(self.args, rows))
 
     def alone(self) -> "Slices":
         """The same slices, each with its own row of `name` and `args`."""
         if self.row is None:
             return self
-        return replace(self, name=self.name.take(self.row), args=taken(self.args, self.row) | self.own, row=None, own={})
+        return replace(self, name=self.name.take(self.row), args=args_at(self.args, self.row) | self.own, row=None, own={})
 
 
 PER_SLICE = ("tid", "begin", "end", "complete", "flow", "ends_flow", "step_flow", "row")
 """The members of Slices with an item for each slice, if any."""
 
 
-def taken(args: dict[str, Column], rows: np.ndarray) -> dict[str, Column]:
+def args_at(args: dict[str, Column], rows: np.ndarray) -> dict[str, Column]:
     """The arguments in these rows."""
     return {label: column.take(rows) for label, column in args.items()}
 
@@ -190,7 +95,7 @@ def of_frame(category: str, name: pyarrow.DictionaryArray, frame: pd.DataFrame, 
     return Slices(category, name, tid, begin, end, frame["complete"].to_numpy(bool), args)
 
 
-def place(kind: str, layer: int, expert: int) -> str:
+def expert_place(kind: str, layer: int, expert: int) -> str:
     """`kind.layer.expert`, without unknown parts."""
     return ".".join([kind or "graph", *(str(i) for i in (layer, expert) if i >= 0)])
 
@@ -212,7 +117,7 @@ def token_slices(tables: Tables) -> Slices:
     args = texts(frame, "phase") | ints(frame, "token_id", "seq", "n_tokens", "position", "context", "result")
     several = frame["context"].groupby(frame["pid"]).transform("max") > 0
     context = frame["context"].where(several, -1)
-    name = joined(step_name, frame["phase"], frame["token_id"], frame["position"], frame["n_tokens"], context)
+    name = map_rows(step_name, frame["phase"], frame["token_id"], frame["position"], frame["n_tokens"], context)
     slices = of_frame("token", name, frame, args | positive(frame, "maj_flt", "min_flt"))
     slices.step_flow = np.where(np.isin(frame["token_id"], graph_steps(tables)), frame["token_id"] + STEP, 0)
     return slices
@@ -260,12 +165,12 @@ def graph_name(kind: str, layer: int, expert: int, backend: str, repeated: bool)
     """A graph's kind, layer and expert, or only its backend if the enclosing operator's name has these (`repeated`)."""
     if kind == "wait":
         return f"wait for {backend.upper()}"
-    return f"graph on {backend.upper()}" if repeated and backend else place(kind, layer, expert)
+    return f"graph on {backend.upper()}" if repeated and backend else expert_place(kind, layer, expert)
 
 
 def run_name(layer: int, expert: int, cache: str, repeated: bool) -> str:
     """The expert, or only its cache state if the enclosing operator names the expert (`repeated`)."""
-    return f"cache {cache}" if repeated and cache else place("expert", layer, expert)
+    return f"cache {cache}" if repeated and cache else expert_place("expert", layer, expert)
 
 
 def graph_slices(tables: Tables) -> Slices:
@@ -275,7 +180,7 @@ def graph_slices(tables: Tables) -> Slices:
     args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     repeated = repeats_operator(tables, frame) | repeats_kind(tables, frame)
-    name = joined(graph_name, frame["kind"], frame["layer"], frame["expert"], frame["backend"], repeated)
+    name = map_rows(graph_name, frame["kind"], frame["layer"], frame["expert"], frame["backend"], repeated)
     slices = of_frame("graph", name, frame, args)
     flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
     slices.flow, slices.ends_flow = flow_to_waits(tables, flow)
@@ -301,15 +206,7 @@ def operator_name(kind: str, name: str) -> str:
     return name if name.startswith(kind) else f"{kind} {name}"
 
 
-def rows_of(ids: pd.Series, sought: pd.Series) -> np.ndarray:
-    """The row of each `sought` id, -1 for none; fast for ids that are row numbers, as in most tables."""
-    existing, sought_ids = ids.to_numpy(np.int64), sought.to_numpy(np.int64)
-    if np.array_equal(existing, np.arange(len(existing))):
-        return np.where((sought_ids >= 0) & (sought_ids < len(existing)), sought_ids, -1)
-    return pd.Index(existing).get_indexer(sought_ids)
-
-
-def moved(frame: pd.DataFrame) -> dict[str, Column]:
+def traffic_args(frame: pd.DataFrame) -> dict[str, Column]:
     """An operator's minimum bytes and its speed, if its shapes are known."""
     work = (frame["read_bytes"] + frame["written_bytes"]).fillna(-1).to_numpy()
     rate = np.where(work > 0, 1e3 * work / frame["duration_ns"].clip(lower=1).to_numpy(), -1)
@@ -324,8 +221,8 @@ def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
     frame, threads = tables["operators"], tables["op_threads"]
     args = texts(frame, "shape") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "maj_flt")
     if frame["read_bytes"].notna().any():
-        args |= moved(frame)
-    operators = of_frame("operator", joined(operator_name, frame["type"], frame["name"]), frame, args)
+        args |= traffic_args(frame)
+    operators = of_frame("operator", map_rows(operator_name, frame["type"], frame["name"]), frame, args)
     row = rows_of(frame["op_id"], threads["op_id"])
     matched, has_threads = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
     has_threads[row[matched]] = True
@@ -352,7 +249,7 @@ def flow_of(ids: pd.Series, column: pd.Series, flow: pd.Series) -> np.ndarray:
 def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
     """One slice per expert run; runs that used a prefetched expert end the prefetch's flow."""
     frame = tables["experts"]
-    name = joined(run_name, frame["layer"], frame["expert"], frame["cache"], repeats_operator(tables, frame))
+    name = map_rows(run_name, frame["layer"], frame["expert"], frame["cache"], repeats_operator(tables, frame))
     args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several_tokens(frame)
     args |= positive(frame, "tier", "maj_flt")
     slices = of_frame("expert", name, frame, args)
@@ -364,10 +261,10 @@ def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
 def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
     """Expert loads as slices, evictions as instants; used prefetches begin a flow."""
     frame = tables["loads"]
-    name = joined(place, frame["action"], frame["layer"], frame["expert"])
+    name = map_rows(expert_place, frame["action"], frame["layer"], frame["expert"])
     both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
     both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
-    evicted = equals(frame["action"], "evict")
+    evicted = rows_equal(frame["action"], "evict")
     return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
 
 
@@ -396,7 +293,7 @@ def call_slices(tables: Tables) -> tuple[Slices, Slices]:
     frame = tables["calls"]
     args = texts(frame, "args") | positive(frame, "depth")
     both = of_frame("call", text_of(frame["function"]), frame, args)
-    lasting = equals(frame["at"], "both")
+    lasting = rows_equal(frame["at"], "both")
     return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
 
 
@@ -423,7 +320,7 @@ def file_name(file: str) -> str:
 def read_slices(tables: Tables) -> Slices:
     """One slice per read of a file."""
     frame = tables["reads"]
-    name = joined(lambda call, file: f"{call} {file_name(file)}", frame["call"], frame["file"])
+    name = map_rows(lambda call, file: f"{call} {file_name(file)}", frame["call"], frame["file"])
     args = texts(frame, "file") | ints(frame, "offset", "bytes") | positive(frame, "missed_bytes", "error")
     return of_frame("io", name, frame, args)
 
@@ -432,7 +329,7 @@ def major_fault_slices(tables: Tables) -> tuple[Slices, Slices]:
     """Major page faults: slices, and instants where their begin is unknown."""
     frame = tables["faults"]
     frame = frame[frame["kind"] == "major"].assign(complete=True)
-    name = joined(lambda file: f"major fault {file_name(file)}", frame["file"])
+    name = map_rows(lambda file: f"major fault {file_name(file)}", frame["file"])
     both = of_frame("io", name, frame, texts(frame, "file") | ints(frame, "offset", "bytes"))
     timed = (frame["duration_ns"] >= 0).to_numpy()
     return both.take(np.flatnonzero(timed)), replace(both.take(np.flatnonzero(~timed)), instant=True)
@@ -469,55 +366,3 @@ def on_program(tables: Tables) -> Iterator[Slices]:
         ("faults", lambda: major_fault_slices(tables)),
     )
     return (slices for table, make in drawn if len(tables[table]) for slices in make() if len(slices))
-
-
-def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Slice numbers sorted by begin, then longest first, then by rank. Fast if the levels are sorted, as tables are."""
-    order = np.argsort(begin, kind="stable")
-    by_begin = begin[order]
-    same = by_begin[1:] == by_begin[:-1]
-    if same.any():
-        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
-        rows = order[tied]
-        order[tied] = rows[np.lexsort((rank[rows], -end[rows], begin[rows]))]
-    return order
-
-
-def nested(begin: np.ndarray, end: np.ndarray, instant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(events, crossed): begin (i) and end (~i) events, in the order to write them, of one thread's slices in their `preorder`.
-
-    At equal times, ends come first, innermost first, then begins, outermost first; an empty slice ends immediately, an
-    instant has no end. `crossed` [bool] marks slices that outlast the one in which they began: at least one in each stretch (from
-    one moment without a slice to the next) in which slices do not nest; the order of that stretch's events is then invalid.
-    """
-    events, crossed = np.empty(2 * len(begin), np.int64), np.zeros(len(begin), bool)
-    count = _messages.nested(begin, end, instant, events, crossed)
-    return events[:count], crossed
-
-
-def lanes(
-    begin: np.ndarray, end: np.ndarray, rank: np.ndarray, complete: np.ndarray, crossed: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(lane, end) of every slice such that each lane nests; an unfinished slice is clipped to the enclosing one.
-
-    Processes slices one by one, but only in stretches (between two moments without a slice) with `crossed` slices.
-    """
-    lane, end, stacks = np.zeros(len(begin), np.int64), end.copy(), list[list[int]]()
-    order = preorder(begin, end, rank)
-    until = np.maximum.accumulate(end[order])
-    stretch = np.cumsum(np.append(True, begin[order][1:] >= until[:-1])[: len(order)])
-    order = order[np.isin(stretch, stretch[crossed[order]])]
-    for i in order.tolist():
-        for k in range(len(stacks) + 1):
-            if k == len(stacks):
-                stacks.append([])
-            stack = stacks[k]
-            while stack and stack[-1] <= begin[i]:
-                stack.pop()
-            if stack and stack[-1] < end[i] and not complete[i]:
-                end[i] = stack[-1]
-            if not stack or end[i] <= stack[-1]:
-                stack.append(int(end[i]))
-                lane[i] = k
-                break
-    return lane, end

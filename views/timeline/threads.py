@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.manifest import command_of
+from analyzer.records.schema import Tables
 from analyzer.tables.sched import LARGEST_ID, listed_threads
-from views.timeline.slices import distinct, rows_of
+from views.timeline.columns import integer_codes, rows_of
 
 INT32 = 1 << 31
 HELPERS, OTHERS = LARGEST_ID + 1, 0
@@ -28,7 +29,6 @@ TOKEN_TRACKS = rf"^{WORK} tokens(: | \(|$)"
 DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "npu_batches", "calls")
 WORKING = (*DOING, "reads", "faults")
 """Tables of the program's work by thread; reads and page faults also occur on threads without other work."""
-Frames = Mapping[str, pd.DataFrame]
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Process:
     threads: list[tuple[int, str]]
 
 
-def shown_processes(manifest: dict[str, Any], tables: Frames, pids: dict[int, int], target: int) -> list[Process]:
+def shown_processes(manifest: dict[str, Any], tables: Tables, pids: dict[int, int], target: int) -> list[Process]:
     """Every process, the target first; `pids` is the result of `thread_pids`."""
     names = {tid: name for tid, _, name in listed_threads(manifest)}
     rows = tables["threads"]
@@ -65,9 +65,9 @@ def target_group(manifest: dict[str, Any]) -> str:
     return f"{Path(command[0]).name} {(manifest.get('target') or {}).get('pid', '')}"
 
 
-def thread_roles(tables: Frames, pids: dict[int, int], names: dict[int, str]) -> dict[int, str]:
+def thread_roles(tables: Tables, pids: dict[int, int], names: dict[int, str]) -> dict[int, str]:
     """tid → role and name of every thread with recorded work, and of each process's first thread."""
-    worked = {table: set(distinct(tables[table]["tid"].to_numpy())[1].tolist()) for table in (*DOING, "op_threads")}
+    worked = {table: set(integer_codes(tables[table]["tid"].to_numpy())[1].tolist()) for table in (*DOING, "op_threads")}
     roles: dict[int, str] = {}
     for tid in sorted({tid for tids in worked.values() for tid in tids} & pids.keys() | pids.keys() & set(pids.values())):
         name = names.get(tid, "")
@@ -89,7 +89,7 @@ def role_of(tid: int, pid: int, worked: dict[str, set[int]]) -> str:
     return "main" if tid == pid else ""
 
 
-def owners(frame: pd.DataFrame) -> dict[int, int]:
+def pid_by_tid(frame: pd.DataFrame) -> dict[int, int]:
     """tid → pid of the threads in a table's rows."""
     tid, pid = (frame[column].to_numpy(np.int64) for column in ("tid", "pid"))
     fresh = np.flatnonzero(np.append(True, tid[1:] != tid[:-1])[: len(tid)])
@@ -100,9 +100,9 @@ def thread_pids(manifest: dict[str, Any], tables: Mapping[str, pd.DataFrame]) ->
     """tid → pid of every thread to draw; threads of other programs appear only on cpu tracks."""
     pids: dict[int, int] = {}
     for table in WORKING:
-        pids |= owners(tables[table])
+        pids |= pid_by_tid(tables[table])
     operators, threads = tables["operators"], tables["op_threads"]
-    code, tids = distinct(threads["tid"].to_numpy(np.int64))
+    code, tids = integer_codes(threads["tid"].to_numpy(np.int64))
     some = np.empty(len(tids), np.int64)
     some[code] = np.arange(len(code))
     rows = rows_of(operators["op_id"], threads["op_id"].iloc[some])

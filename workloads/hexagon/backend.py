@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workloads import ROOT
-from workloads.llama_libraries import MODULE, ggml_source, libraries
+from workloads.llama_libraries import MODULE, ggml_source, library_folder
 
 HERE = Path(__file__).parent
 FOLDER = ROOT / "build" / "hexagon"
@@ -26,7 +26,7 @@ def stand_in(folder: Path, layout: int = 3) -> Path:
     return path
 
 
-def outline(folder: Path, layout: int = 3) -> Path:
+def build_fake_backend(folder: Path, layout: int = 3) -> Path:
     """Build fake_backend in `folder`, linked to a stand-in of the same layout beside it."""
     path = folder / "fake_backend"
     library = stand_in(folder, layout)
@@ -35,7 +35,7 @@ def outline(folder: Path, layout: int = 3) -> Path:
     return path
 
 
-def backend() -> Path:
+def real_backend() -> Path:
     """libggml-hexagon.so, built on first use."""
     path = FOLDER / BACKEND
     if path.exists():
@@ -48,7 +48,7 @@ def backend() -> Path:
     folders = (FOLDER, HERE, source, source.parent / "include", source / "ggml-hexagon", source / "ggml-hexagon" / "htp")
     options = ["-w", "-O1", "-fPIC", *(f"-D{name}" for name in DEFINES), *(f"-I{folder}" for folder in folders)]
     files = [*(source / "ggml-hexagon").glob("*.cpp"), HERE / "htp_iface.c"]
-    base = [f"-L{libraries()}", "-l:libggml-base.so", f"-Wl,-rpath,{libraries()}"]
+    base = [f"-L{library_folder()}", "-l:libggml-base.so", f"-Wl,-rpath,{library_folder()}"]
     _run("g++", *options, "-std=c++17", "-shared", *files, *base, "-o", path)
     return path
 
@@ -65,5 +65,5 @@ def _run(*command: str | Path | Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    stand_in(backend().parent)
+    stand_in(real_backend().parent)
     print(FOLDER)

@@ -1,7 +1,7 @@
 /*
  * The messages between llama.cpp's Hexagon backend and its processor, by ggml/src/ggml-hexagon/htp/htp-ops.h: a request, and in a
  * buffer beside it the descriptions of buffers, tensors and operators, then room for a profile of each operator. LAYOUT chooses
- * the version: 1 that of spring 2026, 2 that of summer 2026, 3 that of autumn 2026; 9 is none that ever was.
+ * the version as tracer/engines/hexagon.toml numbers them; 9 is none that ever was.
  */
 #ifndef MOESCOPE_HEXAGON_MESSAGES_H
 #define MOESCOPE_HEXAGON_MESSAGES_H
@@ -20,9 +20,15 @@ struct buffer_desc {
 	uint32_t flags, fd;
 };
 
+#define IS_WIDE (LAYOUT == 3 || LAYOUT == 9)
+
 struct tensor_desc {
 #if LAYOUT >= 3
+#if IS_WIDE
 	uint64_t data;
+#else
+	uint32_t data, reserved;
+#endif
 	uint32_t size, flags, type;
 	uint16_t bi, ti;
 #else
@@ -42,7 +48,7 @@ struct op_desc {
 #if LAYOUT == 9
 	uint32_t news[3];
 #endif
-	uint16_t src[LAYOUT == 2 ? 6 : 10], dst[4], pad[2];
+	uint16_t src[IS_WIDE ? 10 : 6], dst[4], pad[2];
 #endif
 };
 
@@ -63,7 +69,7 @@ struct op_profile {
 };
 
 struct request {
-#if LAYOUT >= 3
+#if IS_WIDE
 	uint64_t seq;
 	uint32_t n_bufs, n_tensors, n_ops, n_traces;
 #else
@@ -72,16 +78,21 @@ struct request {
 };
 
 struct response {
-#if LAYOUT >= 3
+#if IS_WIDE
 	uint64_t seq, cycles_start, cycles_stop;
 	uint32_t status, n_bufs, n_tensors, n_ops, usecs, n_traces[N_TRACES];
 #else
 	uint32_t seq, status, n_bufs, n_tensors, n_ops;
-#if LAYOUT == 2
+#if LAYOUT == 1
+	uint32_t pad;
+#else
 	uint32_t n_traces[N_TRACES];
+#if LAYOUT == 2
 	uint8_t pad[8];
 #else
-	uint32_t pad;
+	uint32_t usecs, pad;
+	uint64_t cycles_start, cycles_stop;
+#endif
 #endif
 #endif
 };

@@ -12,7 +12,7 @@ from pathlib import Path
 from workloads.programs import llama_steps
 
 
-def library(folder: Path, backend: str) -> ctypes.CDLL:
+def load_library(folder: Path, backend: str) -> ctypes.CDLL:
     """llama.h's functions, with the plain CPU backend and `backend`."""
     ctypes.CDLL(str(folder / "libggml-base.so"), ctypes.RTLD_GLOBAL)
     ggml = ctypes.CDLL(str(next(folder.glob("libggml.v*.so"))), ctypes.RTLD_GLOBAL)
@@ -20,12 +20,12 @@ def library(folder: Path, backend: str) -> ctypes.CDLL:
     for path in (backend, str(folder / "libggml-cpu-x64.so")):
         if not ggml.ggml_backend_load(path.encode()):
             sys.exit(f"{path} does not load")
-    return llama_steps.declared(ctypes.CDLL(str(next(folder.glob("libllama.v*.so")))))
+    return llama_steps.declare_functions(ctypes.CDLL(str(next(folder.glob("libllama.v*.so")))))
 
 
 def main() -> None:
-    lib = library(Path(sys.argv.pop(1)), sys.argv.pop(1))
-    print(json.dumps(llama_steps.decode(lib, lib.llama_context_default_params(), *llama_steps.arguments())))
+    lib = load_library(Path(sys.argv.pop(1)), sys.argv.pop(1))
+    print(json.dumps(llama_steps.decode_batches(lib, lib.llama_context_default_params(), *llama_steps.parse_arguments())))
 
 
 if __name__ == "__main__":

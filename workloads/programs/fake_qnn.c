@@ -199,6 +199,15 @@ static struct provider the_provider = {
 		[55] = with_signal, [56] = from_list,
 	},
 };
+/* Tables of 2.7 lack these slots, and the others stand before where they stand today. */
+static void take_out_newer(void **slots)
+{
+	static const int newer[] = {33, 29, 16, 2};
+
+	for (int i = 0; i < 4; i++)
+		memmove(slots + newer[i], slots + newer[i] + 1, (71 - newer[i]) * sizeof(*slots));
+}
+
 static struct provider *list[2] = {&the_provider, 0};
 
 u64 QnnInterface_getProviders(struct provider ***providers, u32 *count)
@@ -215,5 +224,7 @@ u64 QnnInterface_getProviders(struct provider ***providers, u32 *count)
 		list[0] = 0;
 	else if (strcmp(chosen, "error"))
 		sscanf(chosen, "%u.%u", &the_provider.api[0], &the_provider.api[1]);
+	if (!strcmp(chosen, "2.7"))
+		take_out_newer(the_provider.slots);
 	return !strcmp(chosen, "error") ? 1000 : 0;
 }

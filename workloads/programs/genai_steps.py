@@ -37,10 +37,10 @@ def write_model(folder: Path) -> None:
     graph = helper.make_graph(nodes, "tiny", inputs, outputs, weights)
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(folder / "model.onnx"))
-    (folder / "genai_config.json").write_text(json.dumps(config(head)))
+    (folder / "genai_config.json").write_text(json.dumps(genai_config(head)))
 
 
-def config(head: int) -> dict:
+def genai_config(head: int) -> dict:
     """The model's genai_config.json."""
     cache = {f"past_{kind}_names": f"past_key_values.%d.{kind}" for kind in ("key", "value")}
     decoder = {

@@ -9,7 +9,7 @@ HTP = {"version": 1, "use-mmap": False, "spill-fill-bufsize": 0, "mmap-budget": 
 HTP |= {"cpu-mask": "0x1", "kv-dim": 64, "rope-theta": 10000}
 
 
-def config(binary: str, tokenizer: str) -> bytes:
+def dialog_config(binary: str, tokenizer: str) -> bytes:
     """Genie's config of a dialog."""
     backend = {"version": 1, "type": "QnnHtp", "QnnHtp": HTP}
     model = {"version": 1, "type": "binary", "binary": {"version": 1, "ctx-bins": [binary]}}
@@ -26,7 +26,7 @@ def config(binary: str, tokenizer: str) -> bytes:
 
 def main() -> None:
     genie, made, dialog = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p(), ctypes.c_void_p()
-    done = [["config", genie.GenieDialogConfig_createFromJson(config(*sys.argv[2:4]), ctypes.byref(made))]]
+    done = [["config", genie.GenieDialogConfig_createFromJson(dialog_config(*sys.argv[2:4]), ctypes.byref(made))]]
     done.append(["create", genie.GenieDialog_create(made, ctypes.byref(dialog))])
     if dialog.value:
         done.append(["query", genie.GenieDialog_query(dialog, b"hello", 0, ctypes.CFUNCTYPE(None)(lambda: None), None)])

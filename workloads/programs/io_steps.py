@@ -19,7 +19,7 @@ READS = [(1 << 20, 3 * PAGE), ((1 << 20) + 64 * PAGE, 100), (2 << 20, 5 * PAGE)]
 ANONYMOUS_PAGES, SLEEPS = 50, 6
 
 
-def usage() -> list[int]:
+def thread_usage() -> list[int]:
     now = resource.getrusage(resource.RUSAGE_THREAD)
     return [now.ru_majflt, now.ru_minflt, now.ru_nvcsw]
 
@@ -66,9 +66,9 @@ def main() -> None:
     probes.token__begin(0, 2, 1, 0)
     for number, work in enumerate(works):
         probes.op__begin(1, number, 1, 100 + number, b"")
-        before = usage()
+        before = thread_usage()
         work()
-        after = usage()
+        after = thread_usage()
         probes.op__end(100 + number)
         used.append([b - a for a, b in zip(before, after, strict=True)])
     probes.token__end(0, 0, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from workloads.batch_plans import Call, Plan
-from workloads.programs.llama_steps import BATCH, CONTEXT, PART, Batch, Opaque, declared, library, model_params
+from workloads.programs.llama_steps import BATCH, CONTEXT, PART, Batch, Opaque, declare_functions, load_library, model_params
 
 SLOTS = 4
 
@@ -41,7 +41,7 @@ class Engine:
     """A context for each of the plan's."""
 
     def __init__(self, path: str, contexts: int):
-        self.lib = declared(library())
+        self.lib = declare_functions(load_library())
         self.lib.llama_get_memory.restype = ctypes.c_void_p
         self.lib.llama_memory_seq_rm.argtypes = [ctypes.c_void_p, *[ctypes.c_int32] * 3]
         self.lib.llama_backend_init()

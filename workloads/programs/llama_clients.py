@@ -26,7 +26,7 @@ REAL_TIME_NS = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.monotonic_ns()
 """CLOCK_REALTIME, of the kernel's notes, less CLOCK_MONOTONIC."""
 
 
-def serve(model: str, slots: int, clients: int, draft: str) -> None:
+def run_server(model: str, slots: int, clients: int, draft: str) -> None:
     """Run the server until its clients, a child process, are done."""
     import xllamacpp
 
@@ -42,7 +42,7 @@ def serve(model: str, slots: int, clients: int, draft: str) -> None:
     subprocess.run([sys.executable, __file__, "--ask", urlsplit(server.listening_address).netloc, str(clients)], check=True)
 
 
-def question(number: int) -> bytes:
+def request_body(number: int) -> bytes:
     """The body of client `number`'s request."""
     length = 20 + 7 * number if number % 2 else 300 + 60 * number
     prompt = [(7 * i + 31 * number) % 256 for i in range(length)]
@@ -85,7 +85,7 @@ class Exchange:
         return [*answer, (self.received[-1][0], rest)]
 
 
-def exchange(*all_of_them: Exchange) -> None:
+def send_all(*all_of_them: Exchange) -> None:
     """Send all requests at once and receive the answers."""
     open_ones = selectors.DefaultSelector()
     for one in all_of_them:
@@ -103,7 +103,7 @@ def http_ns(address: str, body: bytes) -> list[tuple[int, int]]:
     answer = []
     for _ in range(HTTP_REQUESTS):
         one = Exchange(address, "/tokenize", body)
-        exchange(one)
+        send_all(one)
         answer.append((one.sent_ns, one.received[0][0]))
     return answer
 
@@ -116,14 +116,14 @@ def answer_of(one: Exchange) -> dict[str, Any]:
     return {"sent_ns": one.sent_ns, "chunk_ns": [at for at, _ in given], "stop_ns": stop_ns, **told}
 
 
-def ask(address: str, clients: int) -> None:
-    bodies = [question(number) for number in (clients, *range(clients))]
+def ask_as_clients(address: str, clients: int) -> None:
+    bodies = [request_body(number) for number in (clients, *range(clients))]
     first = Exchange(address, "/completion", bodies[0])
-    exchange(first)
+    send_all(first)
     others = [Exchange(address, "/completion", body) for body in bodies[1:]]
-    exchange(*others)
+    send_all(*others)
     metrics = Exchange(address, "/metrics")
-    exchange(metrics)
+    send_all(metrics)
     counters = [re.fullmatch(rb"llamacpp:(\w+) ([0-9.e+]+)\r?", line) for _, line in metrics.lines()]
     answers = [answer_of(one) | {"http_ns": http_ns(address, body)} for one, body in zip((first, *others), bodies, strict=True)]
     print(json.dumps({"requests": answers, "metrics": {one[1].decode(): float(one[2]) for one in counters if one}}), flush=True)
@@ -131,6 +131,6 @@ def ask(address: str, clients: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--ask":
-        ask(sys.argv[2], int(sys.argv[3]))
+        ask_as_clients(sys.argv[2], int(sys.argv[3]))
     else:
-        serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), (*sys.argv[4:], "")[0])
+        run_server(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), (*sys.argv[4:], "")[0])

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from llama_steps import Opaque, arguments, decode, library
+from llama_steps import Opaque, decode_batches, load_library, parse_arguments
 
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 TYPE_F16 = 1
@@ -61,7 +61,7 @@ def set_callback(params: Opaque, callback: Any) -> None:
     ctypes.memmove(ctypes.addressof(params) + places[0], ctypes.cast(callback, ctypes.c_void_p).value.to_bytes(8, "little"), 8)
 
 
-def experts(ids: Head, data: int) -> list[list[int]]:
+def tensor_contents(ids: Head, data: int) -> list[list[int]]:
     """The contents of an I32 tensor [k, tokens]."""
     return [
         [ctypes.c_int32.from_address(data + row * ids.nb[1] + k * ids.nb[0]).value for k in range(ids.ne[0])]
@@ -87,7 +87,7 @@ class Oracle:
         operator = self.lib.ggml_op_name(t.op).decode()
         if not ask:
             ids = sources[2]
-            self.nodes[-1]["experts"] = experts(Head.from_address(ids), self.lib.ggml_get_data(ids))
+            self.nodes[-1]["experts"] = tensor_contents(Head.from_address(ids), self.lib.ggml_get_data(ids))
             return True
         routed = operator == "MUL_MAT_ID" and self.lib.ggml_backend_buffer_is_host(Head.from_address(sources[2]).buffer)
         ne, name = list(t.ne), self.tensors.name(address)
@@ -119,7 +119,7 @@ class Oracle:
 
 
 def main() -> None:
-    lib = library()
+    lib = load_library()
     oracle = Oracle(lib)
     callback = CALLBACK(oracle.told)
     params = lib.llama_context_default_params()
@@ -127,8 +127,8 @@ def main() -> None:
     for name in ("llama_decode", "llama_encode", "llama_process"):
         if hasattr(lib, name):
             setattr(lib, name, oracle.counted(getattr(lib, name)))
-    path, batches, _ = arguments()
-    made = decode(lib, params, path, batches, 0)
+    path, batches, _ = parse_arguments()
+    made = decode_batches(lib, params, path, batches, 0)
     if not any(node["computed"] for node in oracle.nodes):  # a library without the flag computes all nodes
         oracle.nodes = [{**node, "computed": True} for node in oracle.nodes]
     print(json.dumps({"made": made, "nodes": oracle.nodes}))

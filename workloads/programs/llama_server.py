@@ -16,7 +16,7 @@ CONTEXT = 256  # tokens of each slot
 THREADS = int(os.environ.get("LLAMA_THREADS", "2"))
 
 
-def parameters(model: str, slots: int, draft: str) -> Any:
+def server_parameters(model: str, slots: int, draft: str) -> Any:
     """The server's, on the CPU."""
     params = xllamacpp.CommonParams()
     params.model.path, params.n_parallel, params.n_ctx = model, slots, slots * CONTEXT
@@ -28,7 +28,7 @@ def parameters(model: str, slots: int, draft: str) -> Any:
     return params
 
 
-def ask(server: Any, client: int, new: int, counts: dict[int, int]) -> None:
+def complete_prompt(server: Any, client: int, new: int, counts: dict[int, int]) -> None:
     """One greedy completion of a prompt that only this client has."""
     prompt = [(7 * i + 31 * client) % 256 for i in range(8 + 4 * client)]
     answer = server.handle_completions({"prompt": prompt, "n_predict": new, "temperature": 0, "ignore_eos": True})
@@ -37,8 +37,8 @@ def ask(server: Any, client: int, new: int, counts: dict[int, int]) -> None:
 
 def main() -> None:
     model, slots, clients, new, draft = (*sys.argv[1:], "")[:5]
-    server, counts = xllamacpp.Server(parameters(model, int(slots), draft)), dict[int, int]()
-    threads = [Thread(target=ask, args=(server, client, int(new), counts)) for client in range(int(clients))]
+    server, counts = xllamacpp.Server(server_parameters(model, int(slots), draft)), dict[int, int]()
+    threads = [Thread(target=complete_prompt, args=(server, client, int(new), counts)) for client in range(int(clients))]
     for thread in threads:
         thread.start()
     for thread in threads:

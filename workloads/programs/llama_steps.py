@@ -8,7 +8,8 @@ Environment variables: LLAMA_THREADS, default 2; LLAMA_PART, maximum number of t
 LLAMA_CALL, the names in CALLS for the first steps, the last one for all others, default decode;
 LLAMA_THREADS_OF: contexts, each on a separate thread, which begin their steps together (equal numbers of steps); or steps, each
 on a separate thread;
-LLAMA_LIBRARY, a libllama.so with its backends beside it; LLAMA_GPU_LAYERS, number of layers on another device, default 0.
+LLAMA_LIBRARY, a libllama.so with its backends beside it; LLAMA_GPU_LAYERS, number of layers on another device, default 0;
+LLAMA_CLOCK, a file for the times of the first context's steps as JSON: [before the call, after it, when its results are there].
 
 Pauses for PAUSE seconds after every step: otherwise a tiny model ends before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and, except for the first field, not interpreted,
@@ -56,15 +57,15 @@ class Batch(ctypes.Structure):
     ]
 
 
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     if path := os.environ.get("LLAMA_LIBRARY"):
         lib = with_new_names(ctypes.CDLL(path))
         if hasattr(lib, "ggml_backend_load_all_from_path"):
             lib.ggml_backend_load_all_from_path(os.path.dirname(path).encode())
-        return declared(lib)
+        return declare_functions(lib)
     package = importlib.util.find_spec("xllamacpp")
     assert package is not None and package.submodule_search_locations
-    return declared(ctypes.CDLL(str(next(Path(package.submodule_search_locations[0]).glob("*.so")))))
+    return declare_functions(ctypes.CDLL(str(next(Path(package.submodule_search_locations[0]).glob("*.so")))))
 
 
 def with_new_names(lib: ctypes.CDLL) -> ctypes.CDLL:
@@ -75,7 +76,7 @@ def with_new_names(lib: ctypes.CDLL) -> ctypes.CDLL:
     return lib
 
 
-def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
+def declare_functions(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.llama_model_default_params.restype = lib.llama_context_default_params.restype = Opaque
     lib.llama_model_load_from_file.restype = lib.llama_init_from_model.restype = ctypes.c_void_p
     lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Opaque]
@@ -119,6 +120,7 @@ class Context:
         self.lib, self.context = lib, ctypes.c_void_p(lib.llama_init_from_model(model, params))
         lib.llama_set_n_threads(self.context, THREADS, THREADS)
         self.made: list[int] = []
+        self.clock: list[tuple[int, int, int]] = []
         self.fed = 0
 
     def step(self, size: int) -> None:
@@ -127,14 +129,18 @@ class Context:
         call = calls[min(len(self.made), len(calls) - 1)]
         tokens = [*self.made[-1:], *((7 * i) % 500 for i in range(size - len(self.made[-1:])))]
         array = (ctypes.c_int32 * size)(*tokens)
+        begin = time.monotonic_ns()
         if CALLS[call] is not None:
             status = fed_by_parts(lib, self.context, tokens, CALLS[call], self.fed)
         else:
             status = getattr(lib, f"llama_{call}")(self.context, lib.llama_batch_get_one(array, size, self.fed, 0))
         assert status == 0, f"{call}: {status}"
+        returned = time.monotonic_ns()
         encodes = "encode" in call
         self.fed += 0 if encodes else size
-        logits = [] if encodes else lib.llama_get_logits_ith(self.context, -1)[:512]
+        results = None if encodes else lib.llama_get_logits_ith(self.context, -1)
+        self.clock.append((begin, returned, time.monotonic_ns()))
+        logits = results[:512] if results else []
         self.made.append(logits.index(max(logits)) if logits else 1)
 
     def take(self, batches: list[int], pause: float, begin: Barrier) -> None:
@@ -154,7 +160,7 @@ def run_together(calls: list[Callable[[], None]]) -> None:
         thread.join()
 
 
-def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[list[int]], pause: float) -> list[int]:
+def decode_batches(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[list[int]], pause: float) -> list[int]:
     """Generated tokens, context by context; `batches` has a list for each context."""
     head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
     at = next((at for at in range(2) if head[at : at + 3] == [CONTEXT, BATCH, PART]), None)  # until 2024 after a seed
@@ -172,18 +178,20 @@ def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[list[int]]
             for context, size in zip(contexts, sizes, strict=True):
                 step = partial(context.take, [size] if size else [], pause, Barrier(1))
                 run_together([step]) if threads_of == "steps" else step()
+    if clock := os.environ.get("LLAMA_CLOCK"):
+        Path(clock).write_text(json.dumps(contexts[0].clock))
     return [token for context in contexts for token in context.made]
 
 
-def arguments() -> tuple[str, list[list[int]], float]:
+def parse_arguments() -> tuple[str, list[list[int]], float]:
     """(model, tokens of each context's steps, pause) of the command line."""
     batches = [[int(size) for size in mine.split(",")] + [1] * int(sys.argv[3]) for mine in sys.argv[2].split("/")]
     return sys.argv[1], batches, float((*sys.argv[4:], "0")[0])
 
 
 def main() -> None:
-    lib = library()
-    print(json.dumps(decode(lib, lib.llama_context_default_params(), *arguments())))
+    lib = load_library()
+    print(json.dumps(decode_batches(lib, lib.llama_context_default_params(), *parse_arguments())))
 
 
 if __name__ == "__main__":

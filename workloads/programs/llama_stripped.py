@@ -29,8 +29,8 @@ class Functions:
 def main() -> None:
     path, offsets = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     del sys.argv[1:3]
-    lib = llama_steps.declared(Functions(path, offsets))
-    print(json.dumps(llama_steps.decode(lib, lib.llama_context_default_params(), *llama_steps.arguments())))
+    lib = llama_steps.declare_functions(Functions(path, offsets))
+    print(json.dumps(llama_steps.decode_batches(lib, lib.llama_context_default_params(), *llama_steps.parse_arguments())))
 
 
 if __name__ == "__main__":

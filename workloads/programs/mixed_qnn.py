@@ -26,7 +26,7 @@ def main() -> None:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         profile = {"profiling_level": "detailed", "profiling_file_path": f"{sys.argv[1]}/{name}.csv"}
         options.add_provider_for_devices(devices, {"backend_type": "htp", "soc_model": "57", **profile})
-        session = ort.InferenceSession(plain_qnn.model(2, rng), options)
+        session = ort.InferenceSession(plain_qnn.model_bytes(2, rng), options)
         session.disable_fallback()
         for _ in range(3):
             session.run(None, {"x": rng.standard_normal((8, 64)).astype(np.float32)})

@@ -56,7 +56,7 @@ class Api:
         return made
 
 
-def run(api: Api, session: c_void_p, value: c_void_p, input_name: bytes = b"x") -> int:
+def run_session(api: Api, session: c_void_p, value: c_void_p, input_name: bytes = b"x") -> int:
     """One run; returns the error code."""
     out = c_void_p()
     names, outs = (c_char_p * 1)(input_name), (c_char_p * 1)(b"y")
@@ -80,7 +80,7 @@ def run_async(api: Api, session: c_void_p, value: c_void_p) -> int:
     return code
 
 
-def work(library: str, model: str, runs: int) -> list[list[Any]]:
+def run_sessions(library: str, model: str, runs: int) -> list[list[Any]]:
     """Two sessions, one from a file and one from memory; runs alternate, 1 to 2."""
     api = Api(library)
     done: list[list[Any]] = []
@@ -97,8 +97,8 @@ def work(library: str, model: str, runs: int) -> list[list[Any]]:
     value = api.make("CreateTensorWithDataAsOrtValue", *place)
     for i in range(runs):
         session = second if i % 3 else first
-        done.append(["run", session.value, run(api, session, value)])
-    done.append(["run", first.value, run(api, first, value, b"nothing")])
+        done.append(["run", session.value, run_session(api, session, value)])
+    done.append(["run", first.value, run_session(api, first, value, b"nothing")])
     if VERSION >= 16:
         done.append(["run_async", first.value, run_async(api, first, value)])
     api.call("ReleaseSession", first)
@@ -111,7 +111,7 @@ def main() -> None:
     if "--late" in sys.argv:
         time.sleep(0.5)
     child = os.fork() if "--child" in sys.argv else -1
-    done = work(library, model, runs)
+    done = run_sessions(library, model, runs)
     if child > 0:
         os.waitpid(child, 0)
     print(json.dumps({"pid": os.getpid(), "bytes": os.path.getsize(model), "done": done}), flush=True)

@@ -12,7 +12,7 @@ import onnxruntime_qnn
 from onnx import TensorProto, helper, numpy_helper
 
 
-def model(layers: int, rng: np.random.Generator, rows: int = 8) -> bytes:
+def model_bytes(layers: int, rng: np.random.Generator, rows: int = 8) -> bytes:
     weights = [numpy_helper.from_array(rng.standard_normal((64, 64)).astype(np.float32), f"w{i}") for i in range(layers)]
     nodes, at = [], "x"
     for i in range(layers):
@@ -38,7 +38,7 @@ def main() -> None:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         profile = {"profiling_level": level, "profiling_file_path": f"{sys.argv[1]}/profile{index}.csv"}
         options.add_provider_for_devices(devices, {"backend_type": "htp", "soc_model": "57", **profile})
-        session = ort.InferenceSession(model(2 + index, rng, int(rows)), options)
+        session = ort.InferenceSession(model_bytes(2 + index, rng, int(rows)), options)
         session.disable_fallback()
         began = time.monotonic_ns()
         for _ in range(int(runs)):

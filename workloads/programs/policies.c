@@ -39,7 +39,7 @@ void free_filter(struct filter *filter)
 	free(filter);
 }
 
-/* A turn of the drain, as in tracer/collector/drain.c. */
+/* A turn of the drain, as in tracer/recorder/drain.c. */
 void turn_filter(struct filter *filter, const u8 *const *batches, const size_t *bytes, u64 until_ns, bool last)
 {
 	static const size_t widths[STREAMS] = {EVENT_SLOT, DETAIL_SLOT};
@@ -48,7 +48,7 @@ void turn_filter(struct filter *filter, const u8 *const *batches, const size_t *
 	learn_tokens(&filter->sieve, until_ns, last);
 	for (int i = 0; i < STREAMS; i++) {
 		filter->bytes[i] = bytes[i];
-		filter->kept[i] = sift(&filter->sieve, i, widths[i], batches[i], &filter->bytes[i]);
+		filter->kept[i] = slow_slots(&filter->sieve, i, widths[i], batches[i], &filter->bytes[i]);
 	}
 }
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 LAYERS, ROWS, WIDTH = 3, 4, 64
 
 
-def model() -> bytes:
+def model_bytes() -> bytes:
     nodes, weights, at = [], [], "x"
     for i in range(LAYERS):
         values = np.random.default_rng(i).standard_normal((WIDTH, WIDTH)).astype(np.float32)
@@ -38,7 +38,7 @@ def main() -> None:
         ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
         devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"][:1]
         options.add_provider_for_devices(devices, {"backend_type": "htp", "soc_model": "57"})
-    session = ort.InferenceSession(model(), options)
+    session = ort.InferenceSession(model_bytes(), options)
     took = []
     for _ in range(int(runs)):
         began = time.monotonic_ns()

@@ -87,7 +87,9 @@ class Qnn:
         self.lock = threading.Lock()
         make = c.CFUNCTYPE(c.c_uint64, *[c.c_void_p] * MOST_ARGS)
         self.library = library
-        self.functions = {n: make(c.c_void_p.from_address(provider + TABLE + 8 * slot).value) for n, slot in SLOTS.items()}
+        lacks = [2, 16, 29, 33] if self.api[:2] == [2, 7] else []
+        slots = {name: slot - sum(each < slot for each in lacks) for name, slot in SLOTS.items() if slot not in lacks}
+        self.functions = {name: make(c.c_void_p.from_address(provider + TABLE + 8 * at).value) for name, at in slots.items()}
 
     def __call__(self, name: str, *args: Any) -> int:
         """Call a function by name; arguments are numbers or pointers. Returns QNN's error number."""
@@ -118,7 +120,7 @@ class Qnn:
         return out.value or 0
 
 
-def tensor(name: str, kind: int, dims: Any) -> Tensor:
+def make_tensor(name: str, kind: int, dims: Any) -> Tensor:
     quantization = Quantization(DEFINED, SCALE_OFFSET, 1 / 64, 0)
     return Tensor(1, 0, name.encode(), kind, 0, UFIXED_8, quantization, 2, dims, 0)
 
@@ -141,7 +143,7 @@ class Session:
     def _compose(self) -> int:
         qnn, nodes = self.qnn, self.options["nodes"]
         graph = qnn.made("graphCreate", self.context, self.name.encode(), None)
-        self.tensors = [tensor(f"{self.name}_t{i}", 3, self.dims) for i in range(nodes + 1)]
+        self.tensors = [make_tensor(f"{self.name}_t{i}", 3, self.dims) for i in range(nodes + 1)]
         self.tensors[0].type, self.tensors[-1].type = APP_WRITE, APP_READ
         for each in self.tensors:
             qnn.good("tensorCreateGraphTensor", graph, c.byref(each))

@@ -5,7 +5,7 @@
 
 --until ends it as soon as FILE exists. --late loads the probes' library after SECONDS; --child emits the same steps also in a
 forked child. --slow is the duration of every N-th step, or of every step while FILE exists. --operators runs N operators
-in each step.
+in each step, and evicts an expert.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import time
 from importlib import import_module
 
 
-def emit(args: argparse.Namespace) -> int:
+def emit_steps(args: argparse.Namespace) -> int:
     probes = import_module("runtime.telemetry._probes")
     for step in range(args.count):
         if args.until and os.path.exists(args.until):
@@ -26,6 +26,8 @@ def emit(args: argparse.Namespace) -> int:
         for number in range(args.operators):
             probes.op__begin(number % 4, 0, 1, number + 1, b"")
             probes.op__end(number + 1)
+        if args.operators:
+            probes.evict(0, step, 1, 1)
         if pause:
             time.sleep(pause)
         probes.token__end(step, step + 7, 0)
@@ -46,7 +48,7 @@ def main() -> None:
     args = parser.parse_args()
     time.sleep(args.late)
     child = os.fork() if args.child else -1
-    count = emit(args)
+    count = emit_steps(args)
     if child == 0:
         os._exit(0)
     if child > 0:

@@ -43,33 +43,33 @@ class Device:
     estimates: tuple[str, ...] = ()
 
 
-def names() -> list[str]:
+def packaged_names() -> list[str]:
     """Devices that come with the package."""
     return sorted(path.stem for path in HERE.glob("*.toml"))
 
 
-def load(name: str) -> Device:
+def load_device(name: str) -> Device:
     """A device by name or by the path of a TOML file."""
     path = Path(name) if name.endswith(".toml") else HERE / f"{name.lower()}.toml"
     if not path.exists():
-        raise PredictError(f"device {name!r} is unknown: choose one of {', '.join(names())}, or give a TOML file")
+        raise PredictError(f"device {name!r} is unknown: choose one of {', '.join(packaged_names())}, or give a TOML file")
     try:
-        return parse(tomllib.loads(path.read_text()), path)
+        return parse_device(tomllib.loads(path.read_text()), path)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PredictError(f"{path} is not valid TOML ({error}): see {HERE / 'h20.toml'} for the form") from None
 
 
-def parse(values: dict[str, Any], path: Path) -> Device:
+def parse_device(values: dict[str, Any], path: Path) -> Device:
     """A device from its TOML tables; the error names missing values."""
     try:
         memory, link = values["memory"], values.get("link", {})
-        units = {name: _unit(unit) for name, unit in values["units"].items()}
+        units = {name: _parse_unit(unit) for name, unit in values["units"].items()}
         return Device(
             name=values["name"],
             units=units,
             memory_bytes=memory["gigabytes"] * 1e9,
-            bandwidth=rate(memory, "gigabytes_per_s") * 1e9,
-            efficiency=rate(memory, "efficiency"),
+            bandwidth=positive_number(memory, "gigabytes_per_s") * 1e9,
+            efficiency=positive_number(memory, "efficiency"),
             tables=values.get("tables", ""),
             node_size=link.get("node_size", 1),
             link=link.get("gigabytes_per_s", 0.0) * 1e9 * link.get("efficiency", 1.0),
@@ -84,13 +84,13 @@ def parse(values: dict[str, Any], path: Path) -> Device:
         raise PredictError(f"{path}: {error} is missing or of the wrong kind: see {HERE / 'h20.toml'} for the form") from None
 
 
-def rate(values: dict[str, Any], name: str) -> float:
+def positive_number(values: dict[str, Any], name: str) -> float:
     """A number above 0. Raises ValueError."""
     if not values[name] > 0:
         raise ValueError(f"{name} = {values[name]}")
     return float(values[name])
 
 
-def _unit(values: dict[str, Any]) -> Unit:
-    peak = {dtype: rate(values["tera_per_s"], dtype) * 1e12 for dtype in values["tera_per_s"]}
-    return Unit(peak, rate(values, "mfu"), values.get("gigabytes_per_s", 0.0) * 1e9)
+def _parse_unit(values: dict[str, Any]) -> Unit:
+    peak = {dtype: positive_number(values["tera_per_s"], dtype) * 1e12 for dtype in values["tera_per_s"]}
+    return Unit(peak, positive_number(values, "mfu"), values.get("gigabytes_per_s", 0.0) * 1e9)

@@ -14,6 +14,7 @@ import onnxruntime as ort
 
 from analyzer.errors import PredictError
 from analyzer.predict.kernels import graphs
+from moescope.answers import note_emulator
 
 RUNS, WARM = 9, 3
 LOW = 0.1
@@ -52,10 +53,10 @@ class Backend(Protocol):
         """Operators of the chain that the backend reports as separate nodes."""
 
 
-def bound(session: ort.InferenceSession) -> ort.IOBinding:
+def bind_buffers(session: ort.InferenceSession) -> ort.IOBinding:
     """A chain's random input and its outputs in fixed buffers, so that a run copies nothing. Copies share their buffer."""
     binding = session.io_binding()
-    for name, array in feeds(session).items():
+    for name, array in random_inputs(session).items():
         value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, np.float32)
         value.update_inplace(array)
         binding.bind_ortvalue_input(name, value)
@@ -68,7 +69,7 @@ def bound(session: ort.InferenceSession) -> ort.IOBinding:
     return binding
 
 
-def feeds(session: ort.InferenceSession) -> dict[str, np.ndarray]:
+def random_inputs(session: ort.InferenceSession) -> dict[str, np.ndarray]:
     """Random inputs of a chain."""
     model_input = session.get_inputs()[0]
     return {model_input.name: np.random.default_rng(1).standard_normal(model_input.shape).astype(np.float32)}
@@ -88,7 +89,7 @@ class Cpu:
 
     def __init__(self, runs: int = RUNS, settle: float = SETTLE_S):
         self.runs, self.settle, self.epoch = runs, settle, 0
-        self._references = [_Loop(self._session(m)) for m in [*_references(), _tiny(1), _tiny(2)]]
+        self._references = [_Loop(self._session(m)) for m in [*_reference_models(), _tiny_model(1), _tiny_model(2)]]
         self._usual = np.empty(0)
 
     def times(self, models: list[bytes]) -> list[float]:
@@ -129,7 +130,7 @@ class Cpu:
 
     def _pace(self, model: bytes, paces: np.ndarray) -> float:
         """The slowdown of a model: that of its references, weighted by their parts in it."""
-        flops, weights = graphs.demand(model)
+        flops, weights = graphs.flops_and_bytes(model)
         if not weights:
             return float(paces[-1])
         fetching = 2 if weights > FAR else 1
@@ -147,13 +148,13 @@ class Cpu:
         return {node.name for node in onnx.load_from_string(model).graph.node if node.op_type in remaining_types}
 
     def _session(self, model: bytes, keep: str = "") -> ort.InferenceSession:
-        options = _options()
+        options = _session_options()
         if keep:
             options.optimized_model_filepath = keep
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def _options() -> ort.SessionOptions:
+def _session_options() -> ort.SessionOptions:
     """One thread, and only fatal errors in the log."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -161,20 +162,20 @@ def _options() -> ort.SessionOptions:
     return options
 
 
-def _references() -> list[bytes]:
-    return [graphs.model([link], copies=link[1].copies) for link in REFERENCES]
+def _reference_models() -> list[bytes]:
+    return [graphs.chain_model([link], copies=link[1].copies) for link in REFERENCES]
 
 
-def _tiny(operators: int) -> bytes:
+def _tiny_model(operators: int) -> bytes:
     """A chain on a single number that is never fused."""
-    return graphs.model(graphs.chain(["Sigmoid", "Tanh"][:operators], graphs.Shape(1, 1, 1)))
+    return graphs.chain_model(graphs.chain(["Sigmoid", "Tanh"][:operators], graphs.Shape(1, 1, 1)))
 
 
 class _Loop:
     """A session that runs without copying anything."""
 
     def __init__(self, session: ort.InferenceSession):
-        self.session, self.binding = session, bound(session)
+        self.session, self.binding = session, bind_buffers(session)
         self._run(WARM)
         self.count = int(np.clip(BURST_S / max(self._run(1), 1e-7), SHORTEST_BURST, LONGEST_BURST))
 
@@ -201,6 +202,7 @@ class Htp:
         self.runs, self.epoch = runs, 0
         self._emulated = platform.machine() == "x86_64"
         self.name, self.unit = ("QNN HTP (emulator)", "us") if self._emulated else ("QNN HTP", "cycles")
+        note_emulator(self._emulated)
 
     def times(self, models: list[bytes]) -> list[float]:
         """Median cycles of each model's nodes, without transfers of input and output; on the emulator microseconds, with them."""
@@ -219,14 +221,14 @@ class Htp:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "profile.csv"
             session = self._session(model, file)
-            inputs = feeds(session)
+            inputs = random_inputs(session)
             for _ in range(count + 1):
                 session.run(None, inputs)
             del session
-            return _node_cycles(file)[1:], _executions(file)[1:]
+            return _node_cycles(file)[1:], _execution_us(file)[1:]
 
     def _session(self, model: bytes, profile: Path) -> ort.InferenceSession:
-        options = _options()
+        options = _session_options()
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         qnn = {"backend_type": "htp", "profiling_level": "detailed", "profiling_file_path": str(profile)}
         if platform.machine() == "x86_64":
@@ -251,7 +253,7 @@ def _htp_devices() -> list[Any]:
     return [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"]
 
 
-def _executions(file: Path) -> list[int]:
+def _execution_us(file: Path) -> list[int]:
     """Microseconds of each execution in a profile CSV."""
     with file.open(newline="") as lines:
         return [int(row[2]) for row in csv.reader(lines) if len(row) > 6 and row[6] == "QNN (execute) time"]

@@ -40,31 +40,33 @@ class Verdict:
         return self.saved > SHARE
 
 
-def fixed(backend: Backend, shape: graphs.Shape, many: bool = False) -> float:
+def fixed_saving(backend: Backend, shape: graphs.Shape, many: bool = False) -> float:
     """The saving of a pair over its parts from being one run: its input is transferred once."""
     links = graphs.chain(list(APART), shape)
-    first, second, pair = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), graphs.model(links, many)])
+    first, second, pair = backend.times(
+        [graphs.chain_model(links[:1]), graphs.chain_model(links[1:]), graphs.chain_model(links, many)]
+    )
     return first + second - pair
 
 
-def detect(
+def detect_fusion(
     backend: Backend, first: str, second: str, shape: graphs.Shape, many: bool = False, fixed_time: float = 0.0
 ) -> Verdict:
     """Run a, b and ab; `fixed_time`: the result of `fixed`."""
     links = graphs.chain([first, second], shape)
-    pair = graphs.model(links, many)
-    first_time, second_time, pair_time = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), pair])
+    pair = graphs.chain_model(links, many)
+    first_time, second_time, pair_time = backend.times([graphs.chain_model(links[:1]), graphs.chain_model(links[1:]), pair])
     names = {graphs.node_name(i, name) for i, name in enumerate((first, second))}
     fused = not names <= backend.nodes(pair)
     return Verdict(first, second, "many" if many else "one", first_time, second_time, pair_time, fused, fixed_time)
 
 
-def rules(verdicts: Iterable[Verdict]) -> set[tuple[str, str]]:
+def fusing_pairs(verdicts: Iterable[Verdict]) -> set[tuple[str, str]]:
     """Pairs that fuse if only the last output is requested, according to the backend's nodes."""
     return {(v.first, v.second) for v in verdicts if v.outputs == "one" and v.by_nodes}
 
 
-def split(links: list[graphs.Link], fused: set[tuple[str, str]]) -> list[list[graphs.Link]]:
+def split_chain(links: list[graphs.Link], fused: set[tuple[str, str]]) -> list[list[graphs.Link]]:
     """A chain split into kernels: an operator joins the previous kernel if the pair fuses, at most once per kernel."""
     kernels: list[list[graphs.Link]] = []
     for link in links:

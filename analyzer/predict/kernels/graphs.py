@@ -75,30 +75,30 @@ def chain(operators: list[str], shape: Shape, widths: tuple[int, ...] = ()) -> l
     return links
 
 
-def model(links: list[Link], all_outputs: bool = False, copies: int = 1) -> bytes:
+def chain_model(links: list[Link], all_outputs: bool = False, copies: int = 1) -> bytes:
     """A chain as a serialized model with input `x`; with `all_outputs`, intermediate results are outputs too.
 
     Copies have separate weights. They are parallel, all from `x`; kernels without a matrix are chained.
     """
-    in_a_row = not any(_matrix(name) for name, _ in links)
+    in_a_row = not any(_random_matrix(name) for name, _ in links)
     nodes: list[NodeProto] = []
     weights: list[TensorProto] = []
     outputs: list[ValueInfoProto] = []
     begin = "x"
     for copy in range(copies):
-        _add(links, begin, copy, nodes, weights)
+        _add_node(links, begin, copy, nodes, weights)
         results = [nodes[i - len(links)].output[0] for i in range(len(links))]
         if in_a_row:
             begin = results[-1]
         output_links = range(0 if all_outputs else len(links) - 1, 0 if in_a_row and copy < copies - 1 else len(links))
-        outputs += [_tensor(results[i], links[i][1].rows, links[i][1].n) for i in output_links]
+        outputs += [_add_tensor(results[i], links[i][1].rows, links[i][1].n) for i in output_links]
     first = links[0][1]
-    graph = helper.make_graph(nodes, "chain", [_tensor("x", first.rows, first.k)], outputs, weights)
+    graph = helper.make_graph(nodes, "chain", [_add_tensor("x", first.rows, first.k)], outputs, weights)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
     return bytes(proto.SerializeToString())
 
 
-def demand(model: bytes) -> tuple[float, float]:
+def flops_and_bytes(model: bytes) -> tuple[float, float]:
     """(floating-point operations of a model's matrices, bytes of their weights)."""
     graph = onnx.load_from_string(model).graph
     rows = graph.input[0].type.tensor_type.shape.dim[0].dim_value
@@ -106,14 +106,14 @@ def demand(model: bytes) -> tuple[float, float]:
     return 2.0 * rows * elements, 4.0 * elements
 
 
-def repetitions(operators: list[str], shape: Shape) -> int:
-    """The number of kernels in `repeated`: `shape.copies`, or IN_A_ROW for a kernel without a matrix."""
-    return shape.copies if any(map(_matrix, operators)) else IN_A_ROW
+def kernel_repetitions(operators: list[str], shape: Shape) -> int:
+    """The number of kernels in `repeated_model`: `shape.copies`, or IN_A_ROW for a kernel without a matrix."""
+    return shape.copies if any(map(_random_matrix, operators)) else IN_A_ROW
 
 
-def repeated(operators: list[str], shape: Shape) -> bytes:
+def repeated_model(operators: list[str], shape: Shape) -> bytes:
     """A model with several copies of a kernel."""
-    return model(chain(operators, shape), copies=repetitions(operators, shape))
+    return chain_model(chain(operators, shape), copies=kernel_repetitions(operators, shape))
 
 
 def node_name(index: int, operator: str, copy: int = 0) -> str:
@@ -126,7 +126,7 @@ def link_of(result: str) -> int:
     return int(result.split("_")[1])
 
 
-def _add(links: list[Link], begin: str, copy: int, nodes: list[NodeProto], weights: list[TensorProto]) -> None:
+def _add_node(links: list[Link], begin: str, copy: int, nodes: list[NodeProto], weights: list[TensorProto]) -> None:
     random = np.random.default_rng(0)
     current = begin
     for i, (name, shape) in enumerate(links):
@@ -141,9 +141,9 @@ def _add(links: list[Link], begin: str, copy: int, nodes: list[NodeProto], weigh
         current = result
 
 
-def _tensor(name: str, rows: int, columns: int) -> ValueInfoProto:
+def _add_tensor(name: str, rows: int, columns: int) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, columns])
 
 
-def _matrix(operator: str) -> bool:
+def _random_matrix(operator: str) -> bool:
     return OPERATORS[operator].weight == "matrix"

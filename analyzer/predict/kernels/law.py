@@ -18,7 +18,7 @@ LEVELS = tuple(1 << power for power in range(14, 26))
 the next level."""
 
 
-def passes(rows: int, tiles: tuple[int, ...]) -> int:
+def weight_passes(rows: int, tiles: tuple[int, ...]) -> int:
     """The number of passes over the weights for rows split into tiles."""
     count = 0
     for tile in tiles:
@@ -26,23 +26,23 @@ def passes(rows: int, tiles: tuple[int, ...]) -> int:
     return count + (rows > 0)
 
 
-def terms(operator: str, s: Shape, footprint: float) -> list[float]:
+def cost_terms(operator: str, s: Shape, footprint: float) -> list[float]:
     """The terms that a kernel's time may be proportional to; `footprint`: bytes between two uses of the same byte."""
     beyond = [float(np.clip(np.log2(footprint / level), 0, 1)) for level in LEVELS]
     if OPERATORS[operator].weight != "matrix":
         return [1.0, s.rows, s.rows * s.n, *(s.rows * s.n * share for share in beyond)]
     n = -(-s.n // COLUMNS) * COLUMNS
-    tiles = [passes(s.rows, tiles) * s.k * n for tiles in TILE_ROWS]
+    tiles = [weight_passes(s.rows, tiles) * s.k * n for tiles in TILE_ROWS]
     crowded = s.rows // TALL * s.k * n * (4 * s.k % PAGE == 0)
     sums = s.rows * s.n * -(-s.k // DEPTH)
     weights = [s.k * n, *(s.k * n * share for share in beyond)]
     return [1.0, s.rows * s.k, s.rows * s.n, sums, s.rows * s.k * n, *tiles, crowded, *weights]
 
 
-class Law(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class TermLaw(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Log time as the logarithm of a non-negative sum of terms, fitted by least relative errors."""
 
-    def fit(self, inputs: np.ndarray, log_times: np.ndarray) -> "Law":
+    def fit(self, inputs: np.ndarray, log_times: np.ndarray) -> "TermLaw":
         """Fit. inputs: [n, terms]; log_times: [n]."""
         relative = inputs / np.exp(log_times)[:, None]
         scale = np.maximum(np.abs(relative).max(0), 1e-300)

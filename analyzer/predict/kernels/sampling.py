@@ -36,17 +36,17 @@ def widths_of(models: list[Model]) -> list[tuple[int, int]]:
 Widths = frozenset[tuple[int, int]]
 
 
-def draw(
+def draw_shapes(
     prior: list[tuple[int, int]], count: int, random: np.random.Generator, limit: int = 4096, left_out: Widths = frozenset()
 ) -> list[Shape]:
     """Shapes near the prior's, with one or several copies; none has a (k, n) in `left_out`."""
     picked = random.integers(len(prior), size=count)
     rows, copies = random.choice(ROWS, count), random.choice(COPIES, count)
     given = (Shape(int(r), prior[i][0], prior[i][1], int(c)) for r, i, c in zip(rows, picked, copies, strict=True))
-    return [_near(shape, random, limit, left_out) for shape in given]
+    return [_shape_near(shape, random, limit, left_out) for shape in given]
 
 
-def adaptive(
+def sample_adaptively(
     prior: list[tuple[int, int]],
     measure: Measure,
     fit: Fit,
@@ -59,11 +59,11 @@ def adaptive(
 ) -> tuple[list[Shape], np.ndarray]:
     """(shapes, times): `start` from the prior, then `rounds` times `extra` more near the shapes with the largest errors."""
     random = np.random.default_rng(seed)
-    shapes = draw(prior, start, random, limit, left_out)
+    shapes = draw_shapes(prior, start, random, limit, left_out)
     times = measure(shapes)
     for _ in range(rounds):
         least_accurate = np.argsort(-held_out_errors(shapes, times, fit, random))[: max(extra // 2, 1)]
-        finer = [_near(shapes[i], random, limit, left_out) for i in random.choice(least_accurate, extra)]
+        finer = [_shape_near(shapes[i], random, limit, left_out) for i in random.choice(least_accurate, extra)]
         shapes, times = shapes + finer, np.concatenate([times, measure(finer)])
     return shapes, times
 
@@ -79,15 +79,15 @@ def held_out_errors(shapes: list[Shape], times: np.ndarray, fit: Fit, random: np
     return errors
 
 
-def _near(shape: Shape, random: np.random.Generator, limit: int, left_out: Widths) -> Shape:
+def _shape_near(shape: Shape, random: np.random.Generator, limit: int, left_out: Widths) -> Shape:
     rows = int(np.clip(round(shape.rows * np.exp(random.normal(0, SPREAD))), 1, limit))
     while True:
-        k, n = (_width(width, random, limit) for width in (shape.k, shape.n))
+        k, n = (_width_near(width, random, limit) for width in (shape.k, shape.n))
         if (k, n) not in left_out:
             return Shape(rows, k, n, max(min(shape.copies, MOST // (4 * k * n)), 1))
 
 
-def _width(width: int, random: np.random.Generator, limit: int) -> int:
+def _width_near(width: int, random: np.random.Generator, limit: int) -> int:
     """A width near another: a multiple of a number in ROUND not larger than the width."""
     near = width * np.exp(random.normal(0, SPREAD))
     step = int(random.choice([multiple for multiple in ROUND if multiple <= max(near, ROUND[0])]))

@@ -29,7 +29,7 @@ UNSEEN = 99
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Measurement plan: kernels of these chains, in shapes near the (k, n) of `prior`, up to `limit` wide, none in `left_out`.
 
     `start` shapes, then `rounds` times `extra` more near large errors; `held_out` shapes for the test.
@@ -46,7 +46,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedKernel:
     """A trained kernel: its shapes and times, and the held-out shapes, measured twice and predicted.
 
     `judged`: which of those take long enough to count. `again`: retrained after an earlier training on a slower machine.
@@ -69,14 +69,14 @@ class Trained:
         return accuracy | {f"repeated_{name}": value for name, value in repeated.items() if name != "shapes"}
 
 
-def verdicts(backend: Backend, shape: graphs.Shape) -> Iterator[fusion.Verdict]:
+def fusion_verdicts(backend: Backend, shape: graphs.Shape) -> Iterator[fusion.Verdict]:
     """Every pair, with one output and with many."""
-    fixed_times = {many: fusion.fixed(backend, shape, many) for many in (False, True)}
+    fixed_times = {many: fusion.fixed_saving(backend, shape, many) for many in (False, True)}
     for pair, many in itertools.product(PAIRS, (False, True)):
-        yield fusion.detect(backend, *pair, shape, many, fixed_times[many])
+        yield fusion.detect_fusion(backend, *pair, shape, many, fixed_times[many])
 
 
-def times(backend: Backend, makers: list[Callable[[], bytes]]) -> np.ndarray:
+def measured_times(backend: Backend, makers: list[Callable[[], bytes]]) -> np.ndarray:
     """Measured times of models, which are made in batches to limit memory."""
     batches = (makers[i : i + BATCH] for i in range(0, len(makers), BATCH))
     return np.array([t for batch in batches for t in backend.times([make() for make in batch])])
@@ -85,45 +85,47 @@ def times(backend: Backend, makers: list[Callable[[], bytes]]) -> np.ndarray:
 def kernels_of(chains: list[list[str]], fused: set[tuple[str, str]]) -> list[str]:
     """The kernels of the chains."""
     shape = graphs.Shape(8, 64, 64)
-    parts = [fusion.split(graphs.chain(chain, shape), fused) for chain in chains]
+    parts = [fusion.split_chain(graphs.chain(chain, shape), fused) for chain in chains]
     return sorted({fusion.kernel_name(kernel) for chain in parts for kernel in chain})
 
 
-def repetitions(kernel: str, shapes: list[graphs.Shape]) -> np.ndarray:
+def repetitions_of(kernel: str, shapes: list[graphs.Shape]) -> np.ndarray:
     """The number of kernels in the model of each shape."""
-    return np.array([graphs.repetitions(kernel.split("+"), shape) for shape in shapes])
+    return np.array([graphs.kernel_repetitions(kernel.split("+"), shape) for shape in shapes])
 
 
-def train(backend: Backend, kernel: str, predictors: regressors.Predictors, plan: Plan, again: bool = False) -> Trained:
+def train_kernel(
+    backend: Backend, kernel: str, predictors: regressors.Predictors, plan: TrainingPlan, again: bool = False
+) -> TrainedKernel:
     """Sample shapes, train on them, and measure held-out shapes twice."""
     operators = kernel.split("+")
 
     def measure(shapes: list[graphs.Shape]) -> np.ndarray:
-        model_times = times(backend, [partial(graphs.repeated, operators, shape) for shape in shapes])
-        return np.asarray(model_times / repetitions(kernel, shapes))
+        model_times = measured_times(backend, [partial(graphs.repeated_model, operators, shape) for shape in shapes])
+        return np.asarray(model_times / repetitions_of(kernel, shapes))
 
     def long_enough(shapes: list[graphs.Shape], kernel_times: np.ndarray) -> np.ndarray:
-        return np.asarray(kernel_times * repetitions(kernel, shapes) >= SHORTEST[backend.unit])
+        return np.asarray(kernel_times * repetitions_of(kernel, shapes) >= SHORTEST[backend.unit])
 
     fit = regressors.quick_fit(kernel)
     sizes = plan.start, plan.rounds, plan.extra
-    shapes, measured = sampling.adaptive(plan.prior, measure, fit, *sizes, limit=plan.limit, left_out=plan.left_out)
+    shapes, measured = sampling.sample_adaptively(plan.prior, measure, fit, *sizes, limit=plan.limit, left_out=plan.left_out)
     learned = np.flatnonzero(long_enough(shapes, measured))
     if len(learned) < FEWEST:
         raise PredictError(f"of {len(shapes)} shapes of {kernel} only {len(learned)} take long enough: start with more")
     shapes, measured = [shapes[i] for i in learned], measured[learned]
     predictors.train(kernel, shapes, measured)
-    unseen = sampling.draw(plan.prior, plan.held_out, np.random.default_rng(UNSEEN), plan.limit, plan.left_out)
+    unseen = sampling.draw_shapes(plan.prior, plan.held_out, np.random.default_rng(UNSEEN), plan.limit, plan.left_out)
     first, second = measure(unseen), measure(unseen)
     predicted, judged = predictors.kernel(kernel, unseen), long_enough(unseen, first)
-    return Trained(kernel, shapes, measured, unseen, first, second, predicted, judged, again)
+    return TrainedKernel(kernel, shapes, measured, unseen, first, second, predicted, judged, again)
 
 
-def train_all(backend: Backend, predictors: regressors.Predictors, plan: Plan) -> Iterator[Trained]:
+def train_all(backend: Backend, predictors: regressors.Predictors, plan: TrainingPlan) -> Iterator[TrainedKernel]:
     """Train every kernel, and retrain those measured before the machine reached its usual pace."""
     epochs: dict[str, int] = {}
     for again in (False, True):
         for kernel in kernels_of(plan.chains, predictors.fused):
             if not again or epochs[kernel] != backend.epoch:
                 epochs[kernel] = backend.epoch
-                yield train(backend, kernel, predictors, plan, again)
+                yield train_kernel(backend, kernel, predictors, plan, again)

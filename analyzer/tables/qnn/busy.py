@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.records.intervals import Intervals, common, covered, merged, uncovered
+from analyzer.records.intervals import Intervals, common_time, covered_ns, merge_intervals, uncovered_parts
 from analyzer.records.schema import Tables
 from analyzer.records.spans import NONE, latest
 
@@ -17,9 +17,9 @@ EMULATOR_THREADS = r"thr_h[vml]x_"
 STATES = ("running", "runnable", "sleeping", "waiting")
 
 
-def anyone(spans: Intervals) -> Intervals:
+def union_of_all(spans: Intervals) -> Intervals:
     """The union of all intervals, regardless of key."""
-    return merged(Intervals.of(spans.begin, spans.end))
+    return merge_intervals(Intervals.of(spans.begin, spans.end))
 
 
 def gap_table(tables: Tables) -> pd.DataFrame:
@@ -34,22 +34,22 @@ def gap_table(tables: Tables) -> pd.DataFrame:
 
 def gaps_of(runs: pd.DataFrame, states: dict[str, pd.DataFrame], operators: pd.DataFrame) -> pd.DataFrame:
     """The gaps of one process with the states of the thread that submitted the next execution; `states` are grouped by state."""
-    busy = anyone(Intervals.of_table(runs))
+    busy = union_of_all(Intervals.of_table(runs))
     begin, end = busy.end[:-1], busy.begin[1:]
     starts = runs.sort_values("begin_ns", kind="stable")
     after = starts.iloc[np.searchsorted(starts["begin_ns"].to_numpy(), end)]
     frame = pd.DataFrame({"begin_ns": begin, "end_ns": end, "duration_ns": end - begin, "pid": after["pid"].to_numpy()})
     frame["tid"], frame["execute_id"] = after["tid"].to_numpy(), after["execute_id"].to_numpy()
     for state in STATES:
-        frame[f"{state}_ns"] = covered(Intervals.of_table(states[state]), Intervals.of_table(frame))
+        frame[f"{state}_ns"] = covered_ns(Intervals.of_table(states[state]), Intervals.of_table(frame))
     running = states["running"][states["running"]["pid"] == int(runs["pid"].iloc[0])]
     on_cpu = Intervals.of(running["begin_ns"].to_numpy(), running["end_ns"].to_numpy())
-    frame["cpu_ns"] = covered(on_cpu, Intervals.of(begin, end))
-    frame["doing"] = doing(frame, operators)
+    frame["cpu_ns"] = covered_ns(on_cpu, Intervals.of(begin, end))
+    frame["doing"] = operator_in_gap(frame, operators)
     return frame
 
 
-def doing(frame: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
+def operator_in_gap(frame: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
     """The submitting thread's operator at the middle of each gap; "" for none."""
     ordered = operators.sort_values("begin_ns", kind="stable")
     middle = ((frame["begin_ns"] + frame["end_ns"]) // 2).to_numpy()
@@ -65,21 +65,23 @@ def cpu_busy(tables: Tables, pid: int) -> Intervals:
     running = ((states["state"] == "running") & (states["pid"] == pid)).to_numpy()
     program = states[running & ~states["tid"].isin(emulator).to_numpy()]
     executes = tables["qnn_executes"]
-    return anyone(uncovered(merged(Intervals.of_table(program)), Intervals.of_table(executes[~executes["asynchronous"]])))
+    return union_of_all(
+        uncovered_parts(merge_intervals(Intervals.of_table(program)), Intervals.of_table(executes[~executes["asynchronous"]]))
+    )
 
 
-def overlap(tables: Tables) -> dict[str, Any]:
+def overlap_ms(tables: Tables) -> dict[str, Any]:
     """For the process with the most executions, from its first to its last: ms in which both, one or none worked."""
     executes = tables["qnn_executes"]
     if not len(executes) or not len(tables["thread_states"]):
         return {}
     pid = int(executes["pid"].value_counts().index[0])
-    npu = anyone(Intervals.of_table(executes[executes["pid"] == pid]))
+    npu = union_of_all(Intervals.of_table(executes[executes["pid"] == pid]))
     if not len(npu):
         return {}
     first, last = int(npu.begin[0]), int(npu.end[-1])
-    cpu = common(cpu_busy(tables, pid), Intervals.of(npu.begin[:1], npu.end[-1:]))
-    both_ns, window_ns = int(common(npu, cpu).length.sum()), last - first
+    cpu = common_time(cpu_busy(tables, pid), Intervals.of(npu.begin[:1], npu.end[-1:]))
+    both_ns, window_ns = int(common_time(npu, cpu).length.sum()), last - first
     busy_ns = {"both": both_ns, "npu_only": int(npu.length.sum()) - both_ns, "cpu_only": int(cpu.length.sum()) - both_ns}
     return {
         "window_ms": window_ns / 1e6,

@@ -4,31 +4,31 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.reading import Source
-from analyzer.records.rows import named
+from analyzer.records.rows import map_distinct
 from analyzer.records.schema import conform
 from analyzer.records.spans import NONE, latest
 from analyzer.tables.qnn.enums import CALLS, CONTEXT_FREE, CONTEXT_GET_BINARY, FIRST_STAGE, STAGES, Work
-from analyzer.tables.qnn.objects import Calls, Objects
+from analyzer.tables.qnn.objects import ObjectCalls, Objects
 
 EXECUTE_STAGE, HARVEST_STAGE = "execute", "harvest"
 
 
 def by_number(numbers: np.ndarray, names: dict[int, str]) -> np.ndarray:
     """Names of numbers; the number as text if it has no name."""
-    return named(numbers, lambda number: names.get(number, str(number)))
+    return map_distinct(numbers, lambda number: names.get(number, str(number)))
 
 
-def calls_and_stages(source: Source) -> tuple[Calls, Calls]:
+def calls_and_stages(source: Source) -> tuple[ObjectCalls, ObjectCalls]:
     """(calls, host stages): stages are recorded as calls with numbers outside QNN's API."""
     begin, end = source.rows("qnn_call_begin"), source.rows("qnn_call_end")
     parts = []
     for kind, belongs in (("qnn_call", lambda call: call < FIRST_STAGE), ("qnn_stage", lambda call: call >= FIRST_STAGE)):
         begins, ends = begin.where(belongs(begin["call"])), end.where(belongs(end["call"]))
-        parts.append(Calls(begins, ends, source.spans(kind, ("call",), begin=begins, end=ends)))
+        parts.append(ObjectCalls(begins, ends, source.spans(kind, ("call",), begin=begins, end=ends)))
     return parts[0], parts[1]
 
 
-def call_table(source: Source, calls: Calls, objects: Objects) -> pd.DataFrame:
+def call_table(source: Source, calls: ObjectCalls, objects: Objects) -> pd.DataFrame:
     """The table `qnn_calls`."""
     begin, end, spans = calls.begin, calls.end, calls.spans
     created, status, written = spans.of_end(end, "handle", 0), spans.of_end(end, "status"), spans.of_end(end, "bytes", 0)
@@ -54,7 +54,7 @@ def call_table(source: Source, calls: Calls, objects: Objects) -> pd.DataFrame:
     )
 
 
-def stage_table(source: Source, stages: Calls, executes: pd.DataFrame) -> pd.DataFrame:
+def stage_table(source: Source, stages: ObjectCalls, executes: pd.DataFrame) -> pd.DataFrame:
     """The table `qnn_stages`; the parts of a stage before and after graphExecute become the stages `input` and `output`."""
     begin, spans = stages.begin, stages.spans
     name = by_number(begin["call"], STAGES)

@@ -34,7 +34,7 @@ class Check:
     broken: np.ndarray
 
 
-def nesting(executes: pd.DataFrame) -> Iterator[Check]:
+def nesting_checks(executes: pd.DataFrame) -> Iterator[Check]:
     """accelerator <= HTP RPC <= host RPC <= host execute, for executions with a recorded end."""
     done = executes[executes["complete"] & (executes["status"] == 0)]
     host = done["duration_ns"].to_numpy() / 1e3
@@ -45,10 +45,10 @@ def nesting(executes: pd.DataFrame) -> Iterator[Check]:
         yield Check(f"{inner} within {outer}", "us", done["execute_id"].to_numpy(), measured, most, broken)
 
 
-def children(events: pd.DataFrame) -> Iterator[Check]:
+def children_check(events: pd.DataFrame) -> Iterator[Check]:
     """The sum of an event's sub-events of the same unit does not exceed the event; the difference is its residual.
 
-    HTP's backend-specific times are omitted: even as siblings, one contains the other (see `nesting`).
+    HTP's backend-specific times are omitted: even as siblings, one contains the other (see `nesting_checks`).
     """
     of_execute = events[events["execute_id"] >= 0]
     parts = of_execute[of_execute["parent_id"] >= 0]
@@ -65,7 +65,7 @@ def children(events: pd.DataFrame) -> Iterator[Check]:
         yield Check(f"sub-events within their event ({unit})", unit, of, found, expected, found > expected + slack[of_unit])
 
 
-def cycles(events: pd.DataFrame) -> Check:
+def cycle_check(events: pd.DataFrame) -> Check:
     """The cycles of an execution's nodes add up to the accelerator's cycles."""
     counted = events[(events["execute_id"] >= 0) & (events["unit"] == "cycles")]
     nodes = counted[counted["type"] == NODE].groupby("execute_id")["value"].sum()
@@ -75,15 +75,15 @@ def cycles(events: pd.DataFrame) -> Check:
     return Check("node cycles equal accelerator cycles", "cycles", ids.to_numpy(), found, expected, found != expected)
 
 
-def checks(executes: pd.DataFrame, events: pd.DataFrame) -> list[Check]:
+def all_checks(executes: pd.DataFrame, events: pd.DataFrame) -> list[Check]:
     """Every check of these executions and events."""
-    return [*nesting(executes), *children(events), cycles(events)]
+    return [*nesting_checks(executes), *children_check(events), cycle_check(events)]
 
 
-def findings(executes: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
+def check_findings(executes: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
     """The table `qnn_findings`: a row for each violation."""
     rows = []
-    for check in checks(executes, events):
+    for check in all_checks(executes, events):
         for row in np.flatnonzero(check.broken):
             text = f"{check.name}: {check.found[row]:,.0f} {check.unit} against {check.expected[row]:,.0f}"
             rows.append((int(check.execute_id[row]), check.name, check.unit, check.found[row], check.expected[row], text))

@@ -20,12 +20,12 @@ class DeviceClock:
         return (self.anchor_ns + (ticks.astype(np.int64) - self.anchor) * self.ns_per_tick).astype(np.int64)
 
 
-def narrowest(begin: np.ndarray, end: np.ndarray, rows: np.ndarray) -> int:
+def narrowest_window(begin: np.ndarray, end: np.ndarray, rows: np.ndarray) -> int:
     """The row with the shortest window around its time stamp."""
     return int(rows[np.argmin((end - begin)[rows])])
 
 
-def align(ticks: np.ndarray, begin: np.ndarray, end: np.ndarray) -> DeviceClock | None:
+def align_clock(ticks: np.ndarray, begin: np.ndarray, end: np.ndarray) -> DeviceClock | None:
     """A clock from time stamps, each taken within a known window of host ns; None for fewer than two.
 
     The two snapshots are the shortest windows of the first and the last third; each has an error of half its window.
@@ -34,7 +34,7 @@ def align(ticks: np.ndarray, begin: np.ndarray, end: np.ndarray) -> DeviceClock 
     third = -(-len(order) // 3)
     if len(order) < LEAST_SNAPSHOTS or ticks[order[0]] == ticks[order[-1]]:
         return None
-    first, last = narrowest(begin, end, order[:third]), narrowest(begin, end, order[-third:])
+    first, last = narrowest_window(begin, end, order[:third]), narrowest_window(begin, end, order[-third:])
     if ticks[first] == ticks[last]:
         return None
     middle = (begin + end) / 2

@@ -1,4 +1,4 @@
-"""The join of QNN's profile events with the calls that caused them, and `build` for all tables of QNN.
+"""The join of QNN's profile events with the calls that caused them, and `build_qnn_tables` for all tables of QNN.
 
 The program reads a profile's events after a call (a harvest): it lists the events' handles, then reads each event and lists its
 sub-events. An event belongs to the harvest in force on its thread; a harvest belongs to the last call before it that its
@@ -12,16 +12,16 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.reading import Source
-from analyzer.records.rows import Rows, texts
+from analyzer.records.rows import Rows, decode_texts
 from analyzer.records.schema import TABLES, Columns, conform
-from analyzer.records.spans import NONE, codes, latest, shared_codes
+from analyzer.records.spans import NONE, latest, row_codes, shared_codes
 from analyzer.tables.qnn.calls import by_number, call_table, calls_and_stages, stage_table
-from analyzer.tables.qnn.checks import findings
-from analyzer.tables.qnn.clock import align
+from analyzer.tables.qnn.checks import check_findings
+from analyzer.tables.qnn.clock import align_clock
 from analyzer.tables.qnn.enums import EVENT_TYPES, UNITS, UNSIGNED_BITS, Work, work_of
-from analyzer.tables.qnn.executes import Enclosing, execute_table, executions
+from analyzer.tables.qnn.executes import EnclosingGraphs, execute_table, execution_spans
 from analyzer.tables.qnn.objects import Objects
-from analyzer.tables.qnn.objects import build as build_objects
+from analyzer.tables.qnn.objects import build_objects as build_objects
 from analyzer.tables.steps import Steps
 
 MAX_DEPTH = 16
@@ -37,7 +37,7 @@ class Harvests:
     profile: np.ndarray
 
 
-def harvests(source: Source) -> Harvests:
+def harvest_times(source: Source) -> Harvests:
     """Harvest records, and reads of a profile's event list without a harvest record."""
     mark, lists = source.rows("qnn_harvest"), source.rows("qnn_sub_events")
     top = lists.where((lists["of_profile"] > 0) & (lists["first"] == 0))
@@ -62,27 +62,27 @@ class Events:
     harvest: np.ndarray
 
 
-def events(source: Source, read: Harvests) -> Events:
+def unique_events(source: Source, read: Harvests) -> Events:
     """Profile events; one recorded in two ways counts once: nesting is preferred to lists, extended data to plain data."""
     rows = source.rows("qnn_event")
     harvest = latest(read.tid, read.ts, rows["tid"], rows["ts"])
-    same = codes(harvest, rows["event"], rows["tid"]) if len(rows) else np.empty(0, np.int64)
+    same = row_codes(harvest, rows["event"], rows["tid"]) if len(rows) else np.empty(0, np.int64)
     order = np.lexsort((-rows["extended"], rows["frame"] == 0, same))
     first = np.append(True, same[order][1:] != same[order][:-1])[: len(order)]
     keep = np.sort(order[first | (harvest[order] < 0)])
     return Events(rows.where(keep), harvest[keep])
 
 
-def parents(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray, np.ndarray]:
+def event_parents(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray, np.ndarray]:
     """(row of the parent event or -1, depth) of each event, from its harvest's lists of sub-events or from nesting."""
-    parent, depth = listed(source, read, events)
+    parent, depth = parents_by_list(source, read, events)
     nests = np.flatnonzero((events.rows["frame"] > 0) & (events.harvest >= 0))
     if len(nests):
-        parent[nests], depth[nests] = nested(events, nests)
+        parent[nests], depth[nests] = parents_by_nesting(events, nests)
     return parent, depth
 
 
-def nested(events: Events, nesting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def parents_by_nesting(events: Events, nesting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(parent, depth) of events that a recursive function reads: the deeper the call, the lower its frame address.
 
     A harvest has as many distinct frames as levels; an event's parent is the last event before it on the level above.
@@ -101,7 +101,7 @@ def nested(events: Events, nesting: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return parent, depth
 
 
-def listed(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray, np.ndarray]:
+def parents_by_list(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray, np.ndarray]:
     """(parent, depth) from the lists of sub-events."""
     n, lists = len(events.rows), source.rows("qnn_sub_events")
     lists = lists.where(lists["of_profile"] == 0)
@@ -114,7 +114,7 @@ def listed(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray, 
     child = lists.records["events"].astype(np.int64)[used]
     harvest = latest(read.tid, read.ts, lists["tid"], lists["ts"])[record]
     handle = events.rows["event"]
-    key = codes(np.concatenate((events.harvest, harvest, harvest)), np.concatenate((handle, child, lists["parent"][record])))
+    key = row_codes(np.concatenate((events.harvest, harvest, harvest)), np.concatenate((handle, child, lists["parent"][record])))
     of_event, of_child, of_parent = key[:n], key[n : n + len(child)], key[n + len(child) :]
     event_of = np.full(int(key.max()) + 1, NONE, np.int64)
     event_of[of_event] = np.arange(n)
@@ -144,7 +144,7 @@ def work_of_harvests(n: int, events: Events) -> np.ndarray:
     return answer
 
 
-def causes(runs: Rows, calls: Rows, read: Harvests, work: np.ndarray, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
+def harvest_sources(runs: Rows, calls: Rows, read: Harvests, work: np.ndarray, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
     """(row of the execute, row of the call) that each harvest belongs to; -1 for the other, or for both if none is known.
 
     `runs` and `calls` are the begins of executes and calls. Profiles are compared as objects: a handle that was freed and created
@@ -197,7 +197,7 @@ def event_table(events: Events, parent: np.ndarray, depth: np.ndarray, execute: 
             "unit": by_number(rows["unit"], UNITS),
             "value": value,
             "timestamp": rows.raw("timestamp"),
-            "name": texts(rows["name"]),
+            "name": decode_texts(rows["name"]),
             "pid": rows["pid"],
             "tid": rows["tid"],
             "ts_ns": rows["ts"],
@@ -213,23 +213,23 @@ def host_times(events: Events, execute: np.ndarray, begin_ns: np.ndarray, end_ns
     rows = np.flatnonzero((stamp > 0) & (of_event >= 0))
     _, first = np.unique(of_event[rows], return_index=True)
     first_stamped = rows[first]
-    clock = align(stamp[first_stamped], begin_ns[of_event[first_stamped]], end_ns[of_event[first_stamped]])
+    clock = align_clock(stamp[first_stamped], begin_ns[of_event[first_stamped]], end_ns[of_event[first_stamped]])
     if clock:
         answer[rows] = clock.to_host(stamp[rows])
     return answer
 
 
-def build(source: Source, tokens: Steps, enclosing: Enclosing) -> Mapping[str, pd.DataFrame | Columns]:
+def build_qnn_tables(source: Source, tokens: Steps, enclosing: EnclosingGraphs) -> Mapping[str, pd.DataFrame | Columns]:
     """The tables of QNN: executes, events, calls, objects, stages and findings."""
     if not any(kind.startswith("qnn_") for kind in source.count()):
         return {name: {} for name in TABLES if name.startswith("qnn_") and name != "qnn_gaps"}
     calls, stages = calls_and_stages(source)
     objects = build_objects(source, calls)
-    execute = executions(source)
-    read = harvests(source)
-    profile_events = events(source, read)
-    parent, depth = parents(source, read, profile_events)
-    by_execute, by_call = causes(
+    execute = execution_spans(source)
+    read = harvest_times(source)
+    profile_events = unique_events(source, read)
+    parent, depth = event_parents(source, read, profile_events)
+    by_execute, by_call = harvest_sources(
         source.rows("qnn_execute_begin"), calls.begin, read, work_of_harvests(len(read.ts), profile_events), objects
     )
     table = event_table(profile_events, parent, depth, by_execute, by_call)
@@ -241,5 +241,5 @@ def build(source: Source, tokens: Steps, enclosing: Enclosing) -> Mapping[str, p
         "qnn_calls": call_table(source, calls, objects),
         "qnn_objects": objects.table,
         "qnn_stages": stage_table(source, stages, runs),
-        "qnn_findings": findings(runs, table),
+        "qnn_findings": check_findings(runs, table),
     }

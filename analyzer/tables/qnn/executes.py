@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.reading import Source
-from analyzer.records.rows import Rows, Spans
+from analyzer.records.rows import RecordSpans, Rows
 from analyzer.records.schema import conform
 from analyzer.records.spans import NONE, shared_codes
 from analyzer.tables.qnn import enums
@@ -29,29 +29,31 @@ MEASURES = (
 class Executions:
     """The calls as spans; a graphExecuteAsync lasts until its completion notice and has its return in `returned_ns`, else -1."""
 
-    spans: Spans
+    spans: RecordSpans
     status: np.ndarray
     asynchronous: np.ndarray
     returned_ns: np.ndarray
 
 
-def executions(source: Source) -> Executions:
+def execution_spans(source: Source) -> Executions:
     """Executions; an asynchronous one ends at the first notice with its parameter after the submission."""
     begin, end, done = (source.rows(f"qnn_{kind}") for kind in ("execute_begin", "execute_end", "done"))
     spans = source.spans("qnn_execute", ("graph",))
     status = spans.of_end(end, "status")
     submitted = (begin["param"] != 0) & (~spans.complete | (status == 0))
-    rows, notice = np.flatnonzero(submitted), notices(begin["ts"], done["ts"], (begin, done), submitted)
+    rows, notice = np.flatnonzero(submitted), completion_notices(begin["ts"], done["ts"], (begin, done), submitted)
     end_ns, complete, returned = spans.end_ns.copy(), spans.complete.copy(), np.full(len(begin), NONE, np.int64)
     returned[rows] = np.where(spans.complete, spans.end_ns, NONE)[rows]
     ended = notice >= 0
     complete[rows] = ended
     end_ns[rows] = np.where(ended, np.append(done["ts"], 0)[notice], np.maximum(end_ns[rows], source.last_ns))
     status[rows] = np.where(ended, np.append(done["status"], NONE)[notice], NONE)
-    return Executions(Spans(spans.end, spans.begin_ns, end_ns, complete), status, begin["param"] != 0, returned)
+    return Executions(RecordSpans(spans.end, spans.begin_ns, end_ns, complete), status, begin["param"] != 0, returned)
 
 
-def notices(submitted_ns: np.ndarray, done_ns: np.ndarray, rows: tuple[Rows, Rows], submitted: np.ndarray) -> np.ndarray:
+def completion_notices(
+    submitted_ns: np.ndarray, done_ns: np.ndarray, rows: tuple[Rows, Rows], submitted: np.ndarray
+) -> np.ndarray:
     """For each submission the notice that ends it: same process and parameter, matched in time order; -1: none."""
     begin, done = rows
     asked = np.flatnonzero(submitted)
@@ -77,7 +79,7 @@ def first_of_graph(object_id: np.ndarray, status: np.ndarray) -> np.ndarray:
     return answer
 
 
-class Enclosing:
+class EnclosingGraphs:
     """The engine graph that encloses each execution on its thread, looked up per time range."""
 
     def __init__(self, source: Source):
@@ -102,7 +104,7 @@ class Enclosing:
 
 
 def execute_table(
-    source: Source, runs: Executions, events: pd.DataFrame, objects: Objects, tokens: Steps, enclosing: Enclosing
+    source: Source, runs: Executions, events: pd.DataFrame, objects: Objects, tokens: Steps, enclosing: EnclosingGraphs
 ) -> pd.DataFrame:
     """The table `qnn_executes`."""
     begin = source.rows("qnn_execute_begin")
@@ -130,13 +132,13 @@ def execute_table(
             "asynchronous": runs.asynchronous,
             "returned_ns": runs.returned_ns,
             **{name: enclosing.columns[name] for name in ("kind", "layer", "expert", "tier")},
-            **{name: measured(events, len(begin), number, enums.UNITS[unit]) for name, number, unit in MEASURES},
+            **{name: first_values(events, len(begin), number, enums.UNITS[unit]) for name, number, unit in MEASURES},
             **runs.spans.columns(),
         },
     )
 
 
-def measured(events: pd.DataFrame, n: int, event_type: int, unit: str) -> np.ndarray:
+def first_values(events: pd.DataFrame, n: int, event_type: int, unit: str) -> np.ndarray:
     """The value of each execute's first event of a type and unit; NaN for none."""
     rows = events[(events["type"] == event_type) & (events["unit"] == unit) & (events["execute_id"] >= 0)]
     answer = np.full(n, np.nan)

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.reading import Source
-from analyzer.records.rows import Rows, Spans, texts
+from analyzer.records.rows import RecordSpans, Rows, decode_texts
 from analyzer.records.schema import TABLES, conform
 from analyzer.records.spans import NONE, following, latest, shared_codes
 from analyzer.tables.qnn.enums import CONTEXT_FREE, FREES, GRAPH_RETRIEVE, MAKES
-from analyzer.tables.sessions import made
+from analyzer.tables.sessions import creation_records
 
 Key = tuple[int, str, int]
 """Process, kind of object, handle."""
@@ -23,16 +23,16 @@ OWNED = {"graph": "context", "memory": "context", "context": "backend", "profile
 
 
 @dataclass(frozen=True)
-class Calls:
+class ObjectCalls:
     """QNN's calls other than executions, or host stages: their records and the spans made from them."""
 
     begin: Rows
     end: Rows
-    spans: Spans
+    spans: RecordSpans
 
 
 @dataclass
-class Lives:
+class ObjectLives:
     """Creation and release of objects, processed in time order."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Objects:
         return answer[:n_calls]
 
 
-def call_of(rows: Rows, calls: Calls) -> np.ndarray:
+def call_of(rows: Rows, calls: ObjectCalls) -> np.ndarray:
     """call_id of the call that each object record follows on its thread; -1 for none."""
     begin, spans = calls.begin, calls.spans
     ended = np.flatnonzero(spans.complete)
@@ -108,13 +108,13 @@ def call_of(rows: Rows, calls: Calls) -> np.ndarray:
 
 def sessions_of(source: Source, rows: Rows) -> np.ndarray:
     """session_id of each graph that a record creates: its session is the next one recorded on the same thread."""
-    created = made(source)
+    created = creation_records(source)
     makers, threads = shared_codes((created["pid"], created["tid"]), (rows["pid"], rows["tid"]))
     session = following(makers, created["ts"], threads, rows["ts"])
     return np.where(np.isin(rows["call"], [call for call, kind in MAKES.items() if kind == "graph"]), session, NONE)
 
 
-def build(source: Source, calls: Calls) -> Objects:
+def build_objects(source: Source, calls: ObjectCalls) -> Objects:
     """All objects of a recording."""
     rows, begin, end, spans = source.rows("qnn_object"), calls.begin, calls.end, calls.spans
     makes_object = np.isin(rows["call"], list(MAKES))
@@ -122,7 +122,7 @@ def build(source: Source, calls: Calls) -> Objects:
     call_id, size = np.where(makes_object, call_of(rows, calls), NONE), np.append(begin["size"], 0)
     status = spans.of_end(end, "status", 0)
     freed = np.flatnonzero((begin["call"] == CONTEXT_FREE) & (status == 0))
-    names, lives = texts(rows["name"]), Lives()
+    names, lives = decode_texts(rows["name"]), ObjectLives()
     happened = [(int(ts), 1, int(i)) for i, ts in enumerate(rows["ts"])] + [(int(begin["ts"][i]), 0, int(i)) for i in freed]
     for ts, is_object, i in sorted(happened):
         source_rows = rows if is_object else begin

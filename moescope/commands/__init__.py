@@ -1,0 +1,1 @@
+"""Verbs of the command line itself: `prepare_parser` and `run` of each."""

@@ -1,1 +1,0 @@
-"""moescope-collect: records on machines without Python what a plan says (C)."""

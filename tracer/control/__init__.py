@@ -1,1 +1,0 @@
-"""What is recorded when: levels switched by the target's speed and the probes' cost."""

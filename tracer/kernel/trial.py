@@ -1,0 +1,48 @@
+"""What the recorder finds on this machine: the kernel's features, the programs that it refuses, and what a probe's hit costs."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracer.errors import RequirementError
+from tracer.probes.denials import certain_denials
+from tracer.recording.paths import RECORDER
+
+
+def recorder_path() -> Path:
+    """The recorder for this machine. Raises RequirementError if it was not built."""
+    if not RECORDER.exists():
+        raise RequirementError(f"{RECORDER.name} has not been built: run `make build`, or install a wheel, which contains it")
+    return RECORDER
+
+
+def features() -> dict[str, Any]:
+    """Feature → whether this kernel has it, and the machine's architecture. Raises RequirementError if it cannot be tried."""
+    return recorder_output("--probe-features")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All programs given to the kernel; costs in ns per hit by kind of instruction, `cold_KIND` with cold caches."""
+
+    programs: int
+    refused: dict[str, str]
+    costs: dict[str, float]
+
+
+def try_programs(btf: Path | None = None) -> Trial:
+    """Load all programs and measure. Raises RequirementError with the reason if nothing can be loaded."""
+    if reasons := list(certain_denials()):
+        raise RequirementError("; ".join(reasons))
+    return Trial(**recorder_output(*(("--btf", str(btf)) if btf else ()), "--try-programs"))
+
+
+def recorder_output(*options: str) -> dict[str, Any]:
+    """What the recorder prints."""
+    done = subprocess.run([str(recorder_path()), *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.splitlines() or [f"status {done.returncode}"])[-1]
+        raise RequirementError(last.removeprefix("moescope: "))
+    return dict(json.loads(done.stdout))

@@ -1,0 +1,1 @@
+"""moescope-recorder: records on machines without Python what a plan says (C)."""
