@@ -18,6 +18,7 @@ from tests.vm import table
 from tracer.errors import FAILED
 from tracer.kernel import features
 from tracer.kernel.features import VMLINUX
+from tracer.kernel.trial import recorder_path
 from tracer.probes import denials, tracefs
 from workloads.altered_recorder import LIBRARIES, build_recorder
 from workloads.compiling import compile_c
@@ -265,3 +266,11 @@ def test_the_table_of_kernels_is_what_the_rungs_said() -> None:
     assert table.page(text, rows) == text
     failed = table.merged(rows, [{**next(row for row in rows if row["rung"] == "programs"), "ok": False}])
     assert "FAILED" in table.page(text, failed) and len(failed) == len(rows)
+
+
+@pytest.mark.needs("probes")
+def test_recorders_that_measure_at_the_same_time_do_not_hit_each_others_probes() -> None:
+    command = [str(recorder_path()), "--try-programs"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    costs = [json.loads(each.communicate()[0])["costs"] for each in running]
+    assert all(ns > 0 for each in costs for ns in each.values())

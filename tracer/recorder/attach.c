@@ -149,7 +149,7 @@ static int open_row(json_t *row, int cpu)
 		return attach_software(program, number_of(json_object_get(plan, "software"), program), cpu);
 	if (strcmp(at, "tracepoint"))
 		return attach_uprobe(program, text_of(row, "library"), number_of(row, "offset"), !strcmp(at, "return"),
-				     number_of(row, "cookie"));
+				     number_of(row, "cookie"), 0);
 	snprintf(category, sizeof(category), "%s", text_of(row, "symbol"));
 	category[strcspn(category, ":")] = 0;
 	return attach_tracepoint(program, category, program);

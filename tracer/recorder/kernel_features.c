@@ -77,13 +77,13 @@ bool has_tracepoint(const char *category, const char *name)
 	return tracepoint_number(category, name) >= 0;
 }
 
-int multi_link(int program, const char *path, u64 offset, bool at_return, u64 cookie)
+int multi_link(int program, const char *path, u64 offset, bool at_return, u64 cookie, pid_t only)
 {
 	struct {
 		u32 program, target, type, flags;
 		u64 path, offsets, references, cookies;
 		u32 count, kind, pid, pad;
-	} link = {program, 0, UPROBE_MULTI, 0, (u64)path, (u64)&offset, 0, (u64)&cookie, 1, at_return ? AT_RETURN : 0, 0, 0};
+	} link = {program, 0, UPROBE_MULTI, 0, (u64)path, (u64)&offset, 0, (u64)&cookie, 1, at_return ? AT_RETURN : 0, only, 0};
 
 	return syscall(SYS_bpf, BPF_LINK_CREATE, &link, sizeof(link));
 }
@@ -104,7 +104,7 @@ bool has_multi_links(void)
 	if (answer >= 0)
 		return answer;
 	program = load_bare(nothing, 2, true);
-	answer = program >= 0 && multi_link(program, "/", 0, false, 0) < 0 && errno == EBADF;
+	answer = program >= 0 && multi_link(program, "/", 0, false, 0, 0) < 0 && errno == EBADF;
 	if (program >= 0)
 		close(program);
 	return answer;

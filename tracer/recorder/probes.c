@@ -57,17 +57,17 @@ int attach_software(const char *program, u32 config, int cpu)
 	return connect(open_event(&attributes, -1, cpu), program_fd(program));
 }
 
-static int perf_uprobe(const char *path, u64 offset, bool at_return)
+static int perf_uprobe(const char *path, u64 offset, bool at_return, pid_t only)
 {
 	struct perf_event_attr attributes = {.uprobe_path = (u64)path, .probe_offset = offset};
 	s64 bit = number_in(UPROBES "format/retprobe", "config:");
 
 	attributes.type = number_in(UPROBES "type", "");
 	attributes.config = at_return && bit >= 0 ? 1ULL << bit : 0;
-	return open_event(&attributes, -1, 0);
+	return open_event(&attributes, only ? only : -1, only ? -1 : 0);
 }
 
-int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie)
+int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie, pid_t only)
 {
 	struct {
 		u32 program, target, type, flags;
@@ -79,8 +79,8 @@ int attach_uprobe(const char *program, const char *path, u64 offset, bool at_ret
 	if (fd < 0)
 		return -1;
 	if (has_multi_links())
-		return multi_link(fd, opening_path(path), offset, at_return, cookie);
-	event = perf_uprobe(opening_path(path), offset, at_return);
+		return multi_link(fd, opening_path(path), offset, at_return, cookie, only);
+	event = perf_uprobe(opening_path(path), offset, at_return, only);
 	if (event < 0 || !cookie || inside)
 		return connect(event, fd);
 	link.program = fd;

@@ -100,7 +100,7 @@ void delete_from_map(const char *name, const void *key);
 /* probes.c */
 int attach_tracepoint(const char *program, const char *category, const char *name); /* -1 and errno */
 int attach_software(const char *program, u32 config, int cpu);
-int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie);
+int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie, pid_t only); /* 0: in every process */
 struct perf_event_attr;
 int open_event(struct perf_event_attr *attributes, pid_t tid, int cpu); /* -1: all; returns -1 and errno */
 

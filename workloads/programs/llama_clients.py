@@ -7,6 +7,7 @@ neither for the server nor for each other, and the kernel notes when each chunk 
 (begin, end) of HTTP requests with the same body that are answered without the model; `metrics`, the server's counters.
 """
 
+import contextlib
 import json
 import re
 import selectors
@@ -15,6 +16,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -98,6 +100,20 @@ def send_all(*all_of_them: Exchange) -> None:
                 open_ones.unregister(key.fileobj)
 
 
+@contextlib.contextmanager
+def stamped_arrivals(address: str) -> Iterator[None]:
+    """Within it every arrival has its time: the kernel begins to stamp packets some time after the first socket asks for it."""
+    with socket.socket() as asking:
+        asking.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        for _ in range(100):
+            one = Exchange(address, "/health")
+            one.socket.sendall(one.request)
+            if one.socket.recvmsg(1 << 16, 64)[1]:
+                break
+            time.sleep(0.01)
+        yield
+
+
 def http_ns(address: str, body: bytes) -> list[tuple[int, int]]:
     """(begin, end) of requests that the server reads but answers without its model."""
     answer = []
@@ -131,6 +147,7 @@ def ask_as_clients(address: str, clients: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--ask":
-        ask_as_clients(sys.argv[2], int(sys.argv[3]))
+        with stamped_arrivals(sys.argv[2]):
+            ask_as_clients(sys.argv[2], int(sys.argv[3]))
     else:
         run_server(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), (*sys.argv[4:], "")[0])
