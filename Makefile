@@ -27,7 +27,7 @@ CONFIGURE = cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(P
 	> build/cmake.log || { cat build/cmake.log; exit 1; }
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
-.PHONY: run test test-long size recorders vm-test fuzz mutations lint reference results setup build headers doctor wheel constraints clean
+.PHONY: run test test-long size recorders vm-test fuzz mutations lint lint-types lint-style lint-structure reference results setup build headers doctor wheel constraints clean
 
 run: build/.pip-run build headers
 	@echo "== tracing the bundled demo"
@@ -54,16 +54,22 @@ fuzz: setup
 mutations: setup recorders
 	$(SUDO) $(PY) -m benchmarks.mutations --jobs $(or $(JOBS),1) --json
 
-lint: setup
+lint: lint-types lint-style lint-structure
+
+lint-types: setup
+	$(VENV)/bin/mypy
+
+lint-style: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
-	$(PY) -m workloads.bpf_objects
-	$(PY) -m scripts.c_circles tracer/recorder
 	$(PY) -m scripts.size
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-actions action.yml
+
+lint-structure: setup
+	$(VENV)/bin/lint-imports
+	$(PY) -m scripts.c_circles tracer/recorder
+	$(PY) -m workloads.bpf_objects
 
 size:
 	@$(PY) -m scripts.size
@@ -108,6 +114,10 @@ build/.apt: PACKAGES = $(APT)
 build/.apt-cross: PACKAGES = $(CROSS)
 build/.apt-vm: PACKAGES = $(APT_VM)
 build/.apt-long: PACKAGES = $(APT_LONG)
+build/.apt: | build/.apt-run
+build/.apt-cross: | build/.apt
+build/.apt-vm: | build/.apt-cross
+build/.apt-long: | build/.apt-vm
 build/.apt-run build/.apt build/.apt-cross build/.apt-vm build/.apt-long: Makefile
 	@mkdir -p build
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -q '^installed' || echo $$p; done); \
