@@ -1,7 +1,7 @@
 """The interface: load a model, generate text."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral
 from operator import index
@@ -77,6 +77,7 @@ class MoE:
         # Reentrant: garbage collection within a step may end an abandoned generator.
         self._stepping = RLock()
         self._kept: Sequence | None = None
+        self._closed = False
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve_auto(options, package)
         self.tokenizer = read_tokenizer(package.folder)
@@ -98,6 +99,9 @@ class MoE:
         `expert_cache`: bytes, `1.5MiB`, `25%` of all experts, or `all` (same as None).
         `options`: fields of Options; tiers, chunk and soc default to those that the package was compiled for.
         """
+
+        if unknown := sorted(options.keys() - {field.name for field in fields(Options)}):
+            raise RequestError(f"{unknown[0]!r} is no option: choose from {', '.join(field.name for field in fields(Options))}")
 
         def budget(whole_bytes: int) -> int | None:
             return parse_budget(expert_cache, whole_bytes) if isinstance(expert_cache, str) else expert_cache
@@ -144,6 +148,8 @@ class MoE:
         its prompt after the common beginning. logprobs: give each token its log probability, and those of this many most likely
         tokens. Sampling settings are those of transformers.
         """
+        if self._closed:
+            raise RequestError("this model is closed: load it again")
         sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         check_request(max_new_tokens, stops, logprobs)
@@ -166,6 +172,8 @@ class MoE:
             parts: list[Any] = list(prompt)
             if parts and isinstance(parts[0], dict):
                 return self.apply_chat_template(parts)
+            if isinstance(prompt, bytes) or any(isinstance(part, bool) for part in parts):
+                raise TypeError
             ids = [index(part) for part in parts]
         except TypeError:
             raise RequestError("a prompt is text, a sequence of token ids, or messages {role, content}") from None
@@ -213,7 +221,7 @@ class MoE:
     def close(self) -> None:
         """Release threads, keys and values; write the profile if one was requested."""
         self.engine.close()
-        self._kept = None
+        self._kept, self._closed = None, True
         if self.options.profile and self.log.timers:
             npu = self.engine.backends.get(HTP)
             profile.write_profile(self.log.timers, self.options.profile, npu.label if npu else "no NPU")

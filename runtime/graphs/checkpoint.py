@@ -37,6 +37,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         remedy = "give a folder with a Hugging Face model, or make one with `moescope convert demo`"
         raise ModelError(f"{folder} is not a folder: {remedy}")
+    if not (folder / "config.json").exists() and any(folder.glob("*.gguf")):
+        remedy = "give a folder with safetensors, or trace the engine that runs the file: moescope run -- llama-cli -m FILE"
+        raise ModelError(f"{folder} holds a GGUF file, which is llama.cpp's format: {remedy}")
     return read_json(folder / "config.json", "give a folder with a Hugging Face model")
 
 
@@ -138,6 +141,12 @@ class Outline(Checkpoint):
     def __init__(self, folder: Path):
         super().__init__(folder)
         self.used: set[str] = set()
+        self.optional_names: set[str] = set()
+
+    def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The tensor, or None; that it was asked for is noted."""
+        self.optional_names.add(name)
+        return super().optional(name, shape)
 
     def _part(self, name: str, shape: tuple[int, ...], part: int | slice | None, types: tuple[str, ...]) -> np.ndarray:
         self.stored(name, shape, types)

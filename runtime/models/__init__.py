@@ -46,6 +46,9 @@ def read_family(config: dict[str, Any], folder: Path) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(f"{folder} holds a model of type {model_type!r}: this runtime knows {', '.join(FAMILIES)}")
     file = folder / "config.json"
+    if (method := (config.get("quantization_config") or {}).get("quant_method", "mxfp4")) != "mxfp4":
+        remedy = "take the model's unquantised checkpoint, and give --bits to `moescope convert`"
+        raise ModelError(f"{folder} is quantised by {method}, which this runtime does not read: {remedy}")
     given = checked_config(config, file)
     sizes = given.get("text_config", given)
     if sizes.get("num_hidden_layers", 1) > MOST_LAYERS:

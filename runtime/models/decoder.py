@@ -3,9 +3,10 @@
 Shapes: T rows of one run, H hidden, h heads over KV key heads of D dimensions, P past rows, S = P + T, E experts, k chosen ones.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -51,6 +52,8 @@ class Decoder:
     windows: rows of sliding-window attention per layer, 0 for all. dense: layers whose MLP has no experts, `dense_width` wide.
     shared_width: of the expert that every token passes, 0 for none. rotary_order: a head's dimensions in the order in which
     its halves are pairs; empty if the checkpoint has this order. logits_cap: bound that logits approach, 0 for none.
+    OPTIONAL: (flag of config.json, its default, pattern of names) of tensors that a checkpoint has if the flag is true; others
+    that subgraphs ask for as optional it must not have. An empty flag stands for the default.
     FINISHED: a layer ends with `finish`, and its shared expert reads the router's input, not the norm of it.
     """
 
@@ -82,6 +85,7 @@ class Decoder:
     logits_cap: float = 0.0
     precisions: Precisions = field(default=Precisions(), repr=False)
 
+    OPTIONAL: ClassVar[tuple[tuple[str, bool, str], ...]] = (("attention_bias", False, r"self_attn\.[qkvo]_proj\.bias"),)
     MOE = "mlp"
     GATE = "gate"
     SHARED = "shared_expert"
@@ -115,6 +119,13 @@ class Decoder:
     def value_dim(self) -> int:
         """Numbers that a value head stores per token; 0 if values are part of the keys."""
         return self.head_dim
+
+    def flag_of(self, name: str, config: dict[str, Any]) -> tuple[str, bool]:
+        """(flag of config.json that decides whether a checkpoint has this optional tensor, whether it does)."""
+        for flag, default, pattern in self.OPTIONAL:
+            if re.search(pattern, name):
+                return flag, bool(config.get(flag, default))
+        return "", False
 
     def at(self, layer: int) -> "Decoder":
         """The family with the heads and rotary positions of this layer, if layers differ."""

@@ -30,6 +30,10 @@ class Deepseek(Decoder):
     nope_dim: int
     v_dim: int
 
+    OPTIONAL = (
+        ("attention_bias", False, r"self_attn\.(q_a_proj|kv_a_proj_with_mqa|o_proj)\.bias"),
+        ("mlp_bias", False, r"(mlp|shared_experts)\.(gate|up|down)_proj\.bias"),
+    )
     SHARED = "shared_experts"
     FUSED_ATTENTION = False
 

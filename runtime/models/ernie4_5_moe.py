@@ -14,6 +14,7 @@ from runtime.models.sizes import common_sizes, partly_rotated
 class Ernie45Moe(Decoder):
     """Different tensor names, and biases in all but the routed experts."""
 
+    OPTIONAL = (("use_bias", False, r"(self_attn\.[qkvo]|(mlp|shared_experts)\.(gate|up|down))_proj\.bias|^lm_head\.bias"),)
     SHARED = "shared_experts"
 
     def correction(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:

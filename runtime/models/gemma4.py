@@ -14,7 +14,7 @@ from runtime.graphs.quantize import FLOAT32
 from runtime.models.decoder import LOGITS, Decoder, ExpertWeights
 from runtime.models.rope import Rope, read_rope
 from runtime.models.routers import KINDS, Router
-from runtime.models.sizes import LAYER_TYPES, common_sizes, layer_kinds, windows_of
+from runtime.models.sizes import LAYER_TYPES, common_sizes, layer_kinds, text_part, windows_of
 
 FULL, SLIDING = LAYER_TYPES
 ACTIVATION = "gelu_pytorch_tanh"
@@ -143,11 +143,7 @@ class Gemma4(Decoder):
 
 def read(config: dict[str, Any]) -> Gemma4:
     """Sizes from config.json, or from its text part if it has several parts."""
-    text = config.get("text_config", config)
-    # The head's settings are in the whole model's config.
-    config = (
-        {"eos_token_id": config.get("eos_token_id")} | text | {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
-    )
+    config = {"tie_word_embeddings": True} | text_part(config, tied=True)
     _refuse_unsupported(config)
     kinds = layer_kinds(config, lambda layer: bool((layer + 1) % EVERY))
     # As in transformers: the last layer sees all tokens.

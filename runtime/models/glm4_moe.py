@@ -10,14 +10,15 @@ from runtime.models.sizes import common_settings, first_layers, partly_rotated
 class Glm4Moe(Decoder):
     """The common decoder with another name of the shared experts."""
 
+    OPTIONAL = (("attention_bias", False, r"self_attn\.[qkv]_proj\.bias"),)
     SHARED = "shared_experts"
 
 
-def read(config: dict[str, Any], windows: tuple[int, ...] = ()) -> Glm4Moe:
+def read(config: dict[str, Any], windows: tuple[int, ...] = (), family: type[Glm4Moe] = Glm4Moe) -> Glm4Moe:
     """Sizes from config.json."""
     sizes = partly_rotated(common_settings({"partial_rotary_factor": 0.5} | config, partly=True))
     width = int(config["moe_intermediate_size"])
-    return Glm4Moe(
+    return family(
         **sizes,
         windows=windows,
         intermediate=width,

@@ -12,6 +12,8 @@ from runtime.models.routers import Router
 from runtime.models.sizes import common_settings, layer_kinds, windows_of
 
 MXFP4_BLOCK = 32
+YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+"""Rotary positions where config.json says nothing of them, as in transformers."""
 _STEPS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = np.array([*_STEPS, *(-step for step in _STEPS)], np.float32)
 """The values of the 16 codes of a 4-bit float (OCP Microscaling Formats)."""
@@ -24,6 +26,7 @@ class GptOss(Decoder):
     alpha: float = 1.702
     limit: float = 7.0
 
+    OPTIONAL = (("attention_bias", True, r"self_attn\.[qkvo]_proj\.bias"), ("", True, r"mlp\.router\.bias"))
     GATE = "router"
 
     def sinks(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int) -> str:
@@ -67,6 +70,8 @@ class GptOss(Decoder):
 
 def read(config: dict[str, Any]) -> GptOss:
     """Sizes from config.json."""
+    if not (config.get("rope_scaling") or config.get("rope_parameters")):
+        config = config | {"rope_parameters": YARN}
     sizes = common_settings(config, 150000.0)
     kinds = layer_kinds(config, lambda layer: layer % 2 == 0)
     return GptOss(

@@ -21,6 +21,7 @@ class Lfm2Moe(RecurrentDecoder):
     kernel: int
     corrected: bool
 
+    OPTIONAL = (("conv_bias", False, r"\.conv\.(in_proj|conv|out_proj)\.bias"),)
     MOE = DENSE = "feed_forward"
     PROJECTIONS = DENSE_PROJECTIONS = ("w1", "w3", "w2")
     FINAL_NORM = "model.embedding_norm"

@@ -13,6 +13,7 @@ from runtime.models.sizes import common_settings
 class Phimoe(Decoder):
     """The common decoder with other tensor names and norms."""
 
+    OPTIONAL = (*Decoder.OPTIONAL, ("lm_head_bias", False, r"^lm_head\.bias"))
     MOE = "block_sparse_moe"
     PROJECTIONS = ("w1", "w3", "w2")
 

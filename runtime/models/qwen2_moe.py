@@ -8,7 +8,9 @@ from runtime.models.sizes import common_settings, dense_layers, layer_kinds, win
 
 
 class Qwen2Moe(Decoder):
-    """The common decoder, unchanged."""
+    """The common decoder, with biases of queries, keys and values and a gated shared expert."""
+
+    OPTIONAL = (("qkv_bias", True, r"self_attn\.[qkv]_proj\.bias"), ("", True, r"shared_expert_gate\.weight"))
 
 
 def read(config: dict[str, Any]) -> Qwen2Moe:

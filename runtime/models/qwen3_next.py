@@ -16,7 +16,7 @@ from runtime.graphs.quantize import FLOAT32
 from runtime.models.decoder import Shapes
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution
 from runtime.models.routers import Router
-from runtime.models.sizes import common_settings, dense_layers, partly_rotated
+from runtime.models.sizes import common_settings, dense_layers, partly_rotated, text_part
 
 LAYER_TYPES = ("full_attention", "linear_attention")
 L2_EPSILON = 1e-6
@@ -36,6 +36,8 @@ class Qwen3Next(RecurrentDecoder):
     def convolved(self) -> int:
         """Total channels of queries, keys and values."""
         return 2 * self.key_heads * self.linear_key_dim + self.value_heads * self.linear_value_dim
+
+    OPTIONAL = (*RecurrentDecoder.OPTIONAL, ("", True, r"shared_expert_gate\.weight"))
 
     def states(self, layer: int) -> Shapes:
         """The last rows of the convolution's input, and a matrix per head."""
@@ -143,7 +145,7 @@ def _silu(g: GraphBuilder, value: str) -> str:
 
 def read(config: dict[str, Any]) -> Qwen3Next:
     """Sizes from config.json, or from its text part for Qwen3.5-MoE."""
-    config = {"partial_rotary_factor": 0.25, "head_dim": 256} | config.get("text_config", config)
+    config = {"partial_rotary_factor": 0.25, "head_dim": 256} | text_part(config)
     sizes = partly_rotated(common_settings(config, layer_types=LAYER_TYPES, partly=True))
     every = int(config.get("full_attention_interval") or 4)
     kinds = config.get("layer_types") or [LAYER_TYPES[bool((layer + 1) % every)] for layer in range(sizes["layers"])]

@@ -5,6 +5,7 @@ from typing import Any
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.models import qwen3_moe
 from runtime.models.decoder import ExpertWeights
+from runtime.models.sizes import text_part
 
 
 class Qwen3VlMoe(qwen3_moe.Qwen3Moe):
@@ -22,11 +23,5 @@ class Qwen3VlMoe(qwen3_moe.Qwen3Moe):
 
 def read(config: dict[str, Any]) -> qwen3_moe.Qwen3Moe:
     """Sizes of the text part from config.json."""
-    whole = "text_config" in config
-    # The head's settings are in the whole model's config.
-    used = {
-        "norm_topk_prob": True,
-        "use_sliding_window": False,
-        "tie_word_embeddings": config.get("tie_word_embeddings", not whole),
-    }
-    return qwen3_moe.read(config.get("text_config", config) | used, Qwen3VlMoe, 500000.0)
+    used = {"norm_topk_prob": True, "use_sliding_window": False}
+    return qwen3_moe.read({"tie_word_embeddings": True} | text_part(config) | used, Qwen3VlMoe, 500000.0)

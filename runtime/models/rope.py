@@ -57,8 +57,8 @@ class Rope:
 
 
 def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of config.json about rotary positions, in transformers' old or new layout."""
-    return {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    """The part of config.json about rotary positions in transformers' old layout, or in the new one where the old is absent."""
+    return dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
 
 
 def read_rope(config: dict[str, Any], dims: int, default_theta: float = 10000.0, interleaved: bool = False) -> Rope:
@@ -94,7 +94,7 @@ def _yarn(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], theta
     """YaRN's rates and scale: slow pairs are interpolated, fast ones unchanged, with a ramp between."""
     dims = 2 * len(rates)
     original = float(rope.get("original_max_position_embeddings") or config["max_position_embeddings"])
-    factor = float(rope.get("factor") or config["max_position_embeddings"] / original)
+    factor = float(rope["factor"])
     low, high = (
         dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
         for turns in (float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1))

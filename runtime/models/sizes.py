@@ -10,6 +10,16 @@ ACTIVATIONS = ("silu", "swish")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
+def text_part(config: dict[str, Any], tied: bool = False) -> dict[str, Any]:
+    """The text model's settings. Of a model with several parts, the head's flag (default `tied`) and the end tokens are those of
+    the whole, as in transformers.
+    """
+    if "text_config" not in config:
+        return config
+    whole = {"eos_token_id": config["eos_token_id"]} if "eos_token_id" in config else {}
+    return {**config["text_config"], "tie_word_embeddings": config.get("tie_word_embeddings", tied), **whole}
+
+
 def common_settings(
     config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[str, ...] = LAYER_TYPES, partly: bool = False
 ) -> dict[str, Any]:

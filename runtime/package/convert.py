@@ -24,7 +24,7 @@ from runtime.graphs.checkpoint import Checkpoint, read_config, read_json
 from runtime.graphs.quantize import BITS, HALF_MAX, Precision
 from runtime.models import Family, read_family
 from runtime.models.decoder import Precisions
-from runtime.package.coverage import check_coverage
+from runtime.package.coverage import check_coverage, with_its_head
 from runtime.package.layout import (
     EXPERTS,
     FORMAT,
@@ -50,6 +50,8 @@ COPIED = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+TEMPLATES = "additional_chat_templates"
+ADAPTER = "adapter_config.json"
 ALIGNED = 64
 ROWS_AT_ONCE = 8192
 NPU_BLOCKS = (16, 32, 64, 128)
@@ -161,6 +163,7 @@ class Conversion:
         """Write the missing parts, then the manifest."""
         finished = self._journal()
         if not finished:
+            shutil.rmtree(self.folder / TEMPLATES, ignore_errors=True)
             for stale in self.folder.iterdir():
                 stale.unlink()
         for name, units, make in self._parts():
@@ -266,11 +269,11 @@ class Conversion:
 
     def _finish(self, parts: list[PackagePart]) -> None:
         files: dict[str, Any] = {}
-        for name in COPIED:
-            if (self.model / name).exists():
-                content = (self.model / name).read_bytes()
-                (self.folder / name).write_bytes(content)
-                files[name] = file_entry(content)
+        for name in copied_files(self.model):
+            content = (self.model / name).read_bytes()
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_bytes(content)
+            files[name] = file_entry(content)
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "fingerprint": model_fingerprint(self.model),
@@ -306,11 +309,17 @@ def _expert_store() -> tuple[Store, bytearray, list[dict[str, Any]]]:
     return place, content, layout
 
 
+def copied_files(model: Path) -> list[str]:
+    """The files that a package takes over from a model folder, relative to it."""
+    templates = sorted(str(path.relative_to(model)) for path in model.glob(f"{TEMPLATES}/*.jinja"))
+    return [name for name in COPIED if (model / name).exists()] + templates
+
+
 def model_fingerprint(folder: Path) -> str:
     """A hash of what a package of this model folder depends on: the config, and name, size and time of every weight file."""
     digest = hashlib.sha256(f"moescope package {FORMAT}\n".encode())
-    for name in COPIED:
-        digest.update((folder / name).read_bytes() if (folder / name).exists() else b"")
+    for name in copied_files(folder):
+        digest.update((folder / name).read_bytes())
     for path in sorted(folder.glob("*.safetensors*")):
         state = path.stat()
         digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
@@ -327,12 +336,20 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
         read_json(settings, "copy it from the model")
     if target.exists() and not is_package(target) and not (target.is_dir() and not any(target.iterdir())):
         raise PackageError(f"{target} exists and is not a package: choose another folder")
-    check_coverage(model, family, int(config.get("num_nextn_predict_layers") or 0))
+    if (model / ADAPTER).exists():
+        problem = f"{model} has an adapter ({ADAPTER}) beside the model, which would be left out"
+        raise PackageError(f"{problem}: merge it with peft, or move its files away")
+    what = what or PackageFormat()
+    if what.backend == "qnn" and not family.PORTABLE:
+        problem = f"there are no NPU subgraphs for {config['model_type']}"
+        raise RequestError(f"{problem}: convert it with --backend cpu")
+    family = with_its_head(model, family)
+    check_coverage(model, family, config)
     working = target.parent / f".{target.name}.partial"
     try:
         working.mkdir(parents=True, exist_ok=True)
         with _conversion_lock(working):
-            Conversion(working, model, family, what or PackageFormat(), progress).run()
+            Conversion(working, model, family, what, progress).run()
             shutil.rmtree(target, ignore_errors=True)
             working.rename(target)
     except BlockingIOError:

@@ -1,13 +1,16 @@
-"""Checks before a conversion: the family reads every tensor of the checkpoint, and all of them are finite."""
+"""Checks before a conversion: config and tensors are of one model, the family reads all of them, and they are finite."""
 
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from runtime.errors import ModelError
 from runtime.graphs.builder import ExternalData
-from runtime.graphs.checkpoint import Outline
+from runtime.graphs.checkpoint import Checkpoint, Outline
 from runtime.models import Family
 
 IGNORABLE = re.compile(
@@ -17,15 +20,21 @@ IGNORABLE = re.compile(
 """Tensors that text does not need: buffers that follow from config.json, layers that predict further tokens, vision, audio."""
 
 
-def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> None:
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+ROWS_AT_ONCE = 8192
+
+
+def check_coverage(model: Path, family: Family, config: dict[str, Any]) -> None:
     """Raise ModelError for a tensor that is missing, has a wrong shape, would not be used, or contains NaN or infinity.
 
-    predicted_layers: layers after the last one that predict further tokens (DeepSeek-V3), which this runtime omits.
+    Layers after the last one that predict further tokens (DeepSeek-V3: num_nextn_predict_layers) are omitted.
     """
     outline = Outline(model)
     _read_all(outline, family)
-    further = tuple(f"model.layers.{family.layers + layer}." for layer in range(predicted_layers))
-    tied = ("lm_head.weight",) if family.tied else ()
+    _check_optional(outline, family, config.get("text_config", config))
+    predicted = int(config.get("num_nextn_predict_layers") or 0)
+    further = tuple(f"model.layers.{family.layers + layer}." for layer in range(predicted))
+    tied = (HEAD,) if family.tied else ()
     unused = [
         name
         for name in sorted(outline.names.keys() - outline.used)
@@ -37,6 +46,31 @@ def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> No
         raise ModelError(f"{problem}: this runtime does not build this variant of the architecture")
     for name in sorted(outline.used):
         outline.check_finite(name)
+
+
+def with_its_head(model: Path, family: Family) -> Family:
+    """The family, not tied if the checkpoint has a head that differs from the embedding, as in transformers; that is printed."""
+    checkpoint, shape = Checkpoint(model), (family.vocabulary, family.hidden)
+    if not (family.tied and HEAD in checkpoint and EMBEDDING in checkpoint):
+        return family
+    for first in range(0, family.vocabulary, ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        if not np.array_equal(checkpoint.tensor(HEAD, shape, rows), checkpoint.tensor(EMBEDDING, shape, rows)):
+            problem = f"config.json ties the head to the embedding, but {HEAD} of {model} differs from it"
+            print(f"moescope: {problem}: it is used, as in transformers", file=sys.stderr)
+            return replace(family, tied=False)
+    return family
+
+
+def _check_optional(outline: Outline, family: Family, config: dict[str, Any]) -> None:
+    """Raise ModelError for an optional tensor that config.json demands and the checkpoint lacks, or the reverse."""
+    for name in sorted(outline.optional_names):
+        flag, demanded = family.flag_of(name, config)
+        if demanded == (name in outline):
+            continue
+        reason = f"config.json has {flag} {str(demanded).lower()}" if flag else "its architecture says otherwise"
+        problem = f"{outline.folder} has {'no' if demanded else 'a'} tensor {name}, but {reason}"
+        raise ModelError(f"{problem}: the files are incomplete or from different models")
 
 
 def _read_all(outline: Outline, family: Family) -> None:

@@ -1,9 +1,12 @@
 """The tokenizer, the end tokens and the chat template that come with a model."""
 
+import os
+import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from runtime.errors import ModelError, RequestError
 from runtime.graphs.checkpoint import read_json
@@ -23,9 +26,26 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     read_json(path, "copy tokenizer.json into the model folder and convert again")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
         raise ModelError(f"{path} is not a tokenizer ({error}): copy it again") from None
+    _add_tokens(tokenizer, folder / "tokenizer_config.json")
+    return tokenizer
+
+
+def _add_tokens(tokenizer: Tokenizer, settings: Path) -> None:
+    """Add the tokens that tokenizer_config.json alone has, as transformers does; raises ModelError if one has another id."""
+    added = read_json(settings, "copy it from the model").get("added_tokens_decoder") if settings.exists() else None
+    try:
+        tokens = sorted(((int(number), AddedToken(**token)) for number, token in (added or {}).items()), key=itemgetter(0))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(f"{settings} has an added_tokens_decoder that cannot be read ({error}): copy it again") from None
+    for number, token in tokens:
+        if tokenizer.token_to_id(token.content) is None:
+            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+        if (found := tokenizer.token_to_id(token.content)) != number:
+            problem = f"{settings} gives {token.content!r} the id {number}, tokenizer.json {found}"
+            raise ModelError(f"{problem}: the files are from different models")
 
 
 def further_end_ids(folder: Path, vocabulary: int) -> frozenset[int]:
@@ -51,6 +71,7 @@ class ChatTemplate:
     """A model's chat template and special tokens, read and rendered by transformers."""
 
     def __init__(self, folder: Path):
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # PyTorch is absent, and a tokenizer needs none
         from transformers import PreTrainedTokenizerFast
 
         try:
@@ -58,7 +79,9 @@ class ChatTemplate:
         except Exception as error:
             raise ModelError(f"{folder} has tokenizer settings that transformers rejects ({error}): copy them again") from None
         self._tokenizer.model_max_length = UNBOUNDED
-        self._tokenizer.chat_template = self._tokenizer.chat_template or PLAIN
+        if not self._tokenizer.chat_template:
+            print("moescope: this model has no chat template: turns begin with `User:` and `Assistant:`", file=sys.stderr)
+            self._tokenizer.chat_template = PLAIN
 
     def ids(self, messages: list[Message], **options: Any) -> list[int]:
         """Token ids of a conversation up to the model's answer, like transformers' apply_chat_template.
