@@ -124,12 +124,12 @@ static INLINE void send_ggml_routes(void *ctx, struct traced *thread, u64 tensor
 	n_tokens = ne[1];
 	if (!k || !data)
 		return;
-	if (k > ROUTE_SLOTS || n_tokens > MAX_ROUTE_ROWS)
-		count_loss(KIND_ROUTE);
 	for (u32 first = 0; first < MAX_ROUTE_ROWS; first += ROWS_AT_ONCE) {
 		if (!CALL_CHECKED(send_some_routes, tensor, data, nb[1], (u64)n_tokens << 32 | k, first))
-			return;
+			break;
 	}
+	if (k > ROUTE_SLOTS || n_tokens > MAX_ROUTE_ROWS) /* behind the loop, which the verifier would else walk for each branch */
+		count_loss(KIND_ROUTE);
 }
 
 /* gate, up and down of a layer share their routing tensor, which is sent once per graph. */

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, DemoRun, begin_trace, drawn, manifest_when, trace
+from tracer.kernel.trial import recorder_output
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS
 from workloads.compiling import WITH_SITES, compile_c
 from workloads.kernel_objects import recorder_of
@@ -120,6 +121,13 @@ def test_both_buffers_see_the_same_run(demo: DemoRun, demo_perf: DemoRun) -> Non
     same = ["token_id", "layer", "expert", "n_tokens", "backend", "tier", "cache"]
     left, right = (t["experts"].sort_values(same)[same].reset_index(drop=True) for t in (one, other))
     assert left.equals(right)
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize("buffer", ["ring", "perf"])
+def test_this_kernel_accepts_every_program(buffer: str) -> None:
+    trial = recorder_output("--buffer", buffer, "--try-programs")
+    assert trial["programs"] > 100 and trial["refused"] == {}
 
 
 @pytest.mark.needs("probes")
