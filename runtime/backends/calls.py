@@ -169,9 +169,8 @@ class Tally:
 class TokenItems:
     """All items of a token, if they are the same for every token, with what is prepared once."""
 
-    def __init__(self, items: list[tuple[Item, int]]):
-        self.work, self.caches = [item.work for item, _ in items], [cache for _, cache in items]
-        self.tally = Tally([item.entry for item, _ in items])
+    def __init__(self, work: list[Any], caches: list[int], entries: list[LogEntry]):
+        self.work, self.caches, self.tally = work, caches, Tally(entries)
 
 
 class TokenRun:
@@ -199,6 +198,12 @@ class TokenRun:
         finally:
             self._waiting.clear()
             self._caches.clear()
+
+    def take_waiting(self) -> TokenItems:
+        """The items that were put, of a whole token, instead of running them."""
+        items = TokenItems(self._waiting, self._caches, self._ran)
+        self._ran, self._waiting, self._caches = [], [], []
+        return items
 
     def run_all(self, items: TokenItems) -> None:
         """Run a whole token's items; none may have been put."""

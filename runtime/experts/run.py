@@ -155,15 +155,11 @@ class Experts:
         self.cache.name(forms)
         return forms
 
-    def run_token(
-        self, token: TokenRun, common: Graph | None, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]
-    ) -> None:
-        """The shared expert, then the experts of `request_experts` on the CPU, each into its own of outputs [E].
+    def run_token(self, token: TokenRun, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
+        """The experts of `request_experts` on the CPU, each into its own of outputs [E].
 
         `row` and `outputs` are the same memory for every token. If all experts are resident, they are only appended to `token`.
         """
-        if common:
-            token.put(common.item)
         resident = self.cache.resident_sessions(forms)
         if resident is not None:
             for graph, state in resident:

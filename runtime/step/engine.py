@@ -1,58 +1,34 @@
 """The engine: forward steps over subgraphs, layer by layer, each phase on its backend."""
 
-from dataclasses import dataclass
 from itertools import takewhile
 from time import monotonic_ns
 
 import numpy as np
 
-from runtime.backends.calls import combine_experts
 from runtime.backends.cpu import CpuBackend
 from runtime.backends.graph import Backend, Graph
 from runtime.backends.kv_cache import TYPES, Scales
 from runtime.backends.operators import Operator, last_kind, made_from
-from runtime.cache_rules.batches import slice_chunks
 from runtime.cache_rules.forms import CPU, HTP
 from runtime.cache_rules.rule import LARGE_EXPERT
 from runtime.errors import RequestError
 from runtime.experts.predictor import Predictor, predictor_path
 from runtime.experts.prefetch import Prefetcher
 from runtime.experts.routing import Listener
-from runtime.experts.run import Experts, LayerWork
+from runtime.experts.run import Experts
 from runtime.experts.trial import Prefetching, Trial
 from runtime.package.layout import Package, layer_name
 from runtime.placement.costs import CostTable, Flush, FlushByCost
 from runtime.placement.options import AUTO, PLACED, Options, parse_placement
 from runtime.step.attention import Attention, PortableAttention, Sequence, make_attention, past_tier
+from runtime.step.layers import Parts
+from runtime.step.row_path import Placement, RowPath
 from runtime.step.sampling import Sampler
 from runtime.step.token_path import TokenPath
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog, Step
 from runtime.telemetry.probes import Kind, Phase
 from runtime.telemetry.profile import QNN, Timers
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where one phase runs its attention and its experts, and the maximum number of rows of one attention run.
-
-    Embedding, routers, shared experts, dense layers and head stay on the CPU.
-    """
-
-    attention: Attention
-    experts: Backend
-    rows: int
-
-    @property
-    def static(self) -> bool:
-        """Whether attention has static shapes."""
-        return isinstance(self.attention, PortableAttention)
-
-    @property
-    def label(self) -> str:
-        """The placement as a readable text."""
-        label = self.attention.backend.label
-        return label if label == self.experts.label else f"{label} (attention) and {self.experts.label} (experts)"
 
 
 class Engine:
@@ -84,7 +60,7 @@ class Engine:
         self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, background, flush)
         self._table = package.embedding()
         self._head = self._graph("head", Kind.HEAD, -1)
-        self._mixers, self._shared, self._norms = self._make_mixers()
+        self._parts = self._make_parts()
         self._tokens = self._token_path()
         self._prefetching: Prefetching | None = None
         if predictor:
@@ -169,8 +145,7 @@ class Engine:
         if self._tokens and step.phase == Phase.DECODE and n == 1:
             hidden = self._tokens.run(sequence, hidden, step.seq)
         else:
-            for layer in range(self.family.layers):
-                hidden = self._layer(layer, hidden, sequence, step)
+            hidden = RowPath(self._parts, self.placements[step.phase], sequence, step, hidden).run()
         sequence.length += n
         sequence.ids.extend(ids)
         return hidden
@@ -187,74 +162,6 @@ class Engine:
         """Stop threads."""
         self.experts.close()
 
-    def _layer(self, layer: int, hidden: np.ndarray, sequence: Sequence, step: Step) -> np.ndarray:
-        """Attention and routing chunk by chunk; experts run when a buffer is full, the others at the end; then combine."""
-        place, n = self.placements[step.phase], len(hidden)
-        if layer in self.family.dense:
-            return self._dense_layer(layer, hidden, sequence, step)
-        work = self.experts.begin(layer, n, place.experts)
-        self._notify(layer, hidden)
-        attended = np.empty_like(hidden)
-        weights = np.empty((n, self.family.top_k), np.float32)
-        for part in slice_chunks(n, place.rows, place.static):
-            attended[part] = self._attend(layer, hidden, part, sequence, step)
-            normed, chosen, weights[part] = self._route(layer, attended[part], step.seq)
-            self.experts.dispatch(work, place.experts, part.start, normed, chosen)
-        common = self._share(work, attended)
-        self.experts.finish(work, place.experts)
-        return self._combine(work, attended, weights, common)
-
-    def _dense_layer(self, layer: int, hidden: np.ndarray, sequence: Sequence, step: Step) -> np.ndarray:
-        """Attention chunk by chunk, then one MLP for all rows."""
-        place, n = self.placements[step.phase], len(hidden)
-        self._notify(layer, hidden)
-        attended = np.empty_like(hidden)
-        for part in slice_chunks(n, place.rows, place.static):
-            attended[part] = self._attend(layer, hidden, part, sequence, step)
-        with Operator(self.log, Kind.MLP, layer, n, made_from(Kind.MLP, layer)):
-            return self._mixers[layer].run({"hidden": attended}, n)[0]
-
-    def _notify(self, layer: int, hidden: np.ndarray) -> None:
-        for listener in self.listeners:
-            listener.layer_begins(layer, hidden)
-
-    def _attend(self, layer: int, hidden: np.ndarray, part: slice, sequence: Sequence, step: Step) -> np.ndarray:
-        origin = made_from(Kind.ATTENTION, layer, before=last_kind(self.family, layer - 1))
-        with Operator(self.log, Kind.ATTENTION, layer, part.stop - part.start, origin):
-            return self.placements[step.phase].attention.run(layer, hidden[part], sequence, step.position + part.start)
-
-    def _share(self, work: LayerWork, attended: np.ndarray) -> np.ndarray | None:
-        """The shared expert's output [n, H] for all rows, while routed experts may still run elsewhere."""
-        finished = self.family.FINISHED
-        graph, n = self._shared[work.layer], len(work.normed)
-        if graph is None:
-            return None
-        with Operator(self.log, Kind.MLP, work.layer, n, made_from(Kind.MLP, work.layer, shared=True, finished=finished)):
-            return graph.run({"rows": attended if finished else work.normed}, n)[0]
-
-    def _route(self, layer: int, attended: np.ndarray, seq: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        n = len(attended)
-        with Operator(self.log, Kind.ROUTER, layer, n, made_from(Kind.ROUTER, layer)):
-            normed, chosen, weights = self._mixers[layer].run({"hidden": attended}, n)
-            experts = chosen.astype(np.uint16)
-            probes.route(layer, n, self.family.top_k, experts, weights)
-        self.log.route(seq, layer, experts, weights)
-        for listener in self.listeners:
-            listener.routed(layer, attended, chosen)
-        return normed, chosen, weights
-
-    def _combine(self, work: LayerWork, attended: np.ndarray, weights: np.ndarray, common: np.ndarray | None) -> np.ndarray:
-        """The layer's result, which does not depend on the order in which experts finish."""
-        layer, n, norms = work.layer, len(attended), self._norms[work.layer]
-        used = tuple(sorted(work.used))
-        origin = made_from(Kind.COMBINE, layer, used=used, shared=common is not None, finished=norms is not None)
-        with Operator(self.log, Kind.COMBINE, layer, n, origin):
-            if norms is None or common is None:
-                return combine_experts(weights, work.outputs, common, self.family.residual_multiplier, attended)
-            routed = combine_experts(weights, work.outputs, None, 1.0, np.zeros_like(attended))
-        with Operator(self.log, Kind.NORM, layer, n, made_from(Kind.NORM, layer)):
-            return norms.run({"hidden": attended, "common": common, "routed": routed}, n)[0]
-
     def _placement(self, names: dict[str, str], rows: int) -> Placement:
         attention, experts = (self.backends[HTP if names[kind] == "htp" else CPU] for kind in PLACED)
         # Graphs with dynamic shapes serve both phases.
@@ -266,24 +173,22 @@ class Engine:
     def _graph(self, name: str, kind: Kind, layer: int) -> Graph:
         return Graph(self.backends[CPU].session(name, {}), self.log, kind, layer, -1, CPU, 0)
 
-    def _make_mixers(self) -> tuple[list[Graph], list[Graph | None], list[Graph | None]]:
-        """Per layer: the graph of the router or dense MLP, of the shared expert, and of the layer's end, if any."""
+    def _make_parts(self) -> Parts:
         kinds = {"mlp": Kind.MLP, "router": Kind.ROUTER, "shared": Kind.MLP, "norm": Kind.NORM}
-        mixers, shared, norms = [], [], []
-        for layer in range(self.family.layers):
-            graphs = {name: self._graph(layer_name(name, layer), kinds[name], layer) for name in self.family.subgraphs(layer)}
-            mixers.append(graphs.get("mlp") or graphs["router"])
-            shared.append(graphs.get("shared"))
-            norms.append(graphs.get("norm"))
-        return mixers, shared, norms
+        graphs = [
+            {name: self._graph(layer_name(name, layer), kinds[name], layer) for name in self.family.subgraphs(layer)}
+            for layer in range(self.family.layers)
+        ]
+        mixers = [layer.get("mlp") or layer["router"] for layer in graphs]
+        shared, norms = ([layer.get(name) for layer in graphs] for name in ("shared", "norm"))
+        return Parts(self.family, self.log, self.experts, self.listeners, mixers, shared, norms)
 
     def _token_path(self) -> TokenPath | None:
         """The fast path for one token; None unless all of it runs on the CPU."""
         place = self.placements[Phase.DECODE]
         if isinstance(place.attention, PortableAttention) or place.experts.id != CPU:
             return None
-        parts = self._mixers, self._shared, self._norms, self.listeners
-        return TokenPath(self.family, self.log, self.experts, place.attention, *parts)
+        return TokenPath(self._parts, place.attention)
 
 
 def no_prefetch(package: Package, options: Options) -> str:
