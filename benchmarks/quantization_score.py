@@ -56,7 +56,7 @@ def main() -> None:
         for phase, values in zip(("prefill", "decode"), seconds, strict=True):
             report.add(f"{phase}, {name}", "ms/token", extremes(values * 1e3), labels=own)
     middle = np.median(seen, axis=1)
-    original, quantized = (from_perplexity(row[0], {"prefill": row[1], "decode": row[2]}) for row in middle)
+    original, quantized = (from_perplexity(row[0], {"prefill": 1e3 * row[1], "decode": 1e3 * row[2]}) for row in middle)
     for name, value in harmonic_score(quantized, original).items():
         report.add("harmonic quantization score" if name == "score" else f"its part {name}", "", single(value, args.rounds))
     report.finish()

@@ -2,7 +2,8 @@
 /*
  * ONNX Runtime: the calls of its public C API, whose functions a program gets only by tables: OrtGetApiBase() returns a table
  * with GetApi, which returns the table of all other functions. Each table is sent when a program gets it.
- * Signatures are those of the public onnxruntime_c_api.h.
+ * Signatures are those of the public onnxruntime_c_api.h. The Python module has no such table: its calls go to the C++ function
+ * that is behind all ways to run a model.
  */
 
 #define CALL_ORT_GET_API 230
@@ -10,6 +11,7 @@
 #define CALL_ORT_RUN 232
 #define CALL_ORT_RUN_ASYNC 233
 #define CALL_ORT_RELEASE 234
+#define CALL_ORT_SESSION_RUN 235
 
 #define ORT_API_PARTS 11 /* 264 slots: up to RunAsync and beyond */
 
@@ -213,4 +215,35 @@ UPROBE(ort_release_session_begin)
 UPROBE(ort_release_session_end)
 {
 	return session_end(ctx, CALL_ORT_RELEASE, 0);
+}
+
+/*
+ * Status InferenceSession::Run(options, names, ...), a member: the object is its first argument on arm64, and the second on
+ * x86-64, after the address of the result, which arm64 passes in a register of its own.
+ */
+UPROBE(ort_session_run_begin)
+{
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+	u64 session = ARG1(ctx), status = REG(ctx, unused, 8);
+#else
+	u64 session = ARG2(ctx), status = ARG1(ctx);
+#endif
+
+	keep_args(CALL_ORT_SESSION_RUN, session, status, 0, 0);
+	return graph_begin(ctx, ENGINE_ONNXRUNTIME, session, ORT_RUN, BACKEND_UNKNOWN, 0);
+}
+
+/* A Status is one pointer: null: good; otherwise to {category, error code, ...}. */
+UPROBE(ort_session_run_end)
+{
+	struct { u32 category, code; } state = {0};
+	struct call_args args;
+	u64 pointer = 0;
+
+	if (!take_args(CALL_ORT_SESSION_RUN, &args))
+		return 0;
+	if (bpf_probe_read_user(&pointer, sizeof(pointer), (void *)args.arg[1]) ||
+	    (pointer && bpf_probe_read_user(&state, sizeof(state), (void *)pointer)))
+		state.code = ~0U;
+	return graph_end(ctx, ENGINE_ONNXRUNTIME, args.arg[0], (s32)state.code);
 }

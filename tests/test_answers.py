@@ -32,6 +32,13 @@ READERS = (
     "compare BEFORE",
 )
 """What reads a recording; SQL and BEFORE stand for a statement and another recording."""
+OF_RECORDINGS = {"history", "simulate", "predict quantization", "predict fidelity"}
+"""What reads recordings in other ways, below."""
+WITHOUT_RECORDING = {
+    *("probes", "doctor", "import", "inspect", "predict", "predict kernels", "predict device", "predict ceilings"),
+    *("generate", "bench", "tune", "bench perplexity", "bench prompts", "tune predictor"),
+}
+"""What answers without one; those that run on the NPU are labelled by the backend itself."""
 WITHOUT_JSON = {"run", "attach", "plan", "query perfetto", "open", "top", "compare --", "chat", "convert", "convert demo", "help"}
 """Verbs that do something instead of answering."""
 
@@ -67,6 +74,36 @@ def test_every_answer_about_a_recording_says_if_the_emulator_took_part(
         assert json.loads(capsys.readouterr().out)["emulator"] == label, words
     assert main(["predict", "device", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["emulator"] is None
+
+
+def test_every_form_that_reads_recordings_is_asked_for_its_label() -> None:
+    asked = {max((form for form in FORMS if f"{line} ".startswith(f"{form} ")), key=len) for line in READERS}
+    assert asked | OF_RECORDINGS | WITHOUT_RECORDING == {form for form in FORMS if names_of(form)}
+
+
+@pytest.mark.parametrize("emulator", [True, False])
+def test_a_stored_history_says_if_the_emulator_took_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], emulator: bool
+) -> None:
+    runs = [tmp_path / f"device=d/build=b{number}/run" for number in range(2)]
+    for run in runs:
+        runtime(4).write(run, qnn={"backend": 6, "api": "2.30", "emulator": emulator})
+    stored, pattern, label = str(tmp_path / "stored"), f"{tmp_path}/device=*/build=*/*", EMULATOR if emulator else None
+    for words in (["history", stored, "--build", "b", "--add", *map(str, runs)], ["history", stored], ["history", pattern]):
+        assert main([*words, "--json"]) in (0, 1)
+        assert json.loads(capsys.readouterr().out)["emulator"] == label, words
+        assert main(words) in (0, 1)
+        assert capsys.readouterr().out.count(EMULATOR) == emulator, words
+
+
+def test_other_readers_of_recordings_are_labelled_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, other = map(str, recorded(tmp_path, qnn={"backend": 6, "api": "2.30", "emulator": True}))
+    truth = tmp_path / "truth.json"
+    truth.write_text('{"phases": {"decode": 1.0}}')
+    quantization, fidelity = ["quantization", run, other, "--perplexity", "8", "9"], ["fidelity", run, "--truth", str(truth)]
+    for words in (["simulate", run], ["predict", *quantization], ["predict", *fidelity]):
+        assert main([*words, "--json"]) in (0, 1), capsys.readouterr().err
+        assert json.loads(capsys.readouterr().out)["emulator"] == EMULATOR, words
 
 
 def test_the_label_does_not_outlive_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,9 @@ def test_a_recording_is_replayed_step_by_step() -> None:
     rows, learner = replay_steps(tables)
     decode = tables["tokens"][tables["tokens"]["phase"] == "decode"]
     assert len(rows) == learner.steps == len(decode)
-    assert rows["seconds"].sum() == pytest.approx(decode["duration_ns"].sum() / 1e9)
+    assert rows["ms"].sum() == pytest.approx(decode["duration_ns"].sum() / 1e6)
+    relative = (rows["predicted_ms"] / rows["ms"] - 1).abs()[3:]
+    assert relative.median() == pytest.approx(learner.error()["median"])
 
 
 def test_the_score_is_the_harmonic_mean_of_what_was_kept_and_gained() -> None:

@@ -1,7 +1,9 @@
-"""ONNX Runtime's C API and Genie are traced as the program itself counts: by the tables it is handed, and by exported symbols."""
+"""ONNX Runtime and Genie are traced as the program itself counts: by tables it is handed, exported symbols, and found code."""
 
 import importlib.util
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, trace
+from tests.conftest import ROOT, made_once, old_package, trace
+from tracer.engines import choose_engines
+from tracer.probes.planner import Planner
 
 RUNS = 12
 
@@ -90,6 +94,68 @@ def test_slots_that_the_programs_version_lacks_are_left_alone(tmp_path: Path, mo
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     slots = {row["symbol"] for row in manifest["probes"] if row["symbol"].startswith("OrtApi[")}
     assert slots == {"OrtApi[7]", "OrtApi[8]", "OrtApi[9]", "OrtApi[95]"}
+
+
+MODULE = package_file("onnxruntime", "capi/onnxruntime_pybind11_state*.so")
+PYTHON_RELEASES = ("onnxruntime==1.20.1", "onnxruntime==1.24.4", "onnxruntime==1.28.0", "onnxruntime==1.31.1")
+
+
+def runs_from_python_hold(folder: Path, model: Path, packages: list[Path]) -> None:
+    """Every run that a program made through the Python package is a row within the caller's times, of its thread and status."""
+    program = str(ROOT / "workloads" / "programs" / "ort_python.py")
+    path = [f"PYTHONPATH={packages[0]}"] if packages else []
+    command = ["env", *path, sys.executable, program, str(model), str(RUNS)]
+    done = trace("run", "--no-views", "--levels", "graph", "-o", str(folder / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])["ran"]
+    graphs = tables_module.load_tables(folder / "run")["graphs"]
+    assert len(told) == 6 * RUNS == len(graphs) and set(graphs["engine"]) == {"onnxruntime"}
+    assert set(graphs["kind"]) == {"run"} and graphs["complete"].all()
+    own = [row for row in told if row["way"] != "async"]
+    pools = ~graphs["tid"].isin({row["tid"] for row in own})
+    assert pools.sum() == RUNS and not graphs.loc[pools, "status"].any()
+    for tid in {row["tid"] for row in own}:
+        called = pd.DataFrame([row for row in own if row["tid"] == tid])
+        seen = graphs[graphs["tid"] == tid].sort_values("begin_ns", ignore_index=True)
+        assert seen["status"].tolist() == called["status"].tolist()
+        assert (seen["begin_ns"] >= called["begin"]).all() and (seen["end_ns"] <= called["end"]).all()
+
+
+@pytest.mark.skipif(MODULE is None, reason="onnxruntime has no module for Python")
+@pytest.mark.needs("probes")
+def test_every_run_from_python_is_recorded_with_its_status_on_its_thread(tmp_path: Path, model: Path) -> None:
+    runs_from_python_hold(tmp_path, model, [])
+
+
+@pytest.mark.long
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize("release", PYTHON_RELEASES)
+def test_other_releases_for_python_are_recorded_as_exactly(tmp_path: Path, model: Path, release: str) -> None:
+    package = made_once(release, old_package(release))
+    if not (package / "onnxruntime").exists():
+        pytest.skip(f"pip finds no {release}")
+    runs_from_python_hold(tmp_path, model, [package])
+
+
+@pytest.mark.skipif(MODULE is None, reason="onnxruntime has no module for Python")
+def test_runs_from_python_are_left_to_the_probes_of_our_own_runtime() -> None:
+    own = next((ROOT / "runtime" / "telemetry").glob("_probes*.so"))
+    planner = Planner(choose_engines(["auto"]), {"graph"}, fast_nop=lambda: True)
+    planner.rows += planner.file(str(MODULE)).rows
+    assert [row.program for row in planner.rows] == ["ort_session_run_begin", "ort_session_run_end"]
+    assert planner.displaced() == []
+    planner.rows += planner.file(str(own)).rows
+    assert {row.program for row in planner.displaced()} == {"ort_session_run_begin", "ort_session_run_end"}
+    assert planner.displaced() == [] and planner.file(str(MODULE)).rows == []
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_module_for_python_of_an_unknown_build_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "onnxruntime_pybind11_state.cpython.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=b"int f(int x) { return x; }", check=True)
+    planner = Planner(choose_engines(["onnxruntime"]), {"graph"}, fast_nop=lambda: True)
+    assert planner.file(str(path)).rows == [] and len(planner.warnings) == 1
+    assert planner.warnings[0].startswith(f"{path} is stripped") and "no ort_session_run_begin" in planner.warnings[0]
 
 
 CALLS = """

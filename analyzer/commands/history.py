@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     frame, failures = results_from(args)
     builds, changed, reason = build_medians(frame), build_changes(frame), unjudged_text(frame)
-    newest = frame.groupby("device").apply(lambda rows: rows.loc[rows["recorded"].idxmax(), "build"], include_groups=False)
+    newest = frame.sort_values("recorded", na_position="first").groupby("device")["build"].last()
     worse = [row for row in changed.to_dict("records") if is_worse(row) and row["build"] == newest[row["device"]]]
     if not print_if_json(args, {"builds": builds, "changes": changed, "unjudged": reason}):
         print_history(builds, changed, reason)

@@ -55,8 +55,9 @@ def run(args: argparse.Namespace) -> int:
 def heading_line(facts: Facts) -> list[Line]:
     """The backend, and the numbers of executions and events."""
     levels = ", ".join(f"{count} {name}" for name, count in facts["levels"].items())
+    failed = f", {facts['failed']:,} failed" if facts["failed"] else ""
     loose = f"{facts['events']:,} events, {facts['unjoined_events']} unjoined"
-    counts = f" {facts['executes']:,} executes (profile: {levels or 'none'}); {loose}"
+    counts = f" {facts['executes']:,} executes{failed} (profile: {levels or 'none'}); {loose}"
     return [words((facts["backend"] or "QNN", "bold"), counts)]
 
 

@@ -37,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the figures of each recording, then the score and its parts."""
-    speeds = [seconds_per_token(folder) for folder in (args.original, args.quantized)]
+    speeds = [ms_per_token(folder) for folder in (args.original, args.quantized)]
     if args.perplexity:
         original, quantized = (from_perplexity(p, speed) for p, speed in zip(args.perplexity, speeds, strict=True))
     else:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if print_if_json(args, {"original": vars(original), "quantized": vars(quantized), **score}):
         return 0
     rows = [
-        {"run": name, "accuracy": p.accuracy, **{f"{phase} ms/token": p.seconds_per_token[phase] * 1e3 for phase in PHASES}}
+        {"run": name, "accuracy": p.accuracy, **{f"{phase} ms/token": p.ms_per_token[phase] for phase in PHASES}}
         for name, p in (("original", original), ("quantized", quantized))
     ]
     print_table(
@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def seconds_per_token(folder: Path) -> dict[str, float]:
-    """Phase → seconds per token of a recording, from the speeds in `summary`."""
+def ms_per_token(folder: Path) -> dict[str, float]:
+    """Phase → ms per token of a recording, from the speeds in `summary`."""
     figures = token_summary(load_tables(folder))
     speeds = {phase: figures.get(f"{phase}_tokens_per_s") for phase in PHASES}
     if missing := [phase for phase, speed in speeds.items() if not speed]:
         raise PredictError(f"{folder} shows no speed of {' and '.join(missing)}: record a prompt and some decoded tokens")
-    return {phase: 1 / float(speed) for phase, speed in speeds.items() if speed}
+    return {phase: 1e3 / float(speed) for phase, speed in speeds.items() if speed}

@@ -25,11 +25,11 @@ def signed_text(ms: float) -> str:
 def run(args: argparse.Namespace) -> int:
     """Print the coefficients and the error."""
     rows, learner = replay_steps(load_tables(args.run_dir))
-    error, fit = learner.error(), [float(value) for value in learner.coefficients]
-    names = ("seconds", "seconds_per_1000_tokens", "seconds_per_miss")
+    error, fit = learner.error(), [1e3 * float(value) for value in learner.coefficients]
+    names = ("ms", "ms_per_1000_tokens", "ms_per_miss")
     if print_if_json(args, {"coefficients": dict(zip(names, fit, strict=True)), "error": error, "steps": rows}):
         return 0
-    text = f"{fit[0] * 1e3:.3f} ms {signed_text(fit[1] * 1e3)} ms per 1000 tokens {signed_text(fit[2] * 1e3)} ms per miss"
+    text = f"{fit[0]:.3f} ms {signed_text(fit[1])} ms per 1000 tokens {signed_text(fit[2])} ms per miss"
     print(f"a decode step: {text}")
     if error["steps"]:
         sizes = f"median {error['median']:.1%}, p90 {error['p90']:.1%}, bias {error['bias']:+.1%}"

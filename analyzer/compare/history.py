@@ -24,10 +24,11 @@ from analyzer.compare.statistics import SUCCESSIVE, runs_for_p, smallest_p
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
 from analyzer.questions.changepoints import LEAST_SERIES, level_shifts
 from analyzer.tables.recording_folders import open_folder
+from moescope.answers import note_emulator
 
-RUN = {"key": "string", "run": "string", "recorded": "float64"}
+RUN = {"key": "string", "run": "string", "npu": "string", "recorded": "float64"}
 PARTITION = ("build", "device")
-COLUMNS = ("key", "build", "recorded", "run", "value")
+COLUMNS = ("key", "build", "recorded", "run", "npu", "value")
 CHANGES = ["device", "key", "metric", "before", "build", "ratio", "better", "runs"]
 
 
@@ -39,7 +40,7 @@ def add_runs(url: str, results: list[Result], build: str, device: str = "", reco
         of, about = build or result.build, result.environment
         name = device or result.device or about.get("cpu_model") or about.get("arch") or "unknown"
         recorded_s = (time.time() if recorded is None else recorded) + number * 1e-3
-        frame = result.metrics.reset_index().assign(run=result.name, recorded=recorded_s)
+        frame = result.metrics.reset_index().assign(run=result.name, npu=npu_of(result), recorded=recorded_s)
         table = pyarrow.Table.from_pandas(frame, schema=_run_schema(), preserve_index=False)
         values = repr(sorted(zip(frame["key"], frame["value"], strict=True)))
         digest = hashlib.sha256(f"{result.name}{values}".encode()).hexdigest()[:16]
@@ -52,6 +53,11 @@ def add_runs(url: str, results: list[Result], build: str, device: str = "", reco
             parquet.write_table(table, path, filesystem=filesystem)
             written.append(path)
     return written
+
+
+def npu_of(result: Result) -> str:
+    """The NPU of a run, or its emulator; "" if it used none."""
+    return str(result.environment.get("NPU") or "")
 
 
 def _run_schema() -> pyarrow.Schema:
@@ -69,7 +75,8 @@ def read_runs(url: str, family: str, device: str = "") -> pd.DataFrame:
     if not filesystem.exists(root):
         raise CompareError(f"{url} does not exist; add runs with --add")
     parts = dataset.partitioning(pyarrow.schema([(name, pyarrow.string()) for name in PARTITION]), flavor="hive")
-    files = dataset.dataset(root, filesystem=filesystem, partitioning=parts, format="parquet")
+    schema = pyarrow.unify_schemas([_run_schema(), parts.schema])  # files of older versions lack the NPU
+    files = dataset.dataset(root, schema, filesystem=filesystem, partitioning=parts, format="parquet")
     columns = [*COLUMNS, "device", *(c.name for c in METRICS if c.name not in COLUMNS)]
     selected = ", ".join(f'"{name}"' for name in columns)
     with duckdb.connect() as database:
@@ -84,7 +91,9 @@ def read_runs(url: str, family: str, device: str = "") -> pd.DataFrame:
 def of_results(results: list[Result], family: str, device: str = "") -> pd.DataFrame:
     """The same from results in memory with build and device from their paths."""
     parts = [
-        result.metrics.reset_index().assign(build=result.build, device=result.device, run=result.name, recorded=result.began)
+        result.metrics.reset_index().assign(
+            build=result.build, device=result.device, run=result.name, npu=npu_of(result), recorded=result.began
+        )
         for result in results
         if device in ("", result.device)
     ]
@@ -93,9 +102,10 @@ def of_results(results: list[Result], family: str, device: str = "") -> pd.DataF
 
 
 def in_time(frame: pd.DataFrame, where: str, family: str) -> pd.DataFrame:
-    """Rows in time order; raises CompareError if there are none."""
+    """Rows in time order, labelled if the emulator made some; raises CompareError if there are none."""
     if not len(frame):
         raise CompareError(f"{where} holds a metric of the family {family!r}")
+    note_emulator(frame["npu"].str.contains("emulator", na=False).any())
     return frame.sort_values(["device", "key", "recorded"], kind="stable").reset_index(drop=True)
 
 

@@ -77,7 +77,7 @@ def predict_step(model: Model, device: Device, setup: Setup) -> Prediction:
     if model.mixture:
         sent, received = (links.all_to_all(n, device, model.mixture, setup, rows, model.hidden) for n in links.NUMBER_BYTES)
     seconds, formula = _step_seconds(model, device, setup, parts, sent, received)
-    seconds += reduced.seconds * model.layers * setup.turns + device.step_overhead_s.get(setup.phase, 0.0)
+    seconds += reduced.seconds * model.layers * setup.turns + device.step_overhead_ms.get(setup.phase, 0.0) / 1e3
     weights = weight_bytes(model, setup)
     cache = kv_bytes(model, setup)
     return Prediction(

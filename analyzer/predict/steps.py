@@ -9,7 +9,7 @@ from analyzer.records.schema import Tables
 
 
 def replay_steps(tables: Tables) -> tuple[pd.DataFrame, StepLatency]:
-    """(one row per complete decode step: context, missed, seconds, predicted; the predictor afterwards)."""
+    """(one row per complete decode step: context, missed, ms, predicted_ms; the predictor, whose unit is seconds, afterwards)."""
     tokens = tables["tokens"]
     decode = tokens[(tokens["phase"] == "decode") & tokens["complete"]].sort_values("begin_ns")
     if len(decode) == 0:
@@ -21,9 +21,9 @@ def replay_steps(tables: Tables) -> tuple[pd.DataFrame, StepLatency]:
             "token_id": decode["token_id"].to_numpy(),
             "context": decode["position"].to_numpy() + 1,
             "missed": counted,
-            "seconds": decode["duration_ns"].to_numpy() / 1e9,
+            "ms": decode["duration_ns"].to_numpy() / 1e6,
         }
     )
     learner = StepLatency()
-    predictions = [learner.update(r.context, r.missed, r.seconds) for r in rows.itertuples()]
-    return rows.assign(predicted=predictions), learner
+    predictions = [1e3 * learner.update(r.context, r.missed, r.ms / 1e3) for r in rows.itertuples()]
+    return rows.assign(predicted_ms=predictions), learner

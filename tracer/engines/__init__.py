@@ -12,7 +12,7 @@ from tracer.errors import EngineError
 LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched", "io")
 NEEDS = {"operator": "graph", "expert": "graph"}
 """Level → the level that it requires for its names or its records: a graph's contents are recorded at its begin."""
-ANCHORS = ("strings", "calls", "jumps")
+ANCHORS = ("strings", "calls", "jumps", "file")
 PROBE_POSITIONS = ("entry", "return", "tail")
 EXAMPLES: dict[Any, str] = {
     str: 'a text, "..."',
@@ -49,6 +49,7 @@ class Probe:
     once: bool = False  # not used if the program is already attached in another library of the folder: they call each other
     late: bool = False  # attached, and its BPF program loaded, only once a late engine's library is opened
     spared_by: tuple[str, ...] = ()  # unused while all these are attached, in the same files, unless another caller appears
+    unless_engine: str = ""  # not used in a program that also has files of this engine, whose own probes tell the same
     anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/probes/anchors.py)
 
     def wanted(self, levels: set[str]) -> bool:

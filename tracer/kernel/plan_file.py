@@ -82,6 +82,9 @@ def compose_plan(
             planner.rows += plan.rows
             seen[real] = file_entry(planner, place, plan, loops)
     files = list(seen.values())
+    gone = {(row.program, place.shown(row.library)) for row in planner.displaced()}
+    for file in files:
+        file["rows"] = [row for row in file["rows"] if (row["program"], file["path"]) not in gone]
     leave_unneeded(planner, files)
     return {**common_entries(planner, place, files, {name for file in files for name in file["engines"]}), "files": files}
 

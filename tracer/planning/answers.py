@@ -101,6 +101,7 @@ class Answers:
             "rows": [self._row(row) for row in rows],
             "at_run_time": later,
             "programs": self._bring(programs),
+            "retire": [{"program": row.program, "library": self.place.shown(row.library)} for row in self.planner.displaced()],
             "manifest": {"functions": self.planner.named.found} if self.planner.named.found else {},
         }
         return {key: value for key, value in order.items() if value}

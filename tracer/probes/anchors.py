@@ -1,12 +1,12 @@
 """Finds functions of a stripped program by what their code refers to: a text in its data, or an imported function.
 
 The starts of functions come from .eh_frame_hdr, which `strip` keeps because unwinding needs it. References are found by
-evaluating all 32-bit displacements of the code at once.
+evaluating the 32-bit displacements of all calls, jumps and address loads of the code at once.
 """
 
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from tracer.probes.elf_headers import PT_LOAD, RELOCATION, SYMBOL, SYMBOL_TABLES
 from tracer.probes.reach import opening_path
 from tracer.recording.user_files import open_regular
 
-CHUNK = 1 << 24
 PT_GNU_EH_FRAME, SHT_RELA = 0x6474E550, 4
 EXECUTABLE = 1  # PF_X
 MOST_LOADED = 1 << 30  # bytes of a program that is searched
@@ -26,13 +25,23 @@ STUB_STARTS = (0, 1, 4, 5)  # bytes before a stub's jump: none, a prefix, endbr6
 ARM64_WINDOW = 8  # instructions after adrp in which the one that adds the low bits is looked for
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Code:
     """One executable segment."""
 
     address: int
     offset: int
     data: np.ndarray
+
+    @cached_property
+    def x86_displacements(self) -> tuple[np.ndarray, np.ndarray]:
+        """(place, target), from the segment's begin, of the 32-bit displacement behind each opcode of a call, jump or lea."""
+        before, last = self.data[:-5], self.data[1:-4]
+        hits = (last & 0xFE == 0xE8) | (before == 0x0F) & (last & 0xF0 == 0x80)
+        hits |= (before == 0x8D) & (last & 0xC7 == 0x05) | (before == 0xFF) & ((last == 0x15) | (last == 0x25))
+        places = np.flatnonzero(hits) + 2
+        words: np.ndarray = np.ndarray((max(len(self.data) - 3, 0),), "<i4", self.data, strides=(1,))
+        return places, places + 4 + words[places]
 
 
 class Image:
@@ -51,6 +60,7 @@ class Image:
             tables = headers.segments[headers.segments["type"] == PT_GNU_EH_FRAME][["vaddr", "offset"]].tolist()
             self.starts = self._starts(*tables[0]) if tables else np.empty(0, np.int64)
             self.slots = import_slots(headers)
+        self.found: dict[str, int | None] = {}  # file offset of the function that an anchor, in words, describes
 
     def _starts(self, address: int, offset: int) -> np.ndarray:
         if bytes(self.raw[offset : offset + 4]) != PCREL_TABLE:
@@ -106,20 +116,13 @@ def import_slots(headers: Headers) -> dict[str, int]:
 
 
 def x86_references(image: Image, low: int, high: int) -> list[tuple[int, int, int]]:
-    """(address of a 32-bit displacement, the two bytes before it) wherever code refers to low .. high by a relative address."""
+    """(address of a 32-bit displacement, the two bytes before it) where code calls, jumps to or takes an address of low .. high."""
     references = []
     for code in image.codes:
-        for begin in range(0, len(code.data), CHUNK):
-            piece = code.data[begin : begin + CHUNK + 3]
-            for shift in range(4):
-                words = piece[shift : shift + (len(piece) - shift) // 4 * 4].view("<i4").astype(np.int64)
-                sources = np.arange(len(words), dtype=np.int64) * 4 + (code.address + begin + shift)
-                target = sources + 4 + words
-                for address in sources[(target >= low) & (target < high)].tolist():
-                    i = address - code.address
-                    if i >= 2:
-                        references.append((address, int(code.data[i - 2]), int(code.data[i - 1])))
-    return sorted(set(references))
+        places, targets = code.x86_displacements
+        for i in places[(targets >= low - code.address) & (targets < high - code.address)].tolist():
+            references.append((code.address + i, int(code.data[i - 2]), int(code.data[i - 1])))
+    return references
 
 
 def x86_loads(image: Image, target: int) -> list[int]:
@@ -257,9 +260,11 @@ def image_of(path: str) -> Image:
 
 def find_offset(path: str, anchor: dict[str, Any]) -> int | None:
     """The file offset of the only function that an anchor describes; None if there is none or more than one."""
-    image = image_of(path)
-    functions = matching_functions(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
-    return image.file_offset(functions.pop()) if len(functions) == 1 else None
+    image, key = image_of(path), describe_anchor(anchor)
+    if key not in image.found:
+        functions = matching_functions(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
+        image.found[key] = image.file_offset(functions.pop()) if len(functions) == 1 else None
+    return image.found[key]
 
 
 def find_import_stub(path: str, function: str) -> int | None:

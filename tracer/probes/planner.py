@@ -34,8 +34,10 @@ def cheapest_sites(sites: list[Site]) -> list[Site]:
     return [(offset, name, replace(place, why=why))]
 
 
-def needs_anchors(engine: Engine, binary: Binary) -> bool:
+def needs_anchors(engine: Engine, probe: Probe, binary: Binary) -> bool:
     """Whether a file contains an engine's code but none of its function names, not even as an import."""
+    if "file" in probe.anchor:
+        return os.path.basename(binary.path).startswith(probe.anchor["file"]) and not any(map(binary.find, probe.symbols))
     names = tuple(name for probe in engine.probes for name in (*probe.symbols, *probe.otherwise))
     return bool(engine.marker) and not mentions_any(binary, names) and file_contains(binary.path, engine.marker.encode())
 
@@ -120,7 +122,7 @@ class Planner:
         plan.build_id = binary.build_id
         before = len(plan.rows)
         for probe in engine.probes:
-            if not probe.wanted(self.levels) or probe.slot >= 0 or probe.learnt:
+            if not probe.wanted(self.levels) or probe.slot >= 0 or probe.learnt or self._is_displaced(probe):
                 continue
             with self.reported():
                 sites = islice(self._sites(engine, probe, binary), None if self._is_everywhere(probe) else 1)
@@ -140,8 +142,19 @@ class Planner:
             yield from cheapest_sites(self._symbol_sites(engine, probe, binary, probe.symbols))
             for name in probe.otherwise:
                 yield from self._symbol_sites(engine, probe, binary, (name,))
-            if probe.anchor and engine.inspects(binary.path) and needs_anchors(engine, binary):
+            if probe.anchor and engine.inspects(binary.path) and needs_anchors(engine, probe, binary):
                 yield from self._anchored_sites(engine, probe, binary)
+
+    def _is_displaced(self, probe: Probe) -> bool:
+        return bool(probe.unless_engine) and any(row.engine == probe.unless_engine for row in self.rows)
+
+    def displaced(self) -> list[Row]:
+        """The standing rows whose probes another engine's have made superfluous; they count as removed from now on."""
+        probes = {(engine.name, probe.program) for engine in self.engines for probe in engine.probes if self._is_displaced(probe)}
+        rows = [row for row in self.rows if (row.engine, row.program) in probes and not row.retired_ns]
+        for row in rows:
+            row.retired_ns = 1
+        return rows
 
     def _usdt_sites(self, probe: Probe, binary: Binary) -> Iterator[Site]:
         offset = binary.usdt.get(probe.usdt)
@@ -153,7 +166,8 @@ class Planner:
     def _anchored_sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
         said, offset = anchors.describe_anchor(probe.anchor), anchors.find_offset(binary.path, probe.anchor)
         if offset is None:
-            self.warnings.append(f"{binary.path} is stripped, and none of its functions {said}: no {probe.program}")
+            if probe.at == "entry":  # one warning for both ends
+                self.warnings.append(f"{binary.path} is stripped, and none of its functions {said}: no {probe.program}")
             return
         _, name, place = self._symbol_site(engine, probe, binary, Symbol(probe.symbols[0], offset))
         yield offset, name, replace(place, why=f"{place.why}; stripped: found as the function that {said}")

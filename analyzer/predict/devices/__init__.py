@@ -24,7 +24,7 @@ class Device:
     """One device. Bandwidths are bytes per second in one direction; `efficiency` is the achieved share of memory bandwidth.
 
     `tables`: folder name of measured MFU tables, "" for none. `overlap_share`: share of a compute unit left for computation while
-    it also communicates. `step_overhead_s`: time that a scheduler adds to a step, by phase.
+    it also communicates. `step_overhead_ms`: time that a scheduler adds to a step, by phase.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Device:
     network: float = 0.0
     storage: float = 0.0
     overlap_share: float = 1.0
-    step_overhead_s: dict[str, float] = field(default_factory=dict)
+    step_overhead_ms: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     estimates: tuple[str, ...] = ()
 
@@ -76,7 +76,7 @@ def parse_device(values: dict[str, Any], path: Path) -> Device:
             network=link.get("network_gigabytes_per_s", 0.0) * 1e9 * link.get("efficiency", 1.0),
             storage=values.get("storage", {}).get("gigabytes_per_s", 0.0) * 1e9,
             overlap_share=link.get("overlap_share", 1.0),
-            step_overhead_s={phase: ms / 1e3 for phase, ms in values.get("step_overhead_ms", {}).items()},
+            step_overhead_ms=dict(values.get("step_overhead_ms", {})),
             sources=values.get("sources", {}),
             estimates=tuple(values.get("estimates", ())),
         )
