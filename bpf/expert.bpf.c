@@ -48,35 +48,37 @@ UPROBE(moescope_load_begin)
 	r->bytes = ARG3(ctx);
 	r->reason = ARG4(ctx);
 	r->backend = ARG5(ctx);
-	r->pad = 0;
+	r->matrix = 0;
+	r->address = 0;
 	submit(ctx, r);
 	return 0;
 }
 
-/* moescope:load__end and moescope:evict (layer, expert, bytes, resident bytes): records with the same layout */
-static INLINE int cache_change(void *ctx, u16 kind, u32 layer, u32 expert, u64 bytes, u64 resident)
+/* The end of a load and an eviction: records with the same layout. */
+static INLINE int cache_change(void *ctx, u8 engine, u16 kind, s32 layer, s32 expert, u64 bytes, u64 resident, u64 address)
 {
 	RECORD(rec_evict, r);
 
-	if (!reserve(r, kind, ENGINE_MOESCOPE))
+	if (!reserve(r, kind, engine))
 		return 0;
 	r->layer = layer;
 	r->expert = expert;
 	r->bytes = bytes;
 	r->resident = resident;
-	r->pad = 0;
+	r->address = address;
 	submit(ctx, r);
 	return 0;
 }
 
+/* moescope:load__end and moescope:evict (layer, expert, bytes, resident bytes) */
 UPROBE(moescope_load_end)
 {
-	return cache_change(ctx, KIND_LOAD_END, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx));
+	return cache_change(ctx, ENGINE_MOESCOPE, KIND_LOAD_END, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx), 0);
 }
 
 UPROBE(moescope_evict)
 {
-	return cache_change(ctx, KIND_EVICT, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx));
+	return cache_change(ctx, ENGINE_MOESCOPE, KIND_EVICT, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx), 0);
 }
 
 #define MAX_ROUTE_PARTS 128 /* 4096 choices: 512 tokens of top-8 */

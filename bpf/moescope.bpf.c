@@ -18,6 +18,7 @@
 #include "genie.bpf.c"
 #include "genai.bpf.c"
 #include "executorch.bpf.c"
+#include "bigmoeonedge.bpf.c"
 #include "custom.bpf.c"
 #include "driver.bpf.c"
 #include "sched.bpf.c"
@@ -44,6 +45,7 @@ union record {
 	struct rec_load_begin load_begin;
 	struct rec_load_end load_end;
 	struct rec_evict evict;
+	struct rec_cache_hit cache_hit;
 	struct rec_qnn_execute_begin qnn_execute_begin;
 	struct rec_qnn_execute_end qnn_execute_end;
 	struct rec_qnn_call_begin qnn_call_begin;

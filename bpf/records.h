@@ -49,6 +49,7 @@ enum record_kind {
 	KIND_OP_WAIT = 12,
 	KIND_PMC = 13,
 	KIND_NODE = 14,
+	KIND_CACHE_HIT = 15,
 	KIND_QNN_EXECUTE_BEGIN = 16,
 	KIND_QNN_EXECUTE_END = 17,
 	KIND_QNN_CALL_BEGIN = 18,
@@ -111,6 +112,7 @@ enum engine_id {
 	ENGINE_HEXAGON = 7,
 	ENGINE_GENAI = 8,
 	ENGINE_EXECUTORCH = 9,
+	ENGINE_BIGMOEONEDGE = 10,
 };
 
 enum phase {
@@ -372,9 +374,10 @@ struct rec_load_begin {
 	int layer;
 	int expert;
 	unsigned long long bytes;
-	unsigned int reason; /* enum load_reason */
+	unsigned short reason; /* enum load_reason */
+	unsigned short matrix; /* 1 + number of the only matrix of the expert that is read; 0: all */
 	unsigned int backend;
-	unsigned long long pad;
+	unsigned long long address; /* where a matrix is read to */
 };
 
 struct rec_load_end {
@@ -392,7 +395,14 @@ struct rec_evict {
 	int expert;
 	unsigned long long bytes;
 	unsigned long long resident; /* bytes held by the expert cache after the eviction */
-	unsigned long long pad;
+	unsigned long long address;  /* if layer and expert are -1: within one of the expert's matrices; 0: unknown */
+};
+
+/* An expert that a layer asked its cache for was there. */
+struct rec_cache_hit {
+	struct header h;
+	int layer;
+	int expert;
 };
 
 struct rec_qnn_execute_begin {

@@ -34,11 +34,25 @@ class AvoidedLoads:
     won_ns: float
 
 
+def whole_loads(tables: Tables) -> pd.DataFrame:
+    """The loads of `loads`, one row for each expert: of one read matrix by matrix, the nth reads of its matrices are its nth load.
+
+    Their span is from the first begin to the last end, `duration_ns` the sum of the reads, beside each other or not.
+    """
+    moves = tables["loads"][tables["loads"]["action"] == "load"]
+    if not (moves["matrix"] >= 0).any():
+        return moves
+    number = moves.groupby(["pid", *KEYS, "reason", "matrix"]).cumcount().rename("number")
+    rules = dict.fromkeys(moves.columns, "first") | {"begin_ns": "min", "end_ns": "max", "complete": "all"}
+    rules |= {"bytes": "sum", "duration_ns": "sum"}
+    return moves.groupby(["pid", *KEYS, "reason", number], sort=False).agg(rules).reset_index(drop=True)
+
+
 def with_forms(tables: Tables) -> pd.DataFrame:
     """Complete loads by begin: columns of `loads`, `run` (row in `experts` of the run that it serves, -1: none), `tier`, and
     `again` (not the first load of its form).
     """
-    moves = tables["loads"][(tables["loads"]["action"] == "load") & tables["loads"]["complete"]].sort_values("end_ns")
+    moves = whole_loads(tables).query("complete").sort_values("end_ns")
     runs = tables["experts"].reset_index(drop=True).rename_axis("run").reset_index().sort_values("end_ns")
     runs = runs[["run", *KEYS, "end_ns", "tier"]]
     served = pd.merge_asof(moves[["end_ns", *KEYS]], runs, on="end_ns", by=KEYS, direction="forward")
@@ -163,7 +177,7 @@ def requested_forms(runs: pd.DataFrame) -> list[tuple[tuple[int, int], list[Form
 
 def form_bytes(tables: Tables) -> dict[int, int]:
     """Bytes of an expert in the cache, by backend number: the bytes that a load added, else the bytes that it read."""
-    moves = tables["loads"].sort_values("end_ns")
+    moves = whole_loads(tables).sort_values("end_ns")
     grown = moves["resident_bytes"].diff().where((moves["resident_bytes"] >= 0) & (moves["resident_bytes"].shift() >= 0))
     loads = moves.assign(size=grown.where(grown > 0, moves["bytes"]))[moves["action"] == "load"]
     return {NUMBER.get(str(name), 0): int(size) for name, size in loads.groupby("backend")["size"].median().items() if size > 0}
@@ -171,6 +185,5 @@ def form_bytes(tables: Tables) -> dict[int, int]:
 
 def layer_bytes(tables: Tables) -> dict[int, int]:
     """Bytes of an expert by layer, the median of its loads; {} if none were recorded."""
-    loads = tables["loads"]
-    read = loads[(loads["action"] == "load") & (loads["bytes"] > 0)]
+    read = whole_loads(tables).query("bytes > 0")
     return {int(layer): int(size) for layer, size in read.groupby("layer")["bytes"].median().items()}

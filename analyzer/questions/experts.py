@@ -128,7 +128,7 @@ def prefetch_counts(tables: Tables) -> dict[str, Any]:
 
     A prefetch is late if the next run of its expert began before the load ended.
     """
-    loads = tables["loads"].query("action == 'load' and reason == 'prefetch'")
+    loads = step_loads.whole_loads(tables).query("reason == 'prefetch'")
     if len(loads) == 0:
         return {}
     loads, keys = loads.sort_values("begin_ns"), ["layer", "expert"]
@@ -138,7 +138,8 @@ def prefetch_counts(tables: Tables) -> dict[str, Any]:
         later = rows.sort_values("begin_ns")[[*keys, "begin_ns"]].assign(next_ns=lambda r: r["begin_ns"].astype(float))
         return pd.merge_asof(loads[[*keys, "begin_ns"]], later, on="begin_ns", by=keys, direction="forward")["next_ns"].to_numpy()
 
-    run, gone = following(tables["experts"]), following(tables["loads"].query("action == 'evict'"))
+    run = following(pd.concat([tables["experts"], tables["loads"].query("action == 'hit'")]))
+    gone = following(tables["loads"].query("action == 'evict'"))
     used = ~np.isnan(run) & ~(gone < run)
     waited = (loads["end_ns"].to_numpy() - run)[used]
     late, waited = waited > 0, waited[waited > 0]
@@ -153,7 +154,7 @@ def expert_summary(tables: Tables) -> dict[str, Any]:
         return {}
     counted, reuse = cache_hits(tables), reuse_distance(tables)["distance"].dropna()
     hits, misses = int(counted["hits"].sum()), int(counted["misses"].sum())
-    loaded = loads[loads["action"] == "load"]
+    loaded = step_loads.whole_loads(tables)
     by_reason = {
         reason: {"loads": len(rows), "bytes": int(rows["bytes"].sum()), "ms": float(rows["duration_ns"].sum()) / 1e6}
         for reason, rows in loaded.groupby("reason")
@@ -169,7 +170,7 @@ def expert_summary(tables: Tables) -> dict[str, Any]:
         "loads": by_reason,
         "step_loads": step_loads.load_counts(step_loads.within_steps(tables)),
         "evictions": int((loads["action"] == "evict").sum()),
-        "evicted_bytes": int(loads.loc[loads["action"] == "evict", "bytes"].sum()),
+        "evicted_bytes": int(loads.loc[loads["action"] == "evict", "bytes"].clip(lower=0).sum()),
     }
 
 

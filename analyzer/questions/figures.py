@@ -111,14 +111,19 @@ def prefill_tokens_per_s(steps: pd.DataFrame) -> float | None:
     return 1e9 * fed / spent if spent > 0 and fed > 0 else None
 
 
+def lookups(tables: Tables) -> pd.DataFrame:
+    """Hits and misses of engines whose experts have no runs, as `loads` with the column `cache`: who misses loads at once."""
+    loads = tables["loads"].query("action == 'hit' or (matrix == 0 and reason == 'demand')")
+    return loads.assign(cache=loads["action"].map({"hit": "hit", "load": "miss"}).astype(object))
+
+
 def cache_hits(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per (token_id, layer): `hits` and `misses`, distinct experts by the cache's state when the layer began, and `rate`.
 
     An expert counts once per step and layer, however many runs it was split into; a prefetched one is a hit.
-    Runs whose engine does not record the state are omitted.
+    Runs whose engine does not record the state are omitted; those of an engine without runs are its cache's look-ups.
     """
-    runs = tables["experts"]
-    runs = runs[runs["cache"] != ""]
+    runs = pd.concat([tables["experts"].query("cache != ''"), lookups(tables)])
     if phase is not None:
         tokens = tables["tokens"]
         runs = runs[runs["token_id"].isin(tokens.loc[tokens["phase"] == phase, "token_id"])]

@@ -80,45 +80,61 @@ def expert_columns(source: Source, tokens: Steps, spans: RecordSpans, op: np.nda
 
 
 def load_columns(source: Source, tokens: Steps) -> Columns:
-    """The columns of `loads`: loads as spans, evictions as instants, in time order."""
+    """The columns of `loads`: loads as spans, evictions and hits as instants, in time order."""
     spans = source.spans("load", ("layer", "expert"))
-    begin, end, evict = source.rows("load_begin"), source.rows("load_end"), source.rows("evict")
-    if not len(begin) + len(evict):
+    begin, end, evict, hit = (source.rows(kind) for kind in ("load_begin", "load_end", "evict", "cache_hit"))
+    if not len(begin) + len(evict) + len(hit):
         return {column.name: np.empty(0, column.dtype) for column in TABLES["loads"]}
     loaded = {
         **_transfer_columns(source, tokens, begin, "load"),
         "reason": np.asarray(pick_names(REASON, begin["reason"])),
         "backend": np.asarray(pick_names(BACKEND, begin["backend"])),
+        "matrix": begin["matrix"] - 1,
         "resident_bytes": spans.of_end(end, "resident"),
         **spans.columns(),
     }
-    nothing = np.full(len(evict), "", object)
-    evicted = {
-        **_transfer_columns(source, tokens, evict, "evict"),
-        "reason": nothing,
-        "backend": nothing,
-        "resident_bytes": evict["resident"],
-        "begin_ns": evict["ts"],
-        "end_ns": evict["ts"],
-        "duration_ns": np.zeros(len(evict), np.int64),
-        "complete": np.ones(len(evict), bool),
-    }
-    order = np.argsort(np.concatenate((loaded["begin_ns"], evicted["begin_ns"])), kind="stable")
-    moves = {name: np.concatenate((loaded[name], evicted[name]))[order] for name in loaded}
+    instants = [
+        _transfer_columns(source, tokens, rows, action)
+        | {"reason": np.full(len(rows), "", object), "backend": np.full(len(rows), "", object)}
+        | {"matrix": np.full(len(rows), NONE), "resident_bytes": rows["resident"] if action == "evict" else np.full(len(rows), NONE)}
+        | {"begin_ns": rows["ts"], "end_ns": rows["ts"], "duration_ns": np.zeros(len(rows), np.int64)}
+        | {"complete": np.ones(len(rows), bool)}
+        for action, rows in (("evict", evict), ("hit", hit))
+    ]
+    _find_evicted(instants[0], evict, begin)
+    parts = [loaded, *instants]
+    order = np.argsort(np.concatenate([part["begin_ns"] for part in parts]), kind="stable")
+    moves = {name: np.concatenate([part[name] for part in parts])[order] for name in loaded}
     return {"load_id": np.arange(len(order)), **moves}
 
 
 def _transfer_columns(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
-    """The columns that loads and evictions share."""
+    """The columns that loads, evictions and hits share."""
     return {
         "token_id": tokens.of(rows),
         **source.thread(rows),
         "engine": np.asarray(source.engines(rows["engine"])),
         "action": np.full(len(rows), action, object),
-        "layer": rows["layer"],
-        "expert": rows["expert"],
-        "bytes": rows["bytes"],
+        "layer": rows["layer"].copy(),
+        "expert": rows["expert"].copy(),
+        "bytes": rows["bytes"].copy() if action != "hit" else np.full(len(rows), NONE),
     }
+
+
+def _find_evicted(evicted: Columns, evict: Rows, begin: Rows) -> None:
+    """Fill in layer, expert and bytes of evictions that have only an address within a matrix, by the reads to that place.
+
+    Every matrix has its own place throughout the run.
+    """
+    read = pd.DataFrame({name: begin[name] for name in ("pid", "address", "bytes", "layer", "expert")})
+    places = read[read["address"] > 0].drop_duplicates(["pid", "address"]).sort_values("address")
+    sizes = places.groupby(["pid", "layer", "expert"])["bytes"].sum().rename("size").reset_index()
+    for pid, its in places.merge(sizes).groupby("pid"):
+        rows = np.flatnonzero((evict["pid"] == pid) & (evict["address"] > 0))
+        at = np.searchsorted(its["address"], evict["address"][rows], "right") - 1
+        within = (at >= 0) & (evict["address"][rows] < (its["address"] + its["bytes"]).to_numpy()[at])
+        for name, column in (("layer", "layer"), ("expert", "expert"), ("bytes", "size")):
+            evicted[name][rows[within]] = its[column].to_numpy()[at[within]]
 
 
 @dataclass

@@ -69,6 +69,7 @@ class Engine:
     operators: tuple[str, ...] = ()
     together: bool = False  # the program opens all its libraries in a folder before it chooses: they get their probes together
     marker: str = ""
+    needs: tuple[str, ...] = ()  # symbols of the versions whose layouts are known: a file without any of them gets no probes
     operator_table: tuple[str, ...] = ()  # the first operator names of the array in a file
     late: bool = False  # few programs use it: its BPF programs are loaded when one of its libraries is opened
     inspect: bool = True

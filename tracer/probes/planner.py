@@ -121,9 +121,9 @@ class Planner:
         binary = read_binary(plan.path)
         plan.build_id = binary.build_id
         before = len(plan.rows)
-        for probe in engine.probes:
-            if not probe.wanted(self.levels) or probe.slot >= 0 or probe.learnt or self._is_displaced(probe):
-                continue
+        placed = [probe for probe in engine.probes if probe.slot < 0 and not probe.learnt and not self._is_displaced(probe)]
+        wanted = [probe for probe in placed if probe.wanted(self.levels)]
+        for probe in wanted if self._is_known(engine, binary, bool(wanted)) else ():
             with self.reported():
                 sites = islice(self._sites(engine, probe, binary), None if self._is_everywhere(probe) else 1)
                 plan.rows += [probe_row(engine, probe, plan.path, *site) for site in sites]
@@ -133,6 +133,15 @@ class Planner:
             if engine.operator_table and not self.operators[engine.name]:
                 self.operators[engine.name] = name_tables.read_name_table(binary.path, engine.operator_table)
         plan.operators[engine.name] = self.operators[engine.name]
+
+    def _is_known(self, engine: Engine, binary: Binary, wanted: bool) -> bool:
+        """Whether the file is of a version whose layouts are known; adds a warning if probes are wanted and it is not."""
+        known = not engine.needs or any(map(binary.find, engine.needs))
+        if wanted and not known:
+            named = any(binary.find(name) for probe in engine.probes for name in probe.symbols)
+            why = "in a version that is not known" if named else "without its symbols (stripped)"
+            self.warnings.append(f"{binary.path} holds {engine.name} {why}: that part is not recorded")
+        return known
 
     def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
         """A probe's site in a binary, then its alternatives."""

@@ -260,7 +260,7 @@ def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
 
 def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
     """Expert loads as slices, evictions as instants; used prefetches begin a flow."""
-    frame = tables["loads"]
+    frame = tables["loads"].query("action != 'hit'").reset_index(drop=True)
     name = map_rows(expert_place, frame["action"], frame["layer"], frame["expert"])
     both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
     both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
