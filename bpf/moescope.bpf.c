@@ -18,6 +18,7 @@
 #include "genie.bpf.c"
 #include "genai.bpf.c"
 #include "executorch.bpf.c"
+#include "openvino.bpf.c"
 #include "custom.bpf.c"
 #include "driver.bpf.c"
 #include "sched.bpf.c"

@@ -111,6 +111,7 @@ enum engine_id {
 	ENGINE_HEXAGON = 7,
 	ENGINE_GENAI = 8,
 	ENGINE_EXECUTORCH = 9,
+	ENGINE_OPENVINO = 11,
 };
 
 enum phase {
