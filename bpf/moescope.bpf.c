@@ -19,6 +19,7 @@
 #include "genai.bpf.c"
 #include "executorch.bpf.c"
 #include "bigmoeonedge.bpf.c"
+#include "openvino.bpf.c"
 #include "custom.bpf.c"
 #include "driver.bpf.c"
 #include "sched.bpf.c"

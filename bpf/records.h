@@ -113,6 +113,7 @@ enum engine_id {
 	ENGINE_GENAI = 8,
 	ENGINE_EXECUTORCH = 9,
 	ENGINE_BIGMOEONEDGE = 10,
+	ENGINE_OPENVINO = 11,
 };
 
 enum phase {

@@ -1,4 +1,4 @@
-"""Engines that reach the NPU through QNN without being QNN: onnxruntime-genai with a real model, ExecuTorch by its symbol."""
+"""Engines beside llama.cpp and QNN: onnxruntime-genai and OpenVINO with real models, ExecuTorch by its symbol."""
 
 import importlib.util
 import json
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from analyzer.tables import store
@@ -15,6 +16,9 @@ TOKENS, CALLS = 7, 20
 needs_genai = pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_genai") is None, reason="onnxruntime-genai is not installed"
 )
+needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="openvino-genai is not installed")
+ANSWER = 50
+"""Tokens that OpenVINO GenAI generates."""
 
 METHOD = """
 struct method { int calls; char more[60]; };
@@ -70,3 +74,53 @@ def test_runs_of_executorch_are_steps_and_graphs(tmp_path: Path) -> None:
     assert tokens["result"].tolist() == graphs["status"].tolist() == told and told.count(0x12) == 4
     assert tokens["context"].tolist() == [0, 1] * (CALLS // 2) and graphs["token_id"].tolist() == tokens["token_id"].tolist()
     assert set(graphs["kind"]) == {"run"} and set(graphs["engine"]) == set(tokens["engine"]) == {"executorch"}
+
+
+def traced_tables(tmp_path: Path, program: str, *arguments: str) -> tuple[dict, dict]:
+    """What a program of workloads/programs printed last, as JSON, and the tables of its recording."""
+    command = [sys.executable, str(ROOT / "workloads/programs" / program), *arguments]
+    done = trace("run", "--no-views", "--levels", "token,graph", "-o", str(tmp_path / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), store.load_tables(tmp_path / "run")
+
+
+@needs_openvino
+@pytest.mark.needs("probes")
+def test_steps_of_openvino_genai_are_those_that_it_measured_itself(tmp_path: Path) -> None:
+    told, tables = traced_tables(tmp_path, "openvino_steps.py", str(tmp_path / "model"), str(ANSWER))
+    tokens, graphs = tables["tokens"], tables["graphs"]
+    assert len(tokens) == 2 * ANSWER and tokens["complete"].all() and tokens["tid"].nunique() == tokens["context"].nunique() == 2
+    for way, rows in (("SDPA", 7), ("PA", 5)):
+        steps = next(mine for _, mine in tokens.groupby("context") if mine["n_tokens"].iloc[0] == rows)
+        assert steps["n_tokens"].tolist() == [rows] + [1] * (ANSWER - 1)
+        assert steps["phase"].tolist() == ["prefill"] + ["decode"] * (ANSWER - 1)
+        around_us = np.array(told[way]) - (steps["end_ns"] - steps["begin_ns"]).to_numpy() / 1000
+        assert around_us.min() > -1, "its own durations, in whole microseconds, contain the recorded ones"
+        if way == "SDPA":
+            assert steps["position"].tolist() == [0, *range(rows, rows + ANSWER - 1)]
+            assert np.median(around_us) < 100, "paged, it includes the preparation of the inputs"
+    runs = graphs[graphs["kind"].isin(["infer", "start_async"])]
+    assert sorted(runs["token_id"]) == tokens["token_id"].tolist() and set(runs["backend"]) == {"cpu"}
+    assert graphs["kind"].value_counts()["compile_model"] == 2 and set(tokens["engine"]) == {"openvino"}
+
+
+@needs_openvino
+@pytest.mark.needs("probes")
+def test_runs_of_openvino_are_recorded_in_each_way_and_exceptions_reach_their_handlers(tmp_path: Path) -> None:
+    told, tables = traced_tables(tmp_path, "openvino_runs.py", str(tmp_path / "cache"))
+    graphs = tables["graphs"]
+    assert len(tables["tokens"]) == 0, "an image model has no steps"
+    of_kind = {kind: rows[["begin_ns", "end_ns"]].to_numpy() for kind, rows in graphs.groupby("kind", observed=True)}
+    assert {kind: len(rows) for kind, rows in of_kind.items()} == {
+        **{"compile_model": 4, "look_up_cache": 3, "write_cache": 1},
+        **{"infer": 20, "start_async": 2 + 15, "wait_async": 2 + 15},
+    }
+    for kind in ("infer", "start_async", "wait_async"):
+        mine, theirs = of_kind[kind][: len(told[kind])], np.array(told[kind])
+        assert (theirs[:, 0] < mine[:, 0]).all() and (mine[:, 1] < theirs[:, 1]).all()
+    compiled = graphs[graphs["kind"] == "compile_model"]
+    assert compiled["complete"].tolist() == [False, True, True, True], "the first was refused by an exception"
+    (written,), (begin, end) = of_kind["write_cache"], told["compile"][0]
+    assert begin < written[0] < written[1] < end, "the model was written when it was compiled; later it was loaded"
+    ran = graphs[graphs["kind"] == "infer"]
+    assert set(ran["name"]) == {"model on CPU"} and set(ran["backend"]) == {"cpu"} and ran["handle"].nunique() == 1

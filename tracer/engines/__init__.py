@@ -13,7 +13,9 @@ LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched", "io")
 NEEDS = {"operator": "graph", "expert": "graph"}
 """Level → the level that it requires for its names or its records: a graph's contents are recorded at its begin."""
 ANCHORS = ("strings", "calls", "jumps", "file")
-PROBE_POSITIONS = ("entry", "return", "tail")
+PROBE_POSITIONS = ("entry", "return", "tail", "exits")
+ENDS = {"returns": "return", "exits": "exits"}
+"""Keys that name the program at a function's end, and its position."""
 EXAMPLES: dict[Any, str] = {
     str: 'a text, "..."',
     int: "a number",
@@ -45,6 +47,8 @@ class Probe:
     table: str = ""  # name of the function table that has `slot`; "" for QNN's
     since: int = 0  # version of the table that added the slot
     at: str = "entry"
+    every: bool = False  # all functions whose names begin as one of `symbols`, which end in *
+    needed: bool = False  # a library without the function is reported
     unless: tuple[str, ...] = ()  # not used in a file that has one of these symbols
     once: bool = False  # not used if the program is already attached in another library of the folder: they call each other
     late: bool = False  # attached, and its BPF program loaded, only once a late engine's library is opened
@@ -119,8 +123,8 @@ def parse_engine(data: dict[str, Any], path: Path) -> Engine:
     probes = []
     for row in rows:
         where = f"{path}: engine {name}, probe {row.get('program', '(no program)')}"
-        ends = {"program": row["returns"], "at": "return"} if "returns" in row else {}
-        row = {key: value for key, value in row.items() if key != "returns"}
+        ends = next(({"program": row[key], "at": at} for key, at in ENDS.items() if key in row), {})
+        row = {key: value for key, value in row.items() if key not in ENDS}
         check_keys(Probe, row | ends, where)
         probes += [Probe(**with_tuples(row | more)) for more in ([{}, ends] if ends else [{}])]
         if probes[-1].level not in LEVELS:

@@ -75,6 +75,12 @@ class Binary:
                 return strings[entry["name"] : strings.index(b"\0", entry["name"])].decode(errors="replace")
         return f"{offset:#x}"
 
+    def function_bytes(self, offset: int) -> bytes:
+        """The code of the function at a file offset; empty if no symbol covers it."""
+        address = next((offset - at + start for start, at, size in self.segments if at <= offset < at + size), -1)
+        sizes = [int(entries["size"][entries["value"] == address].max(initial=0)) for entries, _ in self.tables]
+        return self.bytes_at(offset, max(sizes, default=0))
+
     def find(self, name: str) -> "Symbol | None":
         """The function declared as `name`: under this name, as a local C++ function, or a compiler's clone of either.
 

@@ -52,6 +52,9 @@ LONGEST = 16  # bytes of an instruction
 # Branches that may encode their target in the instruction, and that target as capstone prints it.
 BRANCH = {"x64": re.compile("j.*|call|loop.*"), "AArch64": re.compile("bl?|b[.].*|cbn?z|tbn?z")}
 DIRECT = re.compile("(?:^|#)(0x[0-9a-f]+|[0-9]+)$")
+# What removes a function's frame, and the most instructions from there to the jump that leaves it.
+RESTORES = {"x64": re.compile("pop .*|leave .*|add rsp, .*"), "AArch64": re.compile("ldp .*x30, \\[sp.*|ldr x30, \\[sp.*")}
+EPILOGUE = 8
 CALL_BYTES = 5  # a direct call: 5 bytes on x86-64, 4 on arm64
 
 
@@ -198,6 +201,26 @@ def place_tail(code: bytes, machine: str, fast_nop: bool) -> Placement:
         if instruction.mnemonic in ("ret", "call", "bl"):
             break
     return place_entry(code, machine, fast_nop)
+
+
+def place_exits(code: bytes, machine: str) -> list[Placement]:
+    """Where a whole function ends: each `ret`, and each jump to another function after its frame was removed.
+
+    Unlike a return probe, a probe there lets exceptions pass to their handlers.
+    """
+    places, restored = [], -EPILOGUE
+    for number, each in enumerate(_decode_lazily(code, machine)):
+        target = _branch_target(each)
+        leaves = each.mnemonic in ("jmp", "b", "br") and not (target is not None and 0 <= target < len(code))
+        if each.mnemonic == "ret" or (leaves and number - restored <= EPILOGUE):
+            places.append(Placement(each.address, each.mnemonic, cost_class(each, machine), "end of a function that may throw"))
+        if RESTORES[machine].fullmatch(f"{each.mnemonic} {each.op_str}"):
+            restored = number
+        elif _is_branch(each):
+            restored = -EPILOGUE
+    if not places:
+        raise ProbeError("no instruction was found at which the function returns")
+    return [place for place in places if place.cost != REFUSED]
 
 
 def place_call(before: bytes, machine: str, why: str) -> Placement | None:

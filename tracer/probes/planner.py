@@ -15,7 +15,17 @@ from tracer.probes.elf_headers import as_probe_error
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions
-from tracer.probes.placement import CALL_BYTES, NOP5, Placement, place_call, place_entry, place_fixed, place_tail, place_usdt
+from tracer.probes.placement import (
+    CALL_BYTES,
+    NOP5,
+    Placement,
+    place_call,
+    place_entry,
+    place_exits,
+    place_fixed,
+    place_tail,
+    place_usdt,
+)
 from tracer.probes.plan import FilePlan, Row
 
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
@@ -125,8 +135,7 @@ class Planner:
         wanted = [probe for probe in placed if probe.wanted(self.levels)]
         for probe in wanted if self._is_known(engine, binary, bool(wanted)) else ():
             with self.reported():
-                sites = islice(self._sites(engine, probe, binary), None if self._is_everywhere(probe) else 1)
-                plan.rows += [probe_row(engine, probe, plan.path, *site) for site in sites]
+                plan.rows += [probe_row(engine, probe, plan.path, *site) for site in self._chosen_sites(engine, probe, binary)]
         is_probed = len(plan.rows) > before
         if is_probed or engine.owns(os.path.basename(plan.path)):
             plan.engines.append(engine.name)
@@ -143,10 +152,27 @@ class Planner:
             self.warnings.append(f"{binary.path} holds {engine.name} {why}: that part is not recorded")
         return known
 
+    def _chosen_sites(self, engine: Engine, probe: Probe, binary: Binary) -> list[Site]:
+        """All sites in a binary at which a probe is placed."""
+        every = probe.every or self._is_everywhere(probe)
+        sites = list(islice(self._sites(engine, probe, binary), None if every else 1))
+        if probe.needed and not sites:
+            self.warnings.append(f"{binary.path} has no {probe.symbols[0]}: no {probe.program}")
+        if probe.at != "exits":
+            return sites
+        return [
+            (offset, name, place)
+            for offset, name, _ in sites
+            for place in place_exits(binary.function_bytes(offset), binary.machine)
+        ]
+
     def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
         """A probe's site in a binary, then its alternatives."""
         if probe.usdt:
             yield from self._usdt_sites(probe, binary)
+        elif probe.every:
+            named = binary.functions(lambda name: name.startswith(tuple(start.removesuffix("*") for start in probe.symbols)))
+            yield from (self._symbol_site(engine, probe, binary, Symbol(name, offset)) for offset, name in named.items())
         elif not any(map(binary.find, probe.unless)) and not (probe.once and self._stands_beside(probe, binary.path)):
             yield from cheapest_sites(self._symbol_sites(engine, probe, binary, probe.symbols))
             for name in probe.otherwise:
