@@ -171,6 +171,8 @@ enum qnn_call {
 	QNN_DEVICE_FREE = 43,
 	QNN_CONTEXT_FROM_BINARY_WITH_SIGNAL = 55,
 	QNN_CONTEXT_FROM_BINARY_LIST = 56,
+	QNN_CONTEXT_APPLY_SECTION = 61,
+	QNN_CONTEXT_WITH_CALLBACK = 68,
 
 	/* stages of the host's side: functions of ONNX Runtime's QNN provider */
 	QNN_STAGE_CONTEXT_READ = 200,
@@ -696,7 +698,7 @@ struct rec_qnn_table {
 	unsigned long long slots[TABLE_SLOTS];
 };
 
-/* Part of a function table that a library returns to the program, and the version that the program requested. */
+/* Part of a function table that a library returns to the program, and the version (QAIRT: interface) that the program requested. */
 struct rec_api_table {
 	struct header h;
 	char table[16]; /* its name in the engine's probes */
