@@ -2,6 +2,7 @@
 /* Function tables that libraries give to the target, QNN's and others: their slots get probes. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "recorder.h"
 
@@ -264,14 +265,19 @@ static json_t *closed_libraries(const char *name)
 	return libraries;
 }
 
+struct began {
+	u64 ns;
+	double cpu_s;
+};
+
 /* Tells how long the search took, and which calls it missed; or why there is none. */
-static void tell_search(pid_t pid, const char *engine, int found, u64 since, u64 bytes)
+static void tell_search(pid_t pid, const char *engine, int found, const struct began *began, u64 bytes)
 {
-	double took = (now_ns() - since) * 1e-9;
+	double took = (now_ns() - began->ns) * 1e-9;
 	char program[PATH_MOST];
 
 	if (found > 0) {
-		say("%s: function table found after %.3f s, %.1f MB read", engine, took, bytes * 1e-6);
+		say("%s: function table found after %.3f s (%.3f s of CPU), %.1f MB read", engine, took, cpu_s() - began->cpu_s, bytes * 1e-6);
 		warn("%s: process %d ran %.3f s of the recording before its function table was found and probed: calls in them are not "
 		     "recorded", engine, pid, (now_ns() - began_ns) * 1e-9);
 	} else if (!program_of(pid, program)) {
@@ -286,14 +292,15 @@ static void probe_earlier_qnn(pid_t pid)
 {
 	json_t *engine = json_object_get(json_object_get(plan, "engines"), "qnn"), *libraries = closed_libraries("qnn");
 	static struct provider found[MOST_PROVIDERS];
-	u64 since = now_ns(), bytes = 0;
+	struct began began = {now_ns(), cpu_s()};
+	u64 bytes = 0;
 	s64 major = json_integer_value(json_array_get(json_object_get(engine, "api"), 0));
 	int number = find_providers(pid, libraries, major, found, MOST_PROVIDERS, &bytes);
 
 	for (int i = 0; i < number; i++)
 		probe_qnn_table(pid, found[i].backend, found[i].api, found[i].slots);
 	if (number >= 0)
-		tell_search(pid, "qnn", number, since, bytes);
+		tell_search(pid, "qnn", number, &began, bytes);
 	json_decref(libraries);
 }
 
@@ -320,7 +327,8 @@ static void probe_earlier_qairt(pid_t pid)
 {
 	json_t *libraries = closed_libraries(QAIRT), *known;
 	static struct qairt_table found[MOST_QAIRT_TABLES];
-	u64 since = now_ns(), bytes = 0;
+	struct began began = {now_ns(), cpu_s()};
+	u64 bytes = 0;
 	int number = find_qairt_tables(pid, libraries, found, MOST_QAIRT_TABLES, &bytes), probed = 0;
 	const char *name;
 
@@ -328,7 +336,7 @@ static void probe_earlier_qairt(pid_t pid)
 		probed += probe_found_interface(pid, name, known, found, number);
 	}
 	if (number >= 0)
-		tell_search(pid, QAIRT, probed, since, bytes);
+		tell_search(pid, QAIRT, probed, &began, bytes);
 	json_decref(libraries);
 }
 
@@ -339,10 +347,12 @@ void probe_earlier_tables(pid_t pid)
 
 	if (!lists(json_object_get(plan, "levels"), "qnn"))
 		return;
+	be_urgent(getpid(), true); /* calls are missed meanwhile */
 	if (json_object_get(engines, "qnn"))
 		probe_earlier_qnn(pid);
 	if (json_object_get(engines, QAIRT))
 		probe_earlier_qairt(pid);
+	be_urgent(getpid(), false);
 }
 
 json_t *qnn(void)
