@@ -97,6 +97,7 @@ enum record_kind {
 	KIND_HEXAGON_PROFILE = 81,
 	KIND_HEXAGON_NODE = 82,
 	KIND_BATCH_ROWS = 83,
+	KIND_GENIE_PROFILE = 84,
 };
 
 /* The engine whose probe wrote a record; tracer/engines has the same numbers (key `id`). */
@@ -717,6 +718,15 @@ struct rec_session {
 	unsigned int n_inputs;    /* 0: not in this record */
 	unsigned int n_outputs;
 	char name[192];           /* path of the model */
+};
+
+/* Part of the JSON that GenieProfile_getJsonData returned; the last one is shorter than `text`. */
+struct rec_genie_profile {
+	struct header h;
+	unsigned long long profile;
+	unsigned int part;
+	unsigned int pad;
+	char text[208];
 };
 
 /* The target opens an engine's library; it is stopped until the probes are attached. */
