@@ -251,6 +251,9 @@ def test_memory_sizes_signals_lists_and_profile_options_are_read_from_the_argume
     calls, (session,) = on_fake.tables["qnn_calls"], on_fake.said["sessions"]
     size = calls.set_index("call")["bytes"]
     assert size["contextCreateFromBinaryWithSignal"] == 555 and size["contextCreateFromBinaryListAsync"] == 2 * 777
+    assert size["contextCreateFromBinaryWithCallback"] == 666
+    made = calls.set_index("call")["object_id"]
+    assert made["contextApplyBinarySection"] == made["contextCreateFromBinaryWithCallback"] >= 0
     memory = on_fake.tables["qnn_objects"].query("kind == 'memory'")
     assert memory["handle"].tolist() == session["memories"] and set(memory["bytes"]) == {session["memory_bytes"]}
     assert set(on_fake.tables["qnn_executes"]["profile_level"]) == {2}
