@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from analyzer.questions.npu import npu_statistics
 from analyzer.tables.store import load_tables
 from tests.conftest import ROOT, begin_trace, manifest_when, trace
 
@@ -44,7 +46,7 @@ def test_every_execution_has_its_name_status_and_times_and_every_call_a_row(libr
     assert (mine["begin_ns"] >= [run["begin"] for run in said["runs"]]).all()
     assert (mine["end_ns"] <= [run["end"] for run in said["runs"]]).all()
     late = executes[executes["asynchronous"]]
-    assert len(late) == 4 and late["complete"].all() and (late["duration_ns"] > 19_000_000).all()
+    assert len(late) == 4 and late["complete"].all() and (late["duration_ns"] > 2_900_000).all()
     counts = calls["call"].value_counts()
     named = {"contextCreate": "contextCreate", "contextCreateFromBinary": "createFromBinary", "contextGetBinary": "getBinary"}
     named |= {"graphCreate": "createGraph", "graphRetrieve": "retrieveGraph", "graphFinalize": "finalize"}
@@ -53,6 +55,26 @@ def test_every_execution_has_its_name_status_and_times_and_every_call_a_row(libr
     assert calls.set_index("call").loc["contextGetBinary", "bytes"] == said["written"]
     assert set(tables["qnn_objects"].query("kind == 'graph'")["name"]) == {"first", "second"}
     assert manifest["warnings"] == [] and manifest["qnn"]["emulator"] == (os.uname().machine == "x86_64")
+
+
+def test_executions_in_flight_together_have_a_depth_and_time_behind_others_and_rejected_ones_are_not_work(
+    library: str, tmp_path: Path
+) -> None:
+    told, _, tables = traced(tmp_path, library, "executes=0", "later=100")
+    accepted = [run for run in told["late"] if run["status"] == 0]
+    depths = [sum(run["begin"] <= other["begin"] < run["end"] for run in accepted) for other in accepted]
+    ends = [0, *(max(run["end"] for run in accepted[:i]) for i in range(1, len(accepted)))]
+    behind = [max(min(before, run["end"]) - run["begin"], 0) for before, run in zip(ends, accepted, strict=True)]
+    window = max(run["end"] for run in accepted) - accepted[0]["begin"]
+    facts = npu_statistics(tables)
+    queue, (graph,) = facts["queue"], facts["graphs"]
+    assert queue["executes"] == len(accepted) and queue["rejected"] == 100 - len(accepted) == facts["failed"] > 0
+    assert abs(queue["most_in_flight"] - max(depths)) <= 1 and abs(queue["mean_in_flight"] - np.mean(depths)) < 1
+    assert queue["behind_ms"] == pytest.approx(sum(behind) / 1e6, rel=0.02)
+    assert queue["own_ms"] == pytest.approx(window / 1e6, rel=0.02) == pytest.approx(graph["host_us"] / 1e3, rel=0.02)
+    assert queue["behind_ms"] > 10 * queue["own_ms"] and len(accepted) > 60
+    rejected = tables["qnn_executes"].query("status == 6025")
+    assert len(rejected) == queue["rejected"] and len(tables["qnn_gaps"]) == 0, "the queue was never empty"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef uint64_t u64;
@@ -55,35 +56,62 @@ static u64 execute(void)
 	return __sync_add_and_fetch(&executes, 1) % 5 ? 0 : 6031;
 }
 
-struct order {
+#define DEPTH 64 /* executions that the queue holds */
+static struct order {
 	void (*notify)(void *, u64);
 	void *param;
-};
+} queue[DEPTH];
+static unsigned first, last;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void *later(void *given)
+/* One after the other, 3 ms each. */
+static void *serve(void *none)
 {
-	struct order *order = given;
+	while (1) {
+		struct order order;
 
-	usleep(20000);
-	order->notify(order->param, 0);
-	free(order);
-	return 0;
+		usleep(3000);
+		order = queue[first % DEPTH];
+		order.notify(order.param, 0);
+		pthread_mutex_lock(&lock);
+		none = ++first == last ? queue : NULL;
+		pthread_mutex_unlock(&lock);
+		if (none)
+			return 0;
+	}
 }
 
 static u64 execute_async(void *graph, void *in, u32 n, void *out, u32 m, void *profile, void *signal, void (*notify)(void *, u64),
 			 void *param)
 {
-	struct order *order = malloc(sizeof(*order));
 	pthread_t thread;
+	u64 status = 0;
 
 	(void)graph, (void)in, (void)n, (void)out, (void)m, (void)profile, (void)signal;
-	*order = (struct order){notify, param};
-	pthread_create(&thread, 0, later, order);
-	return pthread_detach(thread);
+	pthread_mutex_lock(&lock);
+	if (last - first == DEPTH)
+		status = 6025;
+	else
+		queue[last++ % DEPTH] = (struct order){notify, param};
+	if (!status && last - first == 1) {
+		pthread_create(&thread, 0, serve, 0);
+		pthread_detach(thread);
+	}
+	pthread_mutex_unlock(&lock);
+	return status;
 }
 
 static volatile int done;
-void fake_notify(void *param, u64 status) { (void)param, (void)status; __sync_fetch_and_add(&done, 1); }
+u64 fake_ends[1024]; /* when each was notified, by its parameter */
+void fake_notify(void *param, u64 status)
+{
+	struct timespec t;
+
+	(void)status;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	fake_ends[(u64)param & 1023] = t.tv_sec * 1000000000ULL + t.tv_nsec;
+	__sync_fetch_and_add(&done, 1);
+}
 int fake_done(void) { return done; }
 
 u64 QairtInterface_getInterface(u64 id, void **out);

@@ -63,13 +63,17 @@ def loop(qairt: Qairt, graph: int, runs: list[dict[str, Any]]) -> None:
         execute(qairt, graph, "", runs)
 
 
-def execute_later(qairt: Qairt, graph: int, number: int) -> None:
-    """Executions in flight together, and their ends."""
+def execute_later(qairt: Qairt, graph: int, number: int) -> list[dict[str, int]]:
+    """Executions in flight together: when they were submitted, their status, and when they ended."""
     notify = c.cast(qairt.library.fake_notify, c.c_void_p)
+    runs = []
     for i in range(number):
-        qairt("executeAsync", graph, None, 1, None, 1, None, None, notify, 700 + i)
-    while qairt.library.fake_done() < number:
+        begin = time.monotonic_ns()
+        runs.append({"begin": begin, "status": qairt("executeAsync", graph, None, 1, None, 1, None, None, notify, 1 + i)})
+    while qairt.library.fake_done() < sum(run["status"] == 0 for run in runs):
         time.sleep(0.001)
+    ends = (c.c_uint64 * 1024).in_dll(qairt.library, "fake_ends")
+    return [run | {"end": ends[1 + i]} for i, run in enumerate(runs)]
 
 
 def main() -> None:
@@ -91,12 +95,12 @@ def main() -> None:
         execute(qairt, graph, "first", runs)
         execute(qairt, other, "second", runs)
     qairt("applyBinarySection", again, other, 1, None, None, None)
-    execute_later(qairt, graph, options["later"])
+    late = execute_later(qairt, graph, options["later"])
     for handle in (context, again):
         qairt("contextFree", handle, None)
     qairt("profileFree", profile)
     qairt("backendFree", backend)
-    print(json.dumps({"calls": qairt.calls, "runs": runs, "written": written.value}))
+    print(json.dumps({"calls": qairt.calls, "runs": runs, "late": late, "written": written.value}))
 
 
 if __name__ == "__main__":
