@@ -80,6 +80,7 @@ union record {
 	struct rec_qnn_callback qnn_callback;
 	struct rec_qnn_log qnn_log;
 	struct rec_qnn_reader qnn_reader;
+	struct rec_genie_profile genie_profile;
 	struct rec_hexagon_batch hexagon_batch;
 	struct rec_hexagon_sent hexagon_sent;
 	struct rec_hexagon_done hexagon_done;

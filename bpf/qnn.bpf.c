@@ -5,6 +5,7 @@
  */
 
 #define CALL_GET_PROVIDERS 250
+#define CALL_GET_INTERFACE 251
 #define CALL_EXECUTE 21
 #define CALL_GET_EVENTS 30
 #define CALL_GET_SUB_EVENTS 31
@@ -287,6 +288,13 @@ QNN_CALL(device_create, QNN_DEVICE_CREATE, 0, 0, ARG3(ctx), 0, 0, 0)
 /* contextCreateFromBinaryWithSignal: as contextCreateFromBinary, and a signal */
 QNN_CALL(context_with_signal, QNN_CONTEXT_FROM_BINARY_WITH_SIGNAL, ARG1(ctx), ARG5(ctx), ARG6(ctx), 0, 0, arg7(ctx))
 
+/* contextCreateFromBinaryWithCallback(backend, device, config, callback, buffer, size, out, profile, signal) */
+QNN_CALL(with_callback, QNN_CONTEXT_WITH_CALLBACK, ARG1(ctx), ARG6(ctx), arg7(ctx), 0, 0, stacked_arg(ctx, 8))
+/* contextApplyBinarySection(context, graph, section, buffer, profile, signal): as when a LoRA adapter is switched */
+QNN_CALL(apply_section, QNN_CONTEXT_APPLY_SECTION, ARG1(ctx), 0, 0, 0, 0, ARG5(ctx))
+/* QAIRT's createFromBinary(backend, device, config, signal, profile, buffer, out): the buffer is a handle, of unknown size */
+QNN_CALL(qairt_from_binary, QNN_CONTEXT_FROM_BINARY, ARG1(ctx), 0, arg7(ctx), 0, 0, ARG5(ctx))
+
 /* An object is configured or freed: one record at the call's entry, no span. */
 static INLINE void send_life(void *ctx, u32 call, u64 handle, u64 owner, u32 level, u64 bytes)
 {
@@ -438,6 +446,46 @@ UPROBE(qnn_context_get_binary_end)
 	r->call = QNN_CONTEXT_GET_BINARY;
 	r->pad = 0;
 	submit(ctx, r);
+	return 0;
+}
+
+/* QAIRT's getBinary(context, buffer's handle, out written) */
+UPROBE(qnn_qairt_get_binary_begin)
+{
+	call_begin(ctx, QNN_CONTEXT_GET_BINARY, ARG1(ctx), 0, 0, 0, 0, 0);
+	keep_args(QNN_CONTEXT_GET_BINARY, ARG1(ctx), ARG3(ctx), 0, 0);
+	return 0;
+}
+
+/* QairtInterface_getInterface(number, out) */
+UPROBE(qairt_get_interface_begin)
+{
+	keep_args(CALL_GET_INTERFACE, ARG1(ctx), ARG2(ctx), 0, 0);
+	return 0;
+}
+
+UPROBE(qairt_get_interface_end)
+{
+	RECORD(rec_api_table, r);
+	struct call_args args;
+	u64 table;
+
+	if (!take_args(CALL_GET_INTERFACE, &args) || RESULT(ctx))
+		return 0;
+	table = provider_at(args.arg[1], 0);
+	if (!table || !is_news(table, args.arg[0]) || !reserve(r, KIND_API_TABLE, ENGINE_QNN))
+		return 0;
+	__builtin_memset(r->table, 0, sizeof(r->table));
+	__builtin_memcpy(r->table, "qairt", 5);
+	r->address = table;
+	r->version = args.arg[0];
+	r->first = 0;
+	r->last = 1;
+	r->slots[0] = provider_at(table, 0);
+	for (u32 i = 1; i < TABLE_SLOTS; i++)
+		r->slots[i] = 8ULL * i < r->slots[0] ? provider_at(table, i) : 0;
+	stop_target();
+	submit_urgent(ctx, r);
 	return 0;
 }
 

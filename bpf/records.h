@@ -98,6 +98,7 @@ enum record_kind {
 	KIND_HEXAGON_PROFILE = 81,
 	KIND_HEXAGON_NODE = 82,
 	KIND_BATCH_ROWS = 83,
+	KIND_GENIE_PROFILE = 84,
 };
 
 /* The engine whose probe wrote a record; tracer/engines has the same numbers (key `id`). */
@@ -174,6 +175,8 @@ enum qnn_call {
 	QNN_DEVICE_FREE = 43,
 	QNN_CONTEXT_FROM_BINARY_WITH_SIGNAL = 55,
 	QNN_CONTEXT_FROM_BINARY_LIST = 56,
+	QNN_CONTEXT_APPLY_SECTION = 61,
+	QNN_CONTEXT_WITH_CALLBACK = 68,
 
 	/* stages of the host's side: functions of ONNX Runtime's QNN provider */
 	QNN_STAGE_CONTEXT_READ = 200,
@@ -707,7 +710,7 @@ struct rec_qnn_table {
 	unsigned long long slots[TABLE_SLOTS];
 };
 
-/* Part of a function table that a library returns to the program, and the version that the program requested. */
+/* Part of a function table that a library returns to the program, and the version (QAIRT: interface) that the program requested. */
 struct rec_api_table {
 	struct header h;
 	char table[16]; /* its name in the engine's probes */
@@ -726,6 +729,15 @@ struct rec_session {
 	unsigned int n_inputs;    /* 0: not in this record */
 	unsigned int n_outputs;
 	char name[192];           /* path of the model */
+};
+
+/* Part of the JSON that GenieProfile_getJsonData returned; the last one is shorter than `text`. */
+struct rec_genie_profile {
+	struct header h;
+	unsigned long long profile;
+	unsigned int part;
+	unsigned int pad;
+	char text[208];
 };
 
 /* The target opens an engine's library; it is stopped until the probes are attached. */

@@ -31,7 +31,7 @@ SUBJECTS = {
     "kernel": ("Threads, page faults, reads and block I/O, clocks", "thread_states threads sched faults reads blocks clocks"),
     "other": (
         "Functions, sessions, counters, imports, comparisons",
-        "calls sessions pmc unpaired qnn_imported qnn_optrace metrics",
+        "calls sessions genie_events pmc unpaired qnn_imported qnn_optrace metrics",
     ),
 }
 """Page → title, and the tables on it."""

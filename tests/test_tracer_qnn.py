@@ -106,7 +106,8 @@ def test_executes_of_a_program_that_had_its_table_before_it_was_followed_are_all
         json.loads((tmp_path / "run" / "manifest.json").read_text()),
     )
     assert len(executes) == 20 and executes["complete"].all() and (executes["status"] == 0).all()
-    assert manifest["qnn"] == {"backend": 6, "api": [2, 40, 0], "emulator": True} and not manifest["warnings"]
+    assert manifest["qnn"] == {"backend": 6, "api": [2, 40, 0], "emulator": True}
+    assert ["before its function table was found and probed" in line for line in manifest["warnings"]] == [True]
 
 
 def test_a_mapped_backend_without_a_table_in_memory_is_said(tmp_path: Path, on: tuple[str, ...]) -> None:
@@ -250,6 +251,9 @@ def test_memory_sizes_signals_lists_and_profile_options_are_read_from_the_argume
     calls, (session,) = on_fake.tables["qnn_calls"], on_fake.said["sessions"]
     size = calls.set_index("call")["bytes"]
     assert size["contextCreateFromBinaryWithSignal"] == 555 and size["contextCreateFromBinaryListAsync"] == 2 * 777
+    assert size["contextCreateFromBinaryWithCallback"] == 666
+    made = calls.set_index("call")["object_id"]
+    assert made["contextApplyBinarySection"] == made["contextCreateFromBinaryWithCallback"] >= 0
     memory = on_fake.tables["qnn_objects"].query("kind == 'memory'")
     assert memory["handle"].tolist() == session["memories"] and set(memory["bytes"]) == {session["memory_bytes"]}
     assert set(on_fake.tables["qnn_executes"]["profile_level"]) == {2}

@@ -55,10 +55,20 @@ def run(args: argparse.Namespace) -> int:
 def heading_line(facts: Facts) -> list[Line]:
     """The backend, and the numbers of executions and events."""
     levels = ", ".join(f"{count} {name}" for name, count in facts["levels"].items())
-    failed = f", {facts['failed']:,} failed" if facts["failed"] else ""
     loose = f"{facts['events']:,} events, {facts['unjoined_events']} unjoined"
+    failed = f", {facts['failed']:,} failed" if facts["failed"] else ""
     counts = f" {facts['executes']:,} executes{failed} (profile: {levels or 'none'}); {loose}"
-    return [words((facts["backend"] or "QNN", "bold"), counts)]
+    return [words((facts["backend"] or "QNN", "bold"), counts), *queue_line(facts["queue"])]
+
+
+def queue_line(queue: Facts) -> list[Line]:
+    """Asynchronous executions."""
+    if not queue:
+        return []
+    flight = f"{queue['executes']:,} executes, in flight at most {queue['most_in_flight']}"
+    mean = f" (mean {queue['mean_in_flight']:.1f})" if queue["executes"] else ""
+    times = f"behind others {queue['behind_ms']:,.1f} ms, apart from that {queue['own_ms']:,.1f} ms"
+    return [f"asynchronous: {flight}{mean}; {times}" + (f"; {queue['rejected']} rejected" if queue["rejected"] else "")]
 
 
 def figure_cells(row: Facts) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from analyzer.questions.parts import HOST, NPU, given_away
 from analyzer.records.intervals import Intervals, common_time, covered_ns
 from analyzer.records.schema import MADE, Tables, conform
 from analyzer.records.spans import NONE, following, shared_codes
+from analyzer.tables.qnn.busy import accepted
 
 QUEUED = "hexagon"
 """The backend whose graphs go to the NPU through a queue, batch by batch, in `npu_batches`."""
@@ -61,7 +62,7 @@ def executions(tables: Tables) -> pd.DataFrame:
 
     `queue_ns`: time in the NPU's queue by the profile; `worked_ns`: the earliest possible begin on the NPU.
     """
-    rows, batches = tables["qnn_executes"], batch_executions(tables)
+    rows, batches = accepted(tables), batch_executions(tables)
     late = rows["asynchronous"].to_numpy()
     rows = rows.assign(
         backend=NPU,

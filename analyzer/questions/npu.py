@@ -11,6 +11,7 @@ from analyzer.records.schema import Tables
 from analyzer.tables.qnn.busy import overlap_ms
 from analyzer.tables.qnn.checks import all_checks
 from analyzer.tables.qnn.enums import LEVELS, NODE, RESOURCES
+from analyzer.tables.qnn.queue import own_ns, queue_figures
 
 Row = dict[str, Any]
 OpMap = dict[str, SourceOperators]
@@ -58,20 +59,20 @@ def known_sum(values: pd.Series) -> float | None:
 
 
 def group_figures(rows: pd.DataFrame) -> Row:
-    """Figures of some executions; medians exclude the first execution of each graph if there are others."""
+    """Figures of some executions, without the time behind others (`own_ns`); medians exclude first ones if there are others."""
     warm = rows[~rows["first"]] if (~rows["first"]).any() else rows
     first = rows[rows["first"]]
-    host, accel = rows["duration_ns"].sum() / 1e3, known_sum(rows["accel_us"])
+    host, accel = rows["own_ns"].sum() / 1e3, known_sum(rows["accel_us"])
     timed = rows[rows["accel_us"].notna()]
-    beside = (timed["duration_ns"] / 1e3 - timed["accel_us"]).sum()
+    beside = (timed["own_ns"] / 1e3 - timed["accel_us"]).sum()
     return {
         "executes": len(rows),
         "host_us": float(host),
-        "median_us": float(warm["duration_ns"].median() / 1e3),
-        "first_us": float(first["duration_ns"].mean() / 1e3) if len(first) else None,
+        "median_us": float(warm["own_ns"].median() / 1e3),
+        "first_us": float(first["own_ns"].mean() / 1e3) if len(first) else None,
         "accel_us": accel,
         "cycles": known_sum(rows["accel_cycles"]),
-        "rpc_share": float(beside / (timed["duration_ns"].sum() / 1e3)) if len(timed) and timed["duration_ns"].sum() else None,
+        "rpc_share": float(beside / (timed["own_ns"].sum() / 1e3)) if len(timed) and timed["own_ns"].sum() else None,
     }
 
 
@@ -149,13 +150,14 @@ def check_residuals(tables: Tables) -> list[Row]:
 def npu_statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
     """All figures, JSON-able; the suffix of a key is the unit of its time."""
     executes, events, stages = tables["qnn_executes"], tables["qnn_events"], tables["qnn_stages"]
-    done = executes[executes["complete"]].assign(graph=graph_labels(executes))
+    done = executes[executes["complete"]].assign(graph=graph_labels(executes), own_ns=own_ns(executes))
     by_node = node_cycles(tables, op_map or {})
     by_type = by_node.groupby("type", as_index=False)[["runs", "cycles", "share"]].sum().sort_values("cycles", ascending=False)
     levels = level_names(done).value_counts()
     return {
         "executes": len(executes),
         "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),
+        "queue": queue_figures(executes),
         "levels": {str(name): int(count) for name, count in levels.items()},
         "graphs": figures_by(done, ["graph"]),
         "experts": figures_by(done[done["expert"] >= 0], ["layer", "expert"]),

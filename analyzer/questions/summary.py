@@ -13,6 +13,7 @@ from analyzer.records.observed import known_changes
 from analyzer.records.reading import Source
 from analyzer.records.schema import Tables
 from analyzer.records.spans import number_rows
+from analyzer.tables.qnn.queue import own_ns
 from analyzer.tables.sequences import APART
 from analyzer.tables.store import UNRECORDED
 from tracer.recording.cost import cost_lines, cost_of, interval
@@ -226,13 +227,14 @@ def npu_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     loose = (events["execute_id"] < 0) & (events["call_id"] < 0)
     measures = {name: executes[name].dropna() for name in ("host_rpc_us", "htp_rpc_us", "accel_us", "accel_cycles")}
     kinds = executes["kind"].where(executes["kind"] != "", executes["graph_name"])
-    by_graph = executes.groupby(kinds)["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+    own = own_ns(executes)
+    by_graph = own.groupby(kinds).agg(["size", "sum"]).sort_values("sum", ascending=False)
     return {
         "backend": machine_summary(manifest)["npu"],
         "executes": len(executes),
         "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),
         "incomplete": int((~executes["complete"]).sum()),
-        "ms": float(executes["duration_ns"].sum()) / 1e6,
+        "ms": float(own.sum()) / 1e6,
         **{name: float(values.sum()) if len(values) else None for name, values in measures.items()},
         "profiled_executes": len(measures["host_rpc_us"]),
         "graphs": [

@@ -7,7 +7,7 @@ import pyarrow
 
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
-from analyzer.tables import calls, clocks, driver, hexagon, io, moe, nodes, operators, pmc, sched
+from analyzer.tables import calls, clocks, driver, genie, hexagon, io, moe, nodes, operators, pmc, sched
 from analyzer.tables.complexity import context_lengths
 from analyzer.tables.qnn import busy, events
 from analyzer.tables.qnn.executes import EnclosingGraphs
@@ -93,6 +93,7 @@ class TableBuilder:
             "loads": self.loads,
             **events.build_qnn_tables(source, tokens, self.executes),
             "sessions": session_columns(source),
+            "genie_events": genie.genie_columns(source),
             "calls": calls.build_calls(source, tokens),
             **hexagon.build_npu_tables(source, tokens),
             "driver_events": driver.build_driver_events(source, tokens),

@@ -84,6 +84,9 @@ class Engine:
     older_lack: dict[str, list[int]] = field(
         default_factory=dict
     )  # of earlier versions whose order is known: slots not there yet
+    interfaces: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # name of a table in `probes` → number, bytes of the table with that order, numbers that need no probes
     tried_on: str = ""  # what took the place of the NPU, if no device has confirmed the engine's records
     backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that identify a ggml backend
     settings: dict[str, Any] = field(default_factory=dict)  # by name in struct settings (bpf/structs.h): numbers, or rows of them

@@ -173,6 +173,7 @@ def described_engine(engine: Engine, planner: Planner) -> dict[str, Any]:
         "inspectable": engine.inspectable,
         "same_since": engine.same_since,
         "older_lack": engine.older_lack,
+        **({"interfaces": engine.interfaces} if engine.interfaces else {}),
     }
 
 

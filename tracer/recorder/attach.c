@@ -96,7 +96,9 @@ bool is_shed(const char *level)
 /* Whether a row's probe is not to stand now; those that locate other probes' sites are hit once and never shed. */
 static bool is_away(json_t *row)
 {
-	return is_shed(text_of(row, "level")) && strncmp(text_of(row, "program"), "qnn_providers_", strlen("qnn_providers_"));
+	const char *program = text_of(row, "program");
+
+	return is_shed(text_of(row, "level")) && strncmp(program, "qnn_providers_", 14) && strncmp(program, "qairt_get_interface_", 20);
 }
 
 static void add_row(json_t *row, int fd, int cpu)

@@ -414,6 +414,7 @@ static void finish(struct target *target)
 	if (target->never_ran) /* poll_target said why */
 		exit(FAILED);
 	name_living_threads();
+	tables_end();
 	if (asks_about(true))
 		take_last_words();
 	if (target->over)

@@ -38,6 +38,7 @@ static bool next_mapping(FILE *maps, struct mapping *m)
 	if (sscanf(line, "%lx-%lx %7s %lx %x:%x %lu %n", &m->start, &m->end, flags, &m->offset, &m->major, &m->minor, &m->inode, &at) < 7)
 		return false;
 	m->is_code = flags[2] == 'x';
+	m->is_writable = flags[1] == 'w';
 	snprintf(m->path, sizeof(m->path), "%s", line + at);
 	return true;
 }

@@ -163,7 +163,7 @@ int name_of(pid_t pid, pid_t tid, char *name, size_t bytes);
 const char *opening_path(const char *shown); /* the path that opens a file */
 struct mapping {
 	u64 start, end, offset, inode;
-	bool is_code;
+	bool is_code, is_writable;
 	u32 major, minor;
 	char path[PATH_MOST]; /* of a file: one that opens it here; else as in /proc/PID/maps */
 };
@@ -179,7 +179,11 @@ struct provider {
 	u32 backend, api[3];
 	u64 slots[QNN_SLOTS]; /* addresses */
 };
-int find_providers(pid_t pid, json_t *libraries, u32 major, struct provider *found, int most);
+struct qairt_table {
+	u64 words[TABLE_SLOTS]; /* its size in bytes, getInterface, functions */
+};
+int find_providers(pid_t pid, json_t *libraries, u32 major, struct provider *found, int most, u64 *bytes);
+int find_qairt_tables(pid_t pid, json_t *libraries, struct qairt_table *found, int most, u64 *bytes);
 
 /* attach.c: carries out the plan */
 struct row {
@@ -234,6 +238,7 @@ bool on_api_table(const struct rec_api_table *r);
 void on_qnn_callback(const struct rec_qnn_callback *r);
 void on_qnn_reader(const struct rec_qnn_reader *r);
 void probe_earlier_tables(pid_t pid);
+void tables_end(void); /* warns of tables that were seen and not understood */
 json_t *qnn(void);
 
 /* disturbances.c */

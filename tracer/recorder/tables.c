@@ -2,12 +2,17 @@
 /* Function tables that libraries give to the target, QNN's and others: their slots get probes. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "recorder.h"
 
 #define MOST_SLOTS 512 /* QNN and ONNX Runtime have fewer */
 #define MOST_PROVIDERS 16
 #define MOST_TABLES 32
+#define QAIRT "qairt" /* the engine, and the name of its tables in records */
+#define QAIRT_HTP "libQairtHtp"
+#define MOST_QAIRT_TABLES 256
+#define COMPONENT_IDS 1000 /* a component's interfaces are numbered from a multiple of it */
 #define AT_TABLE "address from the function table; not inspected (licence), assumed cheap"
 #define AT_ENTRY "the function's first instruction: code is not inspected on this machine"
 
@@ -19,11 +24,15 @@ struct table {
 };
 
 static json_t *plan, *seen_qnn;
+static u64 began_ns;
+static int asked_interfaces; /* of QAIRT, by the target */
+static bool has_qairt_graph; /* a table with executions was understood, or refused by name */
 static struct table tables[MOST_TABLES];
 
 void tables_begin(const struct choice *choice)
 {
 	plan = choice->plan;
+	began_ns = now_ns();
 }
 
 static struct table *table_of(pid_t pid, const char *name, u64 key)
@@ -52,9 +61,9 @@ static void collect_slots(struct table *table, u32 first, const unsigned long lo
 }
 
 /* A backend often uses one function for everything that it does not support. */
-static bool is_shared(const u64 *slots, s64 slot)
+static bool is_shared(const u64 *slots, int count, s64 slot)
 {
-	for (int i = 0; i < QNN_SLOTS; i++)
+	for (int i = 0; i < count; i++)
 		if (i != slot && slots[i] == slots[slot])
 			return true;
 	return false;
@@ -112,6 +121,30 @@ static s64 slot_in_version(json_t *engine, u32 minor, s64 slot)
 	return lacks ? at : -1;
 }
 
+/* The backend that the manifest names: HTP if any is. */
+static void note_backend(u32 backend, json_t *api)
+{
+	if (seen_qnn && backend != QNN_HTP) {
+		json_decref(api);
+		return;
+	}
+	json_decref(seen_qnn);
+	seen_qnn = json_pack("{si so sb}", "backend", backend, "api", api, "emulator",
+			     backend == QNN_HTP && !strcmp(text_of(plan, "arch"), "x86_64"));
+}
+
+static bool contains(json_t *numbers, s64 number)
+{
+	size_t index;
+	json_t *each;
+
+	json_array_foreach(numbers, index, each) {
+		if (json_integer_value(each) == number)
+			return true;
+	}
+	return false;
+}
+
 static void probe_qnn_table(pid_t pid, u32 backend, const u32 *version, const u64 *slots)
 {
 	json_t *engine = json_object_get(json_object_get(plan, "engines"), "qnn"), *probe, *api = json_object_get(engine, "api");
@@ -125,8 +158,10 @@ static void probe_qnn_table(pid_t pid, u32 backend, const u32 *version, const u6
 
 		if (strcmp(text_of(probe, "engine"), "qnn") || slot < 0 || slot >= QNN_SLOTS)
 			continue;
+		if (version[0] == major && at >= 0 && version[1] < number_of(probe, "since"))
+			continue; /* the version has no such function */
 		snprintf(symbol, sizeof(symbol), "table[%d] of backend %u", (int)at, backend);
-		if (version[0] == major && version[1] >= number_of(probe, "since") && at >= 0 && slots[at] && !is_shared(slots, at))
+		if (version[0] == major && at >= 0 && slots[at] && !is_shared(slots, QNN_SLOTS, at))
 			attach_slot(pid, probe, slots[at], symbol, AT_TABLE);
 		else
 			left_out++;
@@ -135,25 +170,95 @@ static void probe_qnn_table(pid_t pid, u32 backend, const u32 *version, const u6
 		warn("qnn: backend %u has API %u.%u.%u%s (slots are those of %u.%u): %d probes omitted", backend, version[0], version[1],
 		     version[2], slot_in_version(engine, version[1], 0) < 0 ? ", whose order of functions is not known" : "", major,
 		     minor, left_out);
-	if (seen_qnn && backend != QNN_HTP)
-		return;
-	json_decref(seen_qnn);
-	seen_qnn = json_pack("{si s[iii] sb}", "backend", backend, "api", version[0], version[1], version[2], "emulator",
-			     backend == QNN_HTP && !strcmp(text_of(plan, "arch"), "x86_64"));
+	note_backend(backend, json_pack("[iii]", version[0], version[1], version[2]));
+}
+
+/* Whether an address is in a library whose file name begins so. */
+static bool is_of_library(pid_t pid, u64 address, const char *prefix)
+{
+	char path[PATH_MOST], *name;
+	u64 offset;
+
+	if (!place_of(pid, address, path, &offset))
+		return false;
+	name = strrchr(path, '/');
+	return name && !strncmp(name + 1, prefix, strlen(prefix));
+}
+
+/* Probes a component's table {size in bytes, getInterface, functions}; its slots are counted from its size. */
+static void probe_component(pid_t pid, const char *name, json_t *known, const u64 *words)
+{
+	json_t *probe;
+	size_t index;
+	u32 bytes = json_integer_value(json_array_get(known, 1)), count = bytes / sizeof(u64);
+	bool is_known = words[0] >= bytes && count <= TABLE_SLOTS;
+	int left_out = 0;
+
+	json_array_foreach(json_object_get(plan, "at_run_time"), index, probe) {
+		s64 slot = number_of(probe, "slot");
+		char symbol[64];
+
+		if (strcmp(text_of(probe, "engine"), QAIRT) || strcmp(text_of(probe, "table"), name))
+			continue;
+		snprintf(symbol, sizeof(symbol), "interface %.32s[%d]", name, (int)slot);
+		if (is_known && slot >= 0 && slot < count && words[slot] && !is_shared(words, count, slot))
+			attach_slot(pid, probe, words[slot], symbol, AT_TABLE);
+		else
+			left_out++;
+	}
+	has_qairt_graph = has_qairt_graph || !strcmp(name, "graph");
+	if (left_out || words[0] != bytes)
+		warn("qairt: the table of interface %s has %llu bytes%s (slots are those of %u bytes): %d probes omitted", name,
+		     (unsigned long long)words[0], is_known ? "" : ", whose order of functions is not known", bytes, left_out);
+	if (is_known && !strcmp(name, "graph"))
+		note_backend(is_of_library(pid, words[count - 1], QAIRT_HTP) ? QNN_HTP : 0, json_string("QAIRT V1"));
+}
+
+static json_t *interfaces(void)
+{
+	return json_object_get(json_object_get(json_object_get(plan, "engines"), QAIRT), "interfaces");
+}
+
+/* An interface that a program got, by its number: of those of the component with executions, an unknown one is said. */
+static void probe_interface(pid_t pid, u32 id, const u64 *words)
+{
+	json_t *known;
+	const char *name;
+
+	asked_interfaces++;
+	json_object_foreach(interfaces(), name, known) {
+		u32 first = json_integer_value(json_array_get(known, 0));
+
+		if (id == first)
+			probe_component(pid, name, known, words);
+		else if (!strcmp(name, "graph") && id / COMPONENT_IDS == first / COMPONENT_IDS && !contains(known, id)) {
+			has_qairt_graph = true;
+			warn("qairt: interface %u of component graph (a table of %llu bytes) is not known: calls through it are not recorded",
+			     id, (unsigned long long)words[0]);
+		}
+	}
+}
+
+void tables_end(void)
+{
+	if (asked_interfaces && !has_qairt_graph)
+		warn("qairt: the program got %d interfaces, none of them with executions in an order that is known: its work on the "
+		     "NPU is not recorded", asked_interfaces);
 }
 
 /* The engine's libraries whose code is not inspected: its tables lead there. */
-static json_t *closed_libraries(json_t *engine)
+static json_t *closed_libraries(const char *name)
 {
-	json_t *libraries = libraries_of("qnn"), *library, *prefix;
+	json_t *engine = json_object_get(json_object_get(plan, "engines"), name);
+	json_t *libraries = libraries_of(name), *library, *prefix;
 	size_t at, each;
 
 	for (at = 0; (library = json_array_get(libraries, at));) {
-		const char *name = strrchr(text_of(library, "path"), '/');
+		const char *base = strrchr(text_of(library, "path"), '/');
 		bool is_open = false;
 
 		json_array_foreach(json_object_get(engine, "inspectable"), each, prefix)
-			is_open = is_open || !strncmp(name + 1, json_string_value(prefix), json_string_length(prefix));
+			is_open = is_open || !strncmp(base + 1, json_string_value(prefix), json_string_length(prefix));
 		if (is_open)
 			json_array_remove(libraries, at);
 		else
@@ -162,23 +267,94 @@ static json_t *closed_libraries(json_t *engine)
 	return libraries;
 }
 
+struct began {
+	u64 ns;
+	double cpu_s;
+};
+
+/* Tells how long the search took, and which calls it missed; or why there is none. */
+static void tell_search(pid_t pid, const char *engine, int found, const struct began *began, u64 bytes)
+{
+	double took = (now_ns() - began->ns) * 1e-9;
+	char program[PATH_MOST];
+
+	if (found > 0) {
+		say("%s: function table found after %.3f s (%.3f s of CPU), %.1f MB read", engine, took, cpu_s() - began->cpu_s, bytes * 1e-6);
+		warn("%s: process %d ran %.3f s of the recording before its function table was found and probed: calls in them are not "
+		     "recorded", engine, pid, (now_ns() - began_ns) * 1e-9);
+	} else if (!program_of(pid, program)) {
+		warn("%s: process %d ended before its function table was found (%.3f s): its calls are not recorded", engine, pid, took);
+	} else {
+		warn("%s: process %d has mapped %s, but no function table was found in its memory (%.1f MB read): calls through an "
+		     "earlier one are not recorded", engine, pid, engine, bytes * 1e-6);
+	}
+}
+
+static void probe_earlier_qnn(pid_t pid)
+{
+	json_t *engine = json_object_get(json_object_get(plan, "engines"), "qnn"), *libraries = closed_libraries("qnn");
+	static struct provider found[MOST_PROVIDERS];
+	struct began began = {now_ns(), cpu_s()};
+	u64 bytes = 0;
+	s64 major = json_integer_value(json_array_get(json_object_get(engine, "api"), 0));
+	int number = find_providers(pid, libraries, major, found, MOST_PROVIDERS, &bytes);
+
+	for (int i = 0; i < number; i++)
+		probe_qnn_table(pid, found[i].backend, found[i].api, found[i].slots);
+	if (number >= 0)
+		tell_search(pid, "qnn", number, &began, bytes);
+	json_decref(libraries);
+}
+
+/* In memory a table of QAIRT has its size, not its interface's number: it is one's if no other has that size. */
+static int probe_found_interface(pid_t pid, const char *name, json_t *known, const struct qairt_table *found, int count)
+{
+	const struct qairt_table *same = NULL;
+	int number = 0;
+
+	for (int i = 0; i < count; i++) {
+		if (found[i].words[0] == (u64)json_integer_value(json_array_get(known, 1))) {
+			same = &found[i];
+			number++;
+		}
+	}
+	if (number == 1)
+		probe_component(pid, name, known, same->words);
+	else if (number || !strcmp(name, "graph"))
+		warn("qairt: %d tables in process %d have the size of interface %s: its calls are not recorded", number, pid, name);
+	return number == 1;
+}
+
+static void probe_earlier_qairt(pid_t pid)
+{
+	json_t *libraries = closed_libraries(QAIRT), *known;
+	static struct qairt_table found[MOST_QAIRT_TABLES];
+	struct began began = {now_ns(), cpu_s()};
+	u64 bytes = 0;
+	int number = find_qairt_tables(pid, libraries, found, MOST_QAIRT_TABLES, &bytes), probed = 0;
+	const char *name;
+
+	json_object_foreach(number > 0 ? interfaces() : NULL, name, known) {
+		probed += probe_found_interface(pid, name, known, found, number);
+	}
+	if (number >= 0)
+		tell_search(pid, QAIRT, probed, &began, bytes);
+	json_decref(libraries);
+}
+
 /* Probes the function tables that a process obtained before it was followed. */
 void probe_earlier_tables(pid_t pid)
 {
-	json_t *engine = json_object_get(json_object_get(plan, "engines"), "qnn"), *libraries;
-	static struct provider found[MOST_PROVIDERS];
-	int number;
+	json_t *engines = json_object_get(plan, "engines");
 
-	if (!engine || !lists(json_object_get(plan, "levels"), "qnn"))
+	if (!lists(json_object_get(plan, "levels"), "qnn"))
 		return;
-	libraries = closed_libraries(engine);
-	number = find_providers(pid, libraries, json_integer_value(json_array_get(json_object_get(engine, "api"), 0)), found, MOST_PROVIDERS);
-	for (int i = 0; i < number; i++)
-		probe_qnn_table(pid, found[i].backend, found[i].api, found[i].slots);
-	if (!number)
-		warn("qnn: process %d has mapped QNN, but no function table was found in its memory: calls through an earlier one are "
-		     "not recorded", pid);
-	json_decref(libraries);
+	be_urgent(getpid(), true); /* calls are missed meanwhile */
+	if (json_object_get(engines, "qnn"))
+		probe_earlier_qnn(pid);
+	if (json_object_get(engines, QAIRT))
+		probe_earlier_qairt(pid);
+	be_urgent(getpid(), false);
 }
 
 json_t *qnn(void)
@@ -217,6 +393,11 @@ bool on_api_table(const struct rec_api_table *r)
 	collect_slots(table, r->first, r->slots, sizeof(r->slots));
 	if (!r->last)
 		return false;
+	if (!strcmp(name, QAIRT)) {
+		probe_interface(r->h.pid, r->version, table->slots);
+		set_settings(true);
+		return true;
+	}
 	json_array_foreach(json_object_get(plan, "at_run_time"), index, probe) {
 		s64 slot = number_of(probe, "slot");
 		char symbol[64];
@@ -241,8 +422,10 @@ void on_qnn_callback(const struct rec_qnn_callback *r)
 		warn("qnn: the function that graphExecuteAsync notifies is not in a file: the end of these executions is not recorded");
 	else
 		json_array_foreach(json_object_get(plan, "at_run_time"), index, probe) {
-			if (!strcmp(text_of(probe, "learnt"), "notify"))
-				attach_row(probe, path, offset, "notify", AT_ENTRY);
+			if (strcmp(text_of(probe, "learnt"), "notify"))
+				continue;
+			attach_row(probe, path, offset, "notify", AT_ENTRY);
+			return; /* QNN and QAIRT have the same */
 		}
 }
 

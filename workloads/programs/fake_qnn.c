@@ -87,7 +87,13 @@ static u64 unmake(u64 handle)
 MAKE3(backend_create) MAKE3(device_create) MAKE3(graph_retrieve) MAKE4(context_create) MAKE4(graph_create)
 UNMAKE(backend_free) UNMAKE(device_free) UNMAKE(context_free) LOAD(from_binary) LOAD(with_signal)
 OK(add_node) OK(finalize) OK(create_tensor) OK(set_config) OK(profile_free) OK(mem_deregister) OK(from_list)
+OK(apply_section)
 
+static u64 with_callback(void *a, void *b, void *c, void *d, void *e, u64 size, u64 *out)
+{
+	(void)a, (void)b, (void)c, (void)d, (void)e, (void)size;
+	return make(out);
+}
 static u64 binary_size(u64 context, u64 *size) { (void)context; *size = 4096; return 0; }
 static u64 get_binary(u64 context, void *buffer, u64 size, u64 *written)
 {
@@ -196,7 +202,7 @@ static struct provider the_provider = {
 		[20] = graph_retrieve, [21] = execute, [22] = execute_async, [24] = create_tensor, [28] = create_profile,
 		[29] = set_config, [30] = get_events, [31] = get_sub_events, [32] = event_data, [33] = extended_event_data,
 		[34] = profile_free, [35] = mem_register, [36] = mem_deregister, [40] = device_create, [43] = device_free,
-		[55] = with_signal, [56] = from_list,
+		[55] = with_signal, [56] = from_list, [61] = apply_section, [68] = with_callback,
 	},
 };
 /* Tables of 2.7 lack these slots, and the others stand before where they stand today. */

@@ -22,6 +22,7 @@ SLOTS = {
     "profileGetEventData": 32, "profileGetExtendedEventData": 33,
     "profileFree": 34, "memRegister": 35, "memDeRegister": 36, "deviceCreate": 40, "deviceFree": 43,
     "contextCreateFromBinaryWithSignal": 55, "contextCreateFromBinaryListAsync": 56,
+    "contextApplyBinarySection": 61, "contextCreateFromBinaryWithCallback": 68,
 }  # fmt: skip
 TABLE, APP_WRITE, APP_READ, UFIXED_8, UNDEFINED, SCALE_OFFSET, DEFINED = 40, 0, 1, 0x0408, 0x7FFFFFFF, 0, 1
 WIDTH, MOST_ARGS = 256, 9
@@ -196,6 +197,10 @@ class Session:
         qnn.good("contextCreateFromBinaryWithSignal", backend, device, None, None, 555, c.byref(out), self.profile, None)
         entries = (c.c_void_p * 3)(c.addressof(params), c.addressof(params), None)
         qnn.good("contextCreateFromBinaryListAsync", backend, device, c.byref(entries), None, None)
+        again = c.c_void_p()
+        qnn.good("contextCreateFromBinaryWithCallback", backend, device, None, None, None, 666, c.byref(again), self.profile)
+        qnn.good("contextApplyBinarySection", again.value, self.graph, 1, None, self.profile)
+        qnn.good("contextFree", again.value, None)
         config = (c.c_uint64 * 2)(1, 4321)
         qnn.good("profileSetConfig", self.profile, c.byref((c.c_void_p * 2)(c.addressof(config), None)))
         qnn.good("contextFree", out.value, None)

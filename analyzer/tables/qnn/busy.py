@@ -1,6 +1,7 @@
 """NPU and CPU activity: idle times of the NPU with the CPU's activity in them, and the time in which both worked.
 
-The NPU counts as busy from a graphExecute to its return (or its completion notice), as the host sees it. The CPU counts as
+The NPU counts as busy from a graphExecute to its return (or its completion notice), as the host sees it; not in rejected
+asynchronous calls. The CPU counts as
 busy while a thread of the program runs that is not inside an execution and does not belong to the emulator.
 """
 
@@ -12,6 +13,7 @@ import pandas as pd
 from analyzer.records.intervals import Intervals, common_time, covered_ns, merge_intervals, uncovered_parts
 from analyzer.records.schema import Tables
 from analyzer.records.spans import NONE, latest
+from analyzer.tables.qnn.queue import is_rejected
 
 EMULATOR_THREADS = r"thr_h[vml]x_"
 STATES = ("running", "runnable", "sleeping", "waiting")
@@ -22,12 +24,19 @@ def union_of_all(spans: Intervals) -> Intervals:
     return merge_intervals(Intervals.of(spans.begin, spans.end))
 
 
+def accepted(tables: Tables) -> pd.DataFrame:
+    """The executions that were not rejected."""
+    return tables["qnn_executes"][~is_rejected(tables["qnn_executes"])]
+
+
 def gap_table(tables: Tables) -> pd.DataFrame:
     """The table `qnn_gaps`: each time without an execution between two executions of a process."""
-    executes = tables["qnn_executes"]
+    executes = accepted(tables)
     rows = tables["thread_states"]
     states = dict.fromkeys(STATES, rows[:0]) | dict(iter(rows.groupby("state")))
     parts = [gaps_of(runs, states, tables["operators"]) for _, runs in executes.groupby("pid")]
+    if not parts:
+        return pd.DataFrame()
     frame = pd.concat(parts, ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
     return frame.assign(gap_id=np.arange(len(frame)))
 
@@ -64,7 +73,7 @@ def cpu_busy(tables: Tables, pid: int) -> Intervals:
     emulator = names[names["name"].str.match(EMULATOR_THREADS)]["tid"]
     running = ((states["state"] == "running") & (states["pid"] == pid)).to_numpy()
     program = states[running & ~states["tid"].isin(emulator).to_numpy()]
-    executes = tables["qnn_executes"]
+    executes = accepted(tables)
     return union_of_all(
         uncovered_parts(merge_intervals(Intervals.of_table(program)), Intervals.of_table(executes[~executes["asynchronous"]]))
     )
@@ -72,7 +81,7 @@ def cpu_busy(tables: Tables, pid: int) -> Intervals:
 
 def overlap_ms(tables: Tables) -> dict[str, Any]:
     """For the process with the most executions, from its first to its last: ms in which both, one or none worked."""
-    executes = tables["qnn_executes"]
+    executes = accepted(tables)
     if not len(executes) or not len(tables["thread_states"]):
         return {}
     pid = int(executes["pid"].value_counts().index[0])

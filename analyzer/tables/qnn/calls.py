@@ -7,7 +7,7 @@ from analyzer.records.reading import Source
 from analyzer.records.rows import map_distinct
 from analyzer.records.schema import conform
 from analyzer.records.spans import NONE, latest
-from analyzer.tables.qnn.enums import CALLS, CONTEXT_FREE, CONTEXT_GET_BINARY, FIRST_STAGE, STAGES, Work
+from analyzer.tables.qnn.enums import APPLY_SECTION, CALLS, CONTEXT_FREE, CONTEXT_GET_BINARY, FIRST_STAGE, STAGES, Work
 from analyzer.tables.qnn.objects import ObjectCalls, Objects
 
 EXECUTE_STAGE, HARVEST_STAGE = "execute", "harvest"
@@ -36,7 +36,7 @@ def call_table(source: Source, calls: ObjectCalls, objects: Objects) -> pd.DataF
     object_id = objects.first_made_by(len(begin))
     finalized = np.isin(begin["call"], Work.FINALIZE.value)
     object_id = np.where(finalized, objects.ids_at("graph", begin["pid"], handle, begin["ts"]), object_id)
-    used = np.isin(begin["call"], (CONTEXT_FREE, CONTEXT_GET_BINARY))
+    used = np.isin(begin["call"], (CONTEXT_FREE, CONTEXT_GET_BINARY, APPLY_SECTION))
     object_id = np.where(used, objects.ids_at("context", begin["pid"], begin["handle"], begin["ts"]), object_id)
     return conform(
         "qnn_calls",

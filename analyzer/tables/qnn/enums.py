@@ -21,7 +21,7 @@ UNSIGNED_BITS: dict[int, int] = {0x108: 8, 0x116: 16, 0x132: 32}
 """Scalar types narrower than the 64-bit field that carries them, and their width in bits."""
 
 CONTEXT_CREATE, CONTEXT_FROM_BINARY, CONTEXT_FREE, GRAPH_CREATE, GRAPH_FINALIZE, GRAPH_RETRIEVE = 9, 13, 14, 15, 19, 20
-CONTEXT_GET_BINARY, PROFILE_CREATE, WITH_SIGNAL, FROM_LIST = 12, 28, 55, 56
+CONTEXT_GET_BINARY, PROFILE_CREATE, WITH_SIGNAL, FROM_LIST, APPLY_SECTION, WITH_CALLBACK = 12, 28, 55, 56, 61, 68
 
 FIRST_STAGE = 200
 
@@ -29,14 +29,15 @@ FIRST_STAGE = 200
 class Work(Enum):
     """The work that a profile event measures; the value lists the API calls that produce such events (() for graphExecute)."""
 
-    INIT = (CONTEXT_CREATE, CONTEXT_FROM_BINARY, GRAPH_CREATE, GRAPH_RETRIEVE, WITH_SIGNAL, FROM_LIST)
+    INIT = (CONTEXT_CREATE, CONTEXT_FROM_BINARY, GRAPH_CREATE, GRAPH_RETRIEVE, WITH_SIGNAL, FROM_LIST, WITH_CALLBACK)
     FINALIZE = (GRAPH_FINALIZE,)
     EXECUTE = ()
     DEINIT = (CONTEXT_FREE,)
+    APPLY = (APPLY_SECTION,)
 
 
 WORK_OF_HUNDRED: dict[int, Work] = {1: Work.INIT, 3: Work.FINALIZE, 4: Work.EXECUTE, 5: Work.DEINIT}
-WORK_OF_THOUSAND: dict[int, Work] = {1: Work.INIT, 2: Work.FINALIZE, 4: Work.DEINIT, **dict.fromkeys((3, 5, 6, 8), Work.EXECUTE)}
+WORK_OF_THOUSAND: dict[int, Work] = {1: Work.INIT, 2: Work.FINALIZE, 4: Work.DEINIT, 9: Work.APPLY, **dict.fromkeys((3, 5, 6, 8), Work.EXECUTE)}
 
 
 def work_of(event_type: int) -> Work | None:
