@@ -38,8 +38,8 @@ def console(wide: bool = False, stderr: bool = False, soft_wrap: bool = False) -
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 run`, `2 runs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """A number with its noun: `1 run`, `2 runs`, `2 misses`."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def words(*parts: str | tuple[str, str]) -> Text:

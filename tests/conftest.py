@@ -23,6 +23,7 @@ import pytest
 
 from moescope.answers import json_text
 from moescope.schemas import json_schema
+from tests.golden import golden  # noqa: F401, a fixture
 from tracer.recording.format import RecordingError
 from workloads.host_time import HostTime
 from workloads.raw_records import RawRecording
@@ -254,6 +255,10 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
             make(folder)
             made.touch()
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write what verbs print into tests/data/golden")
 
 
 def pytest_configure(config: pytest.Config) -> None:

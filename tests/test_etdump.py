@@ -16,6 +16,7 @@ from analyzer.imports.run_folder import Run
 from analyzer.tables import store
 from moescope.__main__ import main
 from tests.conftest import ROOT
+from tests.golden import Golden
 from tracer.recording.format import RecordingError
 
 DATA = ROOT / "tests/data/etdump"
@@ -128,9 +129,7 @@ def test_what_executorch_wrote_is_what_its_own_reader_tells(
     assert main(["write", str(tmp_path / "run"), "--out", str(tmp_path / "trace.pftrace"), "--only", "trace"]) == 0
 
 
-def test_a_delegate_that_writes_lengths_as_qnn_does_is_the_accelerators(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_delegate_that_writes_lengths_as_qnn_does_is_the_accelerators(tmp_path: Path, capsys) -> None:
     nodes = [
         profiled(None, 0, cycles, delegate=name) for name, cycles in (("conv:OpId_3 (cycles)", 812), ("add:OpId_7 (cycles)", 99))
     ]
@@ -143,13 +142,13 @@ def test_a_delegate_that_writes_lengths_as_qnn_does_is_the_accelerators(
     assert executes["graph_name"].tolist() == ["DELEGATE_CALL#0"] and executes["token_id"].tolist() == [0]
     assert events["name"].tolist() == ["conv:OpId_3 (cycles)", "add:OpId_7 (cycles)"] and events["value"].tolist() == [812, 99]
     assert events["execute_id"].tolist() == [0, 0] and set(events["unit"]) == {""} and set(events["type_name"]) == {"NODE"}
-    assert "the dump does not state their unit" in capsys.readouterr().out
+    capsys.readouterr()
     assert main(["time", str(tmp_path / "run"), "--json"]) == 0
     spent = json.loads(capsys.readouterr().out)["run"]["cause_ms"]
     assert (spent["accelerator"], spent["computing"]) == (pytest.approx(0.008), pytest.approx(0.0008))
 
 
-def test_what_no_table_holds_is_named() -> None:
+def test_what_no_table_holds_is_named(golden: Golden) -> None:
     run: list[Event] = [
         {"bytes": 4096},
         {"bytes": 512},
@@ -159,9 +158,7 @@ def test_what_no_table_holds_is_named() -> None:
         step(1, 30),
     ]
     read_run = read([run])
-    said = " ".join(read_run.warnings)
-    assert "2 allocations of 4,608 bytes are omitted" in said and "2 other events" in said
-    assert "the dump does not state which backend ran the delegates without events" in said
+    golden("import", "\n".join(read_run.warnings))
     assert read_run.tables["operators"]["type"].tolist() == ["DELEGATE_CALL"] and len(read_run.tables["qnn_executes"]) == 0
 
 
@@ -230,7 +227,7 @@ def test_a_dump_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.C
         (tmp_path / name).write_bytes(raw)
         assert main(["import", str(tmp_path / name), "--out", str(tmp_path / "run")]) == 2
         said = capsys.readouterr().err.strip().splitlines()
-        assert len(said) == 1 and ("without a run of a method" if name == "early.etdp" else "damaged") in said[0]
+        assert len(said) == 1 and name in said[0]
     assert not (tmp_path / "run").exists()
 
 

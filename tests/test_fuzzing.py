@@ -39,7 +39,7 @@ def test_a_package_whose_manifest_lost_a_number_is_refused_in_words(tmp_path: Pa
         if gone:
             del holder[keys[-1]]
         outcome, answer = bench.judge(bench.kind.verbs[0], "package/manifest.json", json.dumps(manifest).encode())
-        assert outcome == "refused" and "manifest.json cannot be read" in answer.err
+        assert outcome == "refused" and "manifest.json" in answer.err
 
 
 @pytest.mark.parametrize(("field", "value"), [("hidden_size", 1e308), ("num_hidden_layers", 1 << 70)])

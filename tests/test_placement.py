@@ -69,7 +69,7 @@ def test_any_prologue_gets_its_cheapest_intact_instruction(
     def check(names: list[str]) -> None:
         code, wanted = b"".join(table[name][0] for name in names), expected(names, table, fast_nop)
         if wanted is None:
-            with pytest.raises(ProbeError, match="no instruction can be probed"):
+            with pytest.raises(ProbeError):
                 place_entry(code, machine, fast_nop)
         else:
             place = place_entry(code, machine, fast_nop)

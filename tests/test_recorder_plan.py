@@ -62,7 +62,7 @@ def test_a_plan_for_another_machine_leaves_this_machines_files_out(tmp_path: Pat
     other = {"x64": "aarch64", "AArch64": "x86_64"}[read_binary(str(SITES)).machine]
     features.write_text(json.dumps({"arch": other, "fast_nop": False}))
     made, done = plan(tmp_path, "--libraries", str(SITES), "--features", str(features), "--", "/bin/engine")
-    assert (made, done.returncode) == ({}, 2) and "no engine library was found" in done.stderr
+    assert (made, done.returncode) == ({}, 2) and "--libraries" in done.stderr
 
 
 def test_features_that_no_recorder_wrote_are_refused(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_features_that_no_recorder_wrote_are_refused(tmp_path: Path) -> None:
     for content in ("", "[]", '{"arch": "riscv64", "fast_nop": true}', '{"arch": "x86_64"}'):
         features.write_text(content)
         made, done = plan(tmp_path, "--features", str(features), "--", "true")
-        assert (made, done.returncode) == ({}, 2) and "write it again on the device" in done.stderr
+        assert (made, done.returncode) == ({}, 2) and "--probe-features" in done.stderr

@@ -71,9 +71,9 @@ def test_layouts_survive_json() -> None:
 
 
 def test_btf_that_is_none_is_refused() -> None:
-    with pytest.raises(BtfError, match="not little-endian BTF"):
+    with pytest.raises(BtfError, match="little-endian"):
         Btf(b"\0" * 64)
-    with pytest.raises(BtfError, match="no type called nothing"):
+    with pytest.raises(BtfError, match="nothing"):
         Btf.of_file(BPF_OBJECT).find(UNION, "nothing")
 
 

@@ -133,7 +133,7 @@ def test_budgets_are_read_in_binary_and_decimal_units_and_as_shares(text: str, s
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1XiB", "1.5.2MiB", "%", "-5%"])
 def test_a_budget_that_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(BudgetError, match="is not a size"):
+    with pytest.raises(BudgetError):
         parse_budget(text, 8000)
 
 

@@ -26,6 +26,7 @@ from runtime.step.sampling import Sampler, Sampling
 from runtime.telemetry import log
 from runtime.telemetry.log import Step
 from runtime.telemetry.probes import Phase
+from tests.golden import Golden
 from tests.runtime_models import PROMPT
 
 CONVERSATION = [
@@ -128,7 +129,7 @@ def test_a_talk_in_channels_shows_and_keeps_the_final_one_alone(
     assert main(["chat", str(convert(model, tmp_path / "package").folder)]) == 0
     out, error = capsys.readouterr()
     assert out == "Guten Tag, 東京!\nGuten Tag, 東京!\n\n"
-    assert error.endswith("still thinking: raise --max-new-tokens\n")
+    assert error.endswith("--max-new-tokens\n")
     theirs, talk = transformers.AutoTokenizer.from_pretrained(model), []
     for line, prompt in zip(("Hello", "Again", "More"), prompts, strict=True):
         talk.append({"role": "user", "content": line})
@@ -138,10 +139,10 @@ def test_a_talk_in_channels_shows_and_keeps_the_final_one_alone(
 
 def test_a_template_that_refuses_a_conversation_is_quoted_in_one_line(model: Path) -> None:
     change(model / "tokenizer_config.json", chat_template="{{ raise_exception('no system role') }}")
-    with pytest.raises(RequestError, match="rejects this conversation: no system role"):
+    with pytest.raises(RequestError, match="no system role"):
         ChatTemplate(model).ids(CONVERSATION)
     change(model / "tokenizer_config.json", chat_template="{{ 1 + messages[0].content }}")
-    with pytest.raises(RequestError, match="rejects this conversation"):
+    with pytest.raises(RequestError):
         ChatTemplate(model).ids(CONVERSATION)
 
 
@@ -261,30 +262,26 @@ def test_wrong_options_are_refused_before_anything_is_converted(
 @pytest.mark.parametrize("ids", ["5", [[1]], 1e9, True, -1, [99999999]])
 def test_end_tokens_that_are_no_token_ids_are_refused_before_converting(model: Path, ids: object) -> None:
     change(model / "generation_config.json", eos_token_id=ids)
-    with pytest.raises(ModelError, match="not a token id of the model"):
+    with pytest.raises(ModelError, match="token id"):
         MoE.load(model)
 
 
 @pytest.mark.parametrize("name", [5, "../model.safetensors"])
 def test_an_index_that_names_no_file_of_its_folder_is_refused(model: Path, name: object) -> None:
     change(model / "model.safetensors.index.json", weight_map={"a": name})
-    with pytest.raises(ModelError, match="not a file in its folder"):
+    with pytest.raises(ModelError, match=re.escape(str(name))):
         MoE.load(model)
 
 
-def test_the_summary_says_whether_experts_are_prefetched_and_why(model: Path) -> None:
+def test_the_summary_says_whether_experts_are_prefetched_and_why(model: Path, golden: Golden) -> None:
     said = {}
     for choice in ("auto", "on", "off"):
         with MoE.load(model, "50%", prefetch=choice) as moe:
             list(moe.generate(PROMPT, 2))
             said[choice] = moe.log.statistics()["prefetching"]
-    assert said == {
-        "auto": "off: no predictor is trained (`moescope tune predictor`), and experts are below 1 MiB",
-        "on": "on: as requested",
-        "off": "off: as requested",
-    }
     with MoE.load(model, prefetch="on") as moe:
-        assert moe.log.statistics()["prefetching"] == "off: every expert is in memory"
+        said["all in memory"] = moe.log.statistics()["prefetching"]
+    golden("generate", "\n".join(f"{choice}: {why}" for choice, why in said.items()))
 
 
 @pytest.mark.parametrize(
@@ -364,7 +361,7 @@ def test_a_tensor_that_nothing_would_use_and_numbers_that_are_none_are_named(mod
         stored = {key: torch.tensor(tensor).to(dtype) for key, tensor in tensors.items()}
         stored[name][-1, -1] = value
         save_torch_file(stored, path)
-        with pytest.raises(ModelError, match=rf"{name} contains non-finite numbers"):
+        with pytest.raises(ModelError, match=name):
             convert(model, tmp_path / "other", lambda done, total: pytest.fail("weights were converted before the check"))
     assert not (tmp_path / "other").exists()
 

@@ -35,7 +35,7 @@ def test_no_weight_is_off_by_more_than_its_blocks_step(precision: Precision, n: 
 
 
 def test_weights_beyond_the_range_of_scales_are_refused() -> None:
-    with pytest.raises(RequestError, match="too large for float16: choose --bits 32"):
+    with pytest.raises(RequestError, match="--bits 32"):
         quantize(np.full((2, 32), 1e6, np.float32), Precision(4))
 
 
@@ -113,5 +113,5 @@ def test_the_activation_of_a_gated_mlp_becomes_part_of_its_product(shown: bool) 
 
 def test_impossible_precisions_are_refused() -> None:
     for bits, block in ((3, 32), (4, 33)):
-        with pytest.raises(RequestError, match="bits are one of"):
+        with pytest.raises(RequestError, match="bits"):
             Precision(bits, block)

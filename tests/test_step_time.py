@@ -457,12 +457,6 @@ def test_an_older_recording_gives_the_tables_that_it_gave_and_times_besides(tmp_
     assert len(spent) and (spent == then["tokens"].set_index("token_id")["duration_ns"]).all()
 
 
-def test_a_recording_without_steps_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Writer().write(tmp_path)
-    assert main(["time", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "no complete steps in this recording\n"
-
-
 def test_tpot_outside_its_step_is_told_by_other_steps_and_by_what_the_thread_did():
     ends = ((0, 100), (200, 312), (320, 400), (420, 500))
     steps = spans(*ends) | {"token_id": [0, 1, 2, 3], "context": [0, 0, 1, 0]}

@@ -138,7 +138,7 @@ def test_times_are_read_in_their_units(value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "0", "-1s", "inf", "nan", "1 h", "5m"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a time"):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
         seconds(text)
 
 
@@ -206,7 +206,7 @@ def test_the_exit_code_is_the_commands_even_after_a_limit(tmp_path: Path) -> Non
 def test_limits_that_go_by_tokens_need_the_level_token(tmp_path: Path) -> None:
     for option in (("--tokens", "5"), ("--min-tps", "5"), ("--only-slower-than", "5ms")):
         done = trace("run", "--levels", "graph", *option, "-o", str(tmp_path / "run"), "--", "true")
-        assert done.returncode == FAILED and "add the level token to --levels" in done.stderr
+        assert done.returncode == FAILED and "token to --levels" in done.stderr
 
 
 @pytest.mark.needs("probes")

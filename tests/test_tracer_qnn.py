@@ -121,7 +121,7 @@ def test_a_mapped_backend_without_a_table_in_memory_is_said(tmp_path: Path, on: 
     run = str(tmp_path / "run")
     done = trace("attach", "--no-views", "--levels", "qnn", "--pid", str(target.pid), "--duration", "0.2", "-o", run, *on)
     target.communicate("go\n", timeout=120)
-    assert "no function table was found in its memory" in done.stderr
+    assert "no function table" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,7 @@ def test_time_stamps_of_the_device_lie_within_their_executions_on_the_hosts_cloc
 def test_a_provider_without_a_table_is_told_and_the_program_goes_on(fake: Path, tmp_path: Path) -> None:
     run = traced(tmp_path, str(fake), env={"FAKE_QNN": "none"})
     assert run.said == {"no table": True}
-    assert any("provided no function table" in line for line in run.manifest["warnings"])
+    assert any("no function table" in line for line in run.manifest["warnings"])
 
 
 def test_a_table_of_2_7_has_other_slots_and_every_call_is_seen(fake: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_folder_that_holds_files_is_refused_and_nothing_of_it_changes(shared: 
     before = {path: seen(path) for path in (folder, *folder.rglob("*"))}
     done = record(folder, **environment)
     assert done.returncode == FAILED
-    assert done.stderr.count("\n") == 1 and "is not empty (it holds hard): give a new or an empty folder with -o" in done.stderr
+    assert done.stderr.count("\n") == 1 and "(it holds hard)" in done.stderr
     assert {path: seen(path) for path in (folder, *folder.rglob("*"))} == before
 
 
@@ -68,10 +68,7 @@ def test_a_folder_where_the_user_may_not_write_is_refused_though_root_may(shared
     before = seen(shared / "roots")
     for folder in (shared / "roots", shared / "roots" / "inner"):
         done = record(folder, **SUDO)
-        assert (
-            done.returncode == FAILED
-            and f"cannot write to {folder}: Permission denied; give a folder that nobody may write" in done.stderr
-        )
+        assert done.returncode == FAILED and f" {folder}: Permission denied" in done.stderr
     assert seen(shared / "roots") == before
 
 

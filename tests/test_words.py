@@ -34,6 +34,7 @@ from analyzer.tables.store import load_tables
 from moescope.__main__ import main
 from moescope.terminal import PlainConsole, console, grid
 from tests.conftest import drawn
+from tests.golden import Golden
 from tests.test_analyzer_results import npu_only
 from tests.test_analyzer_savings import STEPS, loaded, ran
 from tests.test_analyzer_tables import NO_SEQ
@@ -63,32 +64,24 @@ def stepped(folder: Path, ms: list[float]) -> Path:
     return w.write(folder)
 
 
-def test_a_drift_is_told_with_both_levels_and_only_where_one_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drift_is_told_with_both_levels_and_only_where_one_is_found(tmp_path: Path, capsys, golden: Golden) -> None:
     falling = [40 - 0.5 * i for i in range(31)]
     assert main(["trends", str(stepped(tmp_path / "falling", falling))]) == 0
-    out = capsys.readouterr().out
-    assert "\ndrift: -37.5%: 40.00 ms at token 0 to 25.00 ms at token 30\n" in out
-    assert "step = 40.00 ms - 500.00 µs x context" in out
     noise = np.random.default_rng(0).normal(20, 0.2, 31).tolist()
     assert main(["trends", str(stepped(tmp_path / "noise", noise))]) == 0
-    out = capsys.readouterr().out
-    assert "31 decode steps show no slow first one, no change of level, no drift" in out and "drift:" not in out
+    golden("trends", capsys.readouterr().out)
 
 
 def test_without_steps_no_figure_of_steps_is_said_and_a_program_that_failed_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys, golden: Golden
 ) -> None:
     w = Writer().add("load_begin", engine=1, ts=1, bytes=64, layer=0, expert=0, reason=0).add("load_end", engine=1, ts=9)
     w.add("sched_switch", ts=20, tid=0, pid=0, cpu=0, prev_tid=0, next_tid=MAIN).write(tmp_path)
     path = tmp_path / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"target": {"pid": MAIN, "exit_code": 2}}))
-    assert main(["findings", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "this recording has no steps, so their costs are unknown\n"
-    assert main(["summary", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "the program ended with exit code 2" in out and "1 startup load 0 MiB" in out
-    assert not re.search(r"\bhits\b|per layer|of the steps' time", out)
+    assert main(["findings", str(tmp_path)]) == main(["summary", str(tmp_path)]) == 0
+    golden("summary", capsys.readouterr().out)
 
 
 def test_tpot_and_decode_speed_on_the_screen_follow_from_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,30 +119,25 @@ def test_findings_on_the_screen_keep_their_remedy() -> None:
         assert text.rpartition(":")[0] in " ".join(" ".join(lines).split())
 
 
-def test_a_request_whose_end_was_missed_is_not_called_open(tmp_path: Path) -> None:
+def test_a_request_whose_end_was_missed_is_not_called_open(tmp_path: Path, golden: Golden) -> None:
     w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ)
     w.add("block_issue", engine=0, ts=2, dev=1, sector=8, bytes=4096, rwbs=b"R")
     answer: dict[str, Any] = summarize(Recording(w.write(tmp_path)), load_tables(tmp_path))
-    assert str(loss_lines(answer)[-1]) == "incomplete: 1 block request without end (1 whose end was not seen)"
+    golden("summary", str(loss_lines(answer)[-1]))
 
 
-def test_what_tpot_holds_besides_its_step_is_told(tmp_path: Path) -> None:
+def test_what_tpot_holds_besides_its_step_is_told(tmp_path: Path, golden: Golden) -> None:
     w = Writer()
     for seq, (begin, end) in enumerate([(100, 200), (300, 400), (500, 600), (700, 800)]):
         w.add("token_begin", engine=2, ts=begin * 10**6, seq=seq, phase=2).add("token_end", engine=2, ts=end * 10**6, seq=seq)
     answer: dict[str, Any] = summarize(Recording(w.write(tmp_path)), load_tables(tmp_path))
-    assert str(speed_lines(answer)[0]) == "no prefill recorded" and str(speed_lines(answer)[1]).startswith("TPOT 200.00 ms")
-    assert "100.00 ms of TPOT are outside the token's step: between steps 100.00" in map(str, time_lines(answer))
+    golden("summary", "\n".join(map(str, [*speed_lines(answer), *time_lines(answer)])))
     answer["between_tokens_ms"] = {"asleep": 3.0}
     assert not any("outside" in str(line) for line in time_lines(answer))
 
 
 def test_a_signal_is_called_by_its_name_and_a_cost_that_is_not_known_not_at_all(tmp_path: Path) -> None:
-    assert [exit_text(code) for code in (3, -9, -99)] == [
-        "ended with exit code 3",
-        "was ended by SIGKILL",
-        "was ended by signal 99",
-    ]
+    assert [exit_text(code).split()[-1] for code in (3, -9, -99)] == ["3", "SIGKILL", "99"]
     w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ)
     answer: dict[str, Any] = summarize(Recording(w.write(tmp_path)), load_tables(tmp_path))
     answer["cost"] = {"lines": []}
@@ -285,10 +273,8 @@ def test_no_digit_of_a_table_is_cut_off(width: int, capsys, monkeypatch: pytest.
     assert "…" not in out and sorted(re.findall(r"\d", out)) == sorted(re.findall(r"\d", str(rows)))
 
 
-@pytest.mark.parametrize(("slope", "said"), [(0.05, "step = "), (0.0, "the context does not explain how long steps take")])
-def test_a_line_over_the_context_is_shown_only_where_it_predicts_unseen_steps(
-    slope: float, said: str, capsys, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("slope", [0.05, 0.0])
+def test_a_line_over_the_context_is_shown_only_where_it_predicts_unseen_steps(slope: float, capsys, tmp_path: Path) -> None:
     rng, writer, ts = np.random.default_rng(4), Writer(), 10_000
     for step in range(60):
         lasts = int(1e6 * (1 + slope * step) * np.exp(rng.normal(0, 0.2)))
@@ -298,8 +284,7 @@ def test_a_line_over_the_context_is_shown_only_where_it_predicts_unseen_steps(
         ts += lasts + 1000
     assert main(["trends", str(writer.write(tmp_path))]) == 0
     out = capsys.readouterr().out
-    assert said in out
-    assert ("growth with the context" in out) == (slope > 0)
+    assert ("step = " in out) == ("growth" in out) == (slope > 0)
 
 
 def test_the_npu_screen_fits_a_terminal_of_80_columns(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -334,7 +319,5 @@ def test_the_rows_and_columns_of_a_step_add_up_however_many_there_are() -> None:
 
 def test_the_time_of_steps_names_what_is_a_mean_step_and_what_is_a_sum(capsys, tmp_path: Path) -> None:
     assert main(["time", str(runtime(3).write(tmp_path)), "--by", "cause"]) == 0
-    out = capsys.readouterr().out
-    assert "ms by cause: a mean step of each phase, and all steps together" in out
-    (total,) = (line.split() for line in out.splitlines() if line.startswith("all "))
+    (total,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("all "))
     assert [float(word) for word in total[1::2]] == pytest.approx([0.001, 0.001, 0.003])

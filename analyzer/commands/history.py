@@ -77,7 +77,7 @@ def is_worse(change: dict[str, Any]) -> bool:
 
 def print_history(builds: pd.DataFrame, changed: pd.DataFrame, reason: str) -> None:
     """Print builds and changes; `reason`: why some builds are not judged."""
-    screen, table = console(), grid("device", "metric", "build", "median", "least", "most", "runs", left=3)
+    screen, table = console(), grid("device", "metric", "build", "median", "lowest", "highest", "runs", left=3)
     for row in builds.tail(SHOWN).to_dict("records"):
         figures = (f"{row[name]:,.4g} {row['unit']}" for name in ("median", "low", "high"))
         table.add_row(*(str(row[name]) for name in ("device", "metric", "build")), *figures, str(row["runs"]))

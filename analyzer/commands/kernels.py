@@ -42,8 +42,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     predict = actions.add_parser("predict", help="predict a chain of operators from trained predictors")
     fusion = actions.add_parser("fusion", help="detect which pairs of operators are fused into one kernel")
     for action in (train, fusion):
-        action.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="backend that runs the kernels [cpu]")
-        action.add_argument("--runs", metavar="N", type=int, default=9, help="measurements of each model [9]")
+        action.add_argument(
+            "--backend", choices=("cpu", "htp"), default="cpu", help="backend that runs the kernels (default: cpu)"
+        )
+        action.add_argument("--runs", metavar="N", type=int, default=9, help="measurements of each model (default: 9)")
     add = train.add_argument
     add("--out", metavar="FILE", type=Path, required=True, help="file for the predictors (JSON)")
     add(
@@ -53,14 +55,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="models around whose matrix shapes to sample; default: common ones",
     )
-    add("--start", metavar="N", type=int, default=60, help="initial number of shapes per kernel [60]")
-    add("--rounds", metavar="N", type=int, default=2, help="rounds of further shapes where the error is large [2]")
-    add("--extra", metavar="N", type=int, default=20, help="shapes added in each round [20]")
-    add("--held-out", metavar="N", type=int, default=30, help="shapes held out for evaluation [30]")
+    add("--start", metavar="N", type=int, default=60, help="initial number of shapes per kernel (default: 60)")
+    add("--rounds", metavar="N", type=int, default=2, help="rounds of further shapes where the error is large (default: 2)")
+    add("--extra", metavar="N", type=int, default=20, help="shapes added in each round (default: 20)")
+    add("--held-out", metavar="N", type=int, default=30, help="shapes held out for evaluation (default: 30)")
     add = predict.add_argument
     add("file", metavar="FILE", type=Path, help="predictors that `train` wrote")
-    add("--chain", metavar="OPERATORS", default="Gemm,Relu,Gemm", help="operators of the chain, in order [Gemm,Relu,Gemm]")
-    add("--rows", metavar="ROWS", default="1", help="input rows, or a list: 1,8,64 [1]")
+    add(
+        "--chain",
+        metavar="OPERATORS",
+        default="Gemm,Relu,Gemm",
+        help="operators of the chain, in order (default: Gemm,Relu,Gemm)",
+    )
+    add("--rows", metavar="ROWS", default="1", help="input rows, or a list: 1,8,64 (default: 1)")
     sizes = predict.add_mutually_exclusive_group(required=True)
     sizes.add_argument("--widths", metavar="N,N", help="input columns, then the output columns of each matrix")
     sizes.add_argument("--config", metavar="PATH", type=Path, help="take the widths of this model's experts")

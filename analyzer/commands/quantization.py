@@ -28,8 +28,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("quantized", metavar="QUANTIZED", type=Path, help="recording of the quantized model")
     accuracy = parser.add_mutually_exclusive_group(required=True)
     for name, text in (
-        ("--perplexity", "of each on the same text, 1 or more"),
-        ("--accuracy", "of each, above 0, higher is better"),
+        ("--perplexity", "perplexity of each model on the same text, 1 or more"),
+        ("--accuracy", "score of each model, above 0; higher is better"),
     ):
         accuracy.add_argument(name, metavar=("ORIGINAL", "QUANTIZED"), type=float, nargs=2, help=text)
     add_json(parser)

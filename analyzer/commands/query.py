@@ -36,7 +36,7 @@ from analyzer.tables.recording_folders import Failure, is_many, make_tables, rec
 from analyzer.tables.store import LazyTables, load_tables, row_counts
 from moescope.answers import print_if_json
 from moescope.arguments import add_json
-from moescope.terminal import console, grid
+from moescope.terminal import console, counted, grid
 
 SHOWN = 200
 Answer = tuple[list[str], list[tuple[Any, ...]]]
@@ -88,7 +88,7 @@ def keep_many(args: argparse.Namespace) -> int:
     """Keep tables and result beside each of many recordings."""
     done, failures = map_recordings(of_place, recording_folders(args.run), args.dask)
     if not print_if_json(args, {"recordings": len(done), "failed": {str(each.place): each.reason for each in failures}}, "many"):
-        print(f"{len(done):,} recordings have tables, {len(failures):,} could not be read")
+        print(f"tables kept for {counted(len(done), 'recording')}; not readable: {len(failures):,}")
     return int(bool(failures))
 
 

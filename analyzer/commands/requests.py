@@ -45,7 +45,7 @@ def request_lines(summary: dict[str, Any]) -> list[str]:
     ]
     for label, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms")):
         values = ", ".join(f"{name} {number(value, ',.2f')}" for name, value in summary[key].items())
-        answer.append(f"{label} ms of requests: {values}")
+        answer.append(f"{label} of requests in ms: {values.replace('most', 'longest')}")
     return answer
 
 

@@ -23,7 +23,9 @@ SHOWN = ("count", "ms", "median_us", "intensity", "gflops", "gbytes_per_s", "roo
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
-    parser.add_argument("--by", choices=tuple(roofline.GROUPINGS), default="type", help="group operators by (default: type)")
+    parser.add_argument(
+        "--by", choices=tuple(roofline.GROUPINGS), default="type", help="what operators are grouped by (default: type)"
+    )
     add_phase(parser)
     add_ceilings(parser)
     add_json(parser)

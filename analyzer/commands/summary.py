@@ -61,7 +61,7 @@ def heading_lines(answer: Section) -> list[Line]:
     """The engines, the recorded command and the machine."""
     about, machine = answer["recording"], answer["machine"]
     where = f"{machine.get('cpu_model', '?')}, {machine.get('cpus', '?')} CPUs, Linux {machine.get('kernel', '?')}"
-    lines: list[Line] = [words((", ".join(about["engines"]) or "no engine", "bold"), f": {' '.join(command_of(about))}")]
+    lines: list[Line] = [words((", ".join(about["engines"]) or "no known engine", "bold"), f": {' '.join(command_of(about))}")]
     if machine.get("cpu_model") or not about["imported"]:
         lines.append(where)
     if machine["npu"]:
@@ -117,7 +117,7 @@ def time_lines(answer: Section) -> list[Line]:
     spent, tpot = answer["between_tokens_ms"], (answer["tokens"] or {}).get("tpot_ms", {}).get("mean") or 0.0
     named = ", ".join(f"{what} {ms:,.2f}" for what, ms in spent.items() if ms > LEAST * tpot)
     between = sum(spent.values())
-    apart = [f"{between:,.2f} ms of TPOT are outside the token's step: {named}"] if between > APART * tpot else []
+    apart = [f"TPOT includes {between:,.2f} ms outside the token's step: {named}"] if between > APART * tpot else []
     return [time_matrix(*first), *(words((f"{phase} step ", "bold"), by_cause(part)) for phase, part in others), *apart]
 
 
@@ -166,8 +166,9 @@ def expert_lines(e: Section) -> list[Line]:
     seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} per step)" for name, v in e["distinct_per_layer"].items() if v]
     lines: list[Line] = [words(("experts", "bold"), f" used per layer: {', '.join(seen)}")] if seen else []
     if e["hit_rate"] is not None:
-        rate, reuse = number(e["hit_rate"], ".1%"), number(e["reuse_distance_median_steps"], ".0f")
-        lines.append(f"{rate} hits, {e['misses']:,} misses, {e['evictions']:,} evictions, reuse after {reuse} steps (median)")
+        figures = [f"{e['hit_rate']:.1%} hits", counted(e["misses"], "miss"), counted(e["evictions"], "eviction")]
+        reuse = e["reuse_distance_median_steps"]
+        lines.append(", ".join([*figures, *([f"reuse after {counted(round(reuse), 'step')} (median)"] if reuse else [])]))
     loads = [
         f"{counted(v['loads'], f'{name} load')} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()
     ]

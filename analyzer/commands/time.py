@@ -1,4 +1,4 @@
-"""Show where the time of steps goes: by part (what is done), by cause (what it takes), or by both; they add up to the step.
+"""Show where the time of steps goes: by part (what is done), by cause (what takes the time), or by both; they add up to the step.
 
 A step is seen from its own thread; while it waits for another thread, that thread's state counts. docs/times.md has the causes.
 
@@ -6,7 +6,7 @@ examples:
   moescope time RUN
   moescope time RUN --by cause                   a column for each phase, and all steps together
   moescope time RUN --step 12 --json             one step, and its pieces in order
-  moescope time RUN --faster 20                  what an accelerator would save that takes 20 % less time
+  moescope time RUN --faster 20                  what 20 % less time on the accelerator would save
 """
 
 import argparse
@@ -28,7 +28,9 @@ from moescope.terminal import counted
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
-    parser.add_argument("--by", choices=("part", "cause", "both"), default="both", help="divide the time by (default: both)")
+    parser.add_argument(
+        "--by", choices=("part", "cause", "both"), default="both", help="divide by part, by cause, or by both (default: both)"
+    )
     parser.add_argument("--step", type=int, metavar="N", help="only step N (its token_id)")
     percent = 100 * accelerators.FASTER
     parser.add_argument(
@@ -99,10 +101,11 @@ def closing_lines(answer: dict[str, Any]) -> list[str]:
     lines = []
     if span := answer.get("span_ms"):
         parts = ", ".join(f"{name} {ms:,.1f}" for name, ms in span.items() if name not in ("total", "concurrent"))
-        lines.append(f"run {span['total']:,.1f} ms = {parts} (- {max(span['concurrent'], 0):,.1f} at the same time)")
+        shared = f" - {span['concurrent']:,.1f} of steps that overlap" if span["concurrent"] >= 0.05 else ""
+        lines.append(f"run {span['total']:,.1f} ms = {parts}{shared}")
     if npu := answer.get("npu_runs"):
         summands = " + ".join(f"{name} {npu[f'{name}_ms']:,.2f}" for name in ("before", "accelerator", "after", "residual"))
-        more = f" ({npu['unprofiled']} more without a profile)"
+        more = f" ({npu['unprofiled']} more without a profile)" if npu["unprofiled"] else ""
         lines.append(f"{counted(npu['windows'], 'graph')} on the NPU {npu['total_ms']:,.2f} ms = {summands}{more}")
     if answer.get("accelerator"):
         lines.append(accelerators.saving_text(answer["accelerator"]))

@@ -21,6 +21,7 @@ from analyzer.records.schema import empty_table, fill_missing
 from analyzer.tables.store import LazyTables, load_tables
 from moescope.answers import print_if_json
 from moescope.arguments import add_run_and_json
+from moescope.terminal import counted
 from tracer.recording.format import RecordingError
 
 prepare_parser = add_run_and_json
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     names = ("ttft_ms", "tpot_ms", "step_ms")
     print_table(pd.DataFrame([{"": name, **facts[name]} for name in names]), "ms")
     if "model" not in facts:
-        print(f"{facts['step_ms']['n']} {facts['of']}s are too few to detect a trend: at least {trends.LEAST} are needed")
+        print(f"too few to detect a trend: {counted(facts['step_ms']['n'], facts['of'])}, at least {trends.LEAST} are needed")
         return 0
     lines = [f"{label}: {text}" for label, text, _ in trends.trend_sentences(facts)]
     nothing = f"{facts['step_ms']['n']} {facts['of']}s show no slow first one, no change of level, no drift, no period, no burst"

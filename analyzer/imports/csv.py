@@ -163,7 +163,7 @@ def read_csv(path: Path) -> Imported:
         )
     names = ["execute", "type", "message", "unit", "value", "name", "depth", "source", "timestamp"]
     frame = pd.DataFrame(rows, columns=names)
-    complaints = [f"{path}: {len(bad)} damaged lines are omitted, the first is line {bad[0]}"] if bad else []
+    complaints = [f"{path}: damaged lines omitted: {len(bad)}, the first is line {bad[0]}"] if bad else []
     if complete_lines != text:
         complaints.append(f"{path}: the last line is incomplete and omitted: the file is truncated")
     frame = frame.assign(file=path.name, row=np.arange(len(frame)), graph=graphs_of(frame))

@@ -55,8 +55,8 @@ def read_log(path: Path, text: str) -> Run:
     batches["n_ops"] = batches["dims"].str.extract(r"n-ops (\d{1,9})$")[0].fillna("0").astype(np.int64)
     mhz = max(float(batches["cycles"].sum() / max(batches["us"].sum(), 1)), 1e-3)
     missing, before = int(batches["n_ops"].sum()) - len(operators), int(rows["batch_id"].isna().sum())
-    warnings = [f"{path.name} is truncated or damaged: {missing:,} operators of its batches are missing"] if missing > 0 else []
-    warnings += [f"{path.name}: {before:,} operators before its first batch are omitted"] if before else []
+    warnings = [f"{path.name} is truncated or damaged: operators missing from its batches: {missing:,}"] if missing > 0 else []
+    warnings += [f"{path.name}: operators before its first batch, omitted: {before:,}"] if before else []
     tables = {"npu_batches": batch_table(batches, mhz), "npu_operators": operator_table(operators)}
     return Run(ENGINE, tables, [*warnings, UNSAID[0], UNSAID[1].format(mhz)])
 

@@ -140,7 +140,7 @@ def read_optrace(path: Path) -> Optrace:
     rows, complaints = raw_events(path)
     events, bad = span_columns(rows)
     if bad:
-        complaints.append(f"{path}: {bad} events without name, time or partner are omitted")
+        complaints.append(f"{path}: events without name, time or partner, omitted: {bad}")
     threads, frame = metadata_names(rows, "thread_name"), pd.DataFrame(events, columns=COLUMNS)
     names = [threads.get(key, "") for key in zip(frame["pid"], frame["tid"], strict=True)]
     frame["thread"] = [

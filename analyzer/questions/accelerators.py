@@ -149,7 +149,7 @@ def saving_text(answer: dict[str, Any]) -> str:
     bound = "at most " if unknown else ""
     own = f"; the accelerator's own time is unknown for {unknown:,} of {answer['submissions']:,} submissions" if unknown else ""
     return (
-        f"an accelerator that takes {answer['faster']:.0%} less time would save {bound}{answer['won_ms']:,.2f} ms "
-        f"({answer['won_share']:.1%} of the steps): it works {bound}{worked:,.1f} ms, and steps wait for it for "
+        f"{answer['faster']:.0%} less time on the accelerator would save {bound}{answer['won_ms']:,.2f} ms "
+        f"({answer['won_share']:.1%} of step time): it works for {bound}{worked:,.1f} ms, steps wait for it for "
         f"{waited:,.1f} ms{own}"
     )

@@ -47,12 +47,10 @@ def load_findings(facts: RuleInputs) -> Iterator[Finding]:
         evidence = {"loads": len(rows), "first": len(first), "bytes": int(rows["bytes"].sum()), **asdict(better)}
         yield facts.finding("expert loads", _reload_text(rows, again, better, facts), better.won_ns, evidence, "expert_loads")
     waited = float((first["cost_ns"] - first["compile_ns"]).sum())
-    text = (
-        f"steps load {counted(len(first), 'expert')} for the first time, which no cache avoids; load them before the first step"
-    )
+    text = f"first loads of {counted(len(first), 'expert')} fall into steps, which no cache avoids: load before the first step"
     yield facts.finding("first loads", text, waited, {"loads": len(first)}, "expert_loads")
     made = rows[rows["compile_ns"] > 0]
-    text = f"steps compile the NPU graphs of {counted(len(made), 'expert')}; compile them ahead of time"
+    text = f"steps compile the NPU graphs of {counted(len(made), 'expert')}: compile ahead of time"
     yield facts.finding("compiling", text, float(made["compile_ns"].sum()), {"loads": len(made)}, "compiling")
 
 
@@ -99,9 +97,9 @@ def imbalance(facts: RuleInputs) -> Iterator[Finding]:
     share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
     by_thread = uneven["ns"].groupby(thread_labels(facts, uneven["tid"])).sum().sort_values(ascending=False)
     longest = ", ".join(f"{name} {ns / facts.total_ns:.0%}" for name, ns in by_thread.iloc[:NAMED].items())
-    text = f"threads wait for each other {share:.0%} of their time in shared operators; equal shares would finish sooner"
+    text = f"uneven shares: threads wait for each other for {share:.0%} of their time in operators"
     evidence = {"wait_share": float(share), "longest": {str(name): ns / facts.total_ns for name, ns in by_thread.items()}}
-    yield facts.finding("imbalance", f"{text}; longest: {longest}", float(uneven["ns"].sum()), evidence, "imbalance")
+    yield facts.finding("imbalance", f"{text}; slowest: {longest}", float(uneven["ns"].sum()), evidence, "imbalance")
 
 
 def uneven_ns(tables: Tables) -> pd.DataFrame:

@@ -98,12 +98,12 @@ def incompleteness(source: Source) -> list[str]:
     lines = list(source.damage)
     if short:
         lacking, most = f"{sum(short.values()):,} of {sum(described.values()):,}", max(short, key=short.__getitem__)
-        lines.append(f"{lacking} records are missing from the files (mostly {most}): they are truncated")
+        lines.append(f"{lacking} records missing from the files (mostly {most}): they are truncated")
     odd = counts.get("unknown", 0)
     if odd:
-        lines.append(f"{odd:,} records are of kinds that the manifest does not describe: omitted")
+        lines.append(f"records of kinds that the manifest does not describe, omitted: {odd:,}")
     if source.damaged:
-        lines.append(f"{source.damaged:,} records have impossible times: omitted; the files are damaged")
+        lines.append(f"records with impossible times, omitted: {source.damaged:,}; the files are damaged")
     return lines
 
 

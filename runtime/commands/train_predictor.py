@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   moescope tune predictor /models/qwen3-moe.package --text train.txt more.txt --test test.txt --json"""
 SEGMENT = 512  # tokens per sequence: fewer if the text would otherwise yield less than AT_LEAST sequences
 AT_LEAST, SHORTEST = 40, 16
+TEST_TOKENS = 10_000  # the most to evaluate on
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--test", type=Path, nargs="+", default=[], metavar="FILE", help="text to evaluate on (default: a tenth of --text)"
     )
     add_count(parser, "--tokens", default=50_000, help="largest number of tokens to learn from")
-    add_count(parser, "--test-tokens", default=10_000, help="largest number of tokens to evaluate on")
     parser.add_argument(
         "--expert-cache", default="all", metavar="SIZE", help="size of the expert cache while learning (default: all)"
     )
@@ -89,7 +89,7 @@ def _split_text(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]]
     test = _cut_segments(tests, length) if args.test else learn[5::10]
     if not args.test:
         learn = [segment for i, segment in enumerate(learn) if i % 10 != 5]
-    learn, test = _pick_evenly(learn, max(args.tokens // length, 2)), _pick_evenly(test, max(args.test_tokens // length, 1))
+    learn, test = _pick_evenly(learn, max(args.tokens // length, 2)), _pick_evenly(test, max(TEST_TOKENS // length, 1))
     if len(learn) < 2 or not test:
         raise RequestError(f"{len(learn)} segments of {length} tokens are too few to learn from: give more text")
     return learn, test

@@ -33,9 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("-o", "--output", type=Path, default=Path("plan.json"), help="file of the plan (default: plan.json)")
     parser.add_argument("--sysroot", type=Path, help="folder of files copied from a device, in the device's layout")
-    parser.add_argument(
-        "--libraries", type=Path, action="append", default=[], help="folder or file of the engine; may be repeated"
-    )
+    parser.add_argument("--libraries", type=Path, action="append", default=[], help="folder or file of the engine; repeatable")
     parser.add_argument(
         "--features", type=Path, metavar="FILE", help="output of `moescope-recorder --probe-features` on the device"
     )

@@ -23,7 +23,7 @@ def shipped_queries() -> dict[str, str]:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a query; default: list them")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of a query (default: list them)")
 
 
 def run(args: argparse.Namespace) -> int:

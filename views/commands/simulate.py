@@ -34,7 +34,7 @@ from analyzer.records import manifest
 from moescope.answers import json_text, print_if_json
 from moescope.arguments import add_json
 from moescope.plain import print_plain
-from moescope.terminal import console, grid, words
+from moescope.terminal import console, counted, grid, words
 from tracer.recording.format import Recording
 from views.pareto import write_pareto
 
@@ -190,12 +190,12 @@ def print_outcomes(outcomes: list[simulator.Outcome], best: list[bool], cost: co
     screen.print(table)
     screen.print()
     common = ", ".join(f"{name} {rows[0][name] or 'off'}" for name in ("prefetch", "chunk") if name not in swept)
-    text = f"simulated, not measured: {len(routes.steps)} steps of the recorded routes"
+    text = f"simulated, not measured: {counted(len(routes.steps), 'step')} of the recorded routes"
     screen.print(f"{text}{f', {common}' if common else ''}; * on the Pareto front; costs {cost.source}")
     if any(row["decode_hit_rate"] == 0 for row in rows):
         cost = replace(cost, warnings=(*cost.warnings, "a cache below about one token's experts hits nothing in decode"))
     if routes.dropped:
-        cost = replace(cost, warnings=(*cost.warnings, f"{routes.dropped} steps are left out: their routes are incomplete"))
+        cost = replace(cost, warnings=(*cost.warnings, f"left out, as routes are missing: {counted(routes.dropped, 'step')}"))
     for text in cost.warnings:
         screen.print(words(("warning:", "yellow"), f" {text}"))
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from analyzer.questions.figures import hit_rate
 from analyzer.questions.live import LiveTables, Snapshot
 from moescope.arguments import add_run
-from moescope.terminal import console, grid, words
+from moescope.terminal import console, counted, grid, words
 from tracer.recording.cost import probes_lately
 from tracer.recording.format import RecordingError
 from views.errors import ViewError
@@ -58,7 +58,7 @@ def heading_lines(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text
     base = before if before and now.duration_ns > before.duration_ns else None
     spent, lasted = now.probe_ns - (base.probe_ns if base else 0), now.duration_ns - (base.duration_ns if base else 0)
     parts.append(probes_lately(spent, lasted / 1e9) if lasted else "")
-    second = [f"{now.records:,} records", f"{now.lost:,} lost", f"last {now.seconds:,.1f} s", now.state, str(run_dir)]
+    second = [counted(now.records, "record"), f"{now.lost:,} lost", f"last {now.seconds:,.1f} s", now.state, str(run_dir)]
     if now.off:
         second.append(f"off: {', '.join(now.off)}")
     first = "   ".join(part for part in parts if part)

@@ -61,7 +61,7 @@ def cost_findings(run: Run) -> Block | None:
     failed = (summary.get("npu") or {}).get("failed")
     if failed:
         query = "select * from qnn_executes where complete and status <> 0"
-        items.append({"level": "bad", "text": f"{failed:,} executions on the NPU failed.", "query": query})
+        items.append({"level": "bad", "text": f"{counted(failed, 'execution')} failed on the NPU.", "query": query})
     for finding in summary.get("findings") or []:
         level = "warn" if finding["share"] >= HIGH_SHARE else "info"
         text = f"{finding['text']} ({duration_text(finding['ms'])})"

@@ -82,7 +82,7 @@ def time_section(run: Run) -> Section | None:
     blocks = [over_steps(run, name, STEPS_BY_CAUSE.format(only))]
     blocks += [block for shown in (CELLS, PHASES, BETWEEN) for block in answer(run, *shown)]
     if left_out := len(run.tables["tokens"]) - len(tokens):
-        blocks.append(note(f"{left_out} steps are omitted: their end was not recorded."))
+        blocks.append(note(f"Steps omitted, as their end was not recorded: {left_out}."))
     if causes.TRANSPORT in (run.summary.get("time") or {}).get("run", {}).get("cause_ms", {}):
         blocks.append(note(UNSEEN))
     if gained := run.summary.get("accelerator"):
