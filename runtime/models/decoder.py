@@ -20,6 +20,7 @@ from runtime.models.rope import Rope
 from runtime.models.routers import CORRECTED, KINDS, Router
 
 Shapes = tuple[tuple[int, ...], ...]
+OptionalTensors = tuple[tuple[str, bool, str], ...]
 Maker = Callable[[Checkpoint, int, Store | None], onnx.ModelProto]
 LOGITS = "gate_out"
 HEAD_MULTIPLE = 16
@@ -85,7 +86,7 @@ class Decoder:
     logits_cap: float = 0.0
     precisions: Precisions = field(default=Precisions(), repr=False)
 
-    OPTIONAL: ClassVar[tuple[tuple[str, bool, str], ...]] = (("attention_bias", False, r"self_attn\.[qkvo]_proj\.bias"),)
+    OPTIONAL: ClassVar[OptionalTensors] = (("attention_bias", False, r"self_attn\.[qkvo]_proj\.bias"),)
     MOE = "mlp"
     GATE = "gate"
     SHARED = "shared_expert"

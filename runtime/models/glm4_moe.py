@@ -1,8 +1,8 @@
 """GLM-4.5 and 4.6: partly rotated heads, optional norms of heads, sigmoid router, shared experts, dense first layers."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from runtime.models.decoder import Decoder
+from runtime.models.decoder import Decoder, OptionalTensors
 from runtime.models.routers import sigmoid_router
 from runtime.models.sizes import common_settings, first_layers, partly_rotated
 
@@ -10,7 +10,7 @@ from runtime.models.sizes import common_settings, first_layers, partly_rotated
 class Glm4Moe(Decoder):
     """The common decoder with another name of the shared experts."""
 
-    OPTIONAL = (("attention_bias", False, r"self_attn\.[qkv]_proj\.bias"),)
+    OPTIONAL: ClassVar[OptionalTensors] = (("attention_bias", False, r"self_attn\.[qkv]_proj\.bias"),)
     SHARED = "shared_experts"
 
 
