@@ -36,7 +36,7 @@ from moescope.scratch import replaced_file
 from views.timeline import marks, npu, sched
 from views.timeline.columns import drawn_frame, integer_codes
 from views.timeline.protobuf import field_bytes, valid_text
-from views.timeline.sequence import PACKET, Level, Names, TrackEvents, counter_packets, head, opening, slice_packets
+from views.timeline.sequence import PACKET, Level, Names, TrackEvents, counter_packets, head, slice_packets, track_opening
 from views.timeline.slices import Slices, close_open, on_program
 from views.timeline.threads import WORK, WORKING, shown_processes, thread_pids
 from views.timeline.trace_file import Packets, TraceFile, usable_cpus
@@ -130,7 +130,7 @@ class TraceWriter:
     def sequence_of(self, events: TrackEvents, track: int) -> None:
         """Write one sequence: its head, then its events."""
         self.sequence += 1
-        self.out.later(partial(opening, self.sequence, track, events, self.names, self.start))
+        self.out.later(partial(track_opening, self.sequence, track, events, self.names, self.start))
         for job in slice_packets(self.sequence, events, self.start):
             self.out.later(job)
         self.written.slices += int((events.order < 0).sum())
