@@ -1,6 +1,6 @@
 """The report's section on the NPU without QNN: batches in its queues, their operators, and the driver's calls."""
 
-from analyzer.questions import npu_queues, rpc
+from analyzer.questions import driver_calls, npu_queues
 from views.report.sections import Block, Run, Section, axis, chart, note, pairs, table_of
 
 UNCONFIRMED = "No device has confirmed these figures: they were checked with a stand-in for the processor (docs/hexagon.md)."
@@ -48,7 +48,7 @@ def depth_chart(run: Run) -> Block:
 
 def driver_blocks(run: Run) -> list[Block]:
     """The driver's calls."""
-    facts = rpc.rpc_summary(run.tables)
+    facts = driver_calls.rpc_summary(run.tables)
     if not facts:
         return []
     items = [("calls of the driver", f"{facts['calls']:,} ({facts['driver']}), {facts['answered']:,} seen to their end")]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import rpc
+from analyzer.questions import driver_calls
 from analyzer.records.schema import Tables
 from views.timeline.columns import map_rows, rows_equal, rows_of, text_column, text_of
 from views.timeline.slices import BATCH, Column, Slices, execute_flow, expert_place, int_args, of_frame, positive, text_args
@@ -234,7 +234,7 @@ def message_slices(tables: Tables) -> Slices | None:
     """Calls of the NPU's driver, from sending to the arrival of the response."""
     if not len(tables["driver_events"]):
         return None
-    frame = rpc.rpc_messages(tables)
+    frame = driver_calls.rpc_messages(tables)
     frame = frame[frame["answered_ns"] >= 0]
     if not len(frame):
         return None
