@@ -69,13 +69,13 @@ class Fault:
         return path.is_file() and path.read_text().count(self.old) == 1
 
 
-def read() -> list[Fault]:
+def read_faults() -> list[Fault]:
     """All faults."""
     return [Fault(**row) for row in tomllib.loads(LIST.read_text())["fault"]]
 
 
 @contextmanager
-def copied() -> Iterator[Path]:
+def copied_tree() -> Iterator[Path]:
     """A copy of the tree with what is built."""
     with tempfile.TemporaryDirectory(prefix="moescope-mutations-") as name:
         tree = Path(name) / "tree"
@@ -83,7 +83,7 @@ def copied() -> Iterator[Path]:
         yield tree
 
 
-def ran(tree: Path, command: str, limit_s: float | None = None) -> str:
+def output_in_copy(tree: Path, command: str, limit_s: float | None = None) -> str:
     """The output of a command that sees the copy in the tree's place, so that paths in what is built stay true."""
     shared = [f"mkdir -p {tree}/{name}; mount --bind {ROOT}/{name} {tree}/{name}; " for name in SHARED if (ROOT / name).is_dir()]
     script = f"{''.join(shared)}mount --rbind {tree} {ROOT} && cd {ROOT} && {command}"
@@ -98,41 +98,41 @@ def ran(tree: Path, command: str, limit_s: float | None = None) -> str:
                 os.killpg(process.pid, signal.SIGKILL)  # also what a test left behind
 
 
-def failing(tests: list[str], fault: Fault | None = None) -> list[str]:
+def failing_tests(tests: list[str], fault: Fault | None = None) -> list[str]:
     """Those of the tests that fail with the fault, or that a crash or a hang ended."""
     quoted = shlex.join(tests)
-    with copied() as tree:
+    with copied_tree() as tree:
         if fault:
-            plant(fault, tree)
+            plant_fault(fault, tree)
         command = f"{sys.executable} -m pytest -v --tb=no --no-summary -p no:cacheprovider -p no:xdist {quoted}"
-        output = ran(tree, command, LONGEST_S if fault else None)
+        output = output_in_copy(tree, command, LONGEST_S if fault else None)
     outcomes = dict(OUTCOME.findall(output))
     if not outcomes or "ERROR: not found" in output:
         raise SystemExit(f"these tests did not run: {quoted}\n{output[-2000:]}")
     return [test for test, outcome in outcomes.items() if outcome in ("FAILED", "ERROR", "")]
 
 
-def plant(fault: Fault, tree: Path) -> None:
+def plant_fault(fault: Fault, tree: Path) -> None:
     """Put a fault into a copy of the tree, and build it."""
     path = tree / fault.file
     path.write_text(path.read_text().replace(fault.old, fault.new))
     if target := fault.target:
         steps = f"cmake --build build/cmake --target {target} && cmake --install build/cmake --prefix ."
-        if complaint := ran(tree, f"({steps}) > build/mutation.log 2>&1 || cat build/mutation.log"):
+        if complaint := output_in_copy(tree, f"({steps}) > build/mutation.log 2>&1 || cat build/mutation.log"):
             raise SystemExit(f"{fault.name}: cannot be built\n{complaint[-2000:]}")
 
 
-def short(tests: list[str]) -> set[str]:
+def quick_tests(tests: list[str]) -> set[str]:
     """Those of the tests that are not marked long."""
     words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not long", "-p", "no:cacheprovider", *tests]
     return set(tests) & set(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines())
 
 
-def score(fault: Fault, quick: set[str], broken: set[str]) -> str:
+def score_fault(fault: Fault, quick: set[str], broken: set[str]) -> str:
     """Which tests find a fault: `short` ones, `long` ones alone, or `none`. Those that are broken without it do not count."""
     tests = [test for test in fault.found_by if test not in broken]
     parts = {"short": [test for test in tests if test in quick], "long": [test for test in tests if test not in quick]}
-    found = next((word for word, part in parts.items() if part and failing(part, fault)), "none")
+    found = next((word for word, part in parts.items() if part and failing_tests(part, fault)), "none")
     print(f"{fault.name}: found by {found}", flush=True)
     return found
 
@@ -140,11 +140,11 @@ def score(fault: Fault, quick: set[str], broken: set[str]) -> str:
 def main(args: Namespace, report: Report, faults: list[Fault]) -> int:
     """Run the tests of each fault; returns the number that none finds."""
     tests = sorted({test for fault in faults for test in fault.found_by})
-    quick, broken = short(tests), set(failing(tests))
+    quick, broken = quick_tests(tests), set(failing_tests(tests))
     if broken:
         report.note(f"Fail without a fault, and do not count: {', '.join(sorted(broken))}")
     with ThreadPoolExecutor(args.jobs) as pool:
-        scores = list(pool.map(partial(score, quick=quick, broken=broken), faults))
+        scores = list(pool.map(partial(score_fault, quick=quick, broken=broken), faults))
     for package in ["", *sorted({fault.package for fault in faults})]:
         found = [word for word, fault in zip(scores, faults, strict=True) if package in ("", fault.package)]
         for word in ("short", "long", "none"):
@@ -159,13 +159,13 @@ if __name__ == "__main__":
     parser.add_argument("--check", action="store_true", help="only whether each fault still has its place")
     parser.add_argument("--search", nargs="+", metavar="FILE", help="print which tests of these files find the chosen faults")
     words = parser.parse_args()
-    chosen = [fault for fault in read() if any(text in fault.name for text in words.only)]
+    chosen = [fault for fault in read_faults() if any(text in fault.name for text in words.only)]
     if lost := [fault.name for fault in chosen if not fault.has_place()]:
         sys.exit("the old text does not stand exactly once in its file: " + "; ".join(lost))
     if words.search:
         for one in chosen:
-            noticed = failing(words.search, one)
-            false = failing(noticed) if noticed else []
+            noticed = failing_tests(words.search, one)
+            false = failing_tests(noticed) if noticed else []
             print(one.name, [test for test in noticed if test not in false], flush=True)
     elif not words.check:
         kept = Report("mutations", words)

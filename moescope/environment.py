@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = ("capstone", "elftools", "numpy", "rich")
+NEEDED = ("capstone", "numpy", "rich")
 """A package that a system's Python seldom has and that all verbs of the tracer import."""
 
 

@@ -4,7 +4,7 @@ import re
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "elftools": "pyelftools"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 """Import name → distribution, for names that differ by more than - and _."""
 COLLECTIONS = ("all", "dev")
 """Extras that combine others."""

@@ -30,7 +30,7 @@ Tree = dict[str, Any]
 
 
 @cache
-def declared() -> dict[str, dict[str, str]]:
+def declarations() -> dict[str, dict[str, str]]:
     """Name of an answer (`time.step`) → path → `type: meaning`; at `about`, what the answer is."""
     text = files("moescope").joinpath("answers.toml").read_text(encoding="utf-8")
     return dict(tomllib.loads(text))
@@ -38,44 +38,44 @@ def declared() -> dict[str, dict[str, str]]:
 
 def names_of(form: str) -> list[str]:
     """The answers of a verb: of `time` its own and `time.step`, without those of its other forms, as `time.threads`."""
-    known = {name: name.replace(".", " ") for name in declared()}
+    known = {name: name.replace(".", " ") for name in declarations()}
     owners = {name: max((one for one in FORMS if f"{words} ".startswith(f"{one} ")), key=len) for name, words in known.items()}
     return [name for name, owner in owners.items() if owner == form]
 
 
 def fields(name: str) -> Iterator[tuple[str, str, str]]:
     """(path, type, meaning) of each line of an answer's declaration."""
-    for path, text in declared()[name].items():
+    for path, text in declarations()[name].items():
         if path != "about":
             kind, _, meaning = text.partition(": ")
             yield path, kind, meaning
 
 
-def segments(path: str) -> list[str]:
+def path_segments(path: str) -> list[str]:
     """`a.b[].c` → a, b, [], c."""
     return [part for part in path.replace("[]", ".[]").split(".") if part]
 
 
-def tree(name: str) -> Tree:
+def answer_tree(name: str) -> Tree:
     """All fields of an answer as nested objects."""
     root: Tree = {}
     for path, kind, _ in fields(name):
         first, *more = path.split(" ")
         outer, _, leaf = first.rpartition(".")
         for one in (leaf, *more):
-            *within, last = segments(f"{outer}.{one}")
+            *within, last = path_segments(f"{outer}.{one}")
             at = root
             for segment in within:
                 at = at.setdefault(segment, {})
-            at[last] = referred(kind) if kind.startswith(LIKE) else kind
+            at[last] = referred_tree(kind) if kind.startswith(LIKE) else kind
     return root
 
 
-def referred(kind: str) -> Any:
+def referred_tree(kind: str) -> Any:
     """The tree at `as ANSWER [PATH]`."""
     name, *path = kind.removeprefix(LIKE).split()
-    at = tree(name)
-    for segment in segments(".".join(path)):
+    at = answer_tree(name)
+    for segment in path_segments(".".join(path)):
         at = at[segment]
     return at
 
@@ -96,6 +96,6 @@ def schema_at(at: Any) -> dict[str, Any]:
 
 def json_schema(name: str) -> dict[str, Any]:
     """The JSON Schema of an answer."""
-    whole: dict[str, Any] = schema_at(tree(name))["anyOf"][0]
+    whole: dict[str, Any] = schema_at(answer_tree(name))["anyOf"][0]
     whole["properties"] |= {"schema": {"const": schema_of(name)}, "emulator": {"enum": [None, EMULATOR]}}
     return whole | {"required": ["schema", "emulator", *whole["required"]]}

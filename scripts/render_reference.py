@@ -12,7 +12,7 @@ from pathlib import Path
 from analyzer.records.schema import COMPARED, IMPORTED, MADE, TABLES, Column
 from moescope.answers import schema_of
 from moescope.command_line import Verb, parser_of
-from moescope.schemas import declared, fields, names_of
+from moescope.schemas import declarations, fields, names_of
 from moescope.verbs import GROUPS, VERBS
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -123,7 +123,7 @@ def verb_form(name: str, verb: Verb) -> list[str]:
 def answer_fields(name: str) -> list[str]:
     """The fields of an answer's JSON."""
     lines = [(f"`{path}`", kind, meaning) for path, kind, meaning in fields(name)]
-    return [f"## JSON `{schema_of(name)}`", wrap(declared()[name]["about"]), table("field", "type", "meaning", lines=lines)]
+    return [f"## JSON `{schema_of(name)}`", wrap(declarations()[name]["about"]), table("field", "type", "meaning", lines=lines)]
 
 
 def index_page() -> str:

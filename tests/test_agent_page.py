@@ -13,7 +13,7 @@ from analyzer.questions.causes import CAUSES
 from moescope.__main__ import main
 from moescope.answers import EMULATOR
 from moescope.commands.help import FOLDER, agent_page
-from moescope.schemas import declared, segments, tree
+from moescope.schemas import answer_tree, declarations, path_segments
 from moescope.verbs import FORMS, VERBS
 from tests.conftest import ROOT, DemoRun
 from tests.test_time_planted import Plant, program, record, record_slow_accelerator, two_cpus  # noqa: F401 (program is a fixture)
@@ -63,8 +63,8 @@ def named_commands(text: str) -> list[tuple[str, list[str]]]:
 
 def has_field(name: str, path: str) -> bool:
     """Whether an answer's declaration has a field at a path."""
-    at: Any = tree(name)
-    for segment in segments(path):
+    at: Any = answer_tree(name)
+    for segment in path_segments(path):
         free = next((key for key in at if key.startswith("{")), "") if isinstance(at, dict) else ""
         at = next((at[key] for key in (segment, f"{segment}?", free) if isinstance(at, dict) and key in at), None)
     return at is not None
@@ -131,7 +131,7 @@ def test_every_cause_and_question_of_the_page_names_verbs_and_fields_that_exist(
         for command, fields in named_commands(cell):
             words = command.removeprefix("moescope ")
             form = max((form for form in FORMS if f"{words} ".startswith(f"{form} ")), key=len)
-            names = [name for name in declared() if name.replace(".", " ").startswith(form)]
+            names = [name for name in declarations() if name.replace(".", " ").startswith(form)]
             assert all(any(has_field(name, field) for name in names) for field in fields), (command, fields)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analyzer.questions.npu import npu_statistics
+from analyzer.questions.npu_figures import npu_statistics
 from analyzer.questions.sql import Database
 from analyzer.tables.qnn.enums import EVENT_TYPES, NODE, PROFILE_CREATE, WORK_OF_HUNDRED, WORK_OF_THOUSAND, Work, work_of
 from analyzer.tables.store import build_tables

@@ -12,7 +12,7 @@ from jsonschema.exceptions import ValidationError
 
 from moescope.__main__ import main
 from moescope.answers import EMULATOR, json_text, json_value
-from moescope.schemas import TYPES, declared, fields, json_schema, names_of
+from moescope.schemas import TYPES, declarations, fields, json_schema, names_of
 from moescope.verbs import FORMS
 from tests.conftest import validator
 from workloads.recordings import runtime
@@ -116,11 +116,11 @@ def test_the_label_does_not_outlive_its_answer(tmp_path: Path, capsys: pytest.Ca
 
 def test_every_form_that_answers_has_a_schema_and_no_other() -> None:
     assert {form for form in FORMS if names_of(form)} == set(FORMS) - WITHOUT_JSON
-    assert {name for form in FORMS for name in names_of(form)} == set(declared())
+    assert {name for form in FORMS for name in names_of(form)} == set(declarations())
 
 
 def test_types_of_declared_fields_are_known_and_schemas_are_schemas() -> None:
-    for name in declared():
+    for name in declarations():
         validator(f"moescope/{name}/1").check_schema(json_schema(name))
         assert all(kind in TYPES or kind.startswith("as ") for _, kind, _ in fields(name))
 

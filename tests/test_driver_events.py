@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzer.questions import rpc
+from analyzer.questions import driver_calls
 from analyzer.tables import store
 from analyzer.tables.driver import EVENTS
 from tests.test_step_time import causes, execution, states, token
@@ -95,7 +95,7 @@ WHOLE = (
 def messages(folder: Path, writer: Writer) -> list[list[object]]:
     """(token, method, begin, sent, answered, end) of each call."""
     writer.add("token_begin", ts=AT, seq=0, phase=2, n_tokens=1).add("token_end", ts=AT + 1000, seq=0)
-    rows = rpc.rpc_messages(store.load_tables(writer.write(folder)))
+    rows = driver_calls.rpc_messages(store.load_tables(writer.write(folder)))
     since = [np.where(rows[f"{name}_ns"] < 0, -1, rows[f"{name}_ns"] - AT) for name in ("begin", "sent", "answered", "end")]
     return np.column_stack([rows["token_id"], rows["method"], *since]).tolist()
 

@@ -1,9 +1,15 @@
-"""Names of symbols by how they begin: what the index finds is what a look at every row finds."""
+"""Names of symbols by how they begin, and sections however they are counted: pyelftools and a look at every row agree."""
+
+import struct
+from pathlib import Path
 
 import numpy as np
+import pytest
+from elftools.elf.elffile import ELFFile
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracer.probes.elf_headers import SECTION, Headers
 from tracer.probes.symbol_names import SymbolNames
 
 NAMES = st.lists(st.text("ab_", max_size=20).map(str.encode), max_size=120)
@@ -28,3 +34,21 @@ def test_many_names_of_one_namespace_are_told_apart_by_their_later_letters() -> 
     assert table.beginning_with(b"_ZN11namespace0123\0") == [123] and table.name(123) == names[123]
     assert table.beginning_with(b"_ZN11namespace012") == list(range(120, 130))
     assert table.beginning_with(b"_ZN11namespace0123 and more") == table.beginning_with(b"_ZN12") == []
+
+
+@pytest.mark.parametrize("count", [2, 0xFF00, 70_000])
+def test_a_header_too_small_for_the_number_of_sections_has_it_in_the_first_one(tmp_path: Path, count: int) -> None:
+    sections, names = np.zeros(count, SECTION), b"\0.last\0"
+    is_large = count >= 0xFF00
+    sections[-1] = (1, 3, 0, 0, 64 + count * 64, len(names), 0, 0, 0, 0)
+    if is_large:
+        sections["size"][0], sections["link"][0] = count, count - 1
+    counted = (0, 0xFFFF) if is_large else (count, count - 1)
+    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 183, 1, 0, 0, 64, 0, 64, 56, 0, 64, *counted)
+    (tmp_path / "file").write_bytes(head + sections.tobytes() + names)
+    with open(tmp_path / "file", "rb") as file:
+        mine, theirs = Headers(file), ELFFile(file)
+        assert len(mine.sections) == theirs.num_sections() == count
+        assert mine.machine == theirs.get_machine_arch()
+        section = mine.named(".last")
+        assert section is not None and mine.data(section) == theirs.get_section(count - 1).data() == names

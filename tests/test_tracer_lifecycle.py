@@ -269,7 +269,7 @@ def test_the_command_runs_as_the_invoking_user_and_the_output_is_theirs(open_fol
         (("attach", "--pid", "2", "-o", "{tmp}/run"), "2 is a kernel thread"),
         (("attach", "--pid", "-1", "-o", "{tmp}/run"), "no process -1"),
         (("probes", "{tmp}"), "is not a file"),
-        (("probes", "{tmp}/text"), "Magic number does not match"),
+        (("probes", "{tmp}/text"), "it is not an ELF file"),
         (("probes", "{tmp}/empty"), "cannot be read as a program or library"),
         (("probes", "{tmp}/cut"), "cannot be read as a program or library"),
         (("probes", "{tmp}/i386"), "is code for x86, but this machine runs"),

@@ -23,7 +23,7 @@ from views.profdag.page import write_profdag
 from views.regression import write_regression
 from views.serving import make_server, offline_ui, ui_address
 from views.timeline import marks
-from views.timeline.npu import group_name
+from views.timeline.npu_slices import group_name
 from views.timeline.perfetto import write_trace
 from views.timeline.threads import TOKEN_TRACKS, target_group
 from workloads import tables_fixture as fixture

@@ -10,7 +10,7 @@ import pytest
 from analyzer.imports.optrace import read_optrace
 from tests.judge import Judge, judged
 from views.errors import ViewError
-from views.timeline.npu import execute_name, node_name
+from views.timeline.npu_slices import execute_name, node_name
 from views.write_outputs import optrace_of
 from workloads import tables_fixture as fixture
 

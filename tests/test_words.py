@@ -28,7 +28,7 @@ from analyzer.compare.verdict_text import runs_needed
 from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN, judge_metrics
 from analyzer.questions import expert_loads
 from analyzer.questions.figures import cache_hits
-from analyzer.questions.npu import graph_labels as npu_labels
+from analyzer.questions.npu_figures import graph_labels as npu_labels
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import load_tables
 from moescope.__main__ import main

@@ -9,7 +9,7 @@ from analyzer.questions.profdag import middle_token
 from analyzer.records.schema import Tables
 from moescope.plain import for_output
 from views.errors import ViewError
-from views.timeline import npu
+from views.timeline import npu_slices
 from views.timeline.marks import counter_tracks
 from views.timeline.perfetto import extent
 from views.timeline.slices import Slices, close_open, on_program
@@ -50,7 +50,7 @@ def chrome_events(manifest: dict[str, Any], tables: Tables) -> Iterator[dict[str
             yield {"ph": "M", "name": "thread_name", "pid": pids[tid], "tid": tid, "args": {"name": name}}
     for slices in on_program(tables):
         yield from slice_events(close_open(slices, end), pids)
-    for number, (track, slices) in enumerate(npu.npu_tracks(manifest, tables)):
+    for number, (track, slices) in enumerate(npu_slices.npu_tracks(manifest, tables)):
         named = {"ph": "M", "name": "thread_name", "pid": target, "tid": NPU_TID + number, "args": {"name": track}}
         yield named
         yield from slice_events(close_open(slices, end), dict.fromkeys(slices.tid.tolist(), target), NPU_TID + number)

@@ -13,7 +13,7 @@ from typing import Any
 
 from analyzer.commands._show import number, shorten_name
 from analyzer.imports.opmap import read_op_map
-from analyzer.questions.npu import npu_statistics
+from analyzer.questions.npu_figures import npu_statistics
 from analyzer.questions.summary import machine_summary
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import rpc
+from analyzer.questions import driver_calls
 from analyzer.questions.accelerators import QUEUED, executions
 from analyzer.questions.deciders import BARRIER, OWN, SLEEPING, STATES, WORKER, StepThreads, spans_of
 from analyzer.questions.parts import HOST_CODE, LOAD, NPU, PARTS, accelerated_graphs
@@ -68,7 +68,7 @@ class HandOver:
 
     def messages(self) -> list[Intervals]:
         """Completed calls to the NPU's driver in three parts: submission, accelerator, completion."""
-        rows = rpc.rpc_messages(self.tables)
+        rows = driver_calls.rpc_messages(self.tables)
         rows = rows[(rows["answered_ns"] >= 0) & (rows["end_ns"] >= 0)]
         moments = pairwise(("begin_ns", "sent_ns", "answered_ns", "end_ns"))
         return [Intervals.of_table(rows, begin=begin, end=end) for begin, end in moments]

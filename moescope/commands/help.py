@@ -13,7 +13,7 @@ from importlib.resources import as_file, files
 from moescope.answers import schema_of
 from moescope.command_line import Program, parser_of
 from moescope.errors import UserError
-from moescope.schemas import declared, fields, names_of
+from moescope.schemas import declarations, fields, names_of
 from moescope.verbs import ABOUT, FORMS, GROUPS
 
 AGENT = "agent"
@@ -56,5 +56,5 @@ def verb_page(form: str) -> str:
     for name in names_of(form):
         width = max(len(path) for path, *_ in fields(name))
         lines = [f"  {path:<{min(width, 60)}}  {kind}{': ' * bool(meaning)}{meaning}" for path, kind, meaning in fields(name)]
-        parts.append("\n".join([f"JSON, schema {schema_of(name)}: {declared()[name]['about']}", *lines]))
+        parts.append("\n".join([f"JSON, schema {schema_of(name)}: {declarations()[name]['about']}", *lines]))
     return "\n\n".join(part.strip("\n") for part in parts)

@@ -1,15 +1,15 @@
 """BTF: record layouts from an object file, and field offsets from the running kernel."""
 
-import io
+import contextlib
+import os
 import struct
 from pathlib import Path
 
 import numpy as np
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
 
 from tracer.errors import TracerError
-from tracer.recording.user_files import read_bytes
+from tracer.probes.elf_headers import Headers
+from tracer.recording.user_files import open_regular, read_bytes
 
 INT, PTR, ARRAY, STRUCT, UNION, ENUM = 1, 2, 3, 4, 5, 6
 TRANSPARENT = {8, 9, 10, 11, 17, 18}  # typedef, volatile, const, restrict, decl tag, type tag
@@ -29,25 +29,23 @@ MOST_BYTES = 1 << 30
 def check_file(path: Path) -> None:
     """Raise BtfError if a file is neither raw BTF nor an ELF file with a BTF section."""
     try:
-        blob = read_bytes(path, MOST_BYTES)
-        known = blob.startswith(MAGIC) or ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")
+        blob_of(path)
     except OSError as error:
         raise BtfError(f"--btf {path} cannot be read: {error.strerror}") from None
-    except (ELFError, ValueError, OverflowError):
-        known = None
-    if not known:
-        raise BtfError(f"--btf {path} contains no BTF, neither raw nor in an ELF section: see docs/kernels.md")
 
 
 def blob_of(path: Path) -> bytes:
     """The BTF in a file, raw or in an ELF section."""
-    blob = path.read_bytes() if path.is_relative_to("/sys") else read_bytes(path, MOST_BYTES)
-    if blob.startswith(MAGIC):
-        return blob
-    section = ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")
-    if section is None:
-        raise BtfError(f"{path} has no BTF; compile it with clang -g")
-    return bytes(section.data())
+    if path.is_relative_to("/sys"):
+        return path.read_bytes()
+    with open_regular(path, MOST_BYTES) as file, contextlib.suppress(ValueError):
+        if os.pread(file.fileno(), len(MAGIC), 0) == MAGIC:
+            return read_bytes(path, MOST_BYTES)
+        headers = Headers(file)
+        section = headers.named(".BTF")
+        if section is not None:
+            return headers.data(section)
+    raise BtfError(f"{path} contains no BTF, neither raw nor in an ELF section: see docs/kernels.md")
 
 
 class Btf:

@@ -4,11 +4,9 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
 
 from tracer.errors import ProbeError
 
@@ -31,14 +29,14 @@ MOST_SEARCHED = 4 << 30  # bytes of a file that are searched for a text
 MOST_BYTES = 512 << 20  # bytes that the tables of a file may have together
 MOST_TABLE = {2: 96 << 20, 11: 96 << 20, SHT_NOTE: 4 << 20}  # bytes of one whose rows are visited one by one, by section type
 MOST_SECTIONS = 1 << 17
-DAMAGE: tuple[type[Exception], ...] = (OSError, ELFError, ArithmeticError, AssertionError, AttributeError, LookupError)
-DAMAGE += (MemoryError, RecursionError, TypeError, ValueError, struct.error)
-"""What reading a damaged file can raise, pyelftools included."""
+DAMAGE = (OSError, ArithmeticError, LookupError, MemoryError, TypeError, ValueError, struct.error)
+"""What reading a damaged file can raise."""
 NOTE = struct.Struct("<III")
 FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-LITTLE_64 = b"\x7fELF\x02\x01"  # the first bytes of a 64-bit little-endian file
-MACHINES = {62: "x64", 183: "AArch64"}  # pyelftools' names
-RESERVED = 0xFF00  # from this value on, the number of sections or segments is stored elsewhere
+ELF, LITTLE_64 = b"\x7fELF", b"\x7fELF\x02\x01"  # the first bytes of every ELF file, and of a 64-bit little-endian one
+MACHINES = {3: "x86", 8: "MIPS", 22: "S/390", 40: "ARM", 62: "x64", 183: "AArch64", 243: "RISC-V", 247: "BPF"}
+SHORTEST = 52  # bytes of a 32-bit file's header
+RESERVED = 0xFF00  # from this value on, a number is stored in the first section
 
 
 @contextlib.contextmanager
@@ -51,49 +49,34 @@ def as_probe_error(path: str) -> Iterator[None]:
         raise ProbeError(f"{path} cannot be read as a program or library: {reason}") from None
 
 
-class FileHeader(NamedTuple):
-    """The header of an ELF file; segments and sections as (file offset, bytes of each, count)."""
-
-    machine: str
-    segments: tuple[int, int, int]
-    sections: tuple[int, int, int]
-    names_at: int
-
-    @classmethod
-    def of(cls, file: BinaryIO) -> "FileHeader":
-        """Read the header: directly for ordinary files of known machines, otherwise by pyelftools, which takes a millisecond."""
-        raw = file.read(FILE_HEADER.size)
-        if raw.startswith(LITTLE_64) and len(raw) == FILE_HEADER.size:
-            _, _, machine, _, _, first_segment, first_section, *_ = header = FILE_HEADER.unpack(raw)
-            segment_bytes, segment_count, section_bytes, section_count, names_at = header[-5:]
-            if machine in MACHINES and max(segment_count, section_count, names_at) < RESERVED and section_count:
-                segments = first_segment, segment_bytes, segment_count
-                sections = first_section, section_bytes, section_count
-                return cls(MACHINES[machine], segments, sections, names_at)
-        elf = ELFFile(file)
-        segments = elf["e_phoff"], elf["e_phentsize"], elf.num_segments()
-        sections = elf["e_shoff"], elf["e_shentsize"], elf.num_sections()
-        return cls(elf.get_machine_arch(), segments, sections, elf.get_shstrndx())
-
-
 class Headers:
-    """An ELF file's segments and sections, each table read at once: the target is stopped meanwhile, and pyelftools would
-    create an object for each entry.
+    """An ELF file's segments and sections, each table read at once, as the target is stopped meanwhile.
 
-    `loads`: (address, file offset, size) of loaded segments. Everything is empty if the file is not a 64-bit one. Reads raise
-    ValueError for what the file does not hold, and once they exceed MOST_BYTES together: headers may lie, and files be sparse.
+    `loads`: (address, file offset, size) of loaded segments. Everything is empty if the file is not a 64-bit little-endian one.
+    Reads raise ValueError for what the file does not hold, and once they exceed MOST_BYTES together: headers may lie, and files
+    be sparse.
     """
 
     def __init__(self, file: BinaryIO):
         self.file, self.bytes = file, os.fstat(file.fileno()).st_size
         self._left = MOST_BYTES
-        header = FileHeader.of(file)
-        self.machine = header.machine
-        self.segments = segments = self._table(*header.segments, SEGMENT)
+        head = os.pread(file.fileno(), FILE_HEADER.size, 0)
+        if not head.startswith(ELF) or len(head) < SHORTEST:
+            raise ValueError("it is not an ELF file")
+        number = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
+        self.machine = MACHINES.get(number, f"machine {number}")
+        fields = FILE_HEADER.unpack(head) if head.startswith(LITTLE_64) else (0,) * 14  # struct.error if it is cut off
+        segments_at, sections_at, (segment_bytes, segment_count, section_bytes, section_count, names) = *fields[5:7], fields[9:]
+        if sections_at and (section_count == 0 or max(segment_count, section_count, names) >= RESERVED):
+            first = self._table(sections_at, section_bytes, 1, SECTION)[0]
+            section_count = section_count or int(first["size"])
+            segment_count, names = (
+                int(first[key]) if count == 0xFFFF else count for key, count in (("info", segment_count), ("link", names))
+            )
+        self.segments = segments = self._table(segments_at, segment_bytes, segment_count, SEGMENT)
         self.loads = segments[segments["type"] == PT_LOAD][["vaddr", "offset", "filesz"]].tolist()
-        self.sections = self._table(*header.sections, SECTION)
-        number = header.names_at
-        self._names = self.data(self.sections[number]) if number < len(self.sections) else b""
+        self.sections = self._table(sections_at, section_bytes, section_count, SECTION)
+        self._names = self.data(self.sections[names]) if names < len(self.sections) else b""
 
     def _table(self, offset: int, row_bytes: int, count: int, dtype: np.dtype) -> np.ndarray:
         if row_bytes != dtype.itemsize:

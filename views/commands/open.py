@@ -19,7 +19,7 @@ from moescope.plain import plain_text
 from moescope.terminal import progress
 from views.serving import UI_PORT, make_server, ui_address
 from views.timeline import marks
-from views.timeline.npu import group_name
+from views.timeline.npu_slices import group_name
 from views.timeline.threads import TOKEN_TRACKS, target_group
 from views.write_outputs import TRACE, make_trace
 

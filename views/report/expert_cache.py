@@ -11,7 +11,6 @@ from views.report.sections import (
     Block,
     Run,
     Section,
-    answer,
     axis,
     binned,
     bytes_text,
@@ -19,6 +18,7 @@ from views.report.sections import (
     label,
     pairs,
     per_bin,
+    table_of,
 )
 
 POLICIES = {"lru": "LRU", "lfu": "LFU", "belady": "Belady's optimum"}
@@ -86,7 +86,7 @@ def cache_curve_chart(run: Run) -> list[Block]:
 
 def load_blocks(run: Run) -> list[Block]:
     """Loads by reason, evictions, and the outcome of prefetches."""
-    frame, blocks = run.tables["loads"], answer(run, *LOADS)
+    frame, blocks = run.tables["loads"], table_of(run, *LOADS)
     evicted, late = frame[frame["action"] == "evict"], activation.prefetch_counts(run.tables)
     items: list[tuple[str, Any]] = []
     if len(evicted):

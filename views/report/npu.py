@@ -4,7 +4,7 @@ import pandas as pd
 
 from analyzer.tables.qnn.enums import LEVELS
 from views.report import npu_blocks
-from views.report.sections import Block, Run, Section, answer, axis, chart, labels, note, table
+from views.report.sections import Block, Run, Section, axis, chart, labels, note, table, table_of
 
 EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are those of the host, not of a device."
 LABEL = "if(kind = '', replace(graph_name, 'QNNExecutionProvider_', ''), kind || if(tier > 0, ' T' || tier, ''))"
@@ -89,4 +89,4 @@ def npu_section(run: Run) -> Section | None:
             "bar total cycles, number mean cycles, number share %"
         )
         blocks.append(table(columns, nodes, "Cycles by node", NODES_QUERY))
-    return Section("npu", f"NPU: {backend}", [*blocks, *answer(run, *CALLS)])
+    return Section("npu", f"NPU: {backend}", [*blocks, *table_of(run, *CALLS)])

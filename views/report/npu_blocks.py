@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from analyzer.questions.npu import npu_statistics
+from analyzer.questions.npu_figures import npu_statistics
 from analyzer.records.schema import Tables
 from views.report.sections import Block, bytes_text, note, pairs, table
 

@@ -1,7 +1,7 @@
 """The report's section on the NPU without QNN: batches in its queues, their operators, and the driver's calls."""
 
-from analyzer.questions import npu_queues, rpc
-from views.report.sections import Block, Run, Section, answer, axis, chart, note, pairs
+from analyzer.questions import driver_calls, npu_queues
+from views.report.sections import Block, Run, Section, axis, chart, note, pairs, table_of
 
 UNCONFIRMED = "No device has confirmed these figures: they were checked with a stand-in for the processor (docs/hexagon.md)."
 BATCHES = (
@@ -35,7 +35,7 @@ def queue_blocks(run: Run) -> list[Block]:
     if facts["npu_ms"] is not None:
         items.append(("time by the NPU's own profile", f"{facts['npu_ms']:,.2f} ms"))
     charts = [depth_chart(run)] if from_host else []
-    return [pairs(items), *charts, *answer(run, *BATCHES), *answer(run, *OPERATORS)]
+    return [pairs(items), *charts, *table_of(run, *BATCHES), *table_of(run, *OPERATORS)]
 
 
 def depth_chart(run: Run) -> Block:
@@ -48,7 +48,7 @@ def depth_chart(run: Run) -> Block:
 
 def driver_blocks(run: Run) -> list[Block]:
     """The driver's calls."""
-    facts = rpc.rpc_summary(run.tables)
+    facts = driver_calls.rpc_summary(run.tables)
     if not facts:
         return []
     items = [("calls of the driver", f"{facts['calls']:,} ({facts['driver']}), {facts['answered']:,} seen to their end")]

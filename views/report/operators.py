@@ -7,7 +7,7 @@ import pandas as pd
 
 from analyzer.questions import roofline
 from analyzer.questions.ceilings import Ceilings
-from views.report.sections import Block, Run, Section, analyzer_command, answer, axis, chart, label, labels, note, table
+from views.report.sections import Block, Run, Section, analyzer_command, axis, chart, label, labels, note, table, table_of
 
 MOST_POINTS, MOST_TYPES = 120, 16
 BY_NAME = (
@@ -102,4 +102,4 @@ def operator_section(run: Run) -> Section | None:
     rows = roofline.roofline_rows(run.tables, run.ceilings)
     blocks = [by_type(rows, run.summary["operators"]["not_computing"]), achieved_table(rows)]
     blocks.append(roofline_chart(run) or note(NO_WORK if run.ceilings else NO_CEILINGS))
-    return Section("operators", "Operators", [*blocks, *answer(run, *BACKENDS), *answer(run, *BY_NAME)])
+    return Section("operators", "Operators", [*blocks, *table_of(run, *BACKENDS), *table_of(run, *BY_NAME)])

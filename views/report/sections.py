@@ -134,7 +134,7 @@ def table(columns: str, rows: pd.DataFrame | list[list[Any]], title: str = "", q
     }
 
 
-def answer(run: Run, title: str, query: str, columns: str) -> list[Block]:
+def table_of(run: Run, title: str, query: str, columns: str) -> list[Block]:
     """The table of a query's rows, if there are any; its columns begin_ns and duration_ns become a moment, the last column."""
     rows = run.ask(query)
     if "begin_ns" in rows:

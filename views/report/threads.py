@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from views.report.sections import Block, Run, Section, answer, axis, chart, label, note, table
+from views.report.sections import Block, Run, Section, axis, chart, label, note, table, table_of
 
 STATES = {
     "running": "computing",
@@ -63,9 +63,9 @@ def state_chart(run: Run) -> list[Block]:
 def thread_section(run: Run) -> Section | None:
     """The section on threads."""
     scheduled = len(run.tables["thread_states"]) > 0
-    blocks = [*state_chart(run), *answer(run, *BALANCE)]
+    blocks = [*state_chart(run), *table_of(run, *BALANCE)]
     if scheduled and len(run.tables["op_threads"]):
-        blocks += answer(run, *DISPLACED)
+        blocks += table_of(run, *DISPLACED)
     if blocks and not scheduled:
         blocks.append(note("Scheduling was not recorded (level sched): states are unknown."))
     return Section("threads", "Threads", blocks) if blocks else None

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import accelerators, causes, trends
-from views.report.sections import Block, Run, Section, answer, axis, binned, chart, finished, label, note, pairs, per_bin, table
+from views.report.sections import Block, Run, Section, axis, binned, chart, finished, label, note, pairs, per_bin, table, table_of
 
 SLOWEST = 15
 TYPES = 7
@@ -80,7 +80,7 @@ def time_section(run: Run) -> Section | None:
         return None
     name, only = ("decode step", DECODE) if "decode" in set(tokens["phase"]) else ("step", "")
     blocks = [over_steps(run, name, STEPS_BY_CAUSE.format(only))]
-    blocks += [block for shown in (CELLS, PHASES, BETWEEN) for block in answer(run, *shown)]
+    blocks += [block for shown in (CELLS, PHASES, BETWEEN) for block in table_of(run, *shown)]
     if left_out := len(run.tables["tokens"]) - len(tokens):
         blocks.append(note(f"Steps omitted, as their end was not recorded: {left_out}."))
     if causes.TRANSPORT in (run.summary.get("time") or {}).get("run", {}).get("cause_ms", {}):
@@ -184,4 +184,4 @@ def step_section(run: Run) -> Section | None:
     steps, step_name = (decode, "decode step") if len(decode) else (tokens, "step")
     trend, stacked = trend_pairs(run, across), composition_chart(run, steps, step_name)
     blocks = [duration_chart(run, across), *([pairs(trend)] if trend else []), *([stacked] if stacked else [])]
-    return Section("series", "Steps over time", [*blocks, slowest_steps(run, steps), *answer(run, *GROWTH)])
+    return Section("series", "Steps over time", [*blocks, slowest_steps(run, steps), *table_of(run, *GROWTH)])

@@ -33,10 +33,10 @@ from analyzer.records.schema import TABLES, Tables
 from analyzer.records.stamps import recording_stamp
 from analyzer.tables.store import LazyTables
 from moescope.scratch import replaced_file
-from views.timeline import marks, npu, sched
+from views.timeline import marks, npu_slices, sched
 from views.timeline.columns import drawn_frame, integer_codes
 from views.timeline.protobuf import field_bytes, valid_text
-from views.timeline.sequence import PACKET, Level, Names, TrackEvents, counter_packets, head, opening, slice_packets
+from views.timeline.sequence import PACKET, Level, Names, TrackEvents, counter_packets, head, slice_packets, track_opening
 from views.timeline.slices import Slices, close_open, on_program
 from views.timeline.threads import WORK, WORKING, shown_processes, thread_pids
 from views.timeline.trace_file import Packets, TraceFile, usable_cpus
@@ -62,7 +62,9 @@ class TraceWriter:
 
     def __init__(self, manifest: dict[str, Any], tables: LazyTables, out: TraceFile):
         self.manifest, self.out, self.arrow, self.tables = manifest, out, tables, private_frames(tables, DRAWN)
-        self.npu_tracks = out.begin(partial(npu.npu_tracks, manifest, private_frames(tables, set(tables) & npu.TABLES)))
+        self.npu_tracks = out.begin(
+            partial(npu_slices.npu_tracks, manifest, private_frames(tables, set(tables) & npu_slices.TABLES))
+        )
         self.time_slices = out.begin(partial(marks.time_slices, private_frames(tables, marks.TIME_TABLES)))
         self.written, self.names = TraceCounts(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
@@ -130,7 +132,7 @@ class TraceWriter:
     def sequence_of(self, events: TrackEvents, track: int) -> None:
         """Write one sequence: its head, then its events."""
         self.sequence += 1
-        self.out.later(partial(opening, self.sequence, track, events, self.names, self.start))
+        self.out.later(partial(track_opening, self.sequence, track, events, self.names, self.start))
         for job in slice_packets(self.sequence, events, self.start):
             self.out.later(job)
         self.written.slices += int((events.order < 0).sum())
@@ -161,7 +163,7 @@ class TraceWriter:
     def npu(self) -> None:
         """Write the NPU's group of tracks."""
         if tracks := self.npu_tracks():
-            self.group(npu.group_name(self.manifest), tracks)
+            self.group(npu_slices.group_name(self.manifest), tracks)
 
     def counters(self) -> None:
         """Write the counters as tracks of the process."""

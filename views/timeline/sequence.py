@@ -205,7 +205,7 @@ def head(number: int, track: int, texts: dict[str, set[int]], names: Names, star
     return field_bytes(PACKET, packet.SerializeToString())
 
 
-def opening(number: int, track: int, events: TrackEvents, names: Names, start: int) -> Packets:
+def track_opening(number: int, track: int, events: TrackEvents, names: Names, start: int) -> Packets:
     """The packets that open a track's sequence."""
     return 0, head(number, track, events.texts(), names, start)
 

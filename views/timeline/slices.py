@@ -68,19 +68,19 @@ def args_at(args: dict[str, Column], rows: np.ndarray) -> dict[str, Column]:
     return {label: column.take(rows) for label, column in args.items()}
 
 
-def ints(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
+def int_args(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     """Integer columns as arguments."""
     return {name: frame[name].to_numpy(np.int64) for name in names}
 
 
-def texts(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
+def text_args(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     """Text columns as arguments."""
     return {name: text_of(frame[name]) for name in names}
 
 
 def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     """Integer columns as arguments if above zero: counts of 0 are omitted to save space."""
-    return {name: np.where(column > 0, column, -1) for name, column in ints(frame, *names).items()}
+    return {name: np.where(column > 0, column, -1) for name, column in int_args(frame, *names).items()}
 
 
 def several_tokens(frame: pd.DataFrame) -> dict[str, Column]:
@@ -114,7 +114,7 @@ def step_name(phase: str, token: int, position: int, n_tokens: int, context: int
 def token_slices(tables: Tables) -> Slices:
     """One slice per step of the model."""
     frame = tables["tokens"]
-    args = texts(frame, "phase") | ints(frame, "token_id", "seq", "n_tokens", "position", "context", "result")
+    args = text_args(frame, "phase") | int_args(frame, "token_id", "seq", "n_tokens", "position", "context", "result")
     several = frame["context"].groupby(frame["pid"]).transform("max") > 0
     context = frame["context"].where(several, -1)
     name = map_rows(step_name, frame["phase"], frame["token_id"], frame["position"], frame["n_tokens"], context)
@@ -177,7 +177,9 @@ def graph_slices(tables: Tables) -> Slices:
     """One slice per graph run; submissions start a flow to the NPU or the wait; graphs on other threads join the step's flow."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
-    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "tier")
+    args = (
+        text_args(frame, "backend", "name") | int_args(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "tier")
+    )
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     repeated = repeats_operator(tables, frame) | repeats_kind(tables, frame)
     name = map_rows(graph_name, frame["kind"], frame["layer"], frame["expert"], frame["backend"], repeated)
@@ -219,7 +221,7 @@ def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
     An operator without thread rows is drawn on the thread that began it.
     """
     frame, threads = tables["operators"], tables["op_threads"]
-    args = texts(frame, "shape") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "maj_flt")
+    args = text_args(frame, "shape") | int_args(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "maj_flt")
     if frame["read_bytes"].notna().any():
         args |= traffic_args(frame)
     operators = of_frame("operator", map_rows(operator_name, frame["type"], frame["name"]), frame, args)
@@ -250,7 +252,7 @@ def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
     """One slice per expert run; runs that used a prefetched expert end the prefetch's flow."""
     frame = tables["experts"]
     name = map_rows(run_name, frame["layer"], frame["expert"], frame["cache"], repeats_operator(tables, frame))
-    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several_tokens(frame)
+    args = text_args(frame, "cache", "backend") | int_args(frame, "layer", "expert") | several_tokens(frame)
     args |= positive(frame, "tier", "maj_flt")
     slices = of_frame("expert", name, frame, args)
     slices.flow = flow_of(frame["run_id"], used["run_id"], used["load_id"] + PREFETCH)
@@ -262,7 +264,7 @@ def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
     """Expert loads as slices, evictions as instants; used prefetches begin a flow."""
     frame = tables["loads"].query("action != 'hit'").reset_index(drop=True)
     name = map_rows(expert_place, frame["action"], frame["layer"], frame["expert"])
-    both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
+    both = of_frame("cache", name, frame, int_args(frame, "bytes", "resident_bytes") | text_args(frame, "reason", "backend"))
     both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
     evicted = rows_equal(frame["action"], "evict")
     return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
@@ -271,7 +273,7 @@ def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
 def qnn_call_slices(tables: Tables) -> Slices:
     """Context and graph calls of QNN on their threads."""
     frame = tables["qnn_calls"]
-    return of_frame("qnn", text_of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
+    return of_frame("qnn", text_of(frame["call"]), frame, text_args(frame, "name") | int_args(frame, "bytes", "status"))
 
 
 def batch_call_slices(tables: Tables) -> tuple[Slices, Slices]:
@@ -291,7 +293,7 @@ def batch_call_slices(tables: Tables) -> tuple[Slices, Slices]:
 def call_slices(tables: Tables) -> tuple[Slices, Slices]:
     """Calls of functions that the user named, as slices; as instants if probed at one end only."""
     frame = tables["calls"]
-    args = texts(frame, "args") | positive(frame, "depth")
+    args = text_args(frame, "args") | positive(frame, "depth")
     both = of_frame("call", text_of(frame["function"]), frame, args)
     lasting = rows_equal(frame["at"], "both")
     return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
@@ -301,7 +303,7 @@ def lone_execute_slices(tables: Tables) -> Slices:
     """Executions outside the engine's graphs: the call itself is drawn on the thread and starts the flow."""
     frame = tables["qnn_executes"]
     frame = frame[frame["graph_id"] < 0]
-    slices = of_frame("qnn", text_column(np.zeros(len(frame), np.int64), ["graphExecute"]), frame, texts(frame, "graph_name"))
+    slices = of_frame("qnn", text_column(np.zeros(len(frame), np.int64), ["graphExecute"]), frame, text_args(frame, "graph_name"))
     slices.flow = execute_flow(frame)
     return slices
 
@@ -321,7 +323,7 @@ def read_slices(tables: Tables) -> Slices:
     """One slice per read of a file."""
     frame = tables["reads"]
     name = map_rows(lambda call, file: f"{call} {file_name(file)}", frame["call"], frame["file"])
-    args = texts(frame, "file") | ints(frame, "offset", "bytes") | positive(frame, "missed_bytes", "error")
+    args = text_args(frame, "file") | int_args(frame, "offset", "bytes") | positive(frame, "missed_bytes", "error")
     return of_frame("io", name, frame, args)
 
 
@@ -330,7 +332,7 @@ def major_fault_slices(tables: Tables) -> tuple[Slices, Slices]:
     frame = tables["faults"]
     frame = frame[frame["kind"] == "major"].assign(complete=True)
     name = map_rows(lambda file: f"major fault {file_name(file)}", frame["file"])
-    both = of_frame("io", name, frame, texts(frame, "file") | ints(frame, "offset", "bytes"))
+    both = of_frame("io", name, frame, text_args(frame, "file") | int_args(frame, "offset", "bytes"))
     timed = (frame["duration_ns"] >= 0).to_numpy()
     return both.take(np.flatnonzero(timed)), replace(both.take(np.flatnonzero(~timed)), instant=True)
 

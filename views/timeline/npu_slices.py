@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import rpc
+from analyzer.questions import driver_calls
 from analyzer.records.schema import Tables
 from views.timeline.columns import map_rows, rows_equal, rows_of, text_column, text_of
-from views.timeline.slices import BATCH, Column, Slices, execute_flow, expert_place, ints, of_frame, positive, texts
+from views.timeline.slices import BATCH, Column, Slices, execute_flow, expert_place, int_args, of_frame, positive, text_args
 
 NODE, PROVIDER, OP_ID = 404, "QNNExecutionProvider_", re.compile(r"[: ]OpId_\d+( \(cycles\))?$")
 TABLES = {"npu_batches", "driver_events", "qnn_events", "qnn_executes", "qnn_gaps", "qnn_optrace", "qnn_stages"}
@@ -53,7 +53,7 @@ def node_name(event: str) -> str:
 def execute_slices(tables: Tables) -> Slices:
     """One slice per execution, on the flow that its submission began; all executions of a graph are on one flow."""
     frame = tables["qnn_executes"]
-    args = texts(frame, "graph_name") | ints(frame, "layer", "expert", "n_inputs", "n_outputs") | positive(frame, "tier")
+    args = text_args(frame, "graph_name") | int_args(frame, "layer", "expert", "n_inputs", "n_outputs") | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     cycles = frame["accel_cycles"].fillna(-1)
     args["accel_cycles"] = cycles.to_numpy(np.int64)
@@ -88,7 +88,7 @@ def device_slices(tables: Tables) -> Slices | None:
     ]
     drawn = pd.concat(levels).query("complete")
     name = text_column(drawn["level"].to_numpy(), [label for label, _ in DEVICE_LEVELS])
-    args = {"estimated": np.ones(len(drawn), np.int64)} | ints(drawn, "measured_ns")
+    args = {"estimated": np.ones(len(drawn), np.int64)} | int_args(drawn, "measured_ns")
     return of_frame("qnn", name, drawn, args) if len(drawn) else None
 
 
@@ -184,7 +184,7 @@ def idle_slices(tables: Tables) -> Slices | None:
     frame = tables["qnn_gaps"]
     if not len(frame):
         return None
-    states = ints(frame, "running_ns", "runnable_ns", "sleeping_ns", "waiting_ns", "cpu_ns")
+    states = int_args(frame, "running_ns", "runnable_ns", "sleeping_ns", "waiting_ns", "cpu_ns")
     name = map_rows(lambda work: f"idle: {work}" if work else "idle", frame["doing"])
     return of_frame("qnn", name, frame.assign(complete=True), states)
 
@@ -206,7 +206,11 @@ def optrace_slices(tables: Tables) -> dict[str, Slices]:
     (begin, end, _), total_cycles = execution_windows(frame)[-1], max(1, int((since + cycles).max() - origin))
     rate = (end - begin)[row] / total_cycles
     first, last = (begin[row] + (cycle * rate).astype(np.int64) for cycle in (since - origin, since - origin + cycles))
-    args = texts(events, "unit", "qnn_op") | ints(events, "begin_cycles", "cycles") | {"estimated": np.ones(len(row), np.int64)}
+    args = (
+        text_args(events, "unit", "qnn_op")
+        | int_args(events, "begin_cycles", "cycles")
+        | {"estimated": np.ones(len(row), np.int64)}
+    )
     tid = frame["tid"].to_numpy(np.int64)[row]
     slices = Slices("qnn", text_of(events["name"]), tid, first, last, np.ones(len(row), bool), args)
     return {OPTRACE + str(thread): slices.take(rows) for thread, rows in sorted(events.groupby("thread").indices.items())}
@@ -218,7 +222,7 @@ def batch_slices(tables: Tables) -> Slices | None:
     if not len(frame):
         return None
     sent = frame["begin_ns"] + frame["submit_ns"].clip(lower=0)
-    args = ints(frame, "batch_id", "n_ops", "bytes", "in_flight", "submit_ns", "wait_ns")
+    args = int_args(frame, "batch_id", "n_ops", "bytes", "in_flight", "submit_ns", "wait_ns")
     args["npu_us"] = frame["npu_us"].fillna(-1).to_numpy(np.int64)
     name = map_rows(lambda n: f"batch of {n} operator{'s' * (n != 1)}", frame["n_ops"])
     slices = of_frame("npu", name, frame.assign(begin_ns=sent), args)
@@ -230,13 +234,13 @@ def message_slices(tables: Tables) -> Slices | None:
     """Calls of the NPU's driver, from sending to the arrival of the response."""
     if not len(tables["driver_events"]):
         return None
-    frame = rpc.rpc_messages(tables)
+    frame = driver_calls.rpc_messages(tables)
     frame = frame[frame["answered_ns"] >= 0]
     if not len(frame):
         return None
     frame = frame.assign(begin_ns=frame["sent_ns"], end_ns=frame["answered_ns"], complete=True)
     name = map_rows(lambda driver, method: driver if method < 0 else f"method {method}", frame["driver"], frame["method"])
-    return of_frame("npu", name, frame, ints(frame, "token_id", "handle"))
+    return of_frame("npu", name, frame, int_args(frame, "token_id", "handle"))
 
 
 def npu_tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
