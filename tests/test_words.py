@@ -190,15 +190,6 @@ def test_about_and_at_least_say_whether_the_spread_was_seen() -> None:
         assert all(f"{word} {row['more_runs']} more" in runs_needed(row) for row in unknown)
 
 
-@pytest.mark.parametrize("emulated", (True, False))
-def test_an_emulated_npu_is_named_beside_its_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str], emulated: bool) -> None:
-    Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ).write(tmp_path)
-    path = tmp_path / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"qnn": {"backend": 6, "emulator": emulated}}))
-    assert main(["findings", str(tmp_path)]) == 0
-    assert ("HTP emulator" in capsys.readouterr().out) == emulated
-
-
 def test_every_rule_of_the_words_is_held_by_a_test_of_this_project() -> None:
     rows = [line.split("|")[1:-1] for line in (ROOT / "docs" / "words.md").read_text().splitlines() if line.startswith("| ")]
     names = {cells[2].strip().strip("`") for cells in rows[1:]}
