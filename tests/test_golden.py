@@ -103,9 +103,8 @@ def all_printed(form: str, words: str, capfd: pytest.CaptureFixture[str]) -> str
 
 @pytest.fixture(autouse=True)
 def typed_there(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's working directory, terminal and command line."""
+    """A user's working directory and command line."""
     monkeypatch.chdir(inputs)
-    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "argv", ["moescope"])
 
 

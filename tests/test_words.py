@@ -131,7 +131,7 @@ def test_what_tpot_holds_besides_its_step_is_told(tmp_path: Path, golden: Golden
     for seq, (begin, end) in enumerate([(100, 200), (300, 400), (500, 600), (700, 800)]):
         w.add("token_begin", engine=2, ts=begin * 10**6, seq=seq, phase=2).add("token_end", engine=2, ts=end * 10**6, seq=seq)
     answer: dict[str, Any] = summarize(Recording(w.write(tmp_path)), load_tables(tmp_path))
-    golden("summary", "\n".join(map(str, [*speed_lines(answer), *time_lines(answer)])))
+    golden("summary", "\n".join(str(line) for line in (*speed_lines(answer), *time_lines(answer)) if "outside" in str(line)))
     answer["between_tokens_ms"] = {"asleep": 3.0}
     assert not any("outside" in str(line) for line in time_lines(answer))
 
