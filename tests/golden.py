@@ -30,8 +30,9 @@ def update_section(path: Path, test: str, text: str) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Golden:
-    """Hold a text of this test to its section in VERB.txt; the test's folder is written as FOLDER."""
+def golden(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Golden:
+    """Hold a text of this test to its section in VERB.txt; the test's folder is written as FOLDER, lines are not broken."""
+    monkeypatch.setenv("COLUMNS", "400")
 
     def compare(verb: str, text: str) -> None:
         path, test = FOLDER / f"{verb}.txt", request.node.name

@@ -331,21 +331,6 @@ def test_tables_query_experts_and_dag_answer_in_json(tmp_path, capsys):
     assert len(json.loads((folder / "profdag.json").read_text())["nodes"]) == 4
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("summary", "nowhere"),
-        ("write", "RUN", "--format", "dot", "--token", "77"),
-        ("query", "RUN", "select nonsense"),
-        ("query", "RUN", "copy tokens to '/tmp/x.csv'"),
-    ],
-)
-def test_errors_are_one_line_and_exit_code_2(tmp_path, capsys, words):
-    folder = runtime().write(tmp_path)
-    code, _, err = run(capsys, *(folder if word == "RUN" else word for word in words))
-    assert code == 2 and err.startswith("moescope: ") and err.count("\n") == 1
-
-
 def test_the_process_of_the_recording_is_in_every_table_of_spans(tmp_path):
     tables = load_tables(runtime().write(tmp_path))
     for name in ("tokens", "graphs", "operators", "experts", "loads"):

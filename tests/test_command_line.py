@@ -171,7 +171,7 @@ def test_who_is_not_root_is_told_what_to_type_after_sudo(tmp_path: Path, package
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([script, "run", "true"], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 125
-    assert f"`sudo {f'python -m {package}' if package else script} ...`" in done.stderr
+    assert f"`sudo {f'python3 -m {package}' if package else script} ...`" in done.stderr
 
 
 EXTRAS = ["numpy>=2.0", "onnxruntime>=1.24; extra == 'runtime'", 'onnxruntime-qnn>=2.0 ; extra == "npu"']

@@ -24,26 +24,18 @@ from workloads.tables_fixture import make_tables
 
 RECORDINGS = ("run", "raw", "llama", "empty")
 """Our runtime with an NPU and threads, as tables; the same from records; llama.cpp; without a record."""
+READS = ("summary", "findings", "npu", "roofline", "trends", "time requests", "time threads", "npu backends", "predict steps")
 PRINTED = {
-    "summary": "{}",
+    **dict.fromkeys((*READS, "predict fidelity"), "{}"),
     "time": "{}; run --step 0; run --by cause",
-    "time requests": "{}",
-    "time threads": "{}",
-    "findings": "{}",
     "experts": "{}; run --curves",
-    "npu": "{}",
-    "npu backends": "{}",
-    "roofline": "{}",
-    "trends": "{}",
     "query": "run; run 'select phase, count(*) as n from tokens group by 1 order by 1'; run 'select no from tokens'",
     "query perfetto": "",
     "import": "qnn/onnxruntime.csv qnn/linting.csv; qnn/linting.csv --mhz 1000; qnn/qhas.json; absent",
     "compare": "base cand; base base; run raw; base absent",
     "history": "builds; absent",
     "predict": "--config qwen3 --device h20 --phase decode; --config qwen3 --device h800 --phase prefill --ep 2",
-    "predict steps": "{}",
     "predict device": "--show h20",
-    "predict fidelity": "{}",
     "predict quantization": "run run --accuracy 0.8 0.72; run empty --accuracy 0.8 0",
     "simulate": "run --cache 25%,50%; routes/route-trace.csv --measured routes/steps.metrics --cache 50%; raw --cache much",
     "open": "absent",
@@ -54,7 +46,8 @@ PRINTED = {
 }
 """Form of a verb → its words, several times; {} stands for each of RECORDINGS."""
 REFUSED = {
-    "run": "-o run -- /bin/true; --duration x -- /bin/true; -o new -- ./absent; --min-tps 1 --levels sched -- /bin/true",
+    "run": "-o run -- /bin/true; --duration x -- /bin/true; -o new -- ./absent; --min-tps 1 --levels sched -- /bin/true; "
+    "--pmc faults,branches-of-law -- /bin/true; --pmc faults,cs,task-clock,cpu-clock,migrations -- /bin/true",
     "attach": "--pid 999999999; --pid 1 --levels nothing; name",
     "plan": "; ./absent; --features absent.json -- /bin/true",
     "probes": "./absent; --probes absent.toml /bin/true",
@@ -72,8 +65,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("golden")
     manifest, tables = make_tables(tokens=12)
     steps = tables["tokens"]
-    tables = stretch_ranges(tables, steps["begin_ns"].to_numpy(), steps["end_ns"].to_numpy(), SLOWER)
-    write_run(folder / "run", Run("moescope", dict(tables)), **manifest)
+    stretched = stretch_ranges(tables, steps["begin_ns"].to_numpy(), steps["end_ns"].to_numpy(), SLOWER)
+    write_run(folder / "run", Run("moescope", dict(stretched)), **manifest)
     for name, writer in (("raw", runtime(4)), ("llama", llama(6)), ("empty", Writer())):
         writer.write(folder / name)
     for side, factor in (("base", 1.0), ("cand", 1.3)):
@@ -93,7 +86,7 @@ def printed(form: str, words: str, capfd: pytest.CaptureFixture[str]) -> str:
     """A command, what it printed, and its exit code; without argparse's usage."""
     forget_labels()
     try:
-        code = main([*form.split(), *shlex.split(words)])
+        code: object = main([*form.split(), *shlex.split(words)])
     except SystemExit as end:
         code = end.code
     shown = capfd.readouterr()
@@ -110,9 +103,8 @@ def all_printed(form: str, words: str, capfd: pytest.CaptureFixture[str]) -> str
 
 @pytest.fixture(autouse=True)
 def typed_there(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's working directory, terminal and command line."""
+    """A user's working directory and command line."""
     monkeypatch.chdir(inputs)
-    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "argv", ["moescope"])
 
 

@@ -328,11 +328,8 @@ def test_pieces_tile_their_steps_and_neighbours_differ():
     assert (pieces[named].astype(str) != pieces[named].astype(str).shift()).any(axis=1).all()
 
 
-def test_the_verb_prints_both_axes_and_json_has_every_piece_of_a_step(tmp_path, capsys):
+def test_json_has_every_piece_of_a_step(tmp_path, capsys):
     step(tmp_path, 3)
-    for by in ("part", "cause", "both"):
-        assert main(["time", str(tmp_path), "--by", by]) == 0
-        assert "computing" in (printed := capsys.readouterr().out) or by == "part", printed
     assert main(["time", str(tmp_path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["run"]["ms"] == pytest.approx(0.003) and answer["accelerator"] == {}

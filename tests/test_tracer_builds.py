@@ -17,8 +17,7 @@ import pytest
 from analyzer.records.reading import BACKEND
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, begin_trace, manifest_when, trace
-from tracer.engines import all_engines, choose_engines, parse_engine
-from tracer.errors import EngineError
+from tracer.engines import all_engines, choose_engines
 from tracer.kernel.definitions import enum_values
 from tracer.probes import anchors, name_tables
 from tracer.probes.elf import read_binary
@@ -206,18 +205,6 @@ def test_backends_are_numbered_alike_in_kernel_and_analyzer() -> None:
     numbers = {name.removeprefix("BACKEND_").lower(): number for name, number in enum_values("backend_id").items()}
     assert numbers | {"": numbers.pop("unknown")} == {name: i for i, name in enumerate(BACKEND.tolist())}
     assert ENGINE.backends.keys() <= numbers.keys()
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"backends": {"cpu": "12"}}, "key backends.cpu: '12' is wrong; give 16 hexadecimal bytes"),
-        ({"probes": [{"program": "p", "level": "token", "anchor": {"text": "x"}}]}, "key anchor: 'text' is not known"),
-    ],
-)
-def test_a_bad_engine_is_answered_with_the_key(row: dict, words: str) -> None:
-    with pytest.raises(EngineError, match=re.escape(words)):
-        parse_engine({"name": "x", "id": 2, "libraries": ["libx"], "probes": [], **row}, Path("x.toml"))
 
 
 OPENERS = """

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
+from tests.golden import Golden
 from tracer.engines import all_engines, choose_engines
 from tracer.errors import FAILED, EngineError
 from tracer.probes.functions import SIZES, SPEC, parse_argument, read_probe_files
@@ -197,42 +198,29 @@ def test_an_engine_of_the_users_own_reuses_our_programs(tmp_path: Path) -> None:
 FUNCTION = '[[function]]\nlibrary = "libfoo.so"\nsymbol = "foo"\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[[function", "is not TOML"),
-        ("", "the file is empty"),
-        ("[other]\n", "unknown key 'other'; write [[function]]"),
-        ("function = 3\n", "key function: write it as [[function]]"),
-        ('[[function]]\nsymbol = "foo"\n', "function foo: key library: missing; give the start of a file name"),
-        ('[[function]]\nlibrary = "libfoo.so"\n', "key symbol: missing; give symbol"),
-        (FUNCTION + 'libary = "x"\n', "unknown key 'libary'; known: library,"),
-        (FUNCTION + 'level = "atom"\n', "key level: 'atom' is not known; known: token,"),
-        (FUNCTION + 'at = "exit"\n', "key at: 'exit' is not known; known: entry, return, both"),
-        (FUNCTION + "most = true\n", "key most: True is wrong; give a number"),
-        (FUNCTION + 'args = { n = "s32" }\n', "key args.n: 's32' is not an argument; write TYPE @N"),
-        (FUNCTION + 'args = { n = "int @1" }\n', "key args.n: unknown type 'int'; known: u8"),
-        (FUNCTION + 'args = { n = "s32 @7" }\n', "key args.n: '@7' is not a place; write TYPE @N"),
-        (FUNCTION + 'args = { n = "f32 @1" }\n', "a float in a register cannot be read: a probe sees integer registers only"),
-        (FUNCTION + 'args = { n = "s32 *(*(*@1))" }\n', "reads memory 3 times, at most 2 are allowed"),
-        (FUNCTION + 'at = "entry"\nargs = { n = "s32 return" }\n', 'is not available with at = "entry"; use at = "both"'),
-        (
-            FUNCTION + "args = { " + ", ".join(f's{i} = "str @1"' for i in range(5)) + " }\n",
-            "0 numbers and 5 texts; at most 15 and 4",
-        ),
-        ('name = "x"\nid = 2\nprobes = []\n', "engine x: key libraries is missing; give a list"),
-        ('name = "x"\nid = 2\nlibraries = "libx"\nprobes = []\n', "engine x: key libraries: 'libx' is wrong; give a list"),
-        (
-            'name = "x"\nid = 2\nlibraries = ["libx"]\nprobes = [{ program = "p", level = "token", symbol = ["a"] }]\n',
-            "engine x, probe p: unknown key 'symbol'; known: program,",
-        ),
-    ],
-)
-def test_a_bad_file_is_answered_with_its_name_the_key_and_the_remedy(tmp_path: Path, text: str, words: str) -> None:
-    path = Path(declare(tmp_path, text))
-    with pytest.raises(EngineError, match=re.escape(words)) as error:
-        read_probe_files([path])
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
+ENGINE = 'name = "x"\nid = 2\n'
+BAD = [
+    *("[[function", "", "[other]\n", "function = 3\n", '[[function]]\nsymbol = "foo"\n', '[[function]]\nlibrary = "libfoo.so"\n'),
+    *(FUNCTION + more for more in ('libary = "x"\n', 'level = "atom"\n', 'at = "exit"\n', "most = true\n")),
+    *(FUNCTION + f'args = {{ n = "{what}" }}\n' for what in ("s32", "int @1", "s32 @7", "f32 @1", "s32 *(*(*@1))")),
+    FUNCTION + 'at = "entry"\nargs = { n = "s32 return" }\n',
+    FUNCTION + "args = { " + ", ".join(f's{i} = "str @1"' for i in range(5)) + " }\n",
+    *(ENGINE + more for more in ("probes = []\n", 'libraries = "libx"\nprobes = []\n')),
+    ENGINE + 'libraries = ["libx"]\nprobes = [{ program = "p", level = "token", symbol = ["a"] }]\n',
+    ENGINE + 'libraries = ["libx"]\nprobes = []\nbackends = { cpu = "12" }\n',
+    ENGINE + 'libraries = ["libx"]\nprobes = [{ program = "p", level = "token", anchor = { text = "x" } }]\n',
+]
+
+
+def test_a_bad_file_is_answered_with_its_name_the_key_and_the_remedy(tmp_path: Path, golden: Golden) -> None:
+    told = []
+    for text in BAD:
+        path = Path(declare(tmp_path, text))
+        with pytest.raises(EngineError) as error:
+            read_probe_files([path])
+        told.append(str(error.value))
+        assert str(path) in told[-1] and "\n" not in told[-1]
+    golden("probes", "\n".join(told))
 
 
 @pytest.mark.needs("probes")

@@ -234,19 +234,9 @@ def test_without_the_level_nothing_of_it_is_attached(tmp_path: Path) -> None:
     assert len(run.tables["faults"]) == len(run.tables["reads"]) == len(run.tables["blocks"]) == len(run.tables["pmc"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("events", "words"),
-    [
-        ("major-faults,branches-of-law", "unknown event 'branches-of-law'; "),
-        ("faults,cs,task-clock,cpu-clock,migrations", "--pmc takes at most 4 events, 5 were given"),
-        ("0xfffffffffffffff", "this machine does not have the event 0xfffffffffffffff"),
-    ],
-)
-def test_an_event_that_cannot_be_counted_is_refused_before_anything_is_recorded(
-    tmp_path: Path, events: str, words: str, on: tuple[str, ...]
-) -> None:
-    done = trace("run", "--pmc", events, "-o", str(tmp_path / "run"), *on, "--", sys.executable, PROGRAM)
-    assert done.returncode == FAILED and words in done.stderr
+def test_an_event_that_cannot_be_counted_is_refused_before_anything_is_recorded(tmp_path: Path, on: tuple[str, ...]) -> None:
+    done = trace("run", "--pmc", "0xfffffffffffffff", "-o", str(tmp_path / "run"), *on, "--", sys.executable, PROGRAM)
+    assert done.returncode == FAILED and " 0xfffffffffffffff" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -336,7 +336,7 @@ def test_without_root_one_line_says_how(tmp_path: Path) -> None:
     script += "os.setuid(65534); sys.argv = ['tracer', 'run', '--', 'true']; sys.exit(program.main())"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == FAILED
-    assert done.stderr.count("\n") == 1 and "sudo python -m tracer" in done.stderr
+    assert done.stderr.count("\n") == 1 and "sudo python3 -m tracer" in done.stderr
 
 
 def test_where_programs_have_other_pids_than_the_kernel_says_one_line_says_so(tmp_path: Path) -> None:

@@ -78,8 +78,10 @@ def convert_word(action: argparse.Action, value: Any, where: str) -> Any:
     """One word, converted and checked as argparse does."""
     try:
         answer = action.type(str(value)) if callable(action.type) else str(value)
-    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+    except argparse.ArgumentTypeError as error:
         raise TracerError(f"{where} = {value!r}: {error}") from None
+    except (ValueError, TypeError):
+        raise TracerError(f"{where} = {value!r} is not a valid value for --{where.rpartition(' ')[2]}") from None
     if action.choices and answer not in action.choices:
         raise TracerError(f"{where} = {value!r} is not one of {', '.join(map(str, action.choices))}")
     return answer

@@ -81,7 +81,7 @@ def read_results(path: Path) -> list[Result]:
     try:
         return RESULTS.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise ResultError(f"{path} holds no results of a benchmark: {error}") from None
+        raise ResultError(f"{path} holds no results of a benchmark: {' '.join(str(error).split())}") from None
 
 
 def write_results(results: Iterable[Result], path: Path) -> None:

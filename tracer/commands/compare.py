@@ -27,6 +27,7 @@ results: DIR/base, DIR/cand (recordings), DIR/regression.html, DIR/comparison.js
 the exit code is that of `moescope compare` for recordings
 """
 SEPARATOR = "::"
+WARMUP = "warmup"  # folder of the runs that are not compared
 BUDGET_S = 300.0
 LEAST_PAIRS = 5
 """The interval of fewer runs per side is too narrow: four medians show only a part of their spread."""
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     budget = args.budget or (float("inf") if args.runs else BUDGET_S)
     began, pairs = time.monotonic(), 0
     for number in range(args.warmup):
-        record_pair(args, commands, folder / "warmup", number, owner)
+        record_pair(args, commands, folder / WARMUP, number, owner)
     while True:
         record_pair(args, commands, folder, pairs, owner)
         pairs += 1
@@ -102,10 +103,10 @@ def run(args: argparse.Namespace) -> int:
 
 def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]], folder: Path, number: int, owner: Owner) -> None:
     """Record each command once: A B in even pairs, B A in odd ones."""
-    sides = list(zip(("base", "cand"), commands, strict=True))
+    sides, label = list(zip(("base", "cand"), commands, strict=True)), "warm-up, " if folder.name == WARMUP else ""
     for side, command in sides if number % 2 == 0 else sides[::-1]:
         target = folder / side / f"run-{number:03}"
-        print_progress(f"{side} {number + 1}: {' '.join(command)[:100]}")
+        print_progress(f"{label}{side} {number + 1}: {' '.join(command)[:100]}")
         words = ["-m", "tracer", "run", "--no-views", *args.trace.split(), "-o", str(target), "--", *command]
         tracing = subprocess.Popen([python(), *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ)
         code, errors = wait_for_tracer(tracing)

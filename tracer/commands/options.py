@@ -130,7 +130,7 @@ def command_for_sudo() -> str:
     """This program as sudo finds it, which knows the system's folders only."""
     program = Path(sys.argv[0]).absolute()
     package = program.parent.name if program.name == "__main__.py" else "tracer"
-    return str(program) if program.name == "moescope" else f"python -m {package}"
+    return str(program) if program.name == "moescope" else f"python3 -m {package}"
 
 
 def chosen_levels(text: str) -> set[str]:
