@@ -468,7 +468,7 @@ UPROBE(qairt_get_interface_end)
 {
 	RECORD(rec_api_table, r);
 	struct call_args args;
-	u64 table;
+	u64 table, bytes;
 
 	if (!take_args(CALL_GET_INTERFACE, &args) || RESULT(ctx))
 		return 0;
@@ -481,9 +481,12 @@ UPROBE(qairt_get_interface_end)
 	r->version = args.arg[0];
 	r->first = 0;
 	r->last = 1;
-	r->slots[0] = provider_at(table, 0);
-	for (u32 i = 1; i < TABLE_SLOTS; i++)
-		r->slots[i] = 8ULL * i < r->slots[0] ? provider_at(table, i) : 0;
+	bytes = provider_at(table, 0);
+	asm volatile("" : "+r"(bytes)); /* the verifier shall see its bound */
+	if (bytes > sizeof(r->slots))
+		bytes = sizeof(r->slots);
+	__builtin_memset(r->slots, 0, sizeof(r->slots));
+	bpf_probe_read_user(r->slots, bytes, (void *)table);
 	stop_target();
 	submit_urgent(ctx, r);
 	return 0;

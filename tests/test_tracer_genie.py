@@ -1,4 +1,4 @@
-"""Genie by a library that stands in for it: a row for every call, and the figures of its own profile; nothing here saw a device."""
+"""Genie by a library that stands in for it: a row for every call, and the figures of its profile; nothing here saw a device."""
 
 import json
 import subprocess

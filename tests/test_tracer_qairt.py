@@ -106,7 +106,9 @@ def test_a_program_that_has_its_tables_loses_no_execution_after_they_were_found(
     target = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert target.stdout is not None and target.stdout.readline() == "ready\n"
     tracer = begin_trace("attach", "--no-views", "--levels", "qnn", "--pid", str(target.pid), "-o", str(tmp_path / "run"))
-    manifest_when(lambda manifest: any(row["program"] == "qnn_execute_end" for row in manifest["probes"]), tmp_path / "run", tracer)
+    manifest_when(
+        lambda manifest: any(row["program"] == "qnn_execute_end" for row in manifest["probes"]), tmp_path / "run", tracer
+    )
     time.sleep(0.3)
     said = json.loads(target.communicate("enough\n", timeout=60)[0].splitlines()[-1])
     assert tracer.wait(timeout=60) == 0

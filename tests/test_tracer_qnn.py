@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analyzer.tables.store import load_tables
@@ -108,6 +109,40 @@ def test_executes_of_a_program_that_had_its_table_before_it_was_followed_are_all
     assert len(executes) == 20 and executes["complete"].all() and (executes["status"] == 0).all()
     assert manifest["qnn"] == {"backend": 6, "api": [2, 40, 0], "emulator": True}
     assert ["before its function table was found and probed" in line for line in manifest["warnings"]] == [True]
+
+
+LOOPING = (
+    WAITING[: WAITING.index("sys.stdin")]
+    + """
+import json, threading, time
+asked, log = threading.Event(), []
+threading.Thread(target=lambda: (sys.stdin.readline(), asked.set())).start()
+while not asked.is_set():
+    log.append([time.monotonic_ns()])
+    session.run(None, {"x": x})
+    log[-1].append(time.monotonic_ns())
+print(json.dumps(log))
+"""
+)
+
+
+@pytest.mark.long
+@pytest.mark.needs("htp")
+@pytest.mark.parametrize("attempt", range(5))
+def test_no_execution_of_a_busy_program_is_lost_after_its_table_was_found(tmp_path: Path, attempt: int) -> None:
+    (tmp_path / "libnative_tls.conf").touch()
+    environment, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
+    target = subprocess.Popen([sys.executable, "-c", LOOPING], stdin=pipe, stdout=pipe, cwd=tmp_path, env=environment, text=True)
+    assert target.stdout is not None and any(line == "ready\n" for line in target.stdout)
+    options = ("--no-views", "--levels", "qnn", "--pid", str(target.pid), "--duration", "4", "-o", str(tmp_path / "run"))
+    done = trace("attach", *options)
+    begin, end = np.array(json.loads(target.communicate("enough\n", timeout=120)[0].splitlines()[-1])).T
+    executes = load_tables(tmp_path / "run")["qnn_executes"].query("complete").sort_values("begin_ns")
+    run = np.searchsorted(begin, executes["begin_ns"]) - 1
+    assert len(run) > 100 and run.tolist() == list(range(run[0], run[-1] + 1)), (
+        "each run of the program from the first recorded on"
+    )
+    assert (executes["end_ns"].to_numpy() <= end[run]).all() and "function table found after" in done.stderr
 
 
 def test_a_mapped_backend_without_a_table_in_memory_is_said(tmp_path: Path, on: tuple[str, ...]) -> None:

@@ -41,19 +41,20 @@ def genie_columns(source: Source) -> Columns:
 def described(component: str, event: Event) -> Event:
     """The columns that one event of a component fills; a figure that is absent or in another unit is NaN."""
     figures = {column: figure_of(event.get(name), unit) for column, (name, unit) in FIGURES.items()}
-    kind, duration = str(event.get("type", "")), event.get("duration")
-    return {"component": component, "type": kind, "duration_us": float(duration) if is_number(duration) else math.nan, **figures}
+    kind, duration = str(event.get("type", "")), number_or_nan(event.get("duration"))
+    return {"component": component, "type": kind, "duration_us": duration, **figures}
 
 
 def figure_of(given: Any, unit: str) -> float:
     """A figure's value if it has the unit."""
-    good = isinstance(given, dict) and given.get("unit", "") == unit and is_number(given.get("value"))
-    return float(given["value"]) if good else math.nan
+    if not isinstance(given, dict) or given.get("unit", "") != unit:
+        return math.nan
+    return number_or_nan(given.get("value"))
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def number_or_nan(value: Any) -> float:
+    """A value from JSON as a number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def last_profiles(source: Source) -> list[tuple[tuple[int, int], tuple[int, list[tuple[str, Event]]]]]:
@@ -77,7 +78,7 @@ def is_continued(old: list[tuple[str, Event]], events: list[tuple[str, Event]]) 
 def profile_texts(source: Source) -> list[tuple[tuple[int, int], int, str]]:
     """((process, profile), when, JSON text) of each reading whose parts were all recorded."""
     rows = source.rows("genie_profile")
-    texts = decode_texts(rows["text"]) if len(rows) else []
+    texts: list[str] = list(decode_texts(rows["text"])) if len(rows) else []
     parts: dict[tuple[int, int, int, int], dict[int, str]] = {}
     for i in range(len(rows)):
         key = (int(rows["pid"][i]), int(rows["profile"][i]), int(rows["ts"][i]), int(rows["tid"][i]))

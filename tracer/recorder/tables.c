@@ -272,17 +272,25 @@ struct began {
 	double cpu_s;
 };
 
-/* Tells how long the search took, and which calls it missed; or why there is none. */
+static bool has_ended(pid_t pid)
+{
+	char program[PATH_MOST];
+
+	return !program_of(pid, program);
+}
+
+/* Tells how long the search took, and which calls it missed; or why there is none. A process may have mapped no such library. */
 static void tell_search(pid_t pid, const char *engine, int found, const struct began *began, u64 bytes)
 {
 	double took = (now_ns() - began->ns) * 1e-9;
-	char program[PATH_MOST];
 
+	if (found < 0 && !has_ended(pid))
+		return;
 	if (found > 0) {
 		say("%s: function table found after %.3f s (%.3f s of CPU), %.1f MB read", engine, took, cpu_s() - began->cpu_s, bytes * 1e-6);
 		warn("%s: process %d ran %.3f s of the recording before its function table was found and probed: calls in them are not "
 		     "recorded", engine, pid, (now_ns() - began_ns) * 1e-9);
-	} else if (!program_of(pid, program)) {
+	} else if (has_ended(pid)) {
 		warn("%s: process %d ended before its function table was found (%.3f s): its calls are not recorded", engine, pid, took);
 	} else {
 		warn("%s: process %d has mapped %s, but no function table was found in its memory (%.1f MB read): calls through an "
@@ -301,7 +309,7 @@ static void probe_earlier_qnn(pid_t pid)
 
 	for (int i = 0; i < number; i++)
 		probe_qnn_table(pid, found[i].backend, found[i].api, found[i].slots);
-	if (number >= 0)
+	if (json_array_size(libraries))
 		tell_search(pid, "qnn", number, &began, bytes);
 	json_decref(libraries);
 }
@@ -337,8 +345,8 @@ static void probe_earlier_qairt(pid_t pid)
 	json_object_foreach(number > 0 ? interfaces() : NULL, name, known) {
 		probed += probe_found_interface(pid, name, known, found, number);
 	}
-	if (number >= 0)
-		tell_search(pid, QAIRT, probed, &began, bytes);
+	if (json_array_size(libraries))
+		tell_search(pid, QAIRT, number > 0 ? probed : number, &began, bytes);
 	json_decref(libraries);
 }
 

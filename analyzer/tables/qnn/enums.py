@@ -37,7 +37,8 @@ class Work(Enum):
 
 
 WORK_OF_HUNDRED: dict[int, Work] = {1: Work.INIT, 3: Work.FINALIZE, 4: Work.EXECUTE, 5: Work.DEINIT}
-WORK_OF_THOUSAND: dict[int, Work] = {1: Work.INIT, 2: Work.FINALIZE, 4: Work.DEINIT, 9: Work.APPLY, **dict.fromkeys((3, 5, 6, 8), Work.EXECUTE)}
+WORK_OF_THOUSAND: dict[int, Work] = dict.fromkeys((3, 5, 6, 8), Work.EXECUTE)
+WORK_OF_THOUSAND |= {1: Work.INIT, 2: Work.FINALIZE, 4: Work.DEINIT, 9: Work.APPLY}
 
 
 def work_of(event_type: int) -> Work | None:
