@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,11 +13,13 @@ from analyzer.questions import expert_loads, experts
 from analyzer.questions.figures import cache_hits
 from analyzer.tables import store
 from tests.conftest import ROOT, trace
-from workloads.gguf_model import SHAPES, write_model
+from workloads.gguf_model import Shape, write_model
 
 CLI = os.environ.get("BMOE_CLI", "")
 STAND_IN = ROOT / "workloads/programs/bigmoe_stand_in.c"
-TOKENS, CACHE_MIB = 50, 40
+STREAMED = Shape("qwen2moe", 4, 512, 512, 8, 8, 4096, 16, 4, 512, 512)
+TOKENS, CACHE_MIB = 50, 12  # of 28 MiB of experts
+READ = ["layer", "expert", "matrix", "bytes", "ahead"]
 
 
 def build_stand_in(folder: Path, *flags: str) -> str:
@@ -49,8 +50,39 @@ def test_reads_hits_and_evictions_are_those_that_the_stand_in_logs(tmp_path: Pat
 
 
 @pytest.mark.needs("probes")
-@pytest.mark.parametrize(("flags", "said"), [(("-s",), "without its symbols"), (("-DOTHER_VERSION",), "version that is not known")])
-def test_a_build_that_cannot_be_recorded_is_named_and_leaves_no_rows(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
-    _, manifest, tables = record(tmp_path, build_stand_in(tmp_path, *flags), levels="graph,expert")
+@pytest.mark.parametrize(("flag", "said"), [("-s", "without its symbols"), ("-DOTHER_VERSION", "version that is not known")])
+def test_a_build_that_cannot_be_recorded_is_named_and_leaves_no_rows(tmp_path: Path, flag: str, said: str) -> None:
+    _, manifest, tables = record(tmp_path, build_stand_in(tmp_path, flag), levels="graph,expert")
     assert len(tables["loads"]) == 0
     assert any(said in warning and "bigmoeonedge" in warning for warning in manifest["warnings"])
+
+
+def own_figures(path: Path) -> dict[str, float]:
+    """The last line of its metrics."""
+    last = path.read_text().splitlines()[-1]
+    return {name: float(value) for name, value in (word.split("=") for word in last.split() if "=" in word)}
+
+
+@pytest.mark.long
+@pytest.mark.needs("probes")
+@pytest.mark.skipif(not CLI, reason="BMOE_CLI names no bmoe-cli")
+@pytest.mark.parametrize("options", [[], ["--prefetch", "1"]], ids=["demand", "prefetch"])
+def test_steps_reads_and_hits_of_a_real_build_are_those_of_its_own_logs(tmp_path: Path, options: list[str]) -> None:
+    write_model(tmp_path / "moe.gguf", STREAMED, quantized=True, tokenizer=True)
+    logs = {name: tmp_path / f"{name}.csv" for name in ("csv", "io-trace", "route-trace")}
+    command = [CLI, "-m", str(tmp_path / "moe.gguf"), "-p", "experts on the edge", "-n", str(TOKENS), "-t", "2", *options]
+    command += ["--moe-stream", "--cache-mb", str(CACHE_MIB), "--force-cache", "--no-odirect", "--io-threads", "2"]
+    _, manifest, tables = record(tmp_path, *command, *(word for name, path in logs.items() for word in (f"--{name}", str(path))))
+    steps, io, routes = (pd.read_csv(path, comment="#") for path in logs.values())
+    loads, told = tables["loads"], own_figures(logs["csv"])
+    decode = tables["tokens"].query("phase == 'decode'")
+    assert len(decode) == len(steps) == TOKENS and not manifest["lost"]
+    reads = loads[loads["action"] == "load"].assign(ahead=(loads["reason"] == "prefetch").astype(int))
+    own = io.rename(columns={"proj": "matrix", "req_bytes": "bytes", "spec": "ahead"})
+    assert Counter(map(tuple, reads[READ].values.tolist())) == Counter(map(tuple, own[READ].values.tolist()))
+    assert reads.groupby("token_id")["bytes"].sum().reindex(decode["token_id"], fill_value=0).tolist() == steps["read_bytes"].tolist()
+    asked = routes.drop_duplicates(["phase", "step", "layer", "expert"]) if not options else routes
+    hits, misses = cache_hits(tables)[["hits", "misses"]].sum()
+    assert round(100 * hits / (hits + misses), 1) == told["cache_hit_pct"] and len(asked) > 0
+    assert (loads["action"] == "evict").sum() == told["evictions"] > 0
+    assert (loads.loc[loads["action"] == "evict", "layer"] >= 0).all()

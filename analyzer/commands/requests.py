@@ -64,6 +64,7 @@ def speculative_lines(about: dict[str, Any]) -> list[str]:
 def request_columns(rows: pd.DataFrame) -> pd.DataFrame:
     """The columns of the screen."""
     begin = (rows["begin_ns"] - rows["begin_ns"].min()) / 1e6
-    names = ["request", "context", "sequence", "begin", "ttft_ms", "tpot_ms", "prompt", "cached", "generated", "steps"]
+    where = ["pid", "context"] if rows["pid"].nunique() > 1 else ["context"]
+    names = ["request", *where, "sequence", "begin", "ttft_ms", "tpot_ms", "prompt", "cached", "generated", "steps"]
     more = ["drafted", "accepted"] if rows["checks"].sum() else []
     return rows.assign(begin=begin)[names + more]

@@ -35,7 +35,7 @@ class AvoidedLoads:
 
 
 def whole_loads(tables: Tables) -> pd.DataFrame:
-    """The loads of `loads`, one row for each expert: of one read matrix by matrix, the nth reads of its matrices are its nth load.
+    """The loads of `loads`, a row for each: of an expert read matrix by matrix, the nth reads of its matrices are its nth load.
 
     Their span is from the first begin to the last end, `duration_ns` the sum of the reads, beside each other or not.
     """

@@ -8,7 +8,7 @@ import pyarrow
 
 from analyzer.records.reading import BACKEND, CACHE, REASON, Source, pick_names
 from analyzer.records.rows import UNKNOWN_U32, RecordSpans, Rows
-from analyzer.records.schema import TABLES, Columns, arrow_table, equals_any, text_array
+from analyzer.records.schema import Columns, arrow_table, equals_any, fill_missing, text_array
 from analyzer.records.spans import NONE, row_codes
 from analyzer.tables.nodes import OperatorRecords
 from analyzer.tables.operators import Definitions, FirstNumbers
@@ -82,30 +82,20 @@ def expert_columns(source: Source, tokens: Steps, spans: RecordSpans, op: np.nda
 def load_columns(source: Source, tokens: Steps) -> Columns:
     """The columns of `loads`: loads as spans, evictions and hits as instants, in time order."""
     spans = source.spans("load", ("layer", "expert"))
-    begin, end, evict, hit = (source.rows(kind) for kind in ("load_begin", "load_end", "evict", "cache_hit"))
-    if not len(begin) + len(evict) + len(hit):
-        return {column.name: np.empty(0, column.dtype) for column in TABLES["loads"]}
+    begin, end, evict = source.rows("load_begin"), source.rows("load_end"), source.rows("evict")
     loaded = {
         **_transfer_columns(source, tokens, begin, "load"),
         "reason": np.asarray(pick_names(REASON, begin["reason"])),
         "backend": np.asarray(pick_names(BACKEND, begin["backend"])),
+        "bytes": begin["bytes"],
         "matrix": begin["matrix"] - 1,
         "resident_bytes": spans.of_end(end, "resident"),
         **spans.columns(),
     }
-    instants = [
-        _transfer_columns(source, tokens, rows, action)
-        | {"reason": np.full(len(rows), "", object), "backend": np.full(len(rows), "", object)}
-        | {"matrix": np.full(len(rows), NONE), "resident_bytes": rows["resident"] if action == "evict" else np.full(len(rows), NONE)}
-        | {"begin_ns": rows["ts"], "end_ns": rows["ts"], "duration_ns": np.zeros(len(rows), np.int64)}
-        | {"complete": np.ones(len(rows), bool)}
-        for action, rows in (("evict", evict), ("hit", hit))
-    ]
-    _find_evicted(instants[0], evict, begin)
-    parts = [loaded, *instants]
-    order = np.argsort(np.concatenate([part["begin_ns"] for part in parts]), kind="stable")
-    moves = {name: np.concatenate([part[name] for part in parts])[order] for name in loaded}
-    return {"load_id": np.arange(len(order)), **moves}
+    evicted = _instants(source, tokens, evict, "evict") | {"bytes": evict["bytes"], "resident_bytes": evict["resident"]}
+    parts = [loaded, evicted | _evicted_experts(evict, begin), _instants(source, tokens, source.rows("cache_hit"), "hit")]
+    rows = pd.concat([fill_missing("loads", pd.DataFrame(part)) for part in parts]).sort_values("begin_ns", kind="stable")
+    return {str(name): rows[name].to_numpy() for name in rows} | {"load_id": np.arange(len(rows))}
 
 
 def _transfer_columns(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
@@ -115,26 +105,32 @@ def _transfer_columns(source: Source, tokens: Steps, rows: Rows, action: str) ->
         **source.thread(rows),
         "engine": np.asarray(source.engines(rows["engine"])),
         "action": np.full(len(rows), action, object),
-        "layer": rows["layer"].copy(),
-        "expert": rows["expert"].copy(),
-        "bytes": rows["bytes"].copy() if action != "hit" else np.full(len(rows), NONE),
+        "layer": rows["layer"],
+        "expert": rows["expert"],
     }
 
 
-def _find_evicted(evicted: Columns, evict: Rows, begin: Rows) -> None:
-    """Fill in layer, expert and bytes of evictions that have only an address within a matrix, by the reads to that place.
+def _instants(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
+    nothing = {"begin_ns": rows["ts"], "end_ns": rows["ts"], "duration_ns": np.zeros(len(rows), np.int64)}
+    return _transfer_columns(source, tokens, rows, action) | nothing
+
+
+def _evicted_experts(evict: Rows, begin: Rows) -> dict[str, np.ndarray]:
+    """layer, expert and bytes of evictions; of those that have only an address within a matrix, by the reads to that place.
 
     Every matrix has its own place throughout the run.
     """
-    read = pd.DataFrame({name: begin[name] for name in ("pid", "address", "bytes", "layer", "expert")})
+    columns = {name: evict[name].copy() for name in ("layer", "expert", "bytes")}
+    read = pd.DataFrame({name: begin[name] for name in ("pid", "address", *columns)})
     places = read[read["address"] > 0].drop_duplicates(["pid", "address"]).sort_values("address")
-    sizes = places.groupby(["pid", "layer", "expert"])["bytes"].sum().rename("size").reset_index()
-    for pid, its in places.merge(sizes).groupby("pid"):
+    whole = places.groupby(["pid", "layer", "expert"])["bytes"].transform("sum")
+    for pid, its in places.assign(whole=whole).groupby("pid"):
         rows = np.flatnonzero((evict["pid"] == pid) & (evict["address"] > 0))
         at = np.searchsorted(its["address"], evict["address"][rows], "right") - 1
-        within = (at >= 0) & (evict["address"][rows] < (its["address"] + its["bytes"]).to_numpy()[at])
-        for name, column in (("layer", "layer"), ("expert", "expert"), ("bytes", "size")):
-            evicted[name][rows[within]] = its[column].to_numpy()[at[within]]
+        inside = (at >= 0) & (evict["address"][rows] < (its["address"] + its["bytes"]).to_numpy()[at])
+        for name, column in zip(columns, ("layer", "expert", "whole"), strict=True):
+            columns[name][rows[inside]] = its[column].to_numpy()[at[inside]]
+    return columns
 
 
 @dataclass
