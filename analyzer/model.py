@@ -297,6 +297,10 @@ def _read_delta_net(fields: ConfigFields) -> DeltaNet:
 def _read_mixture(fields: ConfigFields) -> Mixture | None:
     if not fields.has("experts"):
         return None
+    for name in ("experts", "top_k"):
+        said = {field: fields.values[field] for field in ALIASES[name] if fields.values.get(field)}
+        if any(value != next(iter(said.values())) for value in said.values()):
+            fields.refuse(f"{' and '.join(said)} contradict each other")
     experts, width = fields.number("experts", least=1), fields.number("expert_width", least=1)
     top_k, count = fields.number("top_k", least=1), fields.number("shared", 0)
     if top_k > experts:
@@ -312,6 +316,8 @@ def _routed_layers(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
     for name, test in (("mlp_layer_types", lambda kind: kind == "sparse"), ("moe_layer_freq", bool)):
         listed = values.get(name)
         if isinstance(listed, list) and listed:
+            if unknown := sorted({kind for kind in listed if isinstance(kind, str)} - {"sparse", "dense"}):
+                fields.refuse(f"{name} holds {', '.join(unknown)}: dense and sparse layers are modelled")
             if len(listed) != layers:
                 fields.refuse(f"{name} lists {len(listed)} layers, num_hidden_layers says {layers}")
             return tuple(map(test, listed))

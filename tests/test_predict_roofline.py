@@ -260,6 +260,13 @@ def test_a_field_that_changes_the_arithmetic_is_refused(tmp_path: Path, field: s
         read_config(tmp_path)
 
 
+@pytest.mark.parametrize("changes", [{"mlp_layer_types": ["odd"] * 48}, {"n_routed_experts": 4}, {"moe_topk": 2}])
+def test_fields_that_contradict_each_other_or_are_unknown_are_refused(changes: dict[str, Any]) -> None:
+    values = json.loads((CONFIGS / "qwen3-30B-A3B_config.json").read_text()) | changes
+    with pytest.raises(PredictError, match=next(iter(changes))):
+        model_of(values, CONFIGS)
+
+
 @pytest.mark.parametrize("family", FAMILIES_NOT_MODELLED)
 def test_a_model_type_with_arithmetic_of_its_own_is_refused(tmp_path: Path, family: str) -> None:
     values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text()) | {"model_type": family}
