@@ -14,8 +14,9 @@ NOT_MODELLED: dict[str, str] = FIELDS["not_modelled"]
 BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.5, "mxfp4": 4.25}
 """Storage bits of a weight. int4: groups of 32 with a 16-bit scale; mxfp4: blocks of 32 with an 8-bit scale."""
 
-GATED_FAMILIES = ("qwen3_next", "qwen3_5")
-"""Model types whose attention has an output gate that the config need not mention."""
+FAMILIES: dict[str, list[str]] = FIELDS["families"]
+FULL_EVERY: dict[str, int] = FIELDS["full_every"]
+FAMILIES_NOT_MODELLED: dict[str, str] = FIELDS["families_not_modelled"]
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -105,7 +106,7 @@ class Model:
     """A decoder. `windows`: attention window of each layer with attention, None for unlimited; `routed[i]`: layer i has experts.
 
     `delta`: replaces attention in the layers `delta_at`. `wide`: attention of the layers without a window, if
-    it differs.
+    it differs. `dense_ups`: matrices before the activation of a dense layer, 2 if it is gated.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Model:
     delta: DeltaNet | None = None
     delta_at: frozenset[int] = frozenset()
     wide: Attention | None = None
+    dense_ups: int = 2
 
     def attention_of(self, window: int | None) -> Attention:
         """The attention of layers with this window."""
@@ -161,6 +163,10 @@ class ConfigFields:
     def refuse(self, text: str) -> NoReturn:
         """Raise PredictError about the config."""
         raise PredictError(f"{self.path}: {text}")
+
+    def is_of(self, families: str) -> bool:
+        """Whether the model type is one of a list of FAMILIES."""
+        return self.values.get("model_type") in FAMILIES[families]
 
     def has(self, name: str) -> bool:
         """Whether any of the field's names is present with a value other than 0."""
@@ -206,6 +212,7 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
         delta=_read_delta_net(fields) if delta_at else None,
         delta_at=delta_at,
         wide=_read_global_attention(fields, kinds),
+        dense_ups=1 if fields.is_of("ungated_dense") else 2,
     )
 
 
@@ -223,6 +230,9 @@ def _refuse_what_is_not_modelled(fields: ConfigFields) -> None:
         present["index_topk"] = "indexed attention without a latent cache"
     elif fields.has("index_topk") and not fields.has("q_lora_rank"):
         present["index_topk"] = "indexed attention without latent queries"
+    family = str(fields.values.get("model_type"))
+    if family in FAMILIES_NOT_MODELLED:
+        present[family] = FAMILIES_NOT_MODELLED[family]
     if present:
         listed = ", ".join(f"{name} ({what})" for name, what in present.items())
         raise PredictError(f"{fields.path}: {listed} is not modelled, so a prediction would ignore it")
@@ -248,8 +258,7 @@ def _read_attention(fields: ConfigFields) -> Attention:
     if fields.values.get("head_dim") is None and hidden % heads:
         fields.refuse(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and there is no head_dim")
     head_dim = fields.number("head_dim", hidden // heads, least=1)
-    implied = str(fields.values.get("model_type")).startswith(GATED_FAMILIES)
-    gated = bool(fields.values.get("attn_output_gate", implied))
+    gated = bool(fields.values.get("attn_output_gate", fields.is_of("gated_attention")))
     return Attention(heads, kv_heads, head_dim, value_dim=head_dim, gated=gated)
 
 
@@ -288,6 +297,10 @@ def _read_delta_net(fields: ConfigFields) -> DeltaNet:
 def _read_mixture(fields: ConfigFields) -> Mixture | None:
     if not fields.has("experts"):
         return None
+    for name in ("experts", "top_k"):
+        said = {field: fields.values[field] for field in ALIASES[name] if fields.values.get(field)}
+        if any(value != next(iter(said.values())) for value in said.values()):
+            fields.refuse(f"{' and '.join(said)} contradict each other")
     experts, width = fields.number("experts", least=1), fields.number("expert_width", least=1)
     top_k, count = fields.number("top_k", least=1), fields.number("shared", 0)
     if top_k > experts:
@@ -303,6 +316,8 @@ def _routed_layers(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
     for name, test in (("mlp_layer_types", lambda kind: kind == "sparse"), ("moe_layer_freq", bool)):
         listed = values.get(name)
         if isinstance(listed, list) and listed:
+            if unknown := sorted({kind for kind in listed if isinstance(kind, str)} - {"sparse", "dense"}):
+                fields.refuse(f"{name} holds {', '.join(unknown)}: dense and sparse layers are modelled")
             if len(listed) != layers:
                 fields.refuse(f"{name} lists {len(listed)} layers, num_hidden_layers says {layers}")
             return tuple(map(test, listed))
@@ -316,16 +331,16 @@ def _routed_layers(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
 
 def _layer_windows(fields: ConfigFields, kinds: list[str]) -> tuple[int | None, ...]:
     """The windows of the layers with attention over cached tokens."""
-    values = fields.values
-    window = fields.number("sliding_window", 0) if values.get("sliding_window") else 0
-    if not window or values.get("use_sliding_window") is False:
+    window = _window(fields)
+    if not window:
         return (None,) * sum(kind != "linear_attention" for kind in kinds)
-    limited = {"sliding_attention"} if values.get("layer_types") else {"full_attention", "sliding_attention"}
-    return tuple(int(window) if kind in limited else None for kind in kinds if kind != "linear_attention")
+    mixed = fields.values.get("layer_types") or "sliding_attention" in kinds
+    limited = {"sliding_attention"} if mixed else {"full_attention", "sliding_attention"}
+    return tuple(window if kind in limited else None for kind in kinds if kind != "linear_attention")
 
 
 def _layer_kinds(fields: ConfigFields, layers: int) -> list[str]:
-    """The kind of each layer, from `layer_types` or, equivalently, `full_attention_interval`."""
+    """The kind of each layer, from `layer_types` or, equivalently, the distance of layers of one kind."""
     kinds, interval = fields.values.get("layer_types"), fields.number("full_attention_interval", 0)
     if not kinds and interval:
         return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]
@@ -338,7 +353,23 @@ def _layer_kinds(fields: ConfigFields, layers: int) -> list[str]:
         raise PredictError(
             f"{fields.path}: layer_types holds {', '.join(unknown)}: full, sliding and linear attention are modelled"
         )
-    return list(kinds)[:layers] if kinds else ["full_attention"] * layers
+    return list(kinds)[:layers] if kinds else _kinds_by_distance(fields, layers)
+
+
+def _kinds_by_distance(fields: ConfigFields, layers: int) -> list[str]:
+    """The kinds if not listed: full attention in every so many layers, or in all."""
+    every = fields.number("full_every", FULL_EVERY.get(str(fields.values.get("model_type")), 0))
+    if every:
+        return ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    if _window(fields) and not fields.is_of("all_windowed"):
+        fields.refuse("which layers have the sliding_window is not known of this model type: add layer_types")
+    return ["full_attention"] * layers
+
+
+def _window(fields: ConfigFields) -> int:
+    """The attention window of layers that have one, 0 for none."""
+    window = fields.number("sliding_window", 0) if fields.values.get("sliding_window") else 0
+    return 0 if fields.values.get("use_sliding_window") is False else window
 
 
 def _read_storage(fields: ConfigFields) -> Storage:

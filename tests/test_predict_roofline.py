@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import PredictError
-from analyzer.model import NOT_MODELLED, Indexer, Model, model_of, read_config, with_weights
+from analyzer.model import FAMILIES_NOT_MODELLED, FULL_EVERY, NOT_MODELLED, Indexer, Model, model_of, read_config, with_weights
 from analyzer.predict import devices, links, roofline
 from analyzer.predict.beside import compare_operators, setup_differences
 from analyzer.predict.prediction import predict_step, weight_bytes
@@ -37,6 +37,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4},
     "glm4_moe_lite": {**MLA, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"mlp_layer_types": ["dense", "sparse", "dense"], "num_key_value_heads": 4},
+    "afmoe": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
+    | {"num_shared_experts": 1, "sliding_window": 512},
+    "arcee": {**GQA},
     "qwen3_next": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 4}
     | {"shared_expert_intermediate_size": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
     | {"linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "full_attention_interval": 4},
@@ -255,6 +258,39 @@ def test_a_field_that_changes_the_arithmetic_is_refused(tmp_path: Path, field: s
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(PredictError, match=field):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{"mlp_layer_types": ["odd"] * 48}, {"n_routed_experts": 4}, {"moe_topk": 2}])
+def test_fields_that_contradict_each_other_or_are_unknown_are_refused(changes: dict[str, Any]) -> None:
+    values = json.loads((CONFIGS / "qwen3-30B-A3B_config.json").read_text()) | changes
+    with pytest.raises(PredictError, match=next(iter(changes))):
+        model_of(values, CONFIGS)
+
+
+@pytest.mark.parametrize("family", FAMILIES_NOT_MODELLED)
+def test_a_model_type_with_arithmetic_of_its_own_is_refused(tmp_path: Path, family: str) -> None:
+    values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text()) | {"model_type": family}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(PredictError, match=family):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", FULL_EVERY)
+def test_layers_with_a_window_are_those_of_transformers_where_the_config_does_not_list_them(family: str) -> None:
+    configs = pytest.importorskip("transformers.models.auto.configuration_auto")
+    values = configs.CONFIG_MAPPING[family]().to_dict()
+    kinds = values.pop("layer_types")
+    windows = model_of(values, Path(family)).windows
+    assert [window is not None for window in windows] == [kind == "sliding_attention" for kind in kinds]
+    assert len(set(kinds)) == 2
+
+
+def test_a_window_in_unknown_layers_is_refused() -> None:
+    values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text())
+    windowed = values | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}
+    with pytest.raises(PredictError, match="add layer_types"):
+        model_of(windowed, CONFIGS)
+    assert model_of(windowed | {"use_sliding_window": False}, CONFIGS).windows == (None,) * 36
 
 
 def test_linear_layers_are_told_by_their_interval_or_by_name(tmp_path: Path) -> None:

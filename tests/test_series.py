@@ -25,6 +25,7 @@ from workloads.drawn_series import (
     faint_burst,
     faint_spikes,
     found_in_noise,
+    in_ms,
     judged_burst,
     judged_spikes,
     missed_in,
@@ -32,6 +33,7 @@ from workloads.drawn_series import (
     noise,
     structureless,
     surplus_in,
+    unit_noise,
 )
 
 
@@ -46,6 +48,17 @@ def test_a_burst_may_begin_far_below_half_its_height() -> None:
     steps[60:66] = [29, 60, 60, 60, 60, 60]
     (burst,) = take_apart(steps).bursts
     assert (burst.at, burst.steps) == (60, 6)
+
+
+def test_a_burst_of_half_the_median_s_width_is_no_change_of_level_as_well() -> None:
+    right = 0
+    for seed in range(20):
+        ms = in_ms(unit_noise(np.random.default_rng(seed), 0.0))
+        ms[200:215] += 5 * MS * NOISE
+        parts = take_apart(ms)
+        right += names_found(parts) == {"burst"} and [(b.at, b.steps) for b in parts.bursts] == [(200, 15)]
+        assert not parts.bursts or parts.bursts[0].height == pytest.approx(5 * MS * NOISE, rel=0.25)
+    assert right >= 17
 
 
 @pytest.mark.parametrize("slope", [-0.5, 0.02, 0.5])

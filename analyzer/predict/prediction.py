@@ -108,7 +108,7 @@ def weight_bytes(model: Model, setup: Setup) -> float:
         per_layer = sum(k * n for k, n in roofline.delta_products(model.delta, hidden, setup.tp).values())
         attention += model.delta_layers * per_layer * s.linear / 8
     routed, total = sum(model.routed), attention + 2 * model.vocabulary * hidden / setup.tp * s.head / 8
-    total += (model.layers - routed) * 3 * hidden * model.dense_width / setup.tp * s.linear / 8
+    total += (model.layers - routed) * (model.dense_ups + 1) * hidden * model.dense_width / setup.tp * s.linear / 8
     if model.mixture:
         m = model.mixture
         total += routed * 3 * hidden * (m.experts / setup.ep * m.width * s.expert + m.shared_width * s.linear) / 8

@@ -117,7 +117,7 @@ def work_items(model: Model, on: UnitPeak, setup: Setup) -> list[WorkItem]:
         step_parts += delta_net(model, model.delta, on, setup, rows)
     routed = sum(model.routed)
     if routed < model.layers:
-        step_parts += feed_forward(model, on, "dense", model.layers - routed, rows, model.dense_width / setup.tp)
+        step_parts += feed_forward(model, on, "dense", model.layers - routed, rows, model.dense_width / setup.tp, model.dense_ups)
     if model.mixture:
         step_parts += router_gate(model, model.mixture, on, rows) + routed_experts(model, model.mixture, on, setup, rows)
         if model.mixture.shared_width:
@@ -324,10 +324,10 @@ def output_head(model: Model, on: UnitPeak, setup: Setup) -> list[WorkItem]:
     return [matrix_product(_at_16_bit(on), "head", "outside", 1, rows, model.hidden, n, bits)]
 
 
-def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float) -> list[WorkItem]:
-    """Gated feed-forward layers that every token takes, `width` wide on each device."""
+def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float, ups: int = 2) -> list[WorkItem]:
+    """Feed-forward layers that every token takes, `width` wide on each device, with `ups` matrices before the activation."""
     bits = model.storage.linear
-    up = matrix_product(on, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
+    up = matrix_product(on, f"{name} up", "experts", times, rows, model.hidden, ups * width, bits)
     return [up, matrix_product(on, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
 
 

@@ -114,6 +114,15 @@ def running_median(values: np.ndarray) -> np.ndarray:
     return np.median(np.lib.stride_tricks.sliding_window_view(np.concatenate((head, values, tail)), 2 * half + 1), axis=1)
 
 
+def level_outside(values: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """The running median of the steps that are not inside, and a line between them for those that are.
+
+    A burst of half the median's width raises the median: what is left of it would be two changes of level.
+    """
+    outside = np.flatnonzero(~inside)
+    return np.interp(np.arange(len(values)), outside, running_median(values[outside]))
+
+
 def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
     """The median of the slopes between all pairs of points (at most MOST_POINTS, evenly spread), a robust slope."""
     if len(x) > MOST_POINTS:
@@ -139,6 +148,9 @@ def take_apart(values: np.ndarray) -> SeriesParts:
     if len(base) >= MIN_STEPS:
         over, rho = base - running_median(base), noise_correlation(base)
     bursts, slow = find_bursts(over, rho)
+    if bursts:
+        over = base - level_outside(base, slow)
+        bursts = [replace(burst, height=float(np.median(over[burst.at : burst.at + burst.steps]))) for burst in bursts]
     period, regular = spikes_and_steps(np.where(slow, 0.0, over), rho)
     reach = spread_of(over)
     singles = (over > SPIKE_SIGMAS * reach) & ~slow
