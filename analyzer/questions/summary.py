@@ -82,9 +82,11 @@ def is_imported(recording: Recording) -> bool:
 
 def missing_levels(recording: Recording, tables: Tables) -> list[str]:
     """What this recording does not show, and the level that would show it."""
-    absent = {table: f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0}
+    levels = listed_items(recording.manifest.get("levels"), str)
+    where = {level: f"level {level} saw none" if level in levels else f"level {level}" for _, level, _ in ABSENT}
+    absent = {table: f"{means} ({where[level]})" for table, level, means in ABSENT if len(tables[table]) == 0}
     ran = ", ".join(dict.fromkeys(run["engine"] for run in model_runs(tables)))
-    if ran and "token" in listed_items(recording.manifest.get("levels"), str):
+    if ran and "token" in levels:
         absent.pop("operators", None)
         absent["tokens"] = f"no steps: {ran} ran no language model, or none whose steps can be recognized"
     return list(absent.values())
