@@ -91,14 +91,16 @@ static INLINE u64 user_word(u64 address)
 	return value;
 }
 
-/* A std::string of libstdc++: {text, length, ...}; its first 8 characters, zero-filled. */
+/* A std::string of libstdc++, in both of its layouts: the first word points to the text. Its first 8 characters, zero-filled. */
 static INLINE u64 string_begin(u64 string)
 {
-	u64 text[2] = {0}, begin = 0;
+	union {
+		char text[16];
+		u64 begin;
+	} read = {0};
 
-	bpf_probe_read_user(text, sizeof(text), (void *)string);
-	bpf_probe_read_user(&begin, sizeof(begin), (void *)text[0]);
-	return text[1] < 8 ? begin & ((1ULL << (text[1] & 7) * 8) - 1) : begin;
+	bpf_probe_read_user_str(read.text, 9, (void *)user_word(string));
+	return read.begin;
 }
 
 #define OV_CPU 0x555043ULL /* "CPU" */

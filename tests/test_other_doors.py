@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analyzer.questions.summary import summarize
 from analyzer.tables import store
 from tests.conftest import ROOT, trace
+from tracer.recording.format import Recording
 
 TOKENS, CALLS = 7, 20
 needs_genai = pytest.mark.skipif(
@@ -122,5 +124,8 @@ def test_runs_of_openvino_are_recorded_in_each_way_and_exceptions_reach_their_ha
     assert compiled["complete"].tolist() == [False, True, True, True], "the first was refused by an exception"
     (written,), (begin, end) = of_kind["write_cache"], told["compile"][0]
     assert begin < written[0] < written[1] < end, "the model was written when it was compiled; later it was loaded"
+    runs = {run["kind"]: run for run in summarize(Recording(tmp_path / "run"), tables)["runs"]}
+    assert {kind: run["count"] for kind, run in runs.items()} == {k: len(v) - (k == "compile_model") for k, v in of_kind.items()}
+    assert runs["infer"]["ms"] == pytest.approx(np.diff(of_kind["infer"]).sum() / 1e6)
     ran = graphs[graphs["kind"] == "infer"]
     assert set(ran["name"]) == {"model on CPU"} and set(ran["backend"]) == {"cpu"} and ran["handle"].nunique() == 1

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracer.errors import ProbeError
-from tracer.probes.placement import NOP5, arm64_class, place_entry, place_tail, place_usdt
+from tracer.probes.placement import NOP5, arm64_class, place_entry, place_exits, place_tail, place_usdt
 
 NEW_KERNEL, OLD_KERNEL = True, False  # whether a probed nop is executed without a step
 COSTS = {
@@ -91,6 +91,26 @@ def test_a_tail_jump_is_found_behind_a_condition() -> None:
 def test_a_function_without_a_tail_jump_is_probed_at_its_entry() -> None:
     code = b"".join(X86[name][0] for name in ("endbr64", "push rbp", "call rel32", "jmp rel32"))
     assert place_tail(code, "x64", NEW_KERNEL).delta == 4
+
+
+@pytest.mark.parametrize(
+    ("machine", "code", "ends"),
+    [
+        # push rbx; jne +7; pop rbx; mov rdi, rax; jmp out of the function; pop rbx; ret; jmp to its cold part; jmp back
+        ("x64", "53 7507 5b 4889c7 e900100000 5b c3 e900200000 ebf7", [7, 13]),
+        # stp x29, x30, [sp, #-16]!; cbz x0, +16; ldp x29, x30, [sp], #16; mov x0, x1; b out; ldp ...; ret; b to its cold part
+        ("AArch64", "fd7bbfa9 800000b4 fd7bc1a8 e00301aa 00040014 fd7bc1a8 c0035fd6 00080014", [16, 24]),
+    ],
+)
+def test_a_function_ends_at_its_returns_and_at_the_jumps_that_follow_its_epilogue(
+    machine: str, code: str, ends: list[int]
+) -> None:
+    assert [place.delta for place in place_exits(bytes.fromhex(code), machine)] == ends
+
+
+def test_a_function_without_an_end_is_not_probed_there() -> None:
+    with pytest.raises(ProbeError):
+        place_exits(bytes.fromhex("53 ebfd"), "x64")
 
 
 def test_a_usdt_site_uses_the_long_nop_in_front_only_where_it_is_cheaper_and_surely_run() -> None:

@@ -30,6 +30,7 @@ APART = 0.02
 NOUNS = {"warm-up": "warm-up step", "refused": "refused call"}
 NOUNS |= {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
 """One row of a table or step of a phase whose name does not say it."""
+RUN_TIMES = ("median_ms", "p90_ms", "ms")
 Section = dict[str, Any]
 
 
@@ -88,7 +89,7 @@ def speed_lines(answer: Section) -> list[Line]:
     """Tokens per second and latencies."""
     t = answer["tokens"]
     if not t:
-        return ["no tokens recorded"]
+        return [] if answer["runs"] else ["no tokens recorded"]
     tpot = t["tpot_ms"]
     prefill = f"prefill {number(t['prefill_tokens_per_s'])} tok/s over {counted(t['prefill_tokens'], 'token')}"
     ttft = f"median {number(t['ttft_ms'])}, p90 {number(t['ttft_p90_ms'])}" if t["generations"] > 1 else number(t["ttft_ms"])
@@ -100,6 +101,15 @@ def speed_lines(answer: Section) -> list[Line]:
     notes = [f"{apart}: not in these figures"] if apart else []
     notes += [f"{counted(t['unread_rows'], 'row')} of large batches not recorded"] if t["unread_rows"] else []
     return [first, second + rest, *(words((note, "yellow")) for note in notes)]
+
+
+def run_lines(runs: list[Section]) -> list[Line]:
+    """What models did, in a recording without steps."""
+    rows = [
+        [f"{run['kind']} {run['model']}".strip(), f"{run['count']:,}", *(number(run[key], ",.2f") for key in RUN_TIMES)]
+        for run in runs
+    ]
+    return [grid("call, ms", "n", "median", "p90", "all", rows=rows)]
 
 
 def served_lines(r: Section) -> list[Line]:
@@ -266,6 +276,7 @@ def next_steps(answer: Section) -> list[Line]:
 PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("", heading_lines),
     ("", speed_lines),
+    ("runs", run_lines),
     ("", time_lines),
     ("requests", served_lines),
     ("findings", top_findings),

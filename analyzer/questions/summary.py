@@ -25,14 +25,14 @@ NEEDED = (
     *("sequences", "driver_events"),
 )
 """The tables that a summary is made from."""
-TOP = 12
+TOP, MS = 12, 1e6
 COSTLY = 0.1  # share of the steps' time in probes above which durations are misleading
 WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
-    """Sections recording, machine, tokens, requests, time, between_tokens_ms, accelerator, findings, operators, experts, npu,
-    npu_queues, scheduling, clocks, io, records and cost.
+    """Sections recording, machine, runs, tokens, requests, time, between_tokens_ms, accelerator, findings, operators, experts,
+    npu, npu_queues, scheduling, clocks, io, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
     is the recording's Source, if already read.
@@ -44,11 +44,12 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "machine": machine_summary(recording.manifest),
         "missing": [
             *incompleteness(source),
-            *([] if is_imported(recording) else missing_levels(tables)),
+            *([] if is_imported(recording) else missing_levels(recording, tables)),
             *disturbed.disturbance_remarks(tables),
             *npu_queues.unknown_layouts(tables),
         ],
         "warnings": tracer_warnings(recording.manifest),
+        "runs": model_runs(tables),
         "tokens": token_summary(tables),
         "requests": requests.request_summary(tables),
         "time": step_time.time_summary(tables, time),
@@ -80,9 +81,27 @@ def is_imported(recording: Recording) -> bool:
     return recording.manifest.get("loader") == UNRECORDED
 
 
-def missing_levels(tables: Tables) -> list[str]:
+def missing_levels(recording: Recording, tables: Tables) -> list[str]:
     """What this recording does not show, and the level that would show it."""
-    return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
+    levels = listed_items(recording.manifest.get("levels"), str)
+    where = {level: f"level {level} saw none" if level in levels else f"level {level}" for _, level, _ in ABSENT}
+    absent = {table: f"{means} ({where[level]})" for table, level, means in ABSENT if len(tables[table]) == 0}
+    ran = ", ".join(dict.fromkeys(run["engine"] for run in model_runs(tables)))
+    if ran and "token" in levels:
+        absent.pop("operators", None)
+        absent["tokens"] = f"no steps: {ran} ran no language model, or none whose steps can be recognized"
+    return list(absent.values())
+
+
+def model_runs(tables: Tables) -> list[dict[str, Any]]:
+    """Of a recording without steps: what its engines did with models, the longest in all first."""
+    graphs = tables["graphs"] if len(tables["tokens"]) == 0 else tables["graphs"].iloc[:0]
+    done = graphs[graphs["complete"]].assign(ms=lambda rows: (rows["end_ns"] - rows["begin_ns"]) / MS)
+    by = ["engine", "kind", "name", "handle"]
+    spent = done.groupby(by, observed=True)["ms"].agg(["count", "sum", "median", lambda ms: ms.quantile(0.9)]).reset_index()
+    spent.columns = [*("engine", "kind", "model", "handle", "count", "ms", "median_ms", "p90_ms")]
+    longest = spent.sort_values("ms", ascending=False, kind="stable").head(TOP)
+    return [{str(key): value for key, value in row.items()} for row in longest.drop(columns="handle").to_dict("records")]
 
 
 def tracer_warnings(manifest: dict[str, Any]) -> list[str]:
