@@ -89,7 +89,10 @@ def speed_lines(answer: Section) -> list[Line]:
     t = answer["tokens"]
     if not t:
         return ["no tokens recorded"]
-    tpot = t["tpot_ms"]
+    tpot, other = t["tpot_ms"], t["other_step_ms"]
+    if other["n"] and not t["generations"]:
+        spread = f"median {number(other['median'], '.2f')} ms, p90 {number(other['p90'], '.2f')} ms"
+        return [f"{counted(t['steps'], 'step')}, {spread}, {counted(t['major_faults'], 'major fault')}"]
     prefill = f"prefill {number(t['prefill_tokens_per_s'])} tok/s over {counted(t['prefill_tokens'], 'token')}"
     ttft = f"median {number(t['ttft_ms'])}, p90 {number(t['ttft_p90_ms'])}" if t["generations"] > 1 else number(t["ttft_ms"])
     first = f"TTFT {ttft} ms, {prefill}" if t["prefill_tokens"] else "no prefill recorded"

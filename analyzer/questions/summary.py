@@ -137,7 +137,7 @@ def token_summary(tables: Tables) -> dict[str, Any]:
         return {}
     steps, fed = figures.complete_steps(tables), figures.fed_sequences(tables)
     itl, decode, ttft = figures.itls_ms(fed), steps[steps["phase"] == "decode"], figures.ttft_ms(fed)
-    decode_ms = figures.undisturbed_steps(decode)["duration_ns"] / 1e6
+    decode_ms, other_ms = (figures.undisturbed_steps(some)["duration_ns"] / 1e6 for some in (decode, steps[steps["phase"] == ""]))
     return {
         "steps": len(table),
         "incomplete": int((~table["complete"]).sum()),
@@ -150,6 +150,7 @@ def token_summary(tables: Tables) -> dict[str, Any]:
         "ttft_ms": _median(ttft),
         "ttft_p90_ms": _quantile(ttft, 0.9),
         "tpot_ms": {"mean": _mean(itl), "median": _median(itl), "p90": _quantile(itl, 0.9), "n": len(itl)},
+        "other_step_ms": {"median": _median(other_ms), "p90": _quantile(other_ms, 0.9), "n": len(other_ms)},
         "decode_step_ms": {"median": _median(decode_ms), "p90": _quantile(decode_ms, 0.9)},
         "decode_tokens_per_s": figures.decode_tokens_per_s(itl),
         "prefill_tokens_per_s": figures.prefill_tokens_per_s(steps),
