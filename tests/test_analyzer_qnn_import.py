@@ -168,7 +168,7 @@ def test_the_viewers_other_files_are_told_from_an_optrace(tmp_path: Path, kind: 
     """A run trace has events of the same form, but its times are ticks."""
     other = tmp_path / "chrometrace_runtrace.json"
     other.write_text((DATA / "optrace.json").read_text().replace("OP_TRACE", kind))
-    with pytest.raises(RecordingError, match=f"is a {kind}, not an OP_TRACE"):
+    with pytest.raises(RecordingError, match=f"is a {kind} of version 1.1.0, not an OP_TRACE"):
         read_optrace(other)
 
 
