@@ -30,6 +30,8 @@ APART = 0.02
 NOUNS = {"warm-up": "warm-up step", "refused": "refused call"}
 NOUNS |= {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
 """One row of a table or step of a phase whose name does not say it."""
+LINES_OF_GRAPHS, TYPES_OF_GRAPHS = 6, 5
+"""At most so many kinds of graphs, and types of operators of each, are shown."""
 Section = dict[str, Any]
 
 
@@ -88,7 +90,7 @@ def speed_lines(answer: Section) -> list[Line]:
     """Tokens per second and latencies."""
     t = answer["tokens"]
     if not t:
-        return ["no tokens recorded"]
+        return [line for row in answer["graphs"][:LINES_OF_GRAPHS] for line in graph_lines(row)] or ["no tokens recorded"]
     tpot, other = t["tpot_ms"], t["other_step_ms"]
     if other["n"] and not t["generations"]:
         spread = f"median {number(other['median'], '.2f')} ms, p90 {number(other['p90'], '.2f')} ms"
@@ -103,6 +105,15 @@ def speed_lines(answer: Section) -> list[Line]:
     notes = [f"{apart}: not in these figures"] if apart else []
     notes += [f"{counted(t['unread_rows'], 'row')} of large batches not recorded"] if t["unread_rows"] else []
     return [first, second + rest, *(words((note, "yellow")) for note in notes)]
+
+
+def graph_lines(row: Section) -> list[Line]:
+    """Graphs or runs of one kind outside of steps, and the operators in them with most time."""
+    failed = f", {row['failed']:,} failed" if row["failed"] else ""
+    spread = f"median {row['median_ms']:,.2f} ms, p90 {row['p90_ms']:,.2f} ms, together {row['ms']:,.1f} ms"
+    most = list(row["operator_ms"].items())[:TYPES_OF_GRAPHS]
+    inside = [f"  {row['operators']:,} operators, ms: {', '.join(f'{name} {ms:,.1f}' for name, ms in most)}"] if most else []
+    return [words((f"{row['count']:,} × {row['engine']} {row['kind']}", "bold"), f": {spread}{failed}"), *inside]
 
 
 def served_lines(r: Section) -> list[Line]:

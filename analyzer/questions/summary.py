@@ -30,7 +30,7 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
-    """Sections recording, machine, tokens, requests, time, between_tokens_ms, accelerator, findings, operators, experts, npu,
+    """Sections recording, machine, tokens, graphs, requests, time, between_tokens_ms, accelerator, findings, operators, experts, npu,
     npu_queues, scheduling, clocks, io, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
@@ -49,6 +49,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         ],
         "warnings": tracer_warnings(recording.manifest),
         "tokens": token_summary(tables),
+        "graphs": graph_summary(tables),
         "requests": requests.request_summary(tables),
         "time": step_time.time_summary(tables, time),
         "between_tokens_ms": requests.between_tokens_ms(tables),
@@ -72,6 +73,7 @@ ABSENT = (
     ("thread_states", "sched", "no scheduling: the causes of idle time are unknown"),
 )
 """(table, level that fills it, what its absence means)."""
+ONLY_GRAPHS = "no steps, only graphs: the program runs no language model, or its steps were not probed"
 
 
 def is_imported(recording: Recording) -> bool:
@@ -81,7 +83,8 @@ def is_imported(recording: Recording) -> bool:
 
 def missing_levels(tables: Tables) -> list[str]:
     """What this recording does not show, and the level that would show it."""
-    return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
+    known = {"tokens": ONLY_GRAPHS} if len(tables["graphs"]) else {}
+    return [f"{known.get(table, means)} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
 
 
 def tracer_warnings(manifest: dict[str, Any]) -> list[str]:
@@ -156,6 +159,20 @@ def token_summary(tables: Tables) -> dict[str, Any]:
         "prefill_tokens_per_s": figures.prefill_tokens_per_s(steps),
         "major_faults": int(steps["maj_flt"].clip(lower=0).sum()),
     }
+
+
+def graph_summary(tables: Tables) -> list[dict[str, Any]]:
+    """Graphs and runs outside of steps by engine and kind, with the operators in them: the type with most time first."""
+    graphs, operators = tables["graphs"], tables["operators"]
+    outside, answer = graphs[(graphs["token_id"] < 0) & graphs["complete"]], []
+    for (engine, kind), rows in outside.groupby(["engine", "kind"], observed=True):
+        ms, inside = rows["duration_ns"] / 1e6, operators[operators["graph_id"].isin(rows["graph_id"])]
+        types = inside.groupby("type", observed=True)["duration_ns"].sum().sort_values(ascending=False) / 1e6
+        figures_of = {"median_ms": _median(ms), "p90_ms": _quantile(ms, 0.9), "ms": float(ms.sum())}
+        failed = int((rows["status"] != 0).sum())
+        counts = {"count": len(rows), "failed": failed, **figures_of, "operators": len(inside)}
+        answer.append({"engine": engine, "kind": kind, **counts, "operator_ms": dict(types.head(TOP).items())})
+    return sorted(answer, key=lambda row: -row["ms"])
 
 
 def unread_rows(tables: Tables) -> int:
