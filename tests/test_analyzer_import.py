@@ -1,5 +1,6 @@
 """Profiles that programs wrote of themselves, as recordings: onnxruntime's, of real runs on the CPU and on QNN."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -8,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from analyzer.imports.onnxruntime import read_profile
+from analyzer.records.schema import fill_missing
 from analyzer.tables import store
 from moescope.__main__ import main
-from tests.conftest import ROOT
+from tests.conftest import ROOT, drawn
 from tests.golden import Golden
 from tests.test_views_pages import data_of
 from workloads.programs.profiled_ort import LAYERS, ROWS, WIDTH
@@ -137,3 +142,107 @@ def test_tables_that_no_records_can_give_again_are_never_made_empty(tmp_path: Pa
     monkeypatch.setattr(store, "TABLES_VERSION", store.TABLES_VERSION + 1)
     assert main(["time", str(tmp_path / "run")]) == 2
     assert len(pd.read_parquet(tmp_path / "run" / "tables" / "tokens.parquet")) == RUNS
+
+
+EVENTS = (  # of one extraction in the file's order: level, type, identifier, unit, value
+    ("ROOT", "EXECUTE", "QNN (execute) time", "US", 410),
+    ("SUB-EVENT", "BACKEND", "Accelerator (execute) time (cycles)", "CYCLES", 40_000),
+    ("SUB-EVENT", "NODE", "MatMul_0:OpId_7 (cycles)", "CYCLES", 30_000),
+    ("ROOT", "BACKEND", "RPC (execute) time", "US", 300),
+    ("ROOT", "BACKEND", "Accelerator (execute) time", "US", 220),
+)
+
+
+def qnn_events(operation: str, graph: str, node: str, ts: int, rows: tuple[tuple[str, str, str, str, int], ...]) -> list[dict]:
+    """QNN's events of one operation, as ONNX Runtime prints them: every argument is a text."""
+    events = []
+    for level, kind, name, unit, value in rows:
+        args = {"qnn_event_type": kind, "qnn_event_identifier": name, "qnn_timing_source": "BACKEND", "qnn_graph_name": graph}
+        args |= {} if unit == "US" else {"value": str(value)}
+        args |= {"unit": unit, "level": level, "qnn_operation": operation, "parent_ort_node": node}
+        times = {"dur": value if unit == "US" else 0, "ts": ts, "ph": "X"}
+        events.append({"cat": "Kernel", "pid": 5, "tid": -77, **times, "name": name, "args": args})
+    return events
+
+
+def profile_with_qnn(runs: int) -> list[dict]:
+    """A profile of two nodes on QNN: its creation, and runs of both nodes, whose events stand at the end of the file."""
+
+    def span(cat: str, name: str, ts: int, dur: int, **args: object) -> dict:
+        return {"cat": cat, "pid": 5, "tid": 9, "dur": dur, "ts": ts, "ph": "X", "name": name, "args": args}
+
+    own, qnn = [span("Session", "session_initialization", 10, 5000)], []
+    qnn += qnn_events("finalize", "A", "session_initialization", 100, (("ROOT", "FINALIZE", "QNN (finalize) time", "US", 900),))
+    qnn += qnn_events("finalize", "B", "session_initialization", 1100, (("ROOT", "FINALIZE", "QNN (finalize) time", "US", 700),))
+    for run in range(runs):
+        begin = 10_000 + 2000 * run
+        for place, name in enumerate(("part_A", "part_B")):
+            at = begin + 100 + 800 * place
+            own.append(span("Node", f"{name}_kernel_time", at, 500, op_name="QNN", provider="QNNExecutionProvider"))
+            scaled = tuple((*row[:4], row[4] + run + 7 * place) for row in EVENTS)
+            qnn += qnn_events("execute", name[-1], f"{name}_kernel_time", at + 20, scaled)
+        own.append(span("Session", "model_run", begin, 1800))
+    return own + qnn
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_qnns_events_in_onnxruntimes_profile_are_their_executions(tmp_path: Path, compressed: bool) -> None:
+    events = profile_with_qnn(3)
+    path = tmp_path / ("p.json.gz" if compressed else "p.json")
+    path.write_bytes(gzip.compress(json.dumps(events).encode()) if compressed else json.dumps(events).encode())
+    tables = imported(tmp_path, path)
+    executes, told, calls = tables["qnn_executes"], tables["qnn_events"], tables["qnn_calls"]
+    assert executes["graph_name"].tolist() == ["part_A", "part_B"] * 3 and executes["token_id"].tolist() == [0, 0, 1, 1, 2, 2]
+    more = [run + 7 * place for run in range(3) for place in range(2)]
+    for column, first in (("execute_us", 410), ("host_rpc_us", 300), ("accel_us", 220), ("accel_cycles", 40_000)):
+        assert executes[column].tolist() == [first + each for each in more]
+    of_file = [event for event in events if "qnn_event_type" in event["args"]]
+    values = [int(event["args"].get("value", event["dur"])) for event in of_file]
+    assert told["value"].tolist() == values and told["name"].tolist() == [event["name"] for event in of_file]
+    assert (told["ts_ns"] == [1000 * event["ts"] for event in of_file]).all()
+    assert told["execute_id"].tolist() == [-1, -1, *np.repeat(range(6), len(EVENTS)).tolist()]
+    assert told["call_id"].tolist() == [0, 1, *[-1] * (6 * len(EVENTS))]
+    assert told["parent_id"].tolist() == [-1, -1, *(parent for i in range(6) for parent in (-1, 2 + 5 * i, 2 + 5 * i, -1, -1))]
+    assert calls[["call", "name", "duration_ns"]].values.tolist() == [
+        ["graphFinalize", "A", 900_000],
+        ["graphFinalize", "B", 700_000],
+    ]
+    assert main(["npu", str(tmp_path / "run"), "--json"]) == 0
+
+
+def test_damaged_events_of_qnn_are_counted_and_foreign_ones_belong_to_no_execution(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = profile_with_qnn(1)
+    at = [i for i, event in enumerate(events) if event["args"].get("qnn_operation") == "execute"]
+    events[at[0]]["args"]["level"], events[at[1]]["args"]["value"] = "?", "many"
+    del events[at[2]]["args"]["unit"]
+    events[at[3]]["ts"], events[at[4]]["args"]["parent_ort_node"] = 1, "another"
+    (tmp_path / "p.json").write_text(json.dumps(events))
+    tables = imported(tmp_path, tmp_path / "p.json")
+    assert "p.json: 3 damaged events of QNN are omitted" in capsys.readouterr().out
+    told, executes = tables["qnn_events"], tables["qnn_executes"]
+    assert told["execute_id"].tolist() == [-1, -1, -1, -1, *[1] * len(EVENTS)]
+    assert executes["accel_us"].tolist()[1] == 227 and np.isnan(executes["accel_us"].iloc[0])
+
+
+@settings(max_examples=drawn(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_altered_events_of_qnn_are_read_or_omitted(tmp_path: Path, data: st.DataObject) -> None:
+    events = profile_with_qnn(1)
+    event = data.draw(st.sampled_from([event for event in events if event["cat"] == "Kernel"]))
+    holder = data.draw(st.sampled_from([event, event["args"]]))
+    junk = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=2), st.just({}))
+    holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(junk)
+    run = read_profile(tmp_path / "p.json", json.dumps(events))
+    rows = len(fill_missing("qnn_events", run.tables["qnn_events"]))
+    assert rows == sum(each["cat"] == "Kernel" for each in profile_with_qnn(1)) or rows == 11
+
+
+def test_another_report_of_qairt_is_refused_by_type_and_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = {"header_version": {"major": 1}, "version": {"major": 2, "minor": 1, "patch": 0}, "artifact_type": "SOME_METRICS"}
+    for name in ("report.json", "report.json.gz", "report.gz"):
+        text = json.dumps({"header": header, "data": {}}).encode()
+        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+        assert main(["import", str(tmp_path / name)]) == 1
+        assert "is a SOME_METRICS of version 2.1.0, not an OP_TRACE" in capsys.readouterr().err

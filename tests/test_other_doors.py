@@ -124,7 +124,7 @@ def test_runs_of_openvino_are_recorded_in_each_way_and_exceptions_reach_their_ha
     assert compiled["complete"].tolist() == [False, True, True, True], "the first was refused by an exception"
     (written,), (begin, end) = of_kind["write_cache"], told["compile"][0]
     assert begin < written[0] < written[1] < end, "the model was written when it was compiled; later it was loaded"
-    runs = {run["kind"]: run for run in summarize(Recording(tmp_path / "run"), tables)["runs"]}
+    runs = {run["kind"]: run for run in summarize(Recording(tmp_path / "run"), tables)["graphs"]}
     assert {kind: run["count"] for kind, run in runs.items()} == {k: len(v) - (k == "compile_model") for k, v in of_kind.items()}
     assert runs["infer"]["ms"] == pytest.approx(np.diff(of_kind["infer"]).sum() / 1e6)
     ran = graphs[graphs["kind"] == "infer"]

@@ -6,7 +6,8 @@ of llama.cpp's Hexagon backend with GGML_HEXAGON_PROFILE=1 or 2 and llama.cpp's 
 tables, and the summary lists it. Files of routes need no import: `experts` and `simulate` take them in place of RUN.
 
 QNN profiles are read into tables, and with --onto compared with a recording's executions: ONNX Runtime's CSV, the profile
-viewer's CSV and text (linting too), optrace and its summary (QHAS) in JSON.
+viewer's CSV and text (linting too), optrace and its summary (QHAS) in JSON. All may be compressed by gzip. QAIRT's other reports
+are refused by their type: their contents are not described in public.
 
 examples:
   moescope import onnxruntime_profile.json --out recordings/imported
@@ -28,7 +29,7 @@ from typing import Any
 import pandas as pd
 
 from analyzer.imports import etdump, hexagon, onnxruntime, routes
-from analyzer.imports.csv import decode_text, match_executions, read_csv, text_of
+from analyzer.imports.csv import match_executions, read_csv, text_of
 from analyzer.imports.optrace import critical_path, read_optrace, utilization
 from analyzer.imports.qhas import is_summary, read_qhas
 from analyzer.imports.run_folder import Run, write_run
@@ -74,7 +75,10 @@ def run_from_file(path: Path) -> Run | None:
         return None
     if etdump.is_dump(raw):
         return etdump.read_dump(path, raw)
-    text = decode_text(raw)
+    try:
+        text = text_of(path)
+    except RecordingError:
+        return None  # reported with the QNN profiles
     if routes.is_routes(text):
         taken = f"`moescope experts {path}` and `simulate` read it as it is, `write` converts it"
         raise RecordingError(f"{path} holds routes of {len(routes.read_routes(path)['tokens'])} steps, without times: {taken}")
@@ -102,7 +106,7 @@ def import_qnn(args: argparse.Namespace) -> int:
     answers: list[dict[str, Any]] = []
     for path in args.files:
         try:
-            is_json = path.name.lower().removesuffix(".gz").endswith(".json")
+            is_json = path.name.lower().removesuffix(".gz").endswith(".json") or text_of(path).lstrip()[:1] in ("{", "[")
             answers.append(of_json(path, out) if is_json else of_csv(path, out, events))
         except (RecordingError, OSError) as error:
             reason = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if print_if_json(args, {"summary": summary, "requests": rows}):
         return 0
     if not summary:
-        print("no requests in this recording: no known engine took a step")
+        print("no requests in this recording: no step of a language model was seen")
         return 0
     for line in (*request_lines(summary), *speculative_lines(summary["speculative"])):
         print(line)

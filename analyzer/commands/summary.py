@@ -30,7 +30,8 @@ APART = 0.02
 NOUNS = {"warm-up": "warm-up step", "refused": "refused call"}
 NOUNS |= {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
 """One row of a table or step of a phase whose name does not say it."""
-RUN_TIMES = ("median_ms", "p90_ms", "ms")
+LINES_OF_GRAPHS, TYPES_OF_GRAPHS = 6, 5
+"""At most so many kinds of graphs, and types of operators of each, are shown."""
 Section = dict[str, Any]
 
 
@@ -89,8 +90,11 @@ def speed_lines(answer: Section) -> list[Line]:
     """Tokens per second and latencies."""
     t = answer["tokens"]
     if not t:
-        return [] if answer["runs"] else ["no tokens recorded"]
-    tpot = t["tpot_ms"]
+        return [line for row in answer["graphs"][:LINES_OF_GRAPHS] for line in graph_lines(row)] or ["no tokens recorded"]
+    tpot, other = t["tpot_ms"], t["other_step_ms"]
+    if other["n"] and not t["generations"]:
+        spread = f"median {number(other['median'], '.2f')} ms, p90 {number(other['p90'], '.2f')} ms"
+        return [f"{counted(t['steps'], 'step')}, {spread}, {counted(t['major_faults'], 'major fault')}"]
     prefill = f"prefill {number(t['prefill_tokens_per_s'])} tok/s over {counted(t['prefill_tokens'], 'token')}"
     ttft = f"median {number(t['ttft_ms'])}, p90 {number(t['ttft_p90_ms'])}" if t["generations"] > 1 else number(t["ttft_ms"])
     first = f"TTFT {ttft} ms, {prefill}" if t["prefill_tokens"] else "no prefill recorded"
@@ -103,13 +107,14 @@ def speed_lines(answer: Section) -> list[Line]:
     return [first, second + rest, *(words((note, "yellow")) for note in notes)]
 
 
-def run_lines(runs: list[Section]) -> list[Line]:
-    """What models did, in a recording without steps."""
-    rows = [
-        [f"{run['kind']} {run['model']}".strip(), f"{run['count']:,}", *(number(run[key], ",.2f") for key in RUN_TIMES)]
-        for run in runs
-    ]
-    return [grid("call, ms", "n", "median", "p90", "all", rows=rows)]
+def graph_lines(row: Section) -> list[Line]:
+    """Graphs or runs of one kind outside of steps, and the operators in them with most time."""
+    failed = f", {row['failed']:,} failed" if row["failed"] else ""
+    spread = f"median {row['median_ms']:,.2f} ms, p90 {row['p90_ms']:,.2f} ms, together {row['ms']:,.1f} ms"
+    most = list(row["operator_ms"].items())[:TYPES_OF_GRAPHS]
+    inside = [f"  {row['operators']:,} operators, ms: {', '.join(f'{name} {ms:,.1f}' for name, ms in most)}"] if most else []
+    what = f"{row['count']:,} × {row['engine']} {row['kind']} {row['name']}".rstrip()
+    return [words((what, "bold"), f": {spread}{failed}"), *inside]
 
 
 def served_lines(r: Section) -> list[Line]:
@@ -276,7 +281,6 @@ def next_steps(answer: Section) -> list[Line]:
 PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("", heading_lines),
     ("", speed_lines),
-    ("runs", run_lines),
     ("", time_lines),
     ("requests", served_lines),
     ("findings", top_findings),

@@ -3,7 +3,8 @@
     Session  model_run, and the creation of the session   a run is a step; the profile lacks its phase (prefill or decode)
     Node     <node>_kernel_time                           an operator: its type, provider, shape, and the threads that helped
 
-Times are µs since the begin of profiling. A node of QNN's provider is the execution of a part of the model.
+Times are µs since the begin of profiling. A node of QNN's provider is the execution of a part of the model; QNN's own events below
+it: `onnxruntime_qnn`.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.imports.onnxruntime_qnn import qnn_rows, qnn_tables
 from analyzer.imports.optrace import complete_events
 from analyzer.imports.run_folder import Run
 from analyzer.records.spans import NONE
@@ -26,13 +28,13 @@ LAYER = re.compile(r"(?:layers?|blk|blocks?|h)[._/](\d+)(?=[._/]|$)", re.IGNOREC
 COLUMNS = ["name", "type", "provider", "shape", "helpers", "pid", "tid", "begin_ns", "end_ns", "duration_ns"]
 UNSAID = {
     "": "a run of the model is a step; the profile states neither its phase nor its number of tokens",
-    QNN: "the profile does not state which QNN backend ran (HTP, its emulator, GPU), nor how long it worked",
+    QNN: "the profile does not state which QNN backend ran (HTP, its emulator, GPU); how long it worked, only in QNN's own events",
 }
 
 
 def is_profile(text: str) -> bool:
     """Whether a text begins like such a profile."""
-    return bool(re.match(r'\s*\[\s*\{\s*"cat"\s*:\s*"(?:Session|Node)"', text))
+    return bool(re.match(r'\s*\[\s*\{\s*"cat"\s*:\s*"(?:Session|Node|Kernel)"', text))
 
 
 def read_profile(path: Path, text: str) -> Run:
@@ -42,12 +44,15 @@ def read_profile(path: Path, text: str) -> Run:
     except (ValueError, RecursionError):
         events = complete_events(text)
         warnings = [f"{path.name} is truncated: its first {len(events):,} events were read"]
+    events = events if isinstance(events, list) else []
     rows = pd.DataFrame([span for event in events if (span := span_of(event))], columns=COLUMNS)
     rows = rows.sort_values("begin_ns", kind="stable", ignore_index=True)
     if not (rows["name"] == RUN).any():
         raise RecordingError(f"{path} is a profile of ONNX Runtime without a run of the model: keep profiling until it has run")
     warnings += [text for provider, text in UNSAID.items() if provider in set(rows["provider"])]
-    return Run(ENGINE, span_tables(rows), warnings)
+    tables, (told, bad) = span_tables(rows), qnn_rows(events)
+    warnings += [f"{path.name}: {bad} damaged events of QNN are omitted"] if bad else []
+    return Run(ENGINE, tables | (qnn_tables(told, tables["qnn_executes"], KERNEL) if len(told) else {}), warnings)
 
 
 def span_of(event: Any) -> tuple[Any, ...] | None:
@@ -86,7 +91,9 @@ def span_tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     runs, made = (rows[rows["name"].str.fullmatch(pattern)] for pattern in (RUN, MAKING))
     steps = runs.assign(token_id=np.arange(len(runs)), name="", type="")
     nodes = rows[rows["type"] != ""].reset_index(drop=True)
-    nodes = nodes.assign(token_id=step_of_nodes(nodes, steps), op_id=nodes.index, layer=nodes["name"].map(layer_of))
+    nodes = nodes.assign(
+        token_id=step_of_nodes(nodes, steps), op_id=nodes.index, layer=np.array([*map(layer_of, nodes["name"])], np.int64)
+    )
     given = nodes[~nodes["provider"].isin((*ON_CPU, QNN))]
     parts = steps.assign(kind="run"), made.assign(token_id=NONE, kind="create_session", name=""), given.assign(kind="node")
     graphs = pd.concat(parts, ignore_index=True).rename(columns={"provider": "backend"})

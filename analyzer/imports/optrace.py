@@ -68,11 +68,17 @@ def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def refuse_other_artifacts(path: Path, data: Any) -> None:
-    """Raise RecordingError for the viewer's other files: a run trace's times are not cycles, a summary has no events."""
+    """Raise RecordingError for QAIRT's other reports: a run trace's times are not cycles, a summary has no events.
+
+    The header with type and version is what "Visualize analytics in QAIRT Visualizer" (Qualcomm 80-87189-1) asks of each.
+    """
     header = data.get("header") if isinstance(data, dict) else None
     kind = header.get("artifact_type", ARTIFACT) if isinstance(header, dict) else ARTIFACT
     if kind != ARTIFACT:
-        raise RecordingError(f"{path} is a {kind}, not an {ARTIFACT}: {REMEDY} (the one without a suffix to its name)")
+        version = header.get("version") if isinstance(header, dict) else None
+        numbers = [str(version.get(part, "?")) for part in ("major", "minor", "patch")] if isinstance(version, dict) else []
+        of = f" of version {'.'.join(numbers)}" if numbers else ""
+        raise RecordingError(f"{path} is a {kind}{of}, not an {ARTIFACT}: {REMEDY} (the one without a suffix to its name)")
 
 
 def is_event(row: Any) -> bool:

@@ -31,7 +31,7 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
-    """Sections recording, machine, runs, tokens, requests, time, between_tokens_ms, accelerator, findings, operators, experts,
+    """Sections recording, machine, tokens, graphs, requests, time, between_tokens_ms, accelerator, findings, operators, experts,
     npu, npu_queues, scheduling, clocks, io, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
@@ -49,8 +49,8 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
             *npu_queues.unknown_layouts(tables),
         ],
         "warnings": tracer_warnings(recording.manifest),
-        "runs": model_runs(tables),
         "tokens": token_summary(tables),
+        "graphs": graph_summary(tables),
         "requests": requests.request_summary(tables),
         "time": step_time.time_summary(tables, time),
         "between_tokens_ms": requests.between_tokens_ms(tables),
@@ -74,6 +74,7 @@ ABSENT = (
     ("thread_states", "sched", "no scheduling: the causes of idle time are unknown"),
 )
 """(table, level that fills it, what its absence means)."""
+ONLY_GRAPHS = "no steps, only graphs: the program runs no language model, or its steps were not probed"
 
 
 def is_imported(recording: Recording) -> bool:
@@ -82,26 +83,11 @@ def is_imported(recording: Recording) -> bool:
 
 
 def missing_levels(recording: Recording, tables: Tables) -> list[str]:
-    """What this recording does not show, and the level that would show it."""
+    """What this recording does not show, and the level that would show it, or that it was recorded and saw nothing."""
     levels = listed_items(recording.manifest.get("levels"), str)
+    known = {"tokens": ONLY_GRAPHS} if len(tables["graphs"]) else {}
     where = {level: f"level {level} saw none" if level in levels else f"level {level}" for _, level, _ in ABSENT}
-    absent = {table: f"{means} ({where[level]})" for table, level, means in ABSENT if len(tables[table]) == 0}
-    ran = ", ".join(dict.fromkeys(run["engine"] for run in model_runs(tables)))
-    if ran and "token" in levels:
-        absent.pop("operators", None)
-        absent["tokens"] = f"no steps: {ran} ran no language model, or none whose steps can be recognized"
-    return list(absent.values())
-
-
-def model_runs(tables: Tables) -> list[dict[str, Any]]:
-    """Of a recording without steps: what its engines did with models, the longest in all first."""
-    graphs = tables["graphs"] if len(tables["tokens"]) == 0 else tables["graphs"].iloc[:0]
-    done = graphs[graphs["complete"]].assign(ms=lambda rows: (rows["end_ns"] - rows["begin_ns"]) / MS)
-    by = ["engine", "kind", "name", "handle"]
-    spent = done.groupby(by, observed=True)["ms"].agg(["count", "sum", "median", lambda ms: ms.quantile(0.9)]).reset_index()
-    spent.columns = [*("engine", "kind", "model", "handle", "count", "ms", "median_ms", "p90_ms")]
-    longest = spent.sort_values("ms", ascending=False, kind="stable").head(TOP)
-    return [{str(key): value for key, value in row.items()} for row in longest.drop(columns="handle").to_dict("records")]
+    return [f"{known.get(table, means)} ({where[level]})" for table, level, means in ABSENT if len(tables[table]) == 0]
 
 
 def tracer_warnings(manifest: dict[str, Any]) -> list[str]:
@@ -157,7 +143,7 @@ def token_summary(tables: Tables) -> dict[str, Any]:
         return {}
     steps, fed = figures.complete_steps(tables), figures.fed_sequences(tables)
     itl, decode, ttft = figures.itls_ms(fed), steps[steps["phase"] == "decode"], figures.ttft_ms(fed)
-    decode_ms = figures.undisturbed_steps(decode)["duration_ns"] / 1e6
+    decode_ms, other_ms = (figures.undisturbed_steps(some)["duration_ns"] / 1e6 for some in (decode, steps[steps["phase"] == ""]))
     return {
         "steps": len(table),
         "incomplete": int((~table["complete"]).sum()),
@@ -170,11 +156,26 @@ def token_summary(tables: Tables) -> dict[str, Any]:
         "ttft_ms": _median(ttft),
         "ttft_p90_ms": _quantile(ttft, 0.9),
         "tpot_ms": {"mean": _mean(itl), "median": _median(itl), "p90": _quantile(itl, 0.9), "n": len(itl)},
+        "other_step_ms": {"median": _median(other_ms), "p90": _quantile(other_ms, 0.9), "n": len(other_ms)},
         "decode_step_ms": {"median": _median(decode_ms), "p90": _quantile(decode_ms, 0.9)},
         "decode_tokens_per_s": figures.decode_tokens_per_s(itl),
         "prefill_tokens_per_s": figures.prefill_tokens_per_s(steps),
         "major_faults": int(steps["maj_flt"].clip(lower=0).sum()),
     }
+
+
+def graph_summary(tables: Tables) -> list[dict[str, Any]]:
+    """Graphs and runs outside of steps by engine, kind and name, with the operators in them: the type with most time first."""
+    graphs, operators = tables["graphs"], tables["operators"]
+    outside, answer = graphs[(graphs["token_id"] < 0) & graphs["complete"]], []
+    for (engine, kind, name), rows in outside.groupby(["engine", "kind", "name"], observed=True):
+        ms, inside = rows["duration_ns"] / 1e6, operators[operators["graph_id"].isin(rows["graph_id"])]
+        types = inside.groupby("type", observed=True)["duration_ns"].sum().sort_values(ascending=False) / 1e6
+        figures_of = {"median_ms": _median(ms), "p90_ms": _quantile(ms, 0.9), "ms": float(ms.sum())}
+        failed = int((rows["status"] != 0).sum())
+        counts = {"count": len(rows), "failed": failed, **figures_of, "operators": len(inside)}
+        answer.append({"engine": engine, "kind": kind, "name": name, **counts, "operator_ms": dict(types.head(TOP).items())})
+    return sorted(answer, key=lambda row: -row["ms"])
 
 
 def unread_rows(tables: Tables) -> int:

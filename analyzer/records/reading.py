@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -50,6 +51,10 @@ class Source:
         declared = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
         declared.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, the one with libraries wins
         self.engine_names = {int(e["id"]): name for name, e in declared}
+        opened = {int(e["id"]): [str(file.get("path")) for file in e.get("libraries") or []] for _, e in declared}
+        others = {int(e["id"]): tuple(e.get("not_language") or ()) for _, e in declared}
+        self.not_language = [i for i, files in opened.items() if any(Path(file).name.startswith(others[i]) for file in files)]
+        """Engines that the program used for models that are none of language."""
         self.untold = [int(e["id"]) for _, e in declared if e.get("untold")]
 
     def _stretch(self, begin_ns: int, end_ns: int, step_begins: np.ndarray) -> None:

@@ -29,8 +29,9 @@ from analyzer.records.reading import Source
 from analyzer.records.schema import Columns, arrow_table, frame_of, text_array
 from analyzer.records.spans import NONE, first_of_runs, number_rows, run_lengths
 
-PHASES = np.array(["", "prefill", "decode", "warm-up", "draft", "refused"], object)
-PREFILL, DECODE, WARM_UP, DRAFT, REFUSED = range(1, 6)
+PHASES = np.array(["", "prefill", "decode", "warm-up", "draft", "refused", ""], object)
+PREFILL, DECODE, WARM_UP, DRAFT, REFUSED, OTHER = range(1, 7)
+"""Phases by index; OTHER: a step of what is no language model, or is not known to be one."""
 APART = ("warm-up", "refused")
 """Phases of steps that feed nothing."""
 POSITIONS, SEQUENCES, OUTPUTS = 1, 2, 4  # enum batch_array
@@ -158,7 +159,7 @@ def fed_rows(sets: RowSets, reported: np.ndarray, steps: Columns, whole: bool) -
     `reported`: the phase of each row set that the engine reports, as index into PHASES; 0: none. `steps`: columns of all steps
     (pid, tid, context, begin_ns, engine: its number). `whole`: every step since the program's begin was recorded.
     """
-    feeds = np.flatnonzero(~np.isin(reported, (REFUSED, WARM_UP, DRAFT)))
+    feeds = np.flatnonzero(~np.isin(reported, (REFUSED, WARM_UP, DRAFT, OTHER)))
     owner = np.where(steps["context"] != 0, steps["context"], -steps["tid"])
     key = number_rows(steps["pid"][sets.step], owner[sets.step], sets.sequence)[0]
     order = feeds[np.lexsort((steps["begin_ns"][sets.step[feeds]], key[feeds]))]
@@ -297,7 +298,7 @@ def step_phases(answer: FedRows, reported: np.ndarray) -> np.ndarray:
     fed = {phase: np.bincount(answer.sets.step, weight * (answer.phase == phase), steps) for phase in range(len(PHASES))}
     guess = np.where(fed[DRAFT] > 0, DRAFT, np.where(fed[DECODE] > fed[PREFILL], DECODE, PREFILL))
     guess = np.where(fed[WARM_UP] > 0, WARM_UP, guess)
-    return np.where((reported == REFUSED) | (reported == WARM_UP), reported, guess)
+    return np.where(np.isin(reported, (REFUSED, WARM_UP, OTHER)), reported, guess)
 
 
 def renumber_sequences(tokens: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

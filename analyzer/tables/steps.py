@@ -15,7 +15,7 @@ from analyzer.records.rows import UNKNOWN_U32, RecordSpans, Rows
 from analyzer.records.schema import Columns, text_array
 from analyzer.records.spans import EVER, NONE, NestedSpans, first_of_runs, if_lasting, latest, next_in_group, number_rows
 from analyzer.tables import sequences
-from analyzer.tables.sequences import CHECKED, DECODE, PHASES, PREFILL, REFUSED, FedRows, RowSets
+from analyzer.tables.sequences import CHECKED, DECODE, OTHER, PHASES, PREFILL, REFUSED, FedRows, RowSets
 from analyzer.tables.sessions import model_names
 
 WAIT = "wait"
@@ -46,6 +46,8 @@ class Steps:
     """The rows that each feeds to each sequence; `step` is the row number."""
     first: int = 0
     """token_id of the first row: not 0 for the tokens of a stretch of time."""
+    not_language: tuple[int, ...] = ()
+    """Engines whose graphs are steps of other models."""
 
     def begins_alone(self) -> np.ndarray:
         """Times at which a token begins while none is open, except the first."""
@@ -59,7 +61,7 @@ class Steps:
         rows, spans = np.arange(low, high), self.spans
         spans = RecordSpans(*(column[rows] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
         mine = self.begin.where(rows), self.end, spans, self.until[rows], self.n_tokens[rows], self.position[rows]
-        steps = Steps(*mine, self.sets, low)
+        steps = Steps(*mine, self.sets, low, self.not_language)
         if np.any(steps.n_tokens == 0):
             steps.n_tokens = np.where(steps.n_tokens > 0, steps.n_tokens, steps.tokens_of_graphs(piece.rows("graph_begin")))
         return steps
@@ -117,9 +119,10 @@ class Steps:
         return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
     def reported_phases(self) -> np.ndarray:
-        """The phases that engines report, as indices into PHASES, and REFUSED for calls with an error; 0: none."""
+        """The phases that engines report, as indices into PHASES, REFUSED for calls with an error, OTHER; 0: none."""
         failed = np.isin(self.begin["engine"], CHECKED) & self.spans.complete & (self.spans.of_end(self.end, "result") != 0)
-        return np.where(failed, REFUSED, self.begin["phase"])
+        other = np.isin(self.begin["engine"], self.not_language) & (self.begin["context"] == 0)
+        return np.where(failed, REFUSED, np.where(other, OTHER, self.begin["phase"]))
 
     def fed(self, whole: bool) -> FedRows:
         """What each step feeds to each sequence; `whole`: all steps since the program's begin were recorded."""
@@ -182,8 +185,9 @@ def steps(source: Source) -> Steps:
     following_ns = np.where(after >= 0, begin["ts"][after] if len(begin) else 0, spans.until())
     until = np.where(spans.complete, spans.end_ns + 1, following_ns)
     position = np.where(begin["position"] == UNKNOWN_U32, NONE, begin["position"])
-    none = sequences.NO_SETS
-    return with_batches(Steps(begin, source.rows("token_end"), spans, until, begin["n_tokens"], position, none), source)
+    counted = begin["n_tokens"], position, sequences.NO_SETS
+    ends, others = source.rows("token_end"), tuple(source.not_language)
+    return with_batches(Steps(begin, ends, spans, until, *counted, not_language=others), source)
 
 
 def with_batches(steps: Steps, source: Source) -> Steps:

@@ -87,6 +87,7 @@ class Engine:
     interfaces: dict[str, list[int]] = field(
         default_factory=dict
     )  # name of a table in `probes` → number, bytes of the table with that order, numbers that need no probes
+    not_language: tuple[str, ...] = ()  # prefixes of libraries whose models are none of language: their steps have no phase
     tried_on: str = ""  # what took the place of the NPU, if no device has confirmed the engine's records
     backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that identify a ggml backend
     settings: dict[str, Any] = field(default_factory=dict)  # by name in struct settings (bpf/structs.h): numbers, or rows of them

@@ -171,6 +171,7 @@ def described_engine(engine: Engine, planner: Planner) -> dict[str, Any]:
         **names,
         "api": [engine.api_major, engine.api_minor],
         "inspectable": engine.inspectable,
+        "not_language": engine.not_language,
         "same_since": engine.same_since,
         "older_lack": engine.older_lack,
         **({"interfaces": engine.interfaces} if engine.interfaces else {}),

@@ -180,9 +180,10 @@ static json_t *engines(void)
 			if (json_array_size(operators) > json_array_size(known))
 				known = operators;
 		}
-		json_object_set_new(answer, name, json_pack("{sO sO sO so ss}", "id", json_object_get(engine, "id"), "operators", known, "graphs",
+		json_object_set_new(answer, name, json_pack("{sO sO sO so ss sO*}", "id", json_object_get(engine, "id"), "operators", known, "graphs",
 							    json_object_get(engine, "graphs"), "libraries", libraries, "untold",
-							    text_of(engine, "untold")));
+							    text_of(engine, "untold"), "not_language",
+							    json_object_get(engine, "not_language")));
 	}
 	return answer;
 }
