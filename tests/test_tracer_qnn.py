@@ -159,6 +159,30 @@ def test_a_mapped_backend_without_a_table_in_memory_is_said(tmp_path: Path, on: 
     assert "no function table" in done.stderr
 
 
+ENDING = """
+import ctypes as c, os, sys
+library, libc = c.CDLL(sys.argv[1]), c.CDLL(None)
+libc.sbrk.restype, libc.sbrk.argtypes = c.c_void_p, [c.c_ssize_t]
+c.memset(libc.sbrk(200 << 20), 1, 200 << 20)
+first = c.c_uint8.from_address(c.cast(library.QnnInterface_getProviders, c.c_void_p).value)
+before = first.value
+print("ready", flush=True)
+while first.value == before:
+    pass
+os._exit(0)
+"""
+
+
+def test_a_program_that_ends_while_its_table_is_searched_is_said_to_have_ended(tmp_path: Path) -> None:
+    plain = tmp_path / "libQnnEmpty.so"
+    (tmp_path / "empty.c").write_text("int QnnInterface_getProviders(void) { return 1; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(plain), str(tmp_path / "empty.c")], check=True)
+    target = subprocess.Popen([sys.executable, "-c", ENDING, str(plain)], stdout=subprocess.PIPE, text=True)
+    assert target.stdout is not None and target.stdout.readline() == "ready\n"
+    done = trace("attach", "--no-views", "--levels", "qnn", "--pid", str(target.pid), "-o", str(tmp_path / "run"))
+    assert target.wait(timeout=60) == 0 and "ended before its function table was found" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def on_htp(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     return traced(tmp_path_factory.mktemp("htp"), htp(), "threads=2", "rounds=3", f"executes={EXECUTES}")

@@ -288,8 +288,8 @@ static void tell_search(pid_t pid, const char *engine, int found, const struct b
 		return;
 	if (found > 0) {
 		say("%s: function table found after %.3f s (%.3f s of CPU), %.1f MB read", engine, took, cpu_s() - began->cpu_s, bytes * 1e-6);
-		warn("%s: process %d ran %.3f s of the recording before its function table was found and probed: calls in them are not "
-		     "recorded", engine, pid, (now_ns() - began_ns) * 1e-9);
+		warn("%s: process %d ran %.3f s of the recording before its function table was found%s and probed: calls in them are not "
+		     "recorded", engine, pid, (now_ns() - began_ns) * 1e-9, strcmp(engine, QAIRT) ? "" : " (by its size alone)");
 	} else if (has_ended(pid)) {
 		warn("%s: process %d ended before its function table was found (%.3f s): its calls are not recorded", engine, pid, took);
 	} else {
@@ -345,7 +345,7 @@ static void probe_earlier_qairt(pid_t pid)
 	json_object_foreach(number > 0 ? interfaces() : NULL, name, known) {
 		probed += probe_found_interface(pid, name, known, found, number);
 	}
-	if (json_array_size(libraries))
+	if (json_array_size(libraries) && (probed || number <= 0)) /* else what was found was refused by name */
 		tell_search(pid, QAIRT, number > 0 ? probed : number, &began, bytes);
 	json_decref(libraries);
 }
