@@ -262,6 +262,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for name in ("SUDO_UID", "SUDO_GID", "SUDO_USER"):  # else the tracer writes as that user, who may not into tests' folders
+        os.environ.pop(name, None)
     if not hasattr(config, "workerinput"):  # workers inherit the environment of the main process
         os.environ[SHARED] = tempfile.mkdtemp(prefix="moescope-tests-")
         os.environ["MOESCOPE_CACHE"] = os.path.join(os.environ[SHARED], "learnt")

@@ -181,7 +181,7 @@ def expert_lines(e: Section) -> list[Line]:
     seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} per step)" for name, v in e["distinct_per_layer"].items() if v]
     lines: list[Line] = [words(("experts", "bold"), f" used per layer: {', '.join(seen)}")] if seen else []
     if e["hit_rate"] is not None:
-        figures = [f"{e['hit_rate']:.1%} hits", counted(e["misses"], "miss"), counted(e["evictions"], "eviction")]
+        figures = [f"{number(e['hit_rate'], '.1%')} hits", counted(e["misses"], "miss"), counted(e["evictions"], "eviction")]
         reuse = e["reuse_distance_median_steps"]
         lines.append(", ".join([*figures, *([f"reuse after {counted(round(reuse), 'step')} (median)"] if reuse else [])]))
     loads = [

@@ -27,7 +27,7 @@ def disturbance_remarks(tables: Tables) -> Iterator[str]:
     whole = [f"{n:,} {phase}" for phase, n in disturbed_counts(tokens).items() if n == of[phase]]
     partly = [f"{n:,} of {of[phase]:,} {phase}" for phase, n in disturbed_counts(tokens).items() if n < of[phase]]
     if whole:
-        yield f"placing and learning probes disturbed every step ({in_text(whole)}): TTFT, TPOT and speed are worse than untraced"
+        yield f"placing and learning probes disturbed every step ({in_text(whole)}): speed may be worse than untraced"
     if partly:
         yield f"placing and learning probes disturbed {in_text(partly)} steps: left out of speed and trends"
     for name in ("operators", "routes"):
