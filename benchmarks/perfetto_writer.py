@@ -42,7 +42,7 @@ def bare_slices(tables: LazyTables) -> list[Slices]:
 
 def memory_mib(what: str = "VmRSS") -> float:
     """MiB of memory of this process, or (VmHWM) its maximum since `forget`."""
-    return float(re.search(rf"{what}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024  # type: ignore[index]
+    return float(re.findall(rf"{what}:\s+(\d+)", Path("/proc/self/status").read_text())[0]) / 1024
 
 
 def reset_peak() -> None:

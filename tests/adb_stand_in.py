@@ -56,12 +56,14 @@ class Shell:
             if len(self.rest) < PACKET.size + length:
                 return
             content, self.rest = self.rest[PACKET.size : PACKET.size + length], self.rest[PACKET.size + length :]
+            stdin = self.process.stdin
+            assert stdin
             with contextlib.suppress(BrokenPipeError):
                 if kind == STDIN:
-                    self.process.stdin.write(content)  # type: ignore[union-attr]
-                    self.process.stdin.flush()  # type: ignore[union-attr]
+                    stdin.write(content)
+                    stdin.flush()
                 elif kind == CLOSE_STDIN:
-                    self.process.stdin.close()  # type: ignore[union-attr]
+                    stdin.close()
 
 
 class Phone:

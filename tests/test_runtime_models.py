@@ -183,15 +183,7 @@ class Tiny:
         self.tokens, self.logits = self._reference(model)
 
     def _reference(self, model: Any) -> tuple[list[int], np.ndarray]:
-        tokens, past, logits, feed = [], None, [], torch.tensor([self.ids])
-        with torch.no_grad():
-            for _ in range(self.new):
-                out = model(feed, past_key_values=past, use_cache=True)
-                past = out.past_key_values
-                logits.append(out.logits[0, -1].numpy())
-                tokens.append(int(logits[-1].argmax()))
-                feed = torch.tensor([[tokens[-1]]])
-        return tokens, np.stack(logits)
+        return drawn_models.greedy_reference(model, self.ids, self.new)
 
     def generated(
         self, package: Path | None = None, new: int = 0, follow: bool = False, **options: Any

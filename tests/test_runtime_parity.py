@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from runtime import MoE
 from runtime.cache_rules.forms import Reason
 from runtime.package.demo_model import write_demo_model
-from runtime.step.sampling import Sampler, Sampling
 from tests.runtime_models import PROMPT, fuse_experts, random_model, shard, trained_model, trained_package
 
 torch = pytest.importorskip("torch")
@@ -25,37 +24,12 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def reference(folder: Path, ids: list[int]) -> tuple[list[int], np.ndarray]:
-    """Greedy tokens of transformers in float32, and the logits [NEW, V] they were chosen from."""
-    model = transformers.Qwen3MoeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokens, past, logits, feed = [], None, [], torch.tensor([ids])
-    with torch.no_grad():
-        for _ in range(NEW):
-            out = model(feed, past_key_values=past, use_cache=True)
-            past = out.past_key_values
-            logits.append(out.logits[0, -1].numpy())
-            tokens.append(int(logits[-1].argmax()))
-            feed = torch.tensor([[tokens[-1]]])
-    return tokens, np.stack(logits)
-
-
-def generated(engine: MoE, ids: list[int]) -> tuple[list[int], np.ndarray]:
-    """The same from the runtime."""
-    sequence = engine.engine.begin_sequence(len(ids) + NEW)
-    tokens, logits = [], []
-    for _ in range(NEW):
-        step, row = engine.engine.step(sequence, ids, Sampler(Sampling()))
-        tokens.append(step.sampled)
-        logits.append(row)
-        ids = [step.sampled]
-    return tokens, np.stack(logits)
-
-
 def assert_parity(folder: Path, target: Path, **options: Any) -> MoE:
     engine = MoE.load(folder, package=target, **options)
     ids = engine.encode(PROMPT)
-    expected, expected_logits = reference(folder, ids)
-    tokens, logits = generated(engine, ids)
+    model = transformers.Qwen3MoeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    expected, expected_logits = drawn_models.greedy_reference(model, ids, NEW)
+    tokens, logits = drawn_models.greedy_tokens(engine, ids, NEW)
     assert tokens == expected
     assert np.abs(logits - expected_logits).max() < 1e-3 * max(1.0, float(np.abs(expected_logits).max()))
     engine.close()

@@ -303,6 +303,19 @@ def greedy_tokens(model: MoE, ids: list[int], new: int) -> tuple[list[int], np.n
     return tokens, np.stack(logits)
 
 
+def greedy_reference(model: Any, ids: list[int], new: int) -> tuple[list[int], np.ndarray]:
+    """The same from transformers' model."""
+    tokens, past, logits, feed = [], None, [], torch.tensor([ids])
+    with torch.no_grad():
+        for _ in range(new):
+            out = model(feed, past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            logits.append(out.logits[0, -1].numpy())
+            tokens.append(int(logits[-1].argmax()))
+            feed = torch.tensor([[tokens[-1]]])
+    return tokens, np.stack(logits)
+
+
 def compare_prompt(reference: Any, model: MoE, ids: list[int], new: int) -> Agreement:
     """Compare both on one prompt."""
     tokens, logits = greedy_tokens(model, ids, new)

@@ -48,9 +48,8 @@ def environment_of(manifest: dict[str, Any]) -> dict[str, str]:
 
 def begin_s(manifest: dict[str, Any]) -> float:
     """The begin of a recording in s; NaN if the manifest lacks it."""
-    clocks = manifest.get("clocks")
     try:
-        return float(clocks[0]["realtime_ns"]) / 1e9  # type: ignore[index]
+        return float(manifest["clocks"][0]["realtime_ns"]) / 1e9
     except (TypeError, KeyError, IndexError, ValueError):
         return math.nan
 

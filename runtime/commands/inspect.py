@@ -37,8 +37,8 @@ def describe_model(path: Path) -> dict[str, Any]:
     from runtime.package.layout import Package, default_target, is_package
     from runtime.placement.costs import COSTS
 
-    family = read_family(read_config(path), path)
-    facts: dict[str, Any] = {"model": str(path), "family": type(family).__name__, **asdict(family)}  # type: ignore[call-overload]
+    family: Any = read_family(read_config(path), path)
+    facts: dict[str, Any] = {"model": str(path), "family": type(family).__name__, **asdict(family)}
     if LIBRARY.exists():
         facts |= {"instruction_set": instruction_set(), "instruction_sets": instruction_sets()}
     facts["rope"] = {"dims": family.rope.dims, "scale": family.rope.scale, "interleaved": family.rope.interleaved}

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ class Conversion:
         yield "head", 1, self._head
         for layer in range(self.family.layers):
             experts = 0 if layer in self.family.dense else self.family.experts
-            yield layer_name("layer", layer), 1 + experts, lambda layer=layer: self._layer(layer)  # type: ignore[misc]
+            yield layer_name("layer", layer), 1 + experts, partial(self._layer, layer)
 
     def _journal(self) -> dict[str, Any]:
         """The parts finished by an interrupted conversion of the same model."""

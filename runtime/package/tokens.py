@@ -96,7 +96,7 @@ class ChatTemplate:
             check_text(message.get("content"), "a message")
         asked = {"add_generation_prompt": True} | options
         try:
-            ids = self._tokenizer.apply_chat_template(messages, return_dict=False, **asked)
+            ids: Any = self._tokenizer.apply_chat_template(messages, return_dict=False, **asked)
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RequestError(f"the model's chat template rejects this conversation: {error}") from None
-        return list(ids)  # type: ignore[arg-type]
+        return list(ids)

@@ -32,7 +32,8 @@ BETWEEN = (
 )
 CELLS = (
     "Time by part and cause",
-    "select phase, part, cause, sum(duration_ns)/1e6 ms from time join counted using (token_id) group by all order by ms desc",
+    "select phase, part, cause, sum(duration_ns)/1e6 ms from time join counted using (token_id) group by all "
+    "order by ms desc, phase, part, cause",
     "text phase, text part, cause cause, bar total ms",
 )
 STEPS_BY_CAUSE = (
