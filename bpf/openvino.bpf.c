@@ -26,6 +26,7 @@ enum openvino_fact {
 	OV_MASK,       /* the one of its mask, [sequences, context and step]; */
 	OV_PAST,       /* and, with paged attention, the one of its sequences' context lengths */
 	OV_STARTED_BY, /* of a request: thread << 1 | whether it is a step, while it runs asynchronously */
+	OV_STEP_OF,    /* of a thread: the request of its last step that began asynchronously */
 	/* of the stack pointer of a call that has not returned: its request */
 	OV_INFERS,
 	OV_STEPS, /* the same, but as a step */
@@ -276,11 +277,10 @@ static INLINE struct openvino_step openvino_step(u64 request, u64 tokens)
 	return step;
 }
 
-/* The begin of a request's run; whether it is a step: a run of a language model. */
-static INLINE bool openvino_run_begin(void *ctx, u64 request, u32 kind)
+/* The begin of a request's run; whether it is a step: a run of a language model, if `tokens` are known. */
+static INLINE bool openvino_run_begin(void *ctx, u64 request, u64 tokens, u32 kind)
 {
 	u32 backend = openvino_fact(request, OV_DEVICE) == OV_CPU ? BACKEND_CPU : BACKEND_UNKNOWN;
-	u64 tokens = openvino_fact(request, OV_TOKENS);
 	struct openvino_step step = {0};
 
 	if (tokens) {
@@ -299,7 +299,7 @@ static INLINE int openvino_run_end(void *ctx, u64 request)
 /* void ov::IAsyncInferRequest::infer() */
 UPROBE(openvino_infer_begin)
 {
-	bool is_step = openvino_run_begin(ctx, ARG1(ctx), OV_INFER);
+	bool is_step = openvino_run_begin(ctx, ARG1(ctx), openvino_fact(ARG1(ctx), OV_TOKENS), OV_INFER);
 
 	enter_openvino(ctx, is_step ? OV_STEPS : OV_INFERS, ARG1(ctx));
 	return 0;
@@ -313,12 +313,20 @@ UPROBE(openvino_infer_end)
 	return step ? token_end(ctx, ENGINE_OPENVINO, ~0ULL, 0) : 0;
 }
 
-/* void ov::IAsyncInferRequest::start_async(): its step ends when the same thread has waited for it. */
+/*
+ * void ov::IAsyncInferRequest::start_async(): its step ends when the same thread has waited for it. Of several requests that
+ * a thread has in flight, the first alone is a step: steps of a thread do not overlap.
+ */
 UPROBE(openvino_start_begin)
 {
-	u64 request = ARG1(ctx), is_step = openvino_run_begin(ctx, request, OV_START_ASYNC);
+	u64 request = ARG1(ctx), tokens = openvino_fact(request, OV_TOKENS), tid = (u32)bpf_get_current_pid_tgid();
+	u64 before = openvino_fact(tid, OV_STEP_OF);
+	bool overlaps = before && before != request && openvino_fact(before, OV_STARTED_BY) == (tid << 1 | 1);
+	u64 is_step = openvino_run_begin(ctx, request, overlaps ? 0 : tokens, OV_START_ASYNC);
 
-	set_openvino_fact(request, OV_STARTED_BY, (u64)(u32)bpf_get_current_pid_tgid() << 1 | is_step);
+	if (is_step)
+		set_openvino_fact(tid, OV_STEP_OF, request);
+	set_openvino_fact(request, OV_STARTED_BY, tid << 1 | is_step);
 	enter_openvino(ctx, OV_STARTS, request);
 	return 0;
 }
