@@ -18,7 +18,7 @@ from workloads.gguf_model import Shape, write_model
 CLI = os.environ.get("BMOE_CLI", "")
 STAND_IN = ROOT / "workloads/programs/bigmoe_stand_in.c"
 STREAMED = Shape("qwen2moe", 4, 512, 512, 8, 8, 4096, 16, 4, 512, 512)
-TOKENS, CACHE_MIB = 50, 12  # of 28 MiB of experts
+TOKENS = 50
 WHERE = ["token_id", "layer", "expert"]
 READ = ["layer", "expert", "matrix", "bytes", "ahead"]
 
@@ -67,12 +67,14 @@ def own_figures(path: Path) -> dict[str, float]:
 @pytest.mark.long
 @pytest.mark.needs("probes")
 @pytest.mark.skipif(not CLI, reason="BMOE_CLI names no bmoe-cli")
-@pytest.mark.parametrize("options", [[], ["--prefetch", "2", "--prefetch-sync"]], ids=["demand", "prefetch"])
-def test_steps_reads_and_hits_of_a_real_build_are_those_of_its_own_logs(tmp_path: Path, options: list[str]) -> None:
+@pytest.mark.parametrize(("cache_mib", "options"), [("12", []), ("4", ["--prefetch", "2", "--prefetch-sync"])])
+def test_steps_reads_and_hits_of_a_real_build_are_those_of_its_own_logs(
+    tmp_path: Path, cache_mib: str, options: list[str]
+) -> None:
     write_model(tmp_path / "moe.gguf", STREAMED, quantized=True, tokenizer=True)
     logs = {name: tmp_path / f"{name}.csv" for name in ("csv", "io-trace", "route-trace")}
     command = [CLI, "-m", str(tmp_path / "moe.gguf"), "-p", "experts on the edge", "-n", str(TOKENS), "-t", "1", *options]
-    command += ["--moe-stream", "--cache-mb", str(CACHE_MIB), "--force-cache", "--no-odirect", "--io-threads", "2"]
+    command += ["--moe-stream", "--cache-mb", cache_mib, "--force-cache", "--no-odirect", "--io-threads", "2"]
     _, manifest, tables = record(tmp_path, *command, *(word for name, path in logs.items() for word in (f"--{name}", str(path))))
     steps, io, routes = (pd.read_csv(path, comment="#") for path in logs.values())
     loads, told = tables["loads"], own_figures(logs["csv"])
