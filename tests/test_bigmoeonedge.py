@@ -18,7 +18,8 @@ from workloads.gguf_model import Shape, write_model
 CLI = os.environ.get("BMOE_CLI", "")
 STAND_IN = ROOT / "workloads/programs/bigmoe_stand_in.c"
 STREAMED = Shape("qwen2moe", 4, 512, 512, 8, 8, 4096, 16, 4, 512, 512)
-TOKENS, CACHE_MIB = 50, 12  # of 28 MiB of experts
+TOKENS = 50
+WHERE = ["token_id", "layer", "expert"]
 READ = ["layer", "expert", "matrix", "bytes", "ahead"]
 
 
@@ -66,12 +67,14 @@ def own_figures(path: Path) -> dict[str, float]:
 @pytest.mark.long
 @pytest.mark.needs("probes")
 @pytest.mark.skipif(not CLI, reason="BMOE_CLI names no bmoe-cli")
-@pytest.mark.parametrize("options", [[], ["--prefetch", "1"]], ids=["demand", "prefetch"])
-def test_steps_reads_and_hits_of_a_real_build_are_those_of_its_own_logs(tmp_path: Path, options: list[str]) -> None:
+@pytest.mark.parametrize(("cache_mib", "options"), [("12", []), ("4", ["--prefetch", "2", "--prefetch-sync"])])
+def test_steps_reads_and_hits_of_a_real_build_are_those_of_its_own_logs(
+    tmp_path: Path, cache_mib: str, options: list[str]
+) -> None:
     write_model(tmp_path / "moe.gguf", STREAMED, quantized=True, tokenizer=True)
     logs = {name: tmp_path / f"{name}.csv" for name in ("csv", "io-trace", "route-trace")}
-    command = [CLI, "-m", str(tmp_path / "moe.gguf"), "-p", "experts on the edge", "-n", str(TOKENS), "-t", "2", *options]
-    command += ["--moe-stream", "--cache-mb", str(CACHE_MIB), "--force-cache", "--no-odirect", "--io-threads", "2"]
+    command = [CLI, "-m", str(tmp_path / "moe.gguf"), "-p", "experts on the edge", "-n", str(TOKENS), "-t", "1", *options]
+    command += ["--moe-stream", "--cache-mb", cache_mib, "--force-cache", "--no-odirect", "--io-threads", "2"]
     _, manifest, tables = record(tmp_path, *command, *(word for name, path in logs.items() for word in (f"--{name}", str(path))))
     steps, io, routes = (pd.read_csv(path, comment="#") for path in logs.values())
     loads, told = tables["loads"], own_figures(logs["csv"])
@@ -80,9 +83,16 @@ def test_steps_reads_and_hits_of_a_real_build_are_those_of_its_own_logs(tmp_path
     reads = loads[loads["action"] == "load"].assign(ahead=(loads["reason"] == "prefetch").astype(int))
     own = io.rename(columns={"proj": "matrix", "req_bytes": "bytes", "spec": "ahead"})
     assert Counter(map(tuple, reads[READ].values.tolist())) == Counter(map(tuple, own[READ].values.tolist()))
-    assert reads.groupby("token_id")["bytes"].sum().reindex(decode["token_id"], fill_value=0).tolist() == steps["read_bytes"].tolist()
-    asked = routes.drop_duplicates(["phase", "step", "layer", "expert"]) if not options else routes
+    assert (
+        reads.groupby("token_id")["bytes"].sum().reindex(decode["token_id"], fill_value=0).tolist()
+        == steps["read_bytes"].tolist()
+    )
     hits, misses = cache_hits(tables)[["hits", "misses"]].sum()
-    assert round(100 * hits / (hits + misses), 1) == told["cache_hit_pct"] and len(asked) > 0
-    assert (loads["action"] == "evict").sum() == told["evictions"] > 0
-    assert (loads.loc[loads["action"] == "evict", "layer"] >= 0).all()
+    assert round(100 * hits / (hits + misses), 1) == told["cache_hit_pct"]
+    step_of = dict(zip(sorted(routes.query("phase == 1")["step"].unique()), decode["token_id"], strict=True))
+    own_hits = routes.query("phase == 1 and residency > 0").assign(token_id=lambda rows: rows["step"].map(step_of))
+    seen = loads[(loads["action"] == "hit") & loads["token_id"].isin(decode["token_id"])]
+    assert Counter(map(tuple, seen[WHERE].values.tolist())) == Counter(map(tuple, own_hits[WHERE].values.tolist()))
+    evicted, again = loads[loads["action"] == "evict"], expert_loads.whole_loads(tables).duplicated(["layer", "expert"])
+    assert len(evicted) == told["evictions"] > 0 and (evicted["layer"] >= 0).all() and again.sum() == told["rereads"]
+    assert experts.prefetch_counts(tables).get("used", 0) == told["spec_useful"] and (told["spec_useful"] > 0) == bool(options)
