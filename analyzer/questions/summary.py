@@ -30,8 +30,8 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
-    """Sections recording, machine, tokens, graphs, requests, time, between_tokens_ms, accelerator, findings, operators, experts, npu,
-    npu_queues, scheduling, clocks, io, records and cost.
+    """Sections recording, machine, tokens, graphs, requests, time, between_tokens_ms, accelerator, findings, operators, experts,
+    npu, npu_queues, scheduling, clocks, io, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
     is the recording's Source, if already read.
