@@ -217,10 +217,7 @@ UPROBE(ort_release_session_end)
 	return session_end(ctx, CALL_ORT_RELEASE, 0);
 }
 
-/*
- * Status InferenceSession::Run(options, names, ...), a member: the object is its first argument on arm64, and the second on
- * x86-64, after the address of the result, which arm64 passes in a register of its own.
- */
+/* Status InferenceSession::Run(options, names, ...): on x86-64 the result's address is the first argument, on arm64 none. */
 UPROBE(ort_session_run_begin)
 {
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)

@@ -131,7 +131,7 @@ def test_types_of_declared_fields_are_known_and_schemas_are_schemas() -> None:
     ids=["type", "lacking", "unknown", "label"],
 )
 def test_an_answer_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
-    right = {"schema": "moescope/findings/1", "emulator": None, "findings": []}
+    right: dict[str, Any] = {"schema": "moescope/findings/1", "emulator": None, "findings": []}
     validator("moescope/findings/1").validate(right)
     with pytest.raises(ValidationError):
         validator("moescope/findings/1").validate({**{k: v for k, v in right.items() if k != "findings"}, **wrong})

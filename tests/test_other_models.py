@@ -1,5 +1,6 @@
 """Programs that use ggml or ONNX Runtime for other models than of language: graphs and steps, but no tokens, TTFT or decode."""
 
+import importlib.util
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ from analyzer.tables.store import load_tables
 from moescope.__main__ import main
 from tests.conftest import ROOT, made_once, old_package, trace
 from tracer.engines import all_engines
+from workloads import upscaler_model
 from workloads.recordings import LLAMA_OPERATORS, Writer
 from workloads.whisper_model import AUDIO_LAYERS, TEXT_LAYERS, write_model
 
@@ -67,7 +69,7 @@ def test_the_same_graphs_of_a_language_model_keep_their_phases(tmp_path: Path, c
 def test_graphs_without_steps_are_summed_up_with_their_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = graphs(0, 3).write(tmp_path / "run", engines=engine("libstable-diffusion.so"), levels=["token", "graph"])
     shown, answer = summary_of(run, capsys)
-    assert "3 × llamacpp ggml" in shown and not re.search("TTFT|TPOT|decode|prefill|no tokens", shown)
+    assert "llamacpp ggml: 3 times" in shown and not re.search("TTFT|TPOT|decode|prefill|no tokens", shown)
     (row,) = answer["graphs"]
     assert (row["count"], row["failed"], row["ms"], row["operators"]) == (3, 0, pytest.approx(0.0012), 0)
 
@@ -93,3 +95,33 @@ def test_whispers_decodes_are_steps_within_its_calls(tmp_path: Path, capsys: pyt
     assert layers["type"].value_counts()["UNARY"] == TEXT_LAYERS < AUDIO_LAYERS
     shown, _ = summary_of(tmp_path / "run", capsys)
     assert not OF_LANGUAGE.search(shown), shown
+
+
+UPSCALES = """
+import json, sys, time
+from PIL import Image
+from stable_diffusion_cpp import StableDiffusion
+model, spans = StableDiffusion(upscaler_path=sys.argv[1], n_threads=2, verbose=False), []
+for i in range(3):
+    begin = time.monotonic_ns()
+    model.upscale([Image.new("RGB", (16, 16), (40 * i, 80, 120))], upscale_factor=2)
+    spans.append((begin, time.monotonic_ns()))
+print(json.dumps(spans))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.needs("probes")
+@pytest.mark.skipif(importlib.util.find_spec("stable_diffusion_cpp") is None, reason="stable_diffusion_cpp is not installed")
+def test_each_upscaled_image_is_a_graph_within_its_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    upscaler_model.write_model(tmp_path / "up.safetensors")
+    program = [sys.executable, "-c", UPSCALES, str(tmp_path / "up.safetensors")]
+    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *program)
+    assert done.returncode == 0, done.stderr
+    calls, tables = json.loads(done.stdout.splitlines()[-1]), load_tables(tmp_path / "run")
+    ran, count = tables["graphs"][tables["graphs"]["kind"] == "ggml"], len(list(upscaler_model.convolutions()))
+    assert [ran["begin_ns"].between(*call).sum() for call in calls] == [1, 1, 1] and len(tables["tokens"]) == 0
+    products = tables["operators"][tables["operators"]["type"] == "MUL_MAT"].groupby("graph_id").size()
+    assert products.tolist() == [count] * 3
+    shown, _ = summary_of(tmp_path / "run", capsys)
+    assert not re.search("TTFT|TPOT|decode|prefill|tokens", shown), shown

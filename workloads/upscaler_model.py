@@ -1,4 +1,4 @@
-"""Writes a tiny upscaler (ESRGAN, one block, twice the size) with random weights for stable-diffusion.cpp: upscaler_model.py FILE."""
+"""Writes a tiny random upscaler (ESRGAN, one block, twice the size) for stable-diffusion.cpp: upscaler_model.py FILE."""
 
 import json
 import struct

@@ -113,8 +113,8 @@ def graph_lines(row: Section) -> list[Line]:
     spread = f"median {row['median_ms']:,.2f} ms, p90 {row['p90_ms']:,.2f} ms, together {row['ms']:,.1f} ms"
     most = list(row["operator_ms"].items())[:TYPES_OF_GRAPHS]
     inside = [f"  {row['operators']:,} operators, ms: {', '.join(f'{name} {ms:,.1f}' for name, ms in most)}"] if most else []
-    what = f"{row['count']:,} × {row['engine']} {row['kind']} {row['name']}".rstrip()
-    return [words((what, "bold"), f": {spread}{failed}"), *inside]
+    what = f"{row['engine']} {row['kind']} {row['name']}".rstrip()
+    return [words((what, "bold"), f": {row['count']:,} times, {spread}{failed}"), *inside]
 
 
 def served_lines(r: Section) -> list[Line]:

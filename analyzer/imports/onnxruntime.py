@@ -3,8 +3,8 @@
     Session  model_run, and the creation of the session   a run is a step; the profile lacks its phase (prefill or decode)
     Node     <node>_kernel_time                           an operator: its type, provider, shape, and the threads that helped
 
-Times are µs since the begin of profiling. A node of QNN's provider is the execution of a part of the model; QNN's own events below
-it: `onnxruntime_qnn`.
+Times are µs since the begin of profiling. A node of QNN's provider is the execution of a part of the model; QNN's own
+events below it: `onnxruntime_qnn`.
 """
 
 import json
@@ -28,7 +28,7 @@ LAYER = re.compile(r"(?:layers?|blk|blocks?|h)[._/](\d+)(?=[._/]|$)", re.IGNOREC
 COLUMNS = ["name", "type", "provider", "shape", "helpers", "pid", "tid", "begin_ns", "end_ns", "duration_ns"]
 UNSAID = {
     "": "a run of the model is a step; the profile states neither its phase nor its number of tokens",
-    QNN: "the profile does not state which QNN backend ran (HTP, its emulator, GPU); how long it worked, only in QNN's own events",
+    QNN: "the profile does not state which QNN backend ran (HTP, its emulator, GPU), nor, without QNN's events, its time",
 }
 
 

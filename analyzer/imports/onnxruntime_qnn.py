@@ -1,7 +1,8 @@
 """QNN's own events in ONNX Runtime's profile, as onnxruntime-qnn's pull request 767 writes them (no release does so far).
 
-Each has the arguments qnn_event_type, qnn_event_identifier, unit, level (ROOT or SUB-EVENT, at any depth), qnn_operation (compose,
-finalize, context_load, execute), qnn_graph_name and parent_ort_node; a time is its duration, anything else the argument `value`.
+Each has the arguments qnn_event_type, qnn_event_identifier, unit, level (ROOT or SUB-EVENT, at any depth), qnn_operation
+(compose, finalize, context_load, execute), qnn_graph_name and parent_ort_node; a time is its duration, anything else the
+argument `value`.
 """
 
 from collections.abc import Iterable
@@ -79,7 +80,7 @@ def executes_of(rows: pd.DataFrame, executes: pd.DataFrame, suffix: str) -> np.n
 
 
 def parents_of(depth: pd.Series, begins: pd.Series) -> np.ndarray:
-    """The last event at the top before each one below it, within its operation; -1 for none. Deeper levels are not told apart."""
+    """The last event at the top before each one below it, within its operation; -1 for none. Deeper levels are unknown."""
     number = pd.Series(np.arange(len(depth)), depth.index)
     top = number.where(depth == 0).groupby(begins.cumsum()).ffill()
     return top.where(depth > 0).fillna(NONE).to_numpy(np.int64)
@@ -88,12 +89,9 @@ def parents_of(depth: pd.Series, begins: pd.Series) -> np.ndarray:
 def calls_of(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of `qnn_calls`: what took its time is not an execution."""
     ends = rows.assign(end_ns=rows["ts_ns"] + rows["lasted_ns"]).groupby("call_id", as_index=False)
-    calls = ends.agg(
-        call=("operation", "first"), name=("graph", "first"), pid=("pid", "first"), tid=("tid", "first"), begin_ns=("ts_ns", "min"),
-        end_ns=("end_ns", "max"),
-    )  # fmt: skip
-    calls["call"] = calls["call"].replace(CALLS)
-    return calls.assign(duration_ns=calls["end_ns"] - calls["begin_ns"], status=0)
+    first = {column: (column, "first") for column in ("operation", "graph", "pid", "tid")}
+    calls = ends.agg(**first, begin_ns=("ts_ns", "min"), end_ns=("end_ns", "max")).rename(columns={"graph": "name"})
+    return calls.assign(call=calls["operation"].replace(CALLS), duration_ns=calls["end_ns"] - calls["begin_ns"], status=0)
 
 
 def with_measures(executes: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

@@ -116,12 +116,12 @@ def import_slots(headers: Headers) -> dict[str, int]:
 
 
 def x86_references(image: Image, low: int, high: int) -> list[tuple[int, int, int]]:
-    """(address of a 32-bit displacement, the two bytes before it) where code calls, jumps to or takes an address of low .. high."""
-    references = []
+    """(address of a 32-bit displacement, the two bytes before it) where code calls, jumps to or takes low .. high."""
+    references: list[tuple[int, int, int]] = []
     for code in image.codes:
         places, targets = code.x86_displacements
-        for i in places[(targets >= low - code.address) & (targets < high - code.address)].tolist():
-            references.append((code.address + i, int(code.data[i - 2]), int(code.data[i - 1])))
+        hits = places[(targets >= low - code.address) & (targets < high - code.address)].tolist()
+        references += [(code.address + i, int(code.data[i - 2]), int(code.data[i - 1])) for i in hits]
     return references
 
 
