@@ -38,8 +38,6 @@ RENAMED = {
 }
 CALLS = {"decode": None, "encode": None, "process": 1, "process_encode": 0}
 """Ways to run a step → the operation number that llama_process takes."""
-DISCARD = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
-"""What llama.cpp logs: hundreds of lines."""
 
 
 class Opaque(ctypes.Structure):
@@ -79,8 +77,6 @@ def with_new_names(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def declare_functions(lib: ctypes.CDLL) -> ctypes.CDLL:
-    if hasattr(lib, "llama_log_set"):
-        lib.llama_log_set(DISCARD, None)
     lib.llama_model_default_params.restype = lib.llama_context_default_params.restype = Opaque
     lib.llama_model_load_from_file.restype = lib.llama_init_from_model.restype = ctypes.c_void_p
     lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Opaque]
