@@ -50,7 +50,7 @@ UPROBE(bigmoe_read_end)
 	return cache_change(ctx, ENGINE_BIGMOEONEDGE, KIND_LOAD_END, job.arg[0], job.arg[1], job.arg[2], UNKNOWN_SIZE, 0);
 }
 
-/* ExpertStreamSource::touch_entry(this, layer, expert, bool *hit, ...): whoever misses has the expert read. */
+/* ExpertStreamSource::touch_entry(this, layer, expert, bool *hit, ...): a missing expert is read at once. */
 UPROBE(bigmoe_lookup_begin)
 {
 	keep_args(CALL_BIGMOE_LOOKUP, ARG2(ctx), ARG3(ctx), ARG4(ctx), 0);

@@ -112,7 +112,7 @@ def prefill_tokens_per_s(steps: pd.DataFrame) -> float | None:
 
 
 def lookups(tables: Tables) -> pd.DataFrame:
-    """Hits and misses of engines whose experts have no runs, as `loads` with the column `cache`: who misses loads at once."""
+    """Hits and misses of engines whose experts have no runs, as `loads` with `cache`: a missing expert is loaded at once."""
     loads = tables["loads"].query("action == 'hit' or (matrix == 0 and reason == 'demand')")
     return loads.assign(cache=loads["action"].map({"hit": "hit", "load": "miss"}).astype(object))
 
