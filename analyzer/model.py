@@ -357,7 +357,7 @@ def _layer_kinds(fields: ConfigFields, layers: int) -> list[str]:
 
 
 def _kinds_by_distance(fields: ConfigFields, layers: int) -> list[str]:
-    """The kinds if not listed: full attention in every so many layers, or in all."""
+    """The kinds if not listed: full attention in every nth layer, or in all."""
     every = fields.number("full_every", FULL_EVERY.get(str(fields.values.get("model_type")), 0))
     if every:
         return ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]

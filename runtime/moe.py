@@ -101,7 +101,7 @@ class MoE:
         """
 
         if unknown := sorted(options.keys() - {field.name for field in fields(Options)}):
-            raise RequestError(f"{unknown[0]!r} is no option: choose from {', '.join(field.name for field in fields(Options))}")
+            raise RequestError(f"{unknown[0]!r} is not an option: see runtime.placement.options.Options")
 
         def budget(whole_bytes: int) -> int | None:
             return parse_budget(expert_cache, whole_bytes) if isinstance(expert_cache, str) else expert_cache
