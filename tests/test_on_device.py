@@ -25,6 +25,7 @@ from tracer.commands.options import RING_MIB, RING_MIB_ON_DEVICES
 from tracer.errors import FAILED
 from tracer.kernel.features import VMLINUX
 from tracer.remote.device import PATIENCE_S as KEEPER_S
+from tracer.remote.device import VISIT
 from tracer.remote.transport import transport_to
 from workloads.compiling import WITH_SITES, compile_c
 from workloads.raw_records import RawRecording
@@ -58,6 +59,18 @@ def unlearnt() -> None:
 
 def left_on(device: Path) -> list[str]:
     return os.listdir(device.with_name("device"))
+
+
+@pytest.mark.parametrize("machine", ["device", "android"])
+def test_where_nobody_reads_the_name_of_our_folder_it_is_removed(machine: str, request: pytest.FixtureRequest) -> None:
+    device = request.getfixturevalue(machine)
+    read_by_nobody, output = os.pipe()
+    os.close(read_by_nobody)
+    subprocess.run(
+        transport_to(f"exec:{device}").command(VISIT), stdin=subprocess.DEVNULL, stdout=output, check=False, timeout=30
+    )
+    os.close(output)
+    assert left_on(device) == []
 
 
 def run_on(*words: str) -> subprocess.CompletedProcess[str]:

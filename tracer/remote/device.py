@@ -18,13 +18,15 @@ from tracer.remote.transport import LinkError, Transport, transport_to
 
 IDENTIFIED = re.compile(r"(?P<id>[0-9a-f]+|xxh3:[0-9a-f]{16}) (?P<path>/.+)")
 # With sudo, the recorder opens and creates files with the rights of the user who logged in. The shell that makes the folder
-# waits for a word: if, before a recording begins, the host ends or is cut off for longer than it retries, it removes the folder.
+# waits for a word: if, before a recording begins, the host ends or is cut off for longer than it retries, it removes the folder;
+# at once where nobody reads its name.
 VISIT = """
+trap '' PIPE HUP
 for each in /data/local/tmp /var/tmp /tmp; do
   folder=$(mktemp -d $each/moescope.XXXXXX 2> /dev/null) && break
 done
-[ -z "$SUDO_UID" ] || chown "$SUDO_UID" $folder || exit
-uname -m && echo $folder || exit
+[ -z "$SUDO_UID" ] || chown "$SUDO_UID" $folder || { rmdir $folder; exit; }
+uname -m && echo $folder || { rmdir $folder; exit; }
 exec setsid sh -c 'read word && exit
 sleep {seconds}
 [ -z "$0" ] || [ -e "$0"/status ] || rm -rf "$0"' "$folder" > /dev/null 2>&1"""
