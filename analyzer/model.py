@@ -299,7 +299,7 @@ def _read_mixture(fields: ConfigFields) -> Mixture | None:
         return None
     for name in ("experts", "top_k"):
         said = {field: fields.values[field] for field in ALIASES[name] if fields.values.get(field)}
-        if any(value != next(iter(said.values())) for value in said.values()):
+        if any(value != next(iter(said.values())) for value in list(said.values())[1:]):
             fields.refuse(f"{' and '.join(said)} contradict each other")
     experts, width = fields.number("experts", least=1), fields.number("expert_width", least=1)
     top_k, count = fields.number("top_k", least=1), fields.number("shared", 0)
@@ -357,7 +357,7 @@ def _layer_kinds(fields: ConfigFields, layers: int) -> list[str]:
 
 
 def _kinds_by_distance(fields: ConfigFields, layers: int) -> list[str]:
-    """The kinds if not listed: full attention in every so many layers, or in all."""
+    """The kinds if not listed: full attention in each `full_every`-th layer, or in all."""
     every = fields.number("full_every", FULL_EVERY.get(str(fields.values.get("model_type")), 0))
     if every:
         return ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
