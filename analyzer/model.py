@@ -299,7 +299,7 @@ def _read_mixture(fields: ConfigFields) -> Mixture | None:
         return None
     for name in ("experts", "top_k"):
         said = {field: fields.values[field] for field in ALIASES[name] if fields.values.get(field)}
-        if any(value != next(iter(said.values())) for value in said.values()):
+        if any(value != next(iter(said.values())) for value in list(said.values())[1:]):
             fields.refuse(f"{' and '.join(said)} contradict each other")
     experts, width = fields.number("experts", least=1), fields.number("expert_width", least=1)
     top_k, count = fields.number("top_k", least=1), fields.number("shared", 0)

@@ -115,6 +115,23 @@ def test_two_graphs_in_one_file_are_two(tmp_path: Path, capsys: pytest.CaptureFi
     assert "graph 1: 2 executes" in capsys.readouterr().out
 
 
+def test_graphs_with_nodes_of_the_same_names_are_told_by_their_titles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (DATA / "viewer.csv").read_text().splitlines()
+    begin = next(i for i, line in enumerate(lines) if "Graph 0: model" in line)
+    end = next((i for i in range(begin + 1, len(lines)) if "Graph 0: model" in lines[i]), len(lines))
+    other = [line.replace("Graph 0: model", "Graph 1: other").replace("454266", "900000") for line in lines[begin:end]]
+    path = tmp_path / "two.csv"
+    path.write_text("\n".join([*lines[:end], *other]) + "\n")
+    assert main(["import", str(path), "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["files"]
+    cycles = [next(m["value"] for m in graph["medians"] if m["unit"] == "cycles") for graph in answer["graphs"]]
+    assert cycles == [454266, 900000] and sum(graph["executes"] for graph in answer["graphs"]) == answer["executes"]
+    titles = [[m["name"] for m in graph["medians"] if m["name"].startswith("Graph")] for graph in answer["graphs"]]
+    assert titles == [["Graph 0: model"], ["Graph 1: other"]]
+    assert main(["trends", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_ms"]["n"] == max(graph["executes"] for graph in answer["graphs"])
+
+
 def test_compressed_files_are_read_and_damaged_ones_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "optrace.json.gz"
     path.write_bytes(gzip.compress((DATA / "optrace.json").read_bytes()))

@@ -65,6 +65,7 @@ def of_profile(path: Path) -> LazyTables:
         raise RecordingError(f"{path} holds no execution with a time in µs: give a QNN profile of level basic or higher")
     spent = (roots.groupby("execute")["value"].max() * 1000).astype("int64")
     spans = {"execute_id": spent.index, "begin_ns": spent.cumsum() - spent, "end_ns": spent.cumsum(), "duration_ns": spent}
+    spans["graph"] = roots.groupby("execute")["graph"].first()
     frame = pd.DataFrame({name: pd.Series(values).to_numpy() for name, values in spans.items()}).assign(complete=True)
     names = ("tokens", "sequences", "operators")
     return LazyTables.of({name: empty_table(name) for name in names} | {"qnn_executes": fill_missing("qnn_executes", frame)})

@@ -28,6 +28,7 @@ UNITS = {"US": "us", "MICROSEC": "us", "CYCLES": "cycles", "BYTES": "bytes", "CO
 UNKNOWN, NOT_AN_EXECUTE = -1, -1
 RATE, UNKNOWN_TYPE = re.compile(r"EXECUTE IPS|IPS", re.IGNORECASE), "Unknown event type"
 PARTNER_DEPTH = 3
+GRAPH_TITLE = r"Graph (?=\d+: )"
 """Depth of the names of nodes that overlap another."""
 GZIP, MOST_BYTES = b"\x1f\x8b", 1 << 30
 MOST_VALUE, MOST_TIME = (1 << 64) - 1, (1 << 63) - 1
@@ -117,7 +118,7 @@ def rows_of(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 @dataclass
 class ExecutionSplitter:
-    """Assigns events to executions: a root event that the current execution already has begins the next one."""
+    """Assigns events to executions: a root event or title of a graph that the current one already has begins the next."""
 
     execute: int = NOT_AN_EXECUTE
     seen: set[str] = field(default_factory=set)
@@ -126,6 +127,7 @@ class ExecutionSplitter:
     def place(self, message: str, level: str, name: str) -> int:
         """The number of the execution that this event belongs to; -1 for other work."""
         if level == "ROOT":
+            name = title[0] if (title := re.match(GRAPH_TITLE, name)) else name
             if OTHER_WORK.fullmatch(message) or any(part in name.lower() for part in NAMES_OF_OTHER_WORK):
                 self.seen, self.is_execute = set(), False
             elif not self.is_execute or name in self.seen:
@@ -171,11 +173,14 @@ def read_csv(path: Path) -> Imported:
 
 
 def graphs_of(frame: pd.DataFrame) -> np.ndarray:
-    """The graph of each event's execution: executions with nodes of the same names, in order of the first; -1 for other work.
+    """The graph of each event's execution: executions of one title and nodes of the same names, in order of the first; -1 for
+    other work.
 
     A last execution that ends early belongs to the graph whose nodes begin as its own do.
     """
-    named = frame[(frame["execute"] >= 0) & (frame["depth"] == 1)].groupby("execute")["name"].agg(tuple)
+    titles = (frame["depth"] == 0) & frame["name"].str.match(GRAPH_TITLE)
+    telling = frame[(frame["execute"] >= 0) & ((frame["depth"] == 1) | titles)]
+    named = telling.sort_values("depth", kind="stable").groupby("execute")["name"].agg(tuple)
     nodes = {execute: named.get(execute, ()) for execute in np.unique(frame.loc[frame["execute"] >= 0, "execute"]).tolist()}
     numbers: dict[tuple[str, ...], int] = {}
     of_execute = {NOT_AN_EXECUTE: -1}

@@ -44,8 +44,9 @@ def main_graph_executions(tables: Tables) -> pd.DataFrame:
     """The complete executions of the NPU graph with the most time, as `decode_steps` has steps, by execute_id."""
     done = tables["qnn_executes"]
     done = done[done["complete"]].sort_values("begin_ns")
-    spent = done.groupby(["pid", "graph", "graph_name"])["duration_ns"].transform("sum")
-    rows = done[spent == spent.max()]
+    graph = done.groupby(["pid", "graph", "graph_name"]).ngroup()
+    spent = done.groupby(graph)["duration_ns"].sum()
+    rows = done[graph == (spent.idxmax() if len(spent) else -1)]
     rows = rows.assign(phase="", generation=-1, context=np.nan, ms=rows["duration_ns"] / 1e6, tpot_ms=np.nan, disturbed=False)
     return rows[["execute_id", "phase", "generation", "context", "ms", "tpot_ms", "disturbed"]].reset_index(drop=True)
 

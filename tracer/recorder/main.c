@@ -399,6 +399,8 @@ static void take_last_words(void)
 
 static void finish(struct target *target)
 {
+	if (target->over) /* first: it may end while the rest is done */
+		tell_survivors(target->pid);
 	heat_turn(true);
 	policy_end();
 	set_settings(false);
@@ -417,8 +419,6 @@ static void finish(struct target *target)
 	tables_end();
 	if (asks_about(true))
 		take_last_words();
-	if (target->over)
-		tell_survivors(target->pid);
 	save_manifest(disk_failed() ? "recording" : "complete");
 }
 
