@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tracer.errors import EngineError
+from tracer.kernel.plan_file import shortest_prefixes
 from tracer.probes.elf import read_binary
 
 SITES = ROOT / "runtime" / "telemetry" / "_probes.so"
@@ -71,3 +73,10 @@ def test_features_that_no_recorder_wrote_are_refused(tmp_path: Path) -> None:
         features.write_text(content)
         made, done = plan(tmp_path, "--features", str(features), "--", "true")
         assert (made, done.returncode) == ({}, 2) and "--probe-features" in done.stderr
+
+
+def test_more_names_of_libraries_than_the_recorder_can_watch_for_are_refused() -> None:
+    names = {f"lib{letter}" for letter in "abcdefghijklmnopqrstuvwxyzABCDEF"}
+    assert shortest_prefixes(names | {"liba.so"}) == sorted(names)
+    with pytest.raises(EngineError, match="33"):
+        shortest_prefixes(names | {"further"})

@@ -58,10 +58,11 @@ def facts(folder: Path) -> dict[str, Any]:
 
 def test_the_recorder_sees_the_npu_as_the_tracer_does(tmp_path: Path) -> None:
     onnxruntime_qnn = pytest.importorskip("onnxruntime_qnn")
-    libraries, plan = str(Path(onnxruntime_qnn.__file__).parent), str(tmp_path / "plan.json")
+    plan, packages = str(tmp_path / "plan.json"), (onnxruntime_qnn, pytest.importorskip("onnxruntime"))
+    libraries = [word for package in packages for word in ("--libraries", str(Path(package.__file__).parent))]
     for name in ("recorder", "tracer"):
         (tmp_path / name).mkdir()
-    words = ["plan", "-o", plan, "--libraries", libraries, "--levels", "qnn", "--", sys.executable]
+    words = ["plan", "-o", plan, *libraries, "--levels", "qnn", "--", sys.executable]
     subprocess.run([sys.executable, "-m", "tracer", *words], cwd=ROOT, capture_output=True, check=True)
     words = [str(RECORDER), "--plan", plan, "-o", str(tmp_path / "collected"), "--", *command(tmp_path / "recorder")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from analyzer.questions.npu import npu_statistics
 
+from analyzer.questions.npu_figures import npu_statistics
 from analyzer.tables.store import load_tables
 from tests.conftest import ROOT, begin_trace, manifest_when, trace
 

@@ -32,6 +32,8 @@ def check_file(path: Path) -> None:
         blob_of(path)
     except OSError as error:
         raise BtfError(f"--btf {path} cannot be read: {error.strerror}") from None
+    except BtfError as error:
+        raise BtfError(f"--btf {error}") from None
 
 
 def blob_of(path: Path) -> bytes:

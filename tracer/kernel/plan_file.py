@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.engines import Engine, Probe
+from tracer.errors import EngineError
 from tracer.kernel.definitions import constant, enum_values, program_numbers, record_layouts
 from tracer.kernel.features import ARCHITECTURES
 from tracer.probes import reach
@@ -98,6 +99,16 @@ def leave_unneeded(planner: Planner, files: list[dict[str, Any]]) -> None:
         file["rows"] = [row for row in file["rows"] if row["program"] not in late]
 
 
+def shortest_prefixes(prefixes: set[str]) -> list[str]:
+    """Those of which none begins with another; raises EngineError if the recorder cannot watch for so many."""
+    shortest = sorted(p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes))
+    if len(shortest) > (most := constant("MAX_PATTERNS")):
+        raise EngineError(
+            f"{len(shortest)} names of libraries are declared, at most {most} can be watched: give fewer with --probes"
+        )
+    return shortest
+
+
 def file_entry(planner: Planner, place: FileRoot, plan: FilePlan, loops: list[LearntLoop]) -> dict[str, Any]:
     """The plan's entry for one file."""
     build = plan.build_id or read_binary(plan.path).build_id
@@ -148,7 +159,7 @@ def common_entries(planner: Planner, place: FileRoot, files: list[dict[str, Any]
         "kernel": kernel,
         "software": FAULT_ENDS,
         "driver": [[name, *fields] for name, fields in DRIVER_EVENTS.items()],
-        "patterns": sorted(p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes)),
+        "patterns": shortest_prefixes(prefixes),
         "backends": identities,
         "settings": {"mul_mat_id": constant("UNKNOWN_OPERATOR"), "stop": 1, **chosen, **of_engines},
         "engines": {engine.name: described_engine(engine, planner) for engine in planner.engines},
