@@ -100,7 +100,7 @@ def leave_unneeded(planner: Planner, files: list[dict[str, Any]]) -> None:
 
 
 def shortest_prefixes(prefixes: set[str]) -> list[str]:
-    """Those of which none begins with another; raises EngineError if the recorder cannot watch for so many."""
+    """Those of which none begins with another; raises EngineError for more than the recorder watches for."""
     shortest = sorted(p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes))
     if len(shortest) > (most := constant("MAX_PATTERNS")):
         raise EngineError(
