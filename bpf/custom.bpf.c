@@ -98,3 +98,8 @@ UPROBE(custom_end)
 {
 	return record_call(ctx, KIND_CALL_END, STACK(ctx));
 }
+
+UPROBE(custom_exit)
+{
+	return record_call(ctx, KIND_CALL_END, STACK(ctx) + RETURN_ADDRESS_BYTES);
+}

@@ -97,7 +97,7 @@ class Binary:
             stub = anchors.find_import_stub(self.path, imported) if self.mentions(imported) else None
             return Symbol(name, stub) if stub is not None else None
         if name.endswith("*"):
-            return min(self._beginning_with(name[:-1].encode(), SIGNATURE), key=lambda symbol: symbol.name, default=None)
+            return min(self.beginning_with(name[:-1].encode(), SIGNATURE), key=lambda symbol: symbol.name, default=None)
         if "*" in name:
             return self._like(*name.split("*"))
         plain = name.encode()
@@ -106,7 +106,7 @@ class Binary:
             return Symbol(name, exact)
         symbols: list[Symbol] = []
         for start in (plain, *(b"_Z%s%d%s" % (local, len(plain), plain) for local in (b"L", b""))):
-            symbols += self._beginning_with(start, MANGLED if start != plain else CLONE)
+            symbols += self.beginning_with(start, MANGLED if start != plain else CLONE)
         return min(symbols, key=lambda symbol: (symbol.changed, symbol.name), default=None)
 
     def _like(self, first: str, last: str) -> "Symbol | None":
@@ -118,7 +118,7 @@ class Binary:
         offset = min(named, key=named.__getitem__, default=None)
         return Symbol(named[offset], offset, bool(CHANGING.search(named[offset].encode()))) if offset is not None else None
 
-    def _beginning_with(self, start: bytes, rest: re.Pattern[bytes]) -> list["Symbol"]:
+    def beginning_with(self, start: bytes, rest: re.Pattern[bytes]) -> list["Symbol"]:
         """Functions whose name is `start` followed by a match of `rest`."""
         symbols = []
         for names, (entries, _) in zip(self.names, self.tables, strict=True):

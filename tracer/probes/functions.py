@@ -19,7 +19,7 @@ VALUES, PARTS = 3, 5  # CALL_VALUES and CALL_PARTS of bpf/records.h
 MAX_NUMBERS, MAX_TEXTS = VALUES * PARTS, PARTS - 1
 MOST = 64
 EXECUTABLE = "executable"
-KEYS = ("library", "symbol", "symbols", "level", "at", "args", "most")
+KEYS = ("library", "symbol", "symbols", "level", "at", "throws", "args", "most")
 CALL_ENDS = ("entry", "return", "both")
 REGISTER = re.compile(r"@([1-6])$")
 MEMORY = re.compile(r"\*\s*(?:\((.+?)\s*(?:([+-])\s*(0x[0-9a-fA-F]+|\d+))?\)|(.+))$")
@@ -58,6 +58,7 @@ class Function:
     symbols: tuple[str, ...]
     level: str = "operator"
     at: str = "both"
+    throws: bool | None = None  # whether exceptions may pass it; None: by its file and code
     arguments: tuple[Argument, ...] = ()
     most: int = MOST
     source: str = field(default="", compare=False)
@@ -144,6 +145,10 @@ def parse_function(row: dict[str, Any], source: str) -> Function:
         level = one_of(row.get(key, "operator"), LEVELS)
         key = "at"
         at = one_of(row.get(key, "both"), CALL_ENDS)
+        key = "throws"
+        throws = row.get(key)
+        if throws not in (None, True, False):
+            raise BadValue(f"{throws!r} is wrong; give true or false")
         key = "most"
         most = checked_value(row.get(key, MOST), int, "give a number of functions")
         key = "args"
@@ -153,7 +158,7 @@ def parse_function(row: dict[str, Any], source: str) -> Function:
             arguments.append(parse_argument(name, text))
             if at == ("entry" if arguments[-1].at_return else "return"):
                 raise BadValue(f'is not available with at = "{at}"; use at = "both"')
-        function = Function(library, tuple(names), level, at, tuple(arguments), most, source)
+        function = Function(library, tuple(names), level, at, throws, tuple(arguments), most, source)
         key = "args"
         for at_return in (False, True):
             numbers, texts = function.side(at_return)

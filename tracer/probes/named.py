@@ -11,13 +11,14 @@ from tracer.probes.elf import Binary
 from tracer.probes.functions import Function
 
 MAX_FUNCTIONS = 511  # MAX_CALL_SPECS of bpf/structs.h has two for each; number 0 means none
-PROGRAMS = ("custom_begin", "custom_end")
+CALL_ENDS = ("entry", "return", "exits")
+PROGRAMS = ("custom_begin", "custom_end", "custom_exit")
 USER = Engine("user", 6, (), ())
 NEAR = 3  # number of suggested names
 
 
 @dataclass(frozen=True)
-class Site:
+class NamedSite:
     """A function of a file, with its probes' specs by cookie: number << 1 | at return."""
 
     function: Function
@@ -26,10 +27,9 @@ class Site:
     specs: dict[int, bytes]
     inspect: bool
 
-    def probe(self, cookie: int) -> Probe:
-        """The probe that has this cookie."""
-        at_return = cookie & 1
-        return Probe(PROGRAMS[at_return], self.function.level, at="return" if at_return else "entry")
+    def probe(self, at: str) -> Probe:
+        """The probe at the function's `entry`, `return` or `exits`."""
+        return Probe(PROGRAMS[CALL_ENDS.index(at)], self.function.level, at=at)
 
 
 class NamedFunctions:
@@ -39,7 +39,7 @@ class NamedFunctions:
         self.declared = declared
         self.below = ""  # the folder in which another machine's files lie, whose paths the declarations name
         self.found: list[dict[str, Any]] = []  # the manifest's `functions`
-        self._sites: dict[tuple[Function, int, int, int], Site] = {}
+        self._sites: dict[tuple[Function, int, int, int], NamedSite] = {}
         self._seen: dict[Function, set[str]] = {function: set() for function in declared}
         self._near: dict[Function, list[str]] = {}
         self._closed = [engine for engine in all_engines().values() if not engine.inspect] if declared else []
@@ -63,7 +63,7 @@ class NamedFunctions:
     def _is_of(self, function: Function, path: str, file_name: str, is_executable: bool) -> bool:
         return function.owns(path.removeprefix(self.below), file_name, is_executable)
 
-    def sites(self, binary: Binary, file_name: str, is_executable: bool, warnings: list[str]) -> list[Site]:
+    def sites(self, binary: Binary, file_name: str, is_executable: bool, warnings: list[str]) -> list[NamedSite]:
         """The functions to probe in a file; a pattern that matches too many is refused with a warning."""
         answer = []
         for function in self.declared:
@@ -83,7 +83,7 @@ class NamedFunctions:
             answer += [self._site(function, name, offset, binary) for offset, name in sorted(matches.items())]
         return answer
 
-    def _site(self, function: Function, name: str, offset: int, binary: Binary) -> Site:
+    def _site(self, function: Function, name: str, offset: int, binary: Binary) -> NamedSite:
         status = os.stat(binary.path)
         key = (function, status.st_dev, status.st_ino, offset)
         if key not in self._sites:
@@ -94,9 +94,14 @@ class NamedFunctions:
             specs = {number << 1 | at_return: function.spec(at_return) for at_return in sides}
             mine = [engine for engine in self._closed if engine.owns(os.path.basename(binary.path))]
             inspect = all(engine.inspects(binary.path) for engine in mine)
-            self._sites[key] = Site(function, name, offset, specs, inspect)
+            self._sites[key] = NamedSite(function, name, offset, specs, inspect)
             self.found.append(function_row(number, name, function, binary.path))
         return self._sites[key]
+
+    def forgo_return(self, site: NamedSite) -> None:
+        """Declare that a function is recorded at its entry alone."""
+        row = self.found[min(site.specs) // 2 - 1]
+        row["at"] = "entry"
 
     def missing(self) -> list[str]:
         """A line for each declaration without a matching function."""

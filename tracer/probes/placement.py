@@ -69,7 +69,8 @@ class Placement:
 
 
 @cache
-def _decoder(machine: str) -> capstone.Cs | None:
+def decoder_of(machine: str) -> capstone.Cs | None:
+    """The decoder of an architecture's code; None if it is not known."""
     modes = {
         "x64": (capstone.CS_ARCH_X86, capstone.CS_MODE_64),
         "AArch64": (capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM),
@@ -125,7 +126,7 @@ def _branch_target(instruction: capstone.CsInsn) -> int | None:
 
 def _decode_lazily(code: bytes, machine: str) -> Iterator[capstone.CsInsn]:
     """Decode instructions in full detail, lazily: most callers need only the first few, and detail is slow."""
-    decoder, offset = _decoder(machine), 0
+    decoder, offset = decoder_of(machine), 0
     while decoder:
         instruction = next(decoder.disasm(code[offset : offset + LONGEST], offset, 1), None)
         if instruction is None:
@@ -136,7 +137,7 @@ def _decode_lazily(code: bytes, machine: str) -> Iterator[capstone.CsInsn]:
 
 def _loop_begins(code: bytes, machine: str) -> int:
     """The first place after the entry to which later code jumps back: from there on, code may run more than once per call."""
-    decoder, targets = _decoder(machine), []
+    decoder, targets = decoder_of(machine), []
     for offset, _, mnemonic, operands in decoder.disasm_lite(code, 0) if decoder else ():
         target = DIRECT.search(operands) if BRANCH[machine].fullmatch(mnemonic) else None
         if target and 0 < int(target[1], 0) <= offset:
@@ -225,7 +226,7 @@ def place_exits(code: bytes, machine: str) -> list[Placement]:
 
 def place_call(before: bytes, machine: str, why: str) -> Placement | None:
     """The direct call at the end of the `CALL_BYTES` bytes before a return address; None if there is no such call."""
-    decoder, size = _decoder(machine), 4 if machine == "AArch64" else CALL_BYTES
+    decoder, size = decoder_of(machine), 4 if machine == "AArch64" else CALL_BYTES
     instructions = list(decoder.disasm(before[-size:], 0)) if decoder else []
     call = instructions[0] if len(instructions) == 1 else None
     if call is None or call.mnemonic not in ("call", "bl") or cost_class(call, machine) != "emulated":

@@ -13,8 +13,9 @@ from tracer.probes import anchors, name_tables, reach
 from tracer.probes.elf import STUB, Binary, Symbol, file_contains, read_binary
 from tracer.probes.elf_headers import as_probe_error
 from tracer.probes.fast_nop import has_fast_nop
+from tracer.probes.function_ends import FunctionCode, uses_exceptions
 from tracer.probes.functions import Function
-from tracer.probes.named import USER, NamedFunctions
+from tracer.probes.named import USER, NamedFunctions, NamedSite
 from tracer.probes.placement import (
     CALL_BYTES,
     NOP5,
@@ -122,10 +123,26 @@ class Planner:
         binary = read_binary(plan.path)
         plan.build_id = binary.build_id
         for site in self.named.sites(binary, file_name, is_executable, self.warnings):
-            place = self._entry(binary, site.offset, site.name) if site.inspect else SYMBOL_SITE
             plan.specs |= site.specs
-            where = plan.path, site.offset, site.name, place
-            plan.rows += [probe_row(USER, site.probe(cookie), *where, cookie) for cookie in site.specs]
+            for cookie in site.specs:
+                plan.rows += [
+                    probe_row(USER, probe, plan.path, site.offset, site.name, place, cookie)
+                    for probe, place in self._named_places(binary, site, at_return=bool(cookie & 1))
+                ]
+
+    def _named_places(self, binary: Binary, site: NamedSite, at_return: bool) -> list[tuple[Probe, Placement]]:
+        """The probes at one end of a user's function; where exceptions may pass, at its own returns."""
+        if at_return and site.function.throws is not False and site.inspect:
+            code = FunctionCode(binary, site.offset, site.name)
+            if site.function.throws or (uses_exceptions(binary) and code.may_be_passed()):
+                try:
+                    return [(site.probe("exits"), place) for place in code.returns()]
+                except ProbeError as error:
+                    self.named.forgo_return(site)
+                    self.warnings.append(f"{binary.path}: {site.name} is not recorded at its return: {error}")
+                    return []
+        place = self._entry(binary, site.offset, site.name) if site.inspect else SYMBOL_SITE
+        return [(site.probe("return" if at_return else "entry"), place)]
 
     def _plan_engine(self, engine: Engine, plan: FilePlan) -> None:
         binary = read_binary(plan.path)
