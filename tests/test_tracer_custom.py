@@ -336,3 +336,50 @@ def test_a_function_of_the_executable_is_recorded_elsewhere_as_here(program: Pat
         assert done.returncode == 0, done.stderr
         counts.append({k: n for k, n in Recording(tmp_path / place).manifest["records"].items() if k.startswith("call")})
     assert counts[0] == counts[1] and counts[0]["call_begin"] >= 5
+
+THROWING = r"""
+#include <cstdio>
+#include <string>
+#define KEPT extern "C" __attribute__((noinline)) int
+KEPT throws(int n) { if (n % 3 == 0) throw n; return n + 1; }
+KEPT cleans(int n) { std::string s(n + 40, 'x'); return throws(n) + (int)s.size(); }
+KEPT jumps(int n) { return throws(n + 1); }
+KEPT leaf(int n) { asm volatile("" : "+r"(n)); return n * 2; }
+int main() {
+    int caught = 0;
+    for (int i = 0; i < 9; i++) {
+        try { cleans(i); } catch (int) { caught++; }
+        try { jumps(i); } catch (int) { caught++; }
+        leaf(i);
+    }
+    printf("caught %d\n", caught);
+}
+"""
+
+
+@pytest.mark.needs("probes")
+def test_an_exception_passes_the_functions_that_a_user_names(tmp_path: Path) -> None:
+    program = tmp_path / "throwing"
+    (tmp_path / "throwing.cpp").write_text(THROWING)
+    subprocess.run(["c++", "-O2", "-o", str(program), str(tmp_path / "throwing.cpp")], check=True)
+    names = '["throws", "cleans", "jumps", "leaf"]'
+    text = f'[[function]]\nlibrary = "executable"\nsymbols = {names}\nargs = {{ n = "s32 @1", result = "s32 return" }}\n'
+    options = ["--no-views", "--probes", declare(tmp_path, text), "-o", str(tmp_path / "run")]
+    done = trace("run", *options, "--", str(program))
+    assert done.returncode == 0 and "caught 6" in done.stdout, done.stderr
+    assert "jumps is not recorded at its return" in done.stderr
+    probes = {(row["symbol"], row["program"]) for row in Recording(tmp_path / "run").manifest["probes"] if row["engine"] == "user"}
+    assert {row for row in probes if row[1] != "custom_begin"} == {
+        ("throws", "custom_exit"),
+        ("cleans", "custom_exit"),
+        ("leaf", "custom_end"),
+    }
+    calls = tables_module.load_tables(tmp_path / "run")["calls"]
+    rows = {name: calls[calls["function"] == name] for name in ("throws", "cleans", "jumps", "leaf")}
+    expected = [i for pair in ((i, i + 1) for i in range(9)) for i in pair]
+    read = [json.loads(text) for text in rows["throws"]["args"]]
+    assert read == [{"n": n} | ({"result": n + 1} if n % 3 else {}) for n in expected]
+    assert rows["throws"]["complete"].tolist() == [n % 3 != 0 for n in expected]
+    assert [json.loads(text).get("result") for text in rows["cleans"]["args"]] == [2 * n + 41 if n % 3 else None for n in range(9)]
+    assert set(rows["jumps"]["at"]) == {"entry"} and len(rows["jumps"]) == 9
+    assert [json.loads(text)["result"] for text in rows["leaf"]["args"]] == [2 * n for n in range(9)]
