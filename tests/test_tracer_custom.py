@@ -337,6 +337,7 @@ def test_a_function_of_the_executable_is_recorded_elsewhere_as_here(program: Pat
         counts.append({k: n for k, n in Recording(tmp_path / place).manifest["records"].items() if k.startswith("call")})
     assert counts[0] == counts[1] and counts[0]["call_begin"] >= 5
 
+
 THROWING = r"""
 #include <cstdio>
 #include <string>
@@ -368,7 +369,9 @@ def test_an_exception_passes_the_functions_that_a_user_names(tmp_path: Path) -> 
     done = trace("run", *options, "--", str(program))
     assert done.returncode == 0 and "caught 6" in done.stdout, done.stderr
     assert "jumps is not recorded at its return" in done.stderr
-    probes = {(row["symbol"], row["program"]) for row in Recording(tmp_path / "run").manifest["probes"] if row["engine"] == "user"}
+    probes = {
+        (row["symbol"], row["program"]) for row in Recording(tmp_path / "run").manifest["probes"] if row["engine"] == "user"
+    }
     assert {row for row in probes if row[1] != "custom_begin"} == {
         ("throws", "custom_exit"),
         ("cleans", "custom_exit"),
@@ -380,6 +383,8 @@ def test_an_exception_passes_the_functions_that_a_user_names(tmp_path: Path) -> 
     read = [json.loads(text) for text in rows["throws"]["args"]]
     assert read == [{"n": n} | ({"result": n + 1} if n % 3 else {}) for n in expected]
     assert rows["throws"]["complete"].tolist() == [n % 3 != 0 for n in expected]
-    assert [json.loads(text).get("result") for text in rows["cleans"]["args"]] == [2 * n + 41 if n % 3 else None for n in range(9)]
+    assert [json.loads(text).get("result") for text in rows["cleans"]["args"]] == [
+        2 * n + 41 if n % 3 else None for n in range(9)
+    ]
     assert set(rows["jumps"]["at"]) == {"entry"} and len(rows["jumps"]) == 9
     assert [json.loads(text)["result"] for text in rows["leaf"]["args"]] == [2 * n for n in range(9)]

@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analyzer.questions.npu_figures import npu_statistics
 from analyzer.tables import store
 from tests.conftest import ROOT, trace
+from views.report.npu import npu_section
+from views.report.sections import Run
 
 QUERIES = 30
 PROGRAM = """
@@ -66,3 +69,11 @@ def test_every_call_of_genie_has_a_row_and_its_profile_gives_times_to_first_toke
     known = [rate["value"] if rate["unit"] == "toks/sec" else np.nan for rate in rates]
     np.testing.assert_array_equal(events["generated_tokens_s"], known)
     assert np.isnan(known).sum() == 1 and events["init_us"].isna().all()
+    (row,) = [row for row in npu_statistics(tables)["genie"] if row["type"] == "GenieDialog_query"]
+    queries = [event for event in truth if event["type"] == "GenieDialog_query"]
+    assert row["calls"] == len(queries) and row["ttft_us"] == np.median(
+        [each["time-to-first-token"]["value"] for each in queries]
+    )
+    assert row["generated_tokens_s"] == events["generated_tokens_s"][events["type"] == "GenieDialog_query"].median()
+    section = npu_section(Run({}, tables, {}))
+    assert section is not None and any("genie_events" in block.get("query", "") for block in section.blocks)

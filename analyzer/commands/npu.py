@@ -46,7 +46,16 @@ def run(args: argparse.Namespace) -> int:
     if print_if_json(args, facts):
         return int(broken)
     screen = console()
-    for part in (heading_line, print_graphs, print_experts, types_of_nodes, contexts_and_stages, idle_line, check_lines):
+    for part in (
+        heading_line,
+        print_graphs,
+        print_experts,
+        types_of_nodes,
+        genie_table,
+        contexts_and_stages,
+        idle_line,
+        check_lines,
+    ):
         for line in part(facts):
             screen.print(line)
     return int(broken)
@@ -110,6 +119,18 @@ def contexts_and_stages(facts: Facts) -> list[Line]:
         lines.append(f"finalized: {counted(c['finalizes'], 'graph')} in {c['finalize_ms']:,.1f} ms")
     stages = [f"{name} {row['ms']:,.1f} ({row['count']})" for name, row in facts["stages"].items()]
     return [*lines, f"host stages, ms: {', '.join(stages)}"] if stages else lines
+
+
+def genie_table(facts: Facts) -> list[Line]:
+    """What Genie's own profile says of its calls."""
+    names = ("prompt_tokens", "prompt_tokens_s", "generated_tokens", "generated_tokens_s")
+    rows = [
+        (f"{row['component']} {row['type']}", f"{row['calls']:,}", number(row["ttft_us"], ",.0f"))
+        + tuple(number(row[name], ",.1f" if name.endswith("_s") else ",.0f") for name in names)
+        for row in facts["genie"][:MOST]
+    ]
+    heads = ("calls", "median TTFT µs", "prompt tokens", "tokens/s", "generated", "tokens/s")
+    return [grid("Genie's own figures", *heads, rows=rows)] if rows else []
 
 
 def idle_line(facts: Facts) -> list[Line]:

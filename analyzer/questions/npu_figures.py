@@ -147,6 +147,21 @@ def check_residuals(tables: Tables) -> list[Row]:
     return rows
 
 
+def genie_figures(events: pd.DataFrame) -> list[Row]:
+    """Genie's own figures of its calls, by component and type: medians over the calls that have them, sums of tokens."""
+    medians = ("ttft_us", "prompt_tokens_s", "generated_tokens_s")
+    return [
+        {
+            "component": component,
+            "type": kind,
+            "calls": len(rows),
+            **{name: known_sum(rows[name]) for name in ("prompt_tokens", "generated_tokens")},
+            **{name: float(rows[name].median()) if rows[name].notna().any() else None for name in medians},
+        }
+        for (component, kind), rows in events.groupby(["component", "type"], observed=True, sort=False)
+    ]
+
+
 def npu_statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
     """All figures, JSON-able; the suffix of a key is the unit of its time."""
     executes, events, stages = tables["qnn_executes"], tables["qnn_events"], tables["qnn_stages"]
@@ -168,6 +183,7 @@ def npu_statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
             str(name): {"count": len(rows), "ms": float(rows["duration_ns"].sum()) / 1e6}
             for name, rows in stages.groupby("stage")
         },
+        "genie": genie_figures(tables["genie_events"]),
         "idle": idle_times(tables),
         "overlap": overlap_ms(tables),
         "closure": check_residuals(tables),

@@ -35,6 +35,17 @@ CALLS = (
     "text call, text graph, number calls, number MiB, bar total ms",
 )
 
+GENIE = (
+    "Genie's own figures (medians; sums of tokens)",
+    "select component, type, count(*) calls, median(ttft_us) filter (not isnan(ttft_us)) ttft, "
+    "sum(prompt_tokens) filter (not isnan(prompt_tokens)) prompt, "
+    "median(prompt_tokens_s) filter (not isnan(prompt_tokens_s)) prompt_rate, "
+    "sum(generated_tokens) filter (not isnan(generated_tokens)) generated, "
+    "median(generated_tokens_s) filter (not isnan(generated_tokens_s)) rate from genie_events group by all order by min(event_id)",
+    "text component, text call, number calls, number TTFT µs, number prompt tokens, number prompt tokens/s, "
+    "number generated tokens, number generated tokens/s",
+)
+
 
 def with_levels(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with profile levels replaced by their names."""
@@ -73,7 +84,7 @@ def execution_chart(rows: pd.DataFrame) -> Block:
 def npu_section(run: Run) -> Section | None:
     """QNN on the NPU, or on its emulator."""
     executes = run.tables["qnn_executes"]
-    if not len(executes) and not len(run.tables["qnn_calls"]):
+    if not any(len(run.tables[name]) for name in ("qnn_executes", "qnn_calls", "genie_events")):
         return None
     backend = (run.summary.get("machine") or {}).get("npu") or "NPU"
     blocks: list[Block] = []
@@ -82,6 +93,7 @@ def npu_section(run: Run) -> Section | None:
     if len(executes):
         blocks += by_graph(run)
         blocks += npu_blocks.npu_blocks(run.tables)
+    blocks += table_of(run, *GENIE)
     nodes = with_levels(run.ask(NODES_QUERY))
     if len(nodes):
         columns = (
