@@ -124,11 +124,10 @@ def contexts_and_stages(facts: Facts) -> list[Line]:
 def genie_table(facts: Facts) -> list[Line]:
     """What Genie's own profile says of its calls."""
     names = ("prompt_tokens", "prompt_tokens_s", "generated_tokens", "generated_tokens_s")
-    rows = [
-        (f"{row['component']} {row['type']}", f"{row['calls']:,}", number(row["ttft_us"], ",.0f"))
-        + tuple(number(row[name], ",.1f" if name.endswith("_s") else ",.0f") for name in names)
-        for row in facts["genie"][:MOST]
-    ]
+    rows = []
+    for row in facts["genie"][:MOST]:
+        figures = (number(row[name], ",.1f" if name.endswith("_s") else ",.0f") for name in names)
+        rows.append((f"{row['component']} {row['type']}", f"{row['calls']:,}", number(row["ttft_us"], ",.0f"), *figures))
     heads = ("calls", "median TTFT µs", "prompt tokens", "tokens/s", "generated", "tokens/s")
     return [grid("Genie's own figures", *heads, rows=rows)] if rows else []
 

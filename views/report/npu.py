@@ -41,7 +41,8 @@ GENIE = (
     "sum(prompt_tokens) filter (not isnan(prompt_tokens)) prompt, "
     "median(prompt_tokens_s) filter (not isnan(prompt_tokens_s)) prompt_rate, "
     "sum(generated_tokens) filter (not isnan(generated_tokens)) generated, "
-    "median(generated_tokens_s) filter (not isnan(generated_tokens_s)) rate from genie_events group by all order by min(event_id)",
+    "median(generated_tokens_s) filter (not isnan(generated_tokens_s)) rate "
+    "from genie_events group by all order by min(event_id)",
     "text component, text call, number calls, number TTFT µs, number prompt tokens, number prompt tokens/s, "
     "number generated tokens, number generated tokens/s",
 )
