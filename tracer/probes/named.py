@@ -100,8 +100,7 @@ class NamedFunctions:
 
     def forgo_return(self, site: NamedSite) -> None:
         """Declare that a function is recorded at its entry alone."""
-        row = self.found[min(site.specs) // 2 - 1]
-        row["at"] = "entry"
+        self.found[min(site.specs) // 2 - 1]["at"] = "entry"
 
     def missing(self) -> list[str]:
         """A line for each declaration without a matching function."""
