@@ -72,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
     print_plain(
         f"{args.package}: {len(package.manifest['files'])} files, {show_bytes(size)}; an expert is {each} in one aligned read"
     )
+    if rounding := package.manifest.get("rounding"):
+        shares = ", ".join(f"{use} {share:.2%}" for use, share in rounding.items())
+        print_plain(f"{args.package}: weights differ from the model's by {shares} (root mean square, relative to theirs)")
     if shapes:
         from runtime.prepare.precompile import compile_binaries
 

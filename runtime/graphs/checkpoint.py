@@ -9,6 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ModelError
+from runtime.graphs.published import FLOAT8, Float8, kinds_of, quantization_of
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -50,10 +51,13 @@ class Checkpoint:
         self.folder = folder
         self.files = self._files()
         self._open: dict[Path, Any] = {}
-        self.names: dict[str, Path] = {}
+        self._places: dict[str, Path] = {}
         for path in self.files:
             for stored in self._reader(path).keys():  # noqa: SIM118
-                self.names[stored.replace(TEXT_PART, "model.", 1)] = path
+                self._places[stored.replace(TEXT_PART, "model.", 1)] = path
+        self.quantization = quantization_of(read_config(folder))
+        self._layouts = kinds_of(self.quantization, self._places)
+        self.names = self._places.keys() - self._layouts.keys() | {name for name, layout in self._layouts.items() if layout}
 
     def _files(self) -> list[Path]:
         index = self.folder / INDEX
@@ -96,6 +100,10 @@ class Checkpoint:
             if not (int((part.view(np.uint16) & exponent).max()) < exponent if exponent else np.isfinite(part).all()):
                 raise ModelError(f"tensor {name} contains non-finite numbers: copy the checkpoint again")
 
+    def is_zero(self, name: str) -> bool:
+        """Whether all numbers of a small tensor are 0."""
+        return not np.any(self._stored(name)[:])
+
     def packed(self, name: str, shape: tuple[int, ...], part: int) -> np.ndarray:
         """A part of a tensor of bytes, as uint8."""
         return self._part(name, shape, part, ("U8",))
@@ -122,9 +130,17 @@ class Checkpoint:
     def _stored(self, name: str) -> Any:
         if name not in self.names:
             raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
-        reader = self._reader(self.names[name])
+        layout = self._layouts.get(name)
+        return layout(name, self._raw, self._places, self.quantization) if layout else self._raw(name)
+
+    def _raw(self, name: str) -> Any:
+        """The unread tensor as it is stored."""
+        path = self._places[name]
+        reader = self._reader(path)
         whole_model = name.replace("model.", TEXT_PART, 1)
-        return reader.get_slice(whole_model if whole_model in reader.keys() else name)  # noqa: SIM118
+        stored_name = whole_model if whole_model in reader.keys() else name  # noqa: SIM118
+        stored = reader.get_slice(stored_name)
+        return Float8(path, stored_name, stored.get_dtype()) if stored.get_dtype() in FLOAT8 else stored
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, for families that accept several."""

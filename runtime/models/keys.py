@@ -82,7 +82,7 @@ KINDS = {
     "eos_token_id": TOKENS,
     "hidden_act hidden_activation": TEXT,
     "rope_type type topk_method use_bidirectional_attention": or_null(TEXT),
-    " ".join(PARTS): OBJECT,
+    f"{' '.join(PARTS)} quantization_config": OBJECT,
     "per_layer_config": or_null(OBJECTS),
 }
 """Keys → the kind of their values."""

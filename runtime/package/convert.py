@@ -22,7 +22,7 @@ import onnx
 from runtime.errors import MoEError, PackageError, RequestError
 from runtime.graphs.builder import ExternalData, Store
 from runtime.graphs.checkpoint import Checkpoint, read_config, read_json
-from runtime.graphs.quantize import BITS, HALF_MAX, Precision
+from runtime.graphs.quantize import BITS, HALF_MAX, MeasuredPrecision, Precision
 from runtime.models import Family, read_family
 from runtime.models.decoder import Precisions
 from runtime.package.coverage import check_coverage, with_its_head
@@ -89,13 +89,10 @@ class PackageFormat:
         """Whether to write subgraphs of plain operators."""
         return self.backend != "cpu" and (min(self.bits, self.attention_bits or 32) >= 16 or self.block in NPU_BLOCKS)
 
-    def precisions(self) -> Precisions:
+    def precisions(self, kind: Callable[..., Precision] = Precision) -> Precisions:
         """The precisions by the weights' use."""
-        return Precisions(
-            Precision(self.bits, self.block, self.symmetric),
-            Precision(self.attention_bits or self.bits, self.block, self.symmetric),
-            Precision(self.head_bits or self.bits, self.block, self.symmetric),
-        )
+        bits = (self.bits, self.attention_bits or self.bits, self.head_bits or self.bits)
+        return Precisions(*(kind(each, self.block, self.symmetric) for each in bits))
 
 
 class WeightFile:
@@ -148,6 +145,7 @@ class PackagePart:
     subgraphs: dict[str, str] = field(default_factory=dict)
     embedding: dict[str, Any] = field(default_factory=dict)
     experts: dict[str, Any] = field(default_factory=dict)
+    rounding: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Conversion:
@@ -155,8 +153,10 @@ class Conversion:
 
     def __init__(self, folder: Path, model: Path, family: Family, target: PackageFormat, progress: Progress | None):
         self.folder, self.model, self.target = folder, model, target
-        self.family = replace(family, precisions=target.precisions())
         self.checkpoint, self.progress = Checkpoint(model), progress
+        on_grid = bool(self.checkpoint.quantization)
+        self.precisions = target.precisions(partial(MeasuredPrecision, on_grid=on_grid))
+        self.family = replace(family, precisions=self.precisions)
         self._key = sha256(f"{model_fingerprint(model)} {target}".encode())
         self._done = 0
 
@@ -169,7 +169,7 @@ class Conversion:
                 stale.unlink()
         for name, units, make in self._parts():
             if name not in finished:
-                finished[name] = asdict(make())
+                finished[name] = asdict(self._measured(make))
                 journal = {"key": self._key, "parts": finished}
                 partial = self.folder / (JOURNAL + ".new")
                 partial.write_text(json.dumps(journal), encoding="utf-8")
@@ -177,6 +177,15 @@ class Conversion:
             else:
                 self._step(units)
         self._finish([PackagePart(**entries) for entries in finished.values()])
+
+    def _measured(self, make: Callable[[], PackagePart]) -> PackagePart:
+        """A part with its `rounding`: use of weights → squares of rounding errors and of weights."""
+        sums = {use: precision.sums for use, precision in vars(self.precisions).items()}
+        for both in sums.values():
+            both[:] = 0
+        part = make()
+        part.rounding = {use: both.tolist() for use, both in sums.items()}
+        return part
 
     def _parts(self) -> Iterator[tuple[str, int, Callable[[], PackagePart]]]:
         """(name, units of work, maker) of each part."""
@@ -284,6 +293,7 @@ class Conversion:
             "files": files,
             "subgraphs": {},
             "embedding": {},
+            "rounding": _relative_errors(parts),
             "experts": {"tensors": [], "bytes": 0, "stride": 0, "layers": {}},
         }
         for part in parts:
@@ -293,6 +303,13 @@ class Conversion:
             manifest["experts"] |= part.experts | {"layers": layers}
         (self.folder / JOURNAL).unlink(missing_ok=True)
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _relative_errors(parts: list[PackagePart]) -> dict[str, float]:
+    """Use of weights → size of what rounding changed in them, relative to theirs (root mean squares)."""
+    uses = sorted({use for part in parts for use in part.rounding})
+    sums = {use: np.sum([part.rounding[use] for part in parts], axis=0) for use in uses}
+    return {use: float(np.sqrt(errors / weights)) for use, (errors, weights) in sums.items() if weights}
 
 
 def _expert_store() -> tuple[Store, bytearray, list[dict[str, Any]]]:

@@ -37,7 +37,7 @@ def check_coverage(model: Path, family: Family, config: dict[str, Any]) -> None:
     tied = (HEAD,) if family.tied else ()
     unused = [
         name
-        for name in sorted(outline.names.keys() - outline.used)
+        for name in sorted(outline.names - outline.used)
         if not (IGNORABLE.search(name) or name in tied or (further and name.startswith(further)))
     ]
     if unused:
@@ -63,10 +63,13 @@ def with_its_head(model: Path, family: Family) -> Family:
 
 
 def _check_optional(outline: Outline, family: Family, config: dict[str, Any]) -> None:
-    """Raise ModelError for an optional tensor that config.json demands and the checkpoint lacks, or the reverse."""
+    """Raise ModelError for an optional tensor that config.json demands and the checkpoint lacks, or the reverse.
+
+    A bias of zeros, which GPTQ's writers add to every matrix, changes nothing.
+    """
     for name in sorted(outline.optional_names):
         flag, demanded = family.flag_of(name, config)
-        if demanded == (name in outline):
+        if demanded == (name in outline) or (name.endswith(".bias") and not demanded and outline.is_zero(name)):
             continue
         reason = f"config.json has {flag} {str(demanded).lower()}" if flag else "its architecture says otherwise"
         problem = f"{outline.folder} has {'no' if demanded else 'a'} tensor {name}, but {reason}"
@@ -90,7 +93,7 @@ def _read_all(outline: Outline, family: Family) -> None:
 def _repeat_for_experts(outline: Outline, experts: int, of_first: set[str]) -> None:
     """Mark the tensors of all experts as used; raises ModelError if an expert lacks one that the first has."""
     names = {re.sub(r"\.experts\.0\.", f".experts.{expert}.", name) for name in of_first for expert in range(experts)}
-    if missing := sorted(names - outline.names.keys()):
+    if missing := sorted(names - outline.names):
         problem = f"{outline.folder} has no tensor {missing[0]}"
         raise ModelError(f"{problem}: the checkpoint is incomplete or of another architecture")
     outline.used |= names
