@@ -3,13 +3,16 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ModelError
 from runtime.graphs.published import FLOAT8, Float8, kinds_of, quantization_of
+
+if TYPE_CHECKING:
+    from runtime.graphs.adapter import Adapter
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -45,10 +48,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a model folder by name, in whatever file; those of a model's text part have a text model's names."""
+    """The tensors of a model folder by name, in whatever file; those of a model's text part have a text model's names.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    adapter: what is added to matrices of floats.
+    """
+
+    def __init__(self, folder: Path, adapter: "Adapter | None" = None):
+        self.folder, self.adapter = folder, adapter
         self.files = self._files()
         self._open: dict[Path, Any] = {}
         self._places: dict[str, Path] = {}
@@ -85,7 +91,8 @@ class Checkpoint:
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
         """The tensor as float32, or a part along its first axis; `shape`: the whole tensor's shape by config.json."""
-        return self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
+        value = self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
+        return self.adapter.merged(name, shape, part, value) if self.adapter else value
 
     def check_finite(self, name: str) -> None:
         """Raise ModelError if a tensor of floats contains NaN or infinity."""
@@ -154,8 +161,8 @@ class Checkpoint:
 class Outline(Checkpoint):
     """The tensors as zeros that take no memory: shows what a conversion would read, without reading it."""
 
-    def __init__(self, folder: Path):
-        super().__init__(folder)
+    def __init__(self, folder: Path, adapter: "Adapter | None" = None):
+        super().__init__(folder, adapter)
         self.used: set[str] = set()
         self.optional_names: set[str] = set()
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import ModelError
+from runtime.graphs.adapter import Adapter
 from runtime.graphs.builder import ExternalData
 from runtime.graphs.checkpoint import Checkpoint, Outline
 from runtime.models import Family
@@ -24,13 +25,15 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 ROWS_AT_ONCE = 8192
 
 
-def check_coverage(model: Path, family: Family, config: dict[str, Any]) -> None:
+def check_coverage(model: Path, family: Family, config: dict[str, Any], adapter: Adapter | None = None) -> None:
     """Raise ModelError for a tensor that is missing, has a wrong shape, would not be used, or contains NaN or infinity.
 
     Layers after the last one that predict further tokens (DeepSeek-V3: num_nextn_predict_layers) are omitted.
     """
-    outline = Outline(model)
+    outline = Outline(model, adapter)
     _read_all(outline, family)
+    if adapter:
+        adapter.check_used(outline.used)
     _check_optional(outline, family, config.get("text_config", config))
     predicted = int(config.get("num_nextn_predict_layers") or 0)
     further = tuple(f"model.layers.{family.layers + layer}." for layer in range(predicted))
