@@ -22,7 +22,7 @@ FREE = (
     "qalora_group_size runtime_config",
 )
 """Settings that do not change what is merged, or that are followed; others must be off."""
-OFF = (None, False, "none", [], {})
+OFF: tuple[Any, ...] = (None, False, "none", [], {})
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights with which training leaves the model's own weights as they are."""
 

@@ -33,6 +33,12 @@ FAMILIES = {
     "qwen3_next": "qwen3_next",
     "qwen3_5_moe": "qwen3_next",
     "qwen3_5_moe_text": "qwen3_next",
+    "minimax_m2": "minimax_m2",
+    "solar_open": "solar_open",
+    "exaone_moe": "exaone_moe",
+    "flex_olmo": "flex_olmo",
+    "afmoe": "afmoe",
+    "granitemoehybrid": "granitemoehybrid",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
 }
