@@ -223,16 +223,15 @@ class Decoder:
         return g.model()
 
     def finish(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """The end of a layer of a FINISHED family: norm of all experts' sum, and residual. Inputs hidden, common, routed [T, H]: the
-        router's input, the shared expert's output if there is one, the sum of the experts' outputs; outputs hidden_out [T, H].
+        """The end of a layer of a FINISHED family: norm of all experts' sum, and residual. Inputs hidden, common, routed [T, H]:
+        the router's input, the shared expert's output if there is one, the sum of the experts' outputs. Output hidden_out.
         """
         g = GraphBuilder(f"norm_{layer}", store)
         for name in ("hidden", *(("common",) if self.shared_width else ()), "routed"):
             g.input(name, ("T", self.hidden))
         total = g.node("Add", ["common", "routed"]) if self.shared_width else "routed"
-        g.node(
-            "Add", ["hidden", self.norm(g, checkpoint, total, f"model.layers.{layer}.{self.END_NORM}", self.hidden)], "hidden_out"
-        )
+        normed = self.norm(g, checkpoint, total, f"model.layers.{layer}.{self.END_NORM}", self.hidden)
+        g.node("Add", ["hidden", normed], "hidden_out")
         g.output("hidden_out", ("T", self.hidden))
         return g.model()
 
