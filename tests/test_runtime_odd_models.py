@@ -174,6 +174,14 @@ def odd_model(folder: Path, case: int) -> tuple[str, str]:
     return name, change.__name__
 
 
+@pytest.mark.parametrize(("family", "key"), [("deepseek_v3", "n_shared_experts"), ("afmoe", "num_shared_experts")])
+def test_no_shared_experts_at_all_are_zero_rows_of_them(family: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = drawn_models.drawn_config(family, 3) | {key: 0}
+    monkeypatch.setattr(drawn_models, "drawn_config", lambda name, seed: drawn)
+    agreed = drawn_models.compare_prompts(family, 3, 6, (5,))
+    assert agreed.equal == agreed.tokens and agreed.difference < 1e-4
+
+
 @pytest.mark.long
 def test_drawn_odd_checkpoints_are_equal_to_transformers_or_refused(tmp_path: Path) -> None:
     ids, counted, different = np.random.default_rng(5).integers(0, 500, PROMPT).tolist(), Counter[str](), []

@@ -41,7 +41,7 @@ def check_coverage(model: Path, family: Family, config: dict[str, Any], adapter:
     unused = [
         name
         for name in sorted(outline.names - outline.used)
-        if not (IGNORABLE.search(name) or name in tied or (further and name.startswith(further)))
+        if not (IGNORABLE.search(name) or name in tied or (further and name.startswith(further)) or 0 in outline.shape(name))
     ]
     if unused:
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
