@@ -216,3 +216,76 @@ def test_a_part_that_is_missing_or_of_another_size_is_refused(part: str, tmp_pat
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     with pytest.raises(MoEError, match=f"down_proj.{'weight' if part == 'g_idx' else part}"):
         convert(model, tmp_path / "package")
+
+
+def of_transformers(scale_format: str) -> Writer:
+    """fp8 blocks as transformers writes and reads them."""
+    from types import SimpleNamespace
+
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
+
+    config = transformers.FineGrainedFP8Config(weight_block_size=(32, 32), scale_fmt=scale_format)
+    library: Any = SimpleNamespace(quantization_config=config)
+    writer: Any = Fp8Quantize(library)
+    reader: Any = Fp8Dequantize(library)
+
+    def write(weight: np.ndarray, module: str) -> tuple[Tensors, np.ndarray]:
+        parts = writer.convert({f"{module}.weight": torch.tensor(weight)})
+        named = {name.removeprefix(f"{module}."): value for name, value in parts.items()}
+        meant = reader.convert(named, full_layer_name="whole")["whole"]
+        return parts, meant.float().numpy()
+
+    return write
+
+
+def of_its_library(layout: str, **settings: Any) -> Writer:
+    """A layout as compressed-tensors writes and reads it."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    arguments = QuantizationArgs(**settings)
+    library = BaseCompressor.get_value_from_registry(layout)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+
+    def write(weight: np.ndarray, module: str) -> tuple[Tensors, np.ndarray]:
+        whole = torch.tensor(weight)
+        grouped = whole.reshape(len(whole), -1, arguments.group_size or whole.shape[1])
+        scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), arguments)
+        state = {"weight": whole, "weight_scale": scale} | ({} if arguments.symmetric else {"weight_zero_point": zero})
+        parts = library.compress(state, scheme)
+        meant = library.decompress({name: value.clone() for name, value in parts.items()}, scheme)["weight"]
+        return {f"{module}.{name}": value for name, value in parts.items()}, meant.float().numpy()
+
+    return write
+
+
+@pytest.mark.parametrize("scale_format", ["float", "ue8m0"])
+def test_fp8_as_transformers_writes_it_is_read_as_transformers_reads_it(scale_format: str, tmp_path: Path) -> None:
+    same_as_its_library(tmp_path, {"quant_method": "fp8", "weight_block_size": [32, 32]}, of_transformers(scale_format))
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
+        ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}),
+        ("pack-quantized", {"num_bits": 8, "strategy": "channel"}),
+        ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
+        ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    ],
+)
+def test_layouts_that_compressed_tensors_writes_are_read_as_it_reads_them(
+    layout: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    same_as_its_library(tmp_path, of_compressed(layout), of_its_library(layout, **settings))
+
+
+def same_as_its_library(folder: Path, settings: dict[str, Any], write: Writer) -> None:
+    model = quantised(
+        random_model(folder / "model", num_hidden_layers=1, hidden_size=128, moe_intermediate_size=64), settings, write
+    )
+    read = Checkpoint(model)
+    for name, value in load_file(model / "plain" / "model.safetensors").items():
+        assert np.array_equal(read.tensor(name, value.shape), value), name
