@@ -106,7 +106,7 @@ class Adapter:
             a, b = self.modules[name]
             if (len(b), a.shape[1]) == (outputs, inputs):
                 self.used.add(name)
-                rank = int(self.config["r"])
+                rank = int(self.config.get("r", 8))
                 count = len(a) // rank
                 patterns = self.config.get("rank_pattern") or self.config.get("alpha_pattern")
                 if patterns or len(a) % rank or len(a) != b.shape[1] or expert >= count:

@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -11,9 +12,8 @@ from safetensors import SafetensorError, safe_open
 from runtime.errors import ModelError
 from runtime.graphs.published import FLOAT8, Float8, kinds_of, quantization_of
 
-if TYPE_CHECKING:
-    from runtime.graphs.adapter import Adapter
-
+Merge = Callable[[str, tuple[int, ...], int | slice | None, np.ndarray], np.ndarray]
+"""(name, shape, part, value) → the value with an adapter."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 TEXT_PART = "model.language_model."
@@ -50,11 +50,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 class Checkpoint:
     """The tensors of a model folder by name, in whatever file; those of a model's text part have a text model's names.
 
-    adapter: what is added to matrices of floats.
+    merge: changes a tensor of floats, or the part of it that was read.
     """
 
-    def __init__(self, folder: Path, adapter: "Adapter | None" = None):
-        self.folder, self.adapter = folder, adapter
+    def __init__(self, folder: Path, merge: Merge | None = None):
+        self.folder, self.merge = folder, merge
         self.files = self._files()
         self._open: dict[Path, Any] = {}
         self._places: dict[str, Path] = {}
@@ -92,7 +92,7 @@ class Checkpoint:
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
         """The tensor as float32, or a part along its first axis; `shape`: the whole tensor's shape by config.json."""
         value = self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
-        return self.adapter.merged(name, shape, part, value) if self.adapter else value
+        return self.merge(name, shape, part, value) if self.merge else value
 
     def check_finite(self, name: str) -> None:
         """Raise ModelError if a tensor of floats contains NaN or infinity."""
@@ -161,8 +161,8 @@ class Checkpoint:
 class Outline(Checkpoint):
     """The tensors as zeros that take no memory: shows what a conversion would read, without reading it."""
 
-    def __init__(self, folder: Path, adapter: "Adapter | None" = None):
-        super().__init__(folder, adapter)
+    def __init__(self, folder: Path, merge: Merge | None = None):
+        super().__init__(folder, merge)
         self.used: set[str] = set()
         self.optional_names: set[str] = set()
 

@@ -106,12 +106,13 @@ class Matrix(ABC):
         return value
 
     def block(self, size: int, count: int, given: int) -> int:
-        """Numbers of an axis that share a scale: as given, else equal parts."""
+        """Numbers of an axis that share a scale: as given, else all, or a power of two, as a smaller last part cannot be seen."""
         if given > 0 and -(-size // given) == count:
             return given
-        if count < 1 or size % count:
-            raise self.refuse(f"{count} scales do not divide its axis of {size}")
-        return size // count
+        each = size // max(count, 1)
+        if each * count != size or (count > 1 and each & (each - 1)):
+            raise self.refuse(f"{count} scales do not divide its axis of {size} into equal powers of two")
+        return each
 
     def refuse(self, problem: str) -> ModelError:
         """The error for a layout that does not fit the tensors."""
@@ -319,7 +320,22 @@ def quantization_of(config: dict[str, Any]) -> dict[str, Any]:
         what = method if variant == method else f"{method} in format {variant}" if not turned else f"{method} with transforms"
         problem = f"the checkpoint is quantised by {what}, which this runtime does not read"
         raise ModelError(f"{problem}: take the unquantised checkpoint, and give --bits to `moescope convert`")
-    return dict(settings)
+    return settings | _block_sizes(settings)
+
+
+def _block_sizes(settings: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of blocks and groups, which compressed-tensors gives for groups of matrices."""
+    groups = settings.get("config_groups") or {}
+    weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
+    sizes = {"weight_block_size": settings.get("weight_block_size"), "group_size": settings.get("group_size")}
+    for name, theirs in (("weight_block_size", "block_structure"), ("group_size", "group_size")):
+        said = [part.get(theirs) for part in weights]
+        sizes[name] = said[0] if said and said.count(said[0]) == len(said) else sizes[name]
+    blocks, group = sizes.values()
+    whole = isinstance(blocks, list) and len(blocks) == 2 and all(type(size) is int for size in blocks)
+    if not (blocks is None or whole) or not (group is None or type(group) is int):
+        raise ModelError(f"quantization_config has blocks {blocks!r} and groups {group!r}, expected are whole numbers")
+    return sizes
 
 
 def kinds_of(settings: dict[str, Any], names: Iterable[str]) -> dict[str, type[Matrix] | None]:

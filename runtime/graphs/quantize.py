@@ -74,7 +74,8 @@ class MeasuredPrecision(Precision):
     def narrow(self, weight: np.ndarray) -> np.ndarray:
         """Convert and measure."""
         stored = super().narrow(weight)
-        self.sums[:] += np.square(stored - weight).sum(), np.vdot(weight, weight)
+        if self.bits == 16:
+            self.sums[:] += np.square(stored - weight).sum(), np.vdot(weight, weight)
         return stored
 
 

@@ -161,7 +161,7 @@ class Conversion:
         adapter: Adapter | None = None,
     ):
         self.folder, self.model, self.target = folder, model, target
-        self.checkpoint, self.progress = Checkpoint(model, adapter), progress
+        self.checkpoint, self.progress = Checkpoint(model, adapter.merged if adapter else None), progress
         self.fingerprint = model_fingerprint(model, adapter.folder if adapter else None)
         on_grid = bool(self.checkpoint.quantization)
         self.precisions = target.precisions(partial(MeasuredPrecision, on_grid=on_grid))

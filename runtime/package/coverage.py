@@ -30,7 +30,7 @@ def check_coverage(model: Path, family: Family, config: dict[str, Any], adapter:
 
     Layers after the last one that predict further tokens (DeepSeek-V3: num_nextn_predict_layers) are omitted.
     """
-    outline = Outline(model, adapter)
+    outline = Outline(model, adapter.merged if adapter else None)
     _read_all(outline, family)
     if adapter:
         adapter.check_used(outline.used)
