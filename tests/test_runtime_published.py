@@ -14,6 +14,7 @@ from runtime.graphs.checkpoint import Checkpoint
 from runtime.moe import MoE
 from runtime.package.convert import PackageFormat, convert
 from runtime.step.sampling import Sampler, Sampling
+from tests.conftest import rest_long
 from tests.runtime_models import random_model
 
 torch = pytest.importorskip("torch")
@@ -161,7 +162,7 @@ def our_logits(package: Path) -> np.ndarray:
         return np.asarray(model.engine.step(sequence, IDS, Sampler(Sampling()))[1])
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", rest_long(LAYOUTS, "fp8", "gptq by activations", "awq", "int4 with zero points"))
 def test_a_quantised_checkpoint_is_the_model_that_its_numbers_stand_for(name: str, tmp_path: Path) -> None:
     settings, write = LAYOUTS[name]
     model = quantised(random_model(tmp_path / "model", num_hidden_layers=2, moe_intermediate_size=64), settings, write)
