@@ -226,6 +226,9 @@ def with_weights(model: Model, weights: str) -> Model:
 
 def _refuse_what_is_not_modelled(fields: ConfigFields) -> None:
     present = {name: what for name, what in NOT_MODELLED.items() if _says_something(fields.values.get(name))}
+    kinds = fields.values.get("attn_type_list")
+    if isinstance(kinds, list) and all(kind == 1 for kind in kinds):  # softmax attention in every layer (MiniMax-M2)
+        present.pop("attn_type_list", None)
     if fields.has("index_topk") and not fields.has("kv_lora_rank"):
         present["index_topk"] = "indexed attention without a latent cache"
     elif fields.has("index_topk") and not fields.has("q_lora_rank"):

@@ -39,6 +39,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"mlp_layer_types": ["dense", "sparse", "dense"], "num_key_value_heads": 4},
     "afmoe": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
     | {"num_shared_experts": 1, "sliding_window": 512},
+    "minimax_m2": {**GQA, "num_local_experts": 8, "num_experts_per_tok": 2, "attn_type_list": [1, 1, 1]},
+    "solar_open": {**GQA, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "exaone_moe": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 512},
+    "flex_olmo": {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2},
     "arcee": {**GQA},
     "qwen3_next": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 4}
     | {"shared_expert_intermediate_size": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}

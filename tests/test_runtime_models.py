@@ -134,6 +134,35 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_next": ("Qwen3Next", DELTA | {"mlp_only_layers": [0]}),
     "qwen3_5_moe_text": ("Qwen3_5Moe", DELTA),
+    "flex_olmo": ("FlexOlmo", {"num_experts": 6}),
+    "afmoe": (
+        "Afmoe",
+        {
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "num_shared_experts": 1,
+            "num_dense_layers": 1,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 16,
+            "head_dim": 32,
+            "mup_enabled": True,
+        },
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {
+            "num_local_experts": 6,
+            "shared_intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 12,
+            "residual_multiplier": 0.7,
+        },
+    ),
     "gemma4_text": (
         "Gemma4",
         {

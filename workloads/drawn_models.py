@@ -233,6 +233,55 @@ def gemma4(draw: Draw) -> dict[str, Any]:
     return heads | draw_experts(draw) | changes | {"rope_parameters": turning}
 
 
+def minimax_m2(draw: Draw) -> dict[str, Any]:
+    turning = draw_rope(draw)
+    turning["rope_parameters"]["partial_rotary_factor"] = draw([0.5, 1.0])
+    return draw_attention(draw) | {"head_dim": draw([16, 32])} | turning | {"num_local_experts": draw([4, 6])}
+
+
+def solar_open(draw: Draw) -> dict[str, Any]:
+    changes = {"n_routed_experts": 8, "moe_intermediate_size": draw([24, 48]), "n_shared_experts": draw([1, 2])}
+    changes |= {"attention_bias": draw([False, True]), "norm_topk_prob": draw([False, True])}
+    changes |= dict(draw([{"n_group": 1, "topk_group": 1}, {"n_group": 4, "topk_group": 2}]))
+    return draw_attention(draw) | draw_rope(draw) | changes | {"routed_scaling_factor": draw([1.0, 1.5])}
+
+
+def draw_windows(draw: Draw) -> dict[str, Any]:
+    """Draw layers with and without a window."""
+    window, all_seen = "sliding_attention", "full_attention"
+    layers = draw([[window, all_seen], [all_seen, window, all_seen], [window, window]])
+    return {"layer_types": layers, "num_hidden_layers": len(layers), "sliding_window": draw([16, 100])}
+
+
+def exaone_moe(draw: Draw) -> dict[str, Any]:
+    changes = draw_windows(draw) | draw_experts(draw) | {"num_experts": 8, "num_shared_experts": draw([1, 2])}
+    changes |= {"first_k_dense_replace": draw([0, 1]), "norm_topk_prob": draw([False, True])}
+    changes |= dict(draw([{"n_group": 1, "topk_group": 1}, {"n_group": 4, "topk_group": 2}]))
+    return draw_attention(draw) | draw_rope(draw) | changes | {"routed_scaling_factor": draw([1.0, 2.5])}
+
+
+def flex_olmo(draw: Draw) -> dict[str, Any]:
+    changes = {"num_experts": draw([4, 6]), "norm_topk_prob": draw([False, True]), "attention_bias": draw([False, True])}
+    return plain_heads(draw) | draw_rope(draw) | changes
+
+
+def afmoe(draw: Draw) -> dict[str, Any]:
+    changes = draw_windows(draw) | draw_experts(draw) | {"num_shared_experts": draw([1, 2]), "num_dense_layers": draw([0, 1])}
+    changes |= {"route_scale": draw([1.0, 2.5]), "mup_enabled": draw([False, True]), "attention_bias": draw([False, True])}
+    return draw_attention(draw) | draw_rope(draw) | changes
+
+
+def granitemoehybrid(draw: Draw) -> dict[str, Any]:
+    one, other = "linear_attention", "full_attention"
+    layers = draw([[one, other], [other, one], [one, other, one], [one, one]])
+    changes = granitemoe(draw) | {"layer_types": layers, "num_hidden_layers": len(layers)}
+    changes |= {"shared_intermediate_size": draw([24, 40]), "position_embedding_type": draw([None, "rope"])}
+    heads = draw([2, 4])
+    changes |= {"mamba_n_heads": heads, "mamba_d_head": 2 * changes["hidden_size"] // heads, "mamba_n_groups": draw([1, 2])}
+    changes |= {"mamba_d_state": draw([8, 16]), "mamba_d_conv": draw([2, 4]), "mamba_chunk_size": draw([16, 256])}
+    return changes | {"mamba_conv_bias": draw([False, True]), "mamba_proj_bias": draw([False, True])}
+
+
 FAMILIES: dict[str, tuple[str, Draw]] = {
     "qwen2_moe": ("Qwen2Moe", qwen2_moe),
     "qwen3_moe": ("Qwen3Moe", qwen3_moe),
@@ -253,6 +302,12 @@ FAMILIES: dict[str, tuple[str, Draw]] = {
     "granitemoeshared": ("GraniteMoeShared", granitemoeshared),
     "glm4_moe_lite": ("Glm4MoeLite", glm4_moe_lite),
     "dots1": ("Dots1", dots1),
+    "minimax_m2": ("MiniMaxM2", minimax_m2),
+    "solar_open": ("SolarOpen", solar_open),
+    "exaone_moe": ("ExaoneMoe", exaone_moe),
+    "flex_olmo": ("FlexOlmo", flex_olmo),
+    "afmoe": ("Afmoe", afmoe),
+    "granitemoehybrid": ("GraniteMoeHybrid", granitemoehybrid),
 }
 """model_type → the name of its classes in transformers, and how its settings are drawn."""
 

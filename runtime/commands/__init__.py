@@ -24,8 +24,8 @@ def show_progress(what: str) -> Iterator["Progress"]:
     from moescope.terminal import console
 
     with Bar(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(what, total=None, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
 def read_text(path: Path) -> str:

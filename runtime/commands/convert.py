@@ -14,6 +14,7 @@ from runtime.commands import add_count, parse_tiers, show_progress
 EXAMPLES = """examples:
   moescope convert /models/qwen3-moe /models/qwen3-moe.package --backend cpu --bits 4
   moescope convert /models/olmoe /models/olmoe.package --backend qnn --bits 16 --tiers 1,32 --chunk 64 --soc 57
+  moescope convert /models/qwen3-moe /models/qwen3-moe.mine --bits 4 --adapter /adapters/mine
   moescope generate /models/qwen3-moe.package --prompt Hello"""
 
 
@@ -39,6 +40,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add_count(parser, "--block", default=32, help="weights that share a scale at 4 and 8 bits")
     parser.add_argument("--asymmetric", action="store_true", help="give each block a zero point too")
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter to merge, as peft saves it")
     npu = parser.add_argument_group(
         "compiling for the NPU at conversion",
         "any of these options compiles all subgraphs now, for these sizes; without them, the first use compiles",
@@ -63,15 +65,18 @@ def run(args: argparse.Namespace) -> int:
 
     target = PackageFormat(args.backend, args.bits, args.block, not args.asymmetric, args.attention_bits, args.head_bits)
     shapes = _compile_shapes(args, target)
-    package = up_to_date(args.model, args.package, target)
+    package = up_to_date(args.model, args.package, target, args.adapter)
     if package is None:
         with show_progress("converting") as progress:
-            package = convert(args.model, args.package, progress, target)
+            package = convert(args.model, args.package, progress, target, args.adapter)
     size = sum(entry["bytes"] for entry in package.manifest["files"].values())
     each = show_bytes(package.expert_bytes)
     print_plain(
         f"{args.package}: {len(package.manifest['files'])} files, {show_bytes(size)}; an expert is {each} in one aligned read"
     )
+    if rounding := package.manifest.get("rounding"):
+        shares = ", ".join(f"{use} {share:.2%}" for use, share in rounding.items())
+        print_plain(f"{args.package}: weights differ from the model's by {shares} (root mean square, relative to theirs)")
     if shapes:
         from runtime.prepare.precompile import compile_binaries
 

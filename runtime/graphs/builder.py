@@ -97,7 +97,7 @@ class GraphBuilder:
         output = output or f"{name}_out"
         if precision.quantized:
             return self._quantized(value, name, weight, precision, bias, output)
-        matrix = self.weight(name, weight.T.astype(np.float16 if precision.bits == 16 else np.float32))
+        matrix = self.weight(name, precision.narrow(weight.T))
         if precision.bits == 16:
             matrix = self.node("Cast", [matrix], to=TensorProto.FLOAT)
         product = self.node("MatMul", [value, matrix], output if bias is None else f"{name}_product")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ModelError
+from runtime.graphs.published import FLOAT8, Float8, kinds_of, quantization_of
 
+Merge = Callable[[str, tuple[int, ...], int | slice | None, np.ndarray], np.ndarray]
+"""(name, shape, part, value) → the value with an adapter."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 TEXT_PART = "model.language_model."
@@ -44,16 +48,22 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a model folder by name, in whatever file; those of a model's text part have a text model's names."""
+    """The tensors of a model folder by name, in whatever file; those of a model's text part have a text model's names.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    merge: changes a tensor of floats, or the part of it that was read.
+    """
+
+    def __init__(self, folder: Path, merge: Merge | None = None):
+        self.folder, self.merge = folder, merge
         self.files = self._files()
         self._open: dict[Path, Any] = {}
-        self.names: dict[str, Path] = {}
+        self._places: dict[str, Path] = {}
         for path in self.files:
             for stored in self._reader(path).keys():  # noqa: SIM118
-                self.names[stored.replace(TEXT_PART, "model.", 1)] = path
+                self._places[stored.replace(TEXT_PART, "model.", 1)] = path
+        self.quantization = quantization_of(read_config(folder))
+        self._layouts = kinds_of(self.quantization, self._places)
+        self.names = self._places.keys() - self._layouts.keys() | {name for name, layout in self._layouts.items() if layout}
 
     def _files(self) -> list[Path]:
         index = self.folder / INDEX
@@ -81,7 +91,8 @@ class Checkpoint:
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
         """The tensor as float32, or a part along its first axis; `shape`: the whole tensor's shape by config.json."""
-        return self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
+        value = self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
+        return self.merge(name, shape, part, value) if self.merge else value
 
     def check_finite(self, name: str) -> None:
         """Raise ModelError if a tensor of floats contains NaN or infinity."""
@@ -95,6 +106,10 @@ class Checkpoint:
             # All exponent bits are set in infinities and NaN; NumPy itself checks 16-bit floats one by one.
             if not (int((part.view(np.uint16) & exponent).max()) < exponent if exponent else np.isfinite(part).all()):
                 raise ModelError(f"tensor {name} contains non-finite numbers: copy the checkpoint again")
+
+    def is_zero(self, name: str) -> bool:
+        """Whether all numbers of a small tensor are 0."""
+        return not np.any(self._stored(name)[:])
 
     def packed(self, name: str, shape: tuple[int, ...], part: int) -> np.ndarray:
         """A part of a tensor of bytes, as uint8."""
@@ -122,9 +137,17 @@ class Checkpoint:
     def _stored(self, name: str) -> Any:
         if name not in self.names:
             raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
-        reader = self._reader(self.names[name])
+        layout = self._layouts.get(name)
+        return layout(name, self._raw, self._places, self.quantization) if layout else self._raw(name)
+
+    def _raw(self, name: str) -> Any:
+        """The unread tensor as it is stored."""
+        path = self._places[name]
+        reader = self._reader(path)
         whole_model = name.replace("model.", TEXT_PART, 1)
-        return reader.get_slice(whole_model if whole_model in reader.keys() else name)  # noqa: SIM118
+        stored_name = whole_model if whole_model in reader.keys() else name  # noqa: SIM118
+        stored = reader.get_slice(stored_name)
+        return Float8(path, stored_name, stored.get_dtype()) if stored.get_dtype() in FLOAT8 else stored
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, for families that accept several."""
@@ -138,8 +161,8 @@ class Checkpoint:
 class Outline(Checkpoint):
     """The tensors as zeros that take no memory: shows what a conversion would read, without reading it."""
 
-    def __init__(self, folder: Path):
-        super().__init__(folder)
+    def __init__(self, folder: Path, merge: Merge | None = None):
+        super().__init__(folder, merge)
         self.used: set[str] = set()
         self.optional_names: set[str] = set()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ModelError
+from runtime.graphs.published import quantization_of
 from runtime.models.decoder import Decoder as Family
 from runtime.models.keys import checked_config, raise_model_error
 
@@ -32,6 +33,12 @@ FAMILIES = {
     "qwen3_next": "qwen3_next",
     "qwen3_5_moe": "qwen3_next",
     "qwen3_5_moe_text": "qwen3_next",
+    "minimax_m2": "minimax_m2",
+    "solar_open": "solar_open",
+    "exaone_moe": "exaone_moe",
+    "flex_olmo": "flex_olmo",
+    "afmoe": "afmoe",
+    "granitemoehybrid": "granitemoehybrid",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
 }
@@ -46,10 +53,8 @@ def read_family(config: dict[str, Any], folder: Path) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(f"{folder} holds a model of type {model_type!r}: this runtime knows {', '.join(FAMILIES)}")
     file = folder / "config.json"
-    if (method := (config.get("quantization_config") or {}).get("quant_method", "mxfp4")) != "mxfp4":
-        remedy = "take the model's unquantised checkpoint, and give --bits to `moescope convert`"
-        raise ModelError(f"{folder} is quantised by {method}, which this runtime does not read: {remedy}")
     given = checked_config(config, file)
+    quantization_of(given)
     sizes = given.get("text_config", given)
     if sizes.get("num_hidden_layers", 1) > MOST_LAYERS:
         raise_model_error(file, "num_hidden_layers", sizes["num_hidden_layers"], f"at most {MOST_LAYERS}")

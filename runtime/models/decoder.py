@@ -5,7 +5,7 @@ Shapes: T rows of one run, H hidden, h heads over KV key heads of D dimensions, 
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,6 +53,7 @@ class Decoder:
     windows: rows of sliding-window attention per layer, 0 for all. dense: layers whose MLP has no experts, `dense_width` wide.
     shared_width: of the expert that every token passes, 0 for none. rotary_order: a head's dimensions in the order in which
     its halves are pairs; empty if the checkpoint has this order. logits_cap: bound that logits approach, 0 for none.
+    unturned: layers whose heads do not rotate.
     OPTIONAL: (flag of config.json, its default, pattern of names) of tensors that a checkpoint has if the flag is true; others
     that subgraphs ask for as optional it must not have. An empty flag stands for the default.
     FINISHED: a layer ends with `finish`, and its shared expert reads the router's input, not the norm of it.
@@ -84,6 +85,7 @@ class Decoder:
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     logits_cap: float = 0.0
+    unturned: frozenset[int] = frozenset()
     precisions: Precisions = field(default=Precisions(), repr=False)
 
     OPTIONAL: ClassVar[OptionalTensors] = (("attention_bias", False, r"self_attn\.[qkvo]_proj\.bias"),)
@@ -96,6 +98,7 @@ class Decoder:
     FINAL_NORM = "model.norm"
     ATTENTION_NORM = "input_layernorm"
     MLP_NORM = "post_attention_layernorm"
+    END_NORM = "post_feedforward_layernorm"
     OUTPUT = "self_attn.o_proj"
     FUSED_ATTENTION = True
     PORTABLE = True
@@ -130,7 +133,7 @@ class Decoder:
 
     def at(self, layer: int) -> "Decoder":
         """The family with the heads and rotary positions of this layer, if layers differ."""
-        return self
+        return replace(self, rope=Rope((0.0,) * (self.rope.dims // 2))) if layer in self.unturned else self
 
     def check_heads(self) -> None:
         """Refuse heads that cannot share keys, or that ONNX Runtime's fused attention cannot rotate."""
@@ -220,10 +223,17 @@ class Decoder:
         return g.model()
 
     def finish(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
-        """The end of a layer of a FINISHED family. Inputs hidden, common, routed [T, H]: the router's input, the shared expert's
-        output, the sum of the experts' outputs; outputs hidden_out [T, H].
+        """The end of a layer of a FINISHED family: norm of all experts' sum, and residual. Inputs hidden, common, routed [T, H]:
+        the router's input, the shared expert's output if there is one, the sum of the experts' outputs. Output hidden_out.
         """
-        raise NotImplementedError
+        g = GraphBuilder(f"norm_{layer}", store)
+        for name in ("hidden", *(("common",) if self.shared_width else ()), "routed"):
+            g.input(name, ("T", self.hidden))
+        total = g.node("Add", ["common", "routed"]) if self.shared_width else "routed"
+        normed = self.norm(g, checkpoint, total, f"model.layers.{layer}.{self.END_NORM}", self.hidden)
+        g.node("Add", ["hidden", normed], "hidden_out")
+        g.output("hidden_out", ("T", self.hidden))
+        return g.model()
 
     def mlp(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
         """Norm, MLP and residual of a layer without experts. Inputs hidden [T, H]; outputs hidden_out [T, H]."""

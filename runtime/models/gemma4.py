@@ -201,6 +201,10 @@ def _refuse_unsupported(config: dict[str, Any]) -> None:
         # transformers' default of the first is 256.
         if config.get(key, 256 if key == "hidden_size_per_layer_input" else 0):
             raise ModelError(f"{key} {config.get(key, 256)} ({what}) is not supported: this runtime builds Gemma 4 without")
+    if config.get("rope_scaling"):
+        raise ModelError(
+            "rope_scaling is not supported: this runtime reads rope_parameters of each kind of layer, as transformers"
+        )
     if not config.get("enable_moe_block"):
         raise ModelError("enable_moe_block is false: this runtime runs Mixture-of-Experts models")
     if config.get("use_bidirectional_attention") == "all":

@@ -29,12 +29,13 @@ class GraniteMoe(Decoder):
         )
 
 
-def read(config: dict[str, Any]) -> GraniteMoe:
-    """Sizes from config.json."""
+def read(config: dict[str, Any], family: type[GraniteMoe] = GraniteMoe, **further: Any) -> Any:
+    """Sizes from config.json; `further`: those of another family."""
     sizes = common_settings(config)
     sizes["scale"] = float(config.get("attention_multiplier", 1.0))
-    return GraniteMoe(
+    return family(
         **sizes,
+        **further,
         intermediate=int(config["intermediate_size"]),
         router=Router("topk_softmax", sizes["top_k"], sizes["experts"]),
         shared_width=int(config.get("shared_intermediate_size") or 0),

@@ -19,9 +19,11 @@ class Olmoe(Decoder):
     def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
         """Queries and keys, normed over all heads at once, and values; then everything is clipped."""
         q, k, v = self.heads_of(g, self.packed_projection(g, checkpoint, layer))
-        prefix, d = f"model.layers.{layer}.self_attn.", self.head_dim
-        q = self.norm(g, checkpoint, q, prefix + "q_norm", self.heads * d)
-        k = self.norm(g, checkpoint, k, prefix + "k_norm", self.kv_heads * d)
+        names = (f"model.layers.{layer}.self_attn.{which}_norm" for which in "qk")
+        q, k = (
+            self.rms(g, value, name, self.paired(self.norm_weight(checkpoint, name, heads * self.head_dim)))
+            for value, name, heads in zip((q, k), names, (self.heads, self.kv_heads), strict=True)
+        )
         if not self.clip:
             return [q, k, v]
         return [g.node("Clip", [value, g.number(-self.clip), g.number(self.clip)]) for value in (q, k, v)]

@@ -14,7 +14,7 @@ from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.graphs.quantize import FLOAT32
 from runtime.models.decoder import Shapes
-from runtime.models.recurrent import RecurrentDecoder, causal_convolution
+from runtime.models.recurrent import RecurrentDecoder, causal_convolution, silu
 from runtime.models.routers import Router
 from runtime.models.sizes import common_settings, dense_layers, partly_rotated, text_part
 
@@ -73,11 +73,11 @@ class Qwen3Next(RecurrentDecoder):
         both, gates = self._inputs(checkpoint, name)
         rows, z = g.split(g.linear(normed, "in_proj", both, self.precisions.attention), self.convolved, width)
         kernel = checkpoint.tensor(name + "conv1d.weight", (self.convolved, 1, self.kernel))[:, 0]
-        rows = _silu(g, causal_convolution(g, rows, kernel))
+        rows = silu(g, causal_convolution(g, rows, kernel))
         heads = self._remember(g, checkpoint, name, rows, g.linear(normed, "gates", gates, FLOAT32))
         weight = checkpoint.tensor(name + "norm.weight", (self.linear_value_dim,))
         heads = self.rms(g, heads, name + "norm", weight)
-        gated = g.node("Mul", [g.node("Reshape", [heads, g.ints(-1, width)]), _silu(g, z)])
+        gated = g.node("Mul", [g.node("Reshape", [heads, g.ints(-1, width)]), silu(g, z)])
         out = checkpoint.tensor(name + "out_proj.weight", (self.hidden, width))
         return g.linear(gated, "out_proj", out, self.precisions.attention)
 
@@ -137,10 +137,6 @@ class Qwen3Next(RecurrentDecoder):
 def _stack_rows(parts: list[np.ndarray]) -> np.ndarray:
     """Parts [heads, rows, H] stacked along the rows."""
     return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
-
-
-def _silu(g: GraphBuilder, value: str) -> str:
-    return g.node("Mul", [value, g.node("Sigmoid", [value])])
 
 
 def read(config: dict[str, Any]) -> Qwen3Next:

@@ -57,3 +57,8 @@ def causal_convolution(g: GraphBuilder, rows: str, kernel: np.ndarray, bias: np.
         product = g.node("Mul", [shifted, g.weight(f"conv_{i}", kernel[:, i])])
         total = g.node("Add", [total, product]) if total else product
     return total if bias is None else g.node("Add", [total, g.weight("conv_bias", bias)])
+
+
+def silu(g: GraphBuilder, value: str) -> str:
+    """x * sigmoid(x)."""
+    return g.node("Mul", [value, g.node("Sigmoid", [value])])

@@ -20,9 +20,10 @@ import numpy as np
 import onnx
 
 from runtime.errors import MoEError, PackageError, RequestError
+from runtime.graphs.adapter import ADAPTER, TENSORS, Adapter
 from runtime.graphs.builder import ExternalData, Store
 from runtime.graphs.checkpoint import Checkpoint, read_config, read_json
-from runtime.graphs.quantize import BITS, HALF_MAX, Precision
+from runtime.graphs.quantize import BITS, HALF_MAX, MeasuredPrecision, Precision
 from runtime.models import Family, read_family
 from runtime.models.decoder import Precisions
 from runtime.package.coverage import check_coverage, with_its_head
@@ -52,7 +53,6 @@ COPIED = (
     "chat_template.jinja",
 )
 TEMPLATES = "additional_chat_templates"
-ADAPTER = "adapter_config.json"
 ALIGNED = 64
 ROWS_AT_ONCE = 8192
 NPU_BLOCKS = (16, 32, 64, 128)
@@ -89,13 +89,10 @@ class PackageFormat:
         """Whether to write subgraphs of plain operators."""
         return self.backend != "cpu" and (min(self.bits, self.attention_bits or 32) >= 16 or self.block in NPU_BLOCKS)
 
-    def precisions(self) -> Precisions:
+    def precisions(self, kind: Callable[..., Precision] = Precision) -> Precisions:
         """The precisions by the weights' use."""
-        return Precisions(
-            Precision(self.bits, self.block, self.symmetric),
-            Precision(self.attention_bits or self.bits, self.block, self.symmetric),
-            Precision(self.head_bits or self.bits, self.block, self.symmetric),
-        )
+        bits = (self.bits, self.attention_bits or self.bits, self.head_bits or self.bits)
+        return Precisions(*(kind(each, self.block, self.symmetric) for each in bits))
 
 
 class WeightFile:
@@ -148,16 +145,28 @@ class PackagePart:
     subgraphs: dict[str, str] = field(default_factory=dict)
     embedding: dict[str, Any] = field(default_factory=dict)
     experts: dict[str, Any] = field(default_factory=dict)
+    rounding: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Conversion:
     """A running conversion: reads tensor by tensor, writes part by part."""
 
-    def __init__(self, folder: Path, model: Path, family: Family, target: PackageFormat, progress: Progress | None):
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        family: Family,
+        target: PackageFormat,
+        progress: Progress | None,
+        adapter: Adapter | None = None,
+    ):
         self.folder, self.model, self.target = folder, model, target
-        self.family = replace(family, precisions=target.precisions())
-        self.checkpoint, self.progress = Checkpoint(model), progress
-        self._key = sha256(f"{model_fingerprint(model)} {target}".encode())
+        self.checkpoint, self.progress = Checkpoint(model, adapter.merged if adapter else None), progress
+        self.fingerprint = model_fingerprint(model, adapter.folder if adapter else None)
+        on_grid = bool(self.checkpoint.quantization)
+        self.precisions = target.precisions(partial(MeasuredPrecision, on_grid=on_grid))
+        self.family = replace(family, precisions=self.precisions)
+        self._key = sha256(f"{self.fingerprint} {target}".encode())
         self._done = 0
 
     def run(self) -> None:
@@ -169,7 +178,7 @@ class Conversion:
                 stale.unlink()
         for name, units, make in self._parts():
             if name not in finished:
-                finished[name] = asdict(make())
+                finished[name] = asdict(self._measured(make))
                 journal = {"key": self._key, "parts": finished}
                 partial = self.folder / (JOURNAL + ".new")
                 partial.write_text(json.dumps(journal), encoding="utf-8")
@@ -177,6 +186,15 @@ class Conversion:
             else:
                 self._step(units)
         self._finish([PackagePart(**entries) for entries in finished.values()])
+
+    def _measured(self, make: Callable[[], PackagePart]) -> PackagePart:
+        """A part with its `rounding`: use of weights → squares of rounding errors and of weights."""
+        sums = {use: precision.sums for use, precision in vars(self.precisions).items()}
+        for both in sums.values():
+            both[:] = 0
+        part = make()
+        part.rounding = {use: both.tolist() for use, both in sums.items()}
+        return part
 
     def _parts(self) -> Iterator[tuple[str, int, Callable[[], PackagePart]]]:
         """(name, units of work, maker) of each part."""
@@ -277,13 +295,14 @@ class Conversion:
             files[name] = file_entry(content)
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "fingerprint": model_fingerprint(self.model),
+            "fingerprint": self.fingerprint,
             "model_type": read_config(self.model)["model_type"],
             "target": asdict(self.target),
             "precisions": asdict(self.target.precisions()),
             "files": files,
             "subgraphs": {},
             "embedding": {},
+            "rounding": _relative_errors(parts),
             "experts": {"tensors": [], "bytes": 0, "stride": 0, "layers": {}},
         }
         for part in parts:
@@ -293,6 +312,13 @@ class Conversion:
             manifest["experts"] |= part.experts | {"layers": layers}
         (self.folder / JOURNAL).unlink(missing_ok=True)
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _relative_errors(parts: list[PackagePart]) -> dict[str, float]:
+    """Use of weights → size of what rounding changed in them, relative to theirs (root mean squares)."""
+    uses = sorted({use for part in parts for use in part.rounding})
+    sums = {use: np.sum([part.rounding[use] for part in parts], axis=0) for use in uses}
+    return {use: float(np.sqrt(errors / weights)) for use, (errors, weights) in sums.items() if weights}
 
 
 def _expert_store() -> tuple[Store, bytearray, list[dict[str, Any]]]:
@@ -316,7 +342,7 @@ def copied_files(model: Path) -> list[str]:
     return [name for name in COPIED if (model / name).exists()] + templates
 
 
-def model_fingerprint(folder: Path) -> str:
+def model_fingerprint(folder: Path, adapter: Path | None = None) -> str:
     """A hash of what a package of this model folder depends on: the config, and name, size and time of every weight file."""
     digest = hashlib.sha256(f"moescope package {FORMAT}\n".encode())
     for name in copied_files(folder):
@@ -324,11 +350,19 @@ def model_fingerprint(folder: Path) -> str:
     for path in sorted(folder.glob("*.safetensors*")):
         state = path.stat()
         digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+    for path in (adapter / ADAPTER, adapter / TENSORS) if adapter else ():
+        digest.update(path.read_bytes() if path.exists() else b"")
     return digest.hexdigest()
 
 
-def convert(model: Path, target: Path, progress: Progress | None = None, what: PackageFormat | None = None) -> Package:
-    """Convert a Hugging Face model folder into a package at `target`, replacing an older one."""
+def convert(
+    model: Path,
+    target: Path,
+    progress: Progress | None = None,
+    what: PackageFormat | None = None,
+    adapter_folder: Path | None = None,
+) -> Package:
+    """Convert a Hugging Face model folder into a package at `target`, replacing an older one; a LoRA adapter is merged."""
     config = read_config(model)
     family = read_family(config, model)
     read_tokenizer(model)
@@ -337,20 +371,21 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
         read_json(settings, "copy it from the model")
     if target.exists() and not is_package(target) and not (target.is_dir() and not any(target.iterdir())):
         raise PackageError(f"{target} exists and is not a package: choose another folder")
-    if (model / ADAPTER).exists():
+    if (model / ADAPTER).exists() and adapter_folder is None:
         problem = f"{model} has an adapter ({ADAPTER}) beside the model, which would be left out"
-        raise PackageError(f"{problem}: merge it with peft, or move its files away")
+        raise PackageError(f"{problem}: give its folder as --adapter, or move its files away")
     what = what or PackageFormat()
     if what.backend == "qnn" and not family.PORTABLE:
         problem = f"there are no NPU subgraphs for {config['model_type']}"
         raise RequestError(f"{problem}: convert it with --backend cpu")
     family = with_its_head(model, family)
-    check_coverage(model, family, config)
+    adapter = Adapter(adapter_folder) if adapter_folder else None
+    check_coverage(model, family, config, adapter)
     working = target.parent / f".{target.name}.partial"
     try:
         working.mkdir(parents=True, exist_ok=True)
         with _conversion_lock(working):
-            Conversion(working, model, family, what, progress).run()
+            Conversion(working, model, family, what, progress, adapter).run()
             shutil.rmtree(target, ignore_errors=True)
             working.rename(target)
     except BlockingIOError:
@@ -378,7 +413,7 @@ def _conversion_lock(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def up_to_date(model: Path, target: Path, what: PackageFormat | None = None) -> Package | None:
+def up_to_date(model: Path, target: Path, what: PackageFormat | None = None, adapter: Path | None = None) -> Package | None:
     """The package at `target` if it is complete and was made from this model, in this format if given; otherwise None."""
     if not is_package(target):
         return None
@@ -386,7 +421,7 @@ def up_to_date(model: Path, target: Path, what: PackageFormat | None = None) -> 
         package = Package(target)
     except MoEError:
         return None
-    same = package.manifest["fingerprint"] == model_fingerprint(model)
+    same = package.manifest["fingerprint"] == model_fingerprint(model, adapter)
     return package if same and (what is None or package.manifest.get("target") == asdict(what)) else None
 
 

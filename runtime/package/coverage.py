@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import ModelError
+from runtime.graphs.adapter import Adapter
 from runtime.graphs.builder import ExternalData
 from runtime.graphs.checkpoint import Checkpoint, Outline
 from runtime.models import Family
@@ -24,21 +25,23 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 ROWS_AT_ONCE = 8192
 
 
-def check_coverage(model: Path, family: Family, config: dict[str, Any]) -> None:
+def check_coverage(model: Path, family: Family, config: dict[str, Any], adapter: Adapter | None = None) -> None:
     """Raise ModelError for a tensor that is missing, has a wrong shape, would not be used, or contains NaN or infinity.
 
     Layers after the last one that predict further tokens (DeepSeek-V3: num_nextn_predict_layers) are omitted.
     """
-    outline = Outline(model)
+    outline = Outline(model, adapter.merged if adapter else None)
     _read_all(outline, family)
+    if adapter:
+        adapter.check_used(outline.used)
     _check_optional(outline, family, config.get("text_config", config))
     predicted = int(config.get("num_nextn_predict_layers") or 0)
     further = tuple(f"model.layers.{family.layers + layer}." for layer in range(predicted))
     tied = (HEAD,) if family.tied else ()
     unused = [
         name
-        for name in sorted(outline.names.keys() - outline.used)
-        if not (IGNORABLE.search(name) or name in tied or (further and name.startswith(further)))
+        for name in sorted(outline.names - outline.used)
+        if not (IGNORABLE.search(name) or name in tied or (further and name.startswith(further)) or 0 in outline.shape(name))
     ]
     if unused:
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
@@ -63,10 +66,13 @@ def with_its_head(model: Path, family: Family) -> Family:
 
 
 def _check_optional(outline: Outline, family: Family, config: dict[str, Any]) -> None:
-    """Raise ModelError for an optional tensor that config.json demands and the checkpoint lacks, or the reverse."""
+    """Raise ModelError for an optional tensor that config.json demands and the checkpoint lacks, or the reverse.
+
+    A bias of zeros, which GPTQ's writers add to every matrix, changes nothing.
+    """
     for name in sorted(outline.optional_names):
         flag, demanded = family.flag_of(name, config)
-        if demanded == (name in outline):
+        if demanded == (name in outline) or (name.endswith(".bias") and not demanded and outline.is_zero(name)):
             continue
         reason = f"config.json has {flag} {str(demanded).lower()}" if flag else "its architecture says otherwise"
         problem = f"{outline.folder} has {'no' if demanded else 'a'} tensor {name}, but {reason}"
@@ -90,7 +96,7 @@ def _read_all(outline: Outline, family: Family) -> None:
 def _repeat_for_experts(outline: Outline, experts: int, of_first: set[str]) -> None:
     """Mark the tensors of all experts as used; raises ModelError if an expert lacks one that the first has."""
     names = {re.sub(r"\.experts\.0\.", f".experts.{expert}.", name) for name in of_first for expert in range(experts)}
-    if missing := sorted(names - outline.names.keys()):
+    if missing := sorted(names - outline.names):
         problem = f"{outline.folder} has no tensor {missing[0]}"
         raise ModelError(f"{problem}: the checkpoint is incomplete or of another architecture")
     outline.used |= names

@@ -101,9 +101,10 @@ class RowPath(LayerLoop):
         used, multiplier = tuple(sorted(self.work.used)), self.parts.family.residual_multiplier
         origin = made_from(Kind.COMBINE, layer, used=used, shared=common is not None, finished=norms is not None)
         with Operator(log, Kind.COMBINE, layer, n, origin):
-            if norms is None or common is None:
+            if norms is None:
                 self.hidden = combine_experts(self.weights, self.work.outputs, common, multiplier, self.attended)
                 return
             routed = combine_experts(self.weights, self.work.outputs, None, 1.0, np.zeros_like(self.attended))
         with Operator(log, Kind.NORM, layer, n, made_from(Kind.NORM, layer)):
-            self.hidden = norms.run({"hidden": self.attended, "common": common, "routed": routed}, n)[0]
+            given = {} if common is None else {"common": common}
+            self.hidden = norms.run({"hidden": self.attended, "routed": routed} | given, n)[0]

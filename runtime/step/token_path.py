@@ -177,7 +177,8 @@ class TokenPath(LayerLoop):
         if norms is None:
             common = self._common[0] if self.parts.shared[layer] else None
             return [self._combine_item(layer, common, self.family.residual_multiplier, self._attended[0], self.hidden[0])]
-        inputs = {"hidden": self._attended_value, "common": self._common_value, "routed": self._routed_value}
+        inputs = {"hidden": self._attended_value, "routed": self._routed_value}
+        inputs |= {"common": self._common_value} if self.parts.shared[layer] else {}
         binding = Binding(norms.session, inputs, {"hidden_out": self.hidden_value})
         self._bindings.append(binding)
         summed = self._combine_item(layer, None, 1.0, np.zeros_like(self.hidden[0]), self._routed_sum[0])
