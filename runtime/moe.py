@@ -153,7 +153,7 @@ class MoE:
         sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         check_request(max_new_tokens, stops, logprobs)
-        ids = self._ids(prompt)
+        ids = self.prompt_ids(prompt)
         if min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
             raise ModelError(
                 "the prompt has ids outside the model's vocabulary: tokenizer.json and config.json are from different models"
@@ -165,7 +165,8 @@ class MoE:
         tokens = self._steps(ids, max_new_tokens, Sampler(sampling, ids), ignore_end, keep_kv, logprobs)
         return until_stop(tokens, stops) if stops else tokens
 
-    def _ids(self, prompt: str | Iterable[int] | list[Message]) -> list[int]:
+    def prompt_ids(self, prompt: str | Iterable[int] | list[Message]) -> list[int]:
+        """Token ids of a prompt in any form that `generate` takes."""
         if isinstance(prompt, str):
             return self.encode(prompt)
         try:
