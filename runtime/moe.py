@@ -122,6 +122,12 @@ class MoE:
         """Token ids of the prompt to answer messages {role, content}; `options` as in transformers' method of the same name."""
         return self._chat_template.ids(messages, **options)
 
+    def template_variables(
+        self, thinking: bool | None = None, effort: str | None = None, tools: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """`options` of apply_chat_template that switch thinking, and name its effort and the tools, as this model calls them."""
+        return self._chat_template.variables(thinking, effort, tools)
+
     @cached_property
     def _chat_template(self) -> ChatTemplate:
         return ChatTemplate(self.package.folder)

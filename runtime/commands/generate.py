@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_model
 from moescope.plain import for_output
-from runtime.commands import add_count, parse_tiers, read_text, show_progress
+from runtime.commands import add_count, parse_tiers, read_objects, read_text, show_progress
 from runtime.errors import RequestError
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text to continue")
     prompt.add_argument("--prompt-file", type=Path, help="file that holds the text to continue; -: standard input")
+    prompt.add_argument("--messages", type=Path, metavar="FILE", help="conversation to answer: JSON list of {role, content}")
     add_count(parser, "--max-new-tokens", default=64, help="largest number of tokens to generate")
     parser.add_argument("--ignore-end", action="store_true", help="keep generating after the end token")
+    add_template(parser)
     add_sampling(parser)
     add_placement(parser)
     report = parser.add_argument_group("report")
@@ -68,6 +70,22 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default=Path("qnn-profile"),
         help="folder for QNN's profiles, one CSV for each session (default: qnn-profile)",
     )
+
+
+def add_template(parser: argparse.ArgumentParser) -> None:
+    """Declare what a chat template is told besides the messages."""
+    template = parser.add_argument_group("chat template")
+    template.add_argument("--thinking", choices=("on", "off"), help="whether the model thinks first (default: the template's)")
+    template.add_argument(
+        "--reasoning-effort", metavar="LEVEL", help="how much it thinks, as its template calls it: low, high ..."
+    )
+    template.add_argument("--tools", type=Path, metavar="FILE", help="tools that it may call: JSON list of their schemas")
+
+
+def template_variables(model: "MoE", args: argparse.Namespace) -> dict[str, Any]:
+    """The chat template's variables from the options of `add_template`."""
+    thinking = None if args.thinking is None else args.thinking == "on"
+    return model.template_variables(thinking, args.reasoning_effort, read_objects(args.tools) if args.tools else None)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -131,9 +149,17 @@ def run(args: argparse.Namespace) -> int:
     check_sampling(args)
     if args.log:
         check_writable(args.log)
-    prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
+    told = [args.thinking, args.reasoning_effort, args.tools]
+    if not args.messages and any(option is not None for option in told):
+        raise RequestError("--thinking, --reasoning-effort and --tools are told to a chat template: give --messages")
+    prompt: str | list[int] | None = str(args.prompt) if args.prompt is not None else None
+    if args.prompt_file:
+        prompt = read_text(args.prompt_file)
+    messages = read_objects(args.messages) if args.messages else []
     model, load_ns = load_model(args)
     with model:
+        if prompt is None:
+            prompt = model.apply_chat_template(messages, **template_variables(model, args))
         further = {"ignore_end": args.ignore_end, "logprobs": args.logprobs if args.json else None}
         tokens, interrupted = print_tokens(model, prompt, args, lambda token: "" if args.json else token.text, **further)
         if not args.json:
