@@ -22,6 +22,7 @@ from runtime.package.layout import EXPERTS, Package
 from runtime.package.tokens import ChatTemplate, Message, check_text, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve_auto
+from runtime.prepare.scoring import Score, score_text
 from runtime.step.attention import Sequence
 from runtime.step.engine import Engine
 from runtime.step.sampling import Sampler, Sampling, log_probabilities
@@ -190,6 +191,14 @@ class MoE:
         if wrong := [token for token in ids if not 0 <= token <= last]:
             raise RequestError(f"the prompt has the token id {wrong[0]}: ids are from 0 to {last}")
         return ids
+
+    def score(self, prompt: str | Iterable[int] | list[Message], states: bool = False) -> Score:
+        """Log probabilities of a text's tokens, and the routes of each layer, where prefill is placed."""
+        if self._closed:
+            raise RequestError("this model is closed: load it again")
+        ids = self.prompt_ids(prompt)
+        with self._stepping:
+            return score_text(self.engine, ids, states)
 
     def __enter__(self) -> "MoE":
         return self
