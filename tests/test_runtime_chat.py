@@ -124,7 +124,7 @@ TOOLS = [
         ("Qwen3-Coder", None, "low", None),
     ],
 )
-def test_options_are_told_to_the_template_by_the_names_that_it_reads(
+def test_options_reach_the_template_by_the_names_that_it_reads(
     model: Path, template: str, thinking: bool | None, effort: str | None, expected: dict | None
 ) -> None:
     transformers = pytest.importorskip("transformers")

@@ -78,7 +78,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def add_template(parser: argparse.ArgumentParser) -> None:
-    """Declare what a chat template is told besides the messages."""
+    """Declare the variables of a chat template besides the messages."""
     template = parser.add_argument_group("chat template")
     template.add_argument("--thinking", choices=("on", "off"), help="whether the model thinks first (default: the template's)")
     template.add_argument(
@@ -158,9 +158,9 @@ def run(args: argparse.Namespace) -> int:
     check_sampling(args)
     if args.log:
         check_writable(args.log)
-    told = [args.thinking, args.reasoning_effort, args.tools]
-    if not args.messages and any(option is not None for option in told):
-        raise RequestError("--thinking, --reasoning-effort and --tools are told to a chat template: give --messages")
+    given = [args.thinking, args.reasoning_effort, args.tools]
+    if not args.messages and any(option is not None for option in given):
+        raise RequestError("--thinking, --reasoning-effort and --tools are for a chat template: give --messages")
     prompt: str | list[int] | None = str(args.prompt) if args.prompt is not None else None
     if args.prompt_file:
         prompt = read_text(args.prompt_file)

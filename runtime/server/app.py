@@ -188,28 +188,30 @@ class TurnResponse(Response):
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         tokens: list[Token] = []
-        while isinstance(told := await self.turn.told.get(), Token):
-            tokens.append(told)
+        while isinstance(arrived := await self.turn.arrived.get(), Token):
+            tokens.append(arrived)
         response = (
-            self._refusal(told) if isinstance(told, Exception) else JSONResponse(self.writer.whole(tokens, self._ended(told)))
+            self._refusal(arrived)
+            if isinstance(arrived, Exception)
+            else JSONResponse(self.writer.whole(tokens, self._ended(arrived)))
         )
         self.begun = True
         await response(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
-        told = await self.turn.told.get()
+        arrived = await self.turn.arrived.get()
         self.begun = True
-        if isinstance(told, Exception):
-            return await self._refusal(told)({"type": "http"}, _nothing, send)
+        if isinstance(arrived, Exception):
+            return await self._refusal(arrived)({"type": "http"}, _nothing, send)
         await send(STREAM_HEAD)
         events = self.writer.first()
-        while isinstance(told, Token):
-            await _send_events(send, [*events, *self.writer.piece(told)])
-            events, told = [], await self.turn.told.get()
-        if isinstance(told, Ending):
-            await _send_events(send, [*events, *self.writer.last(self._ended(told))])
+        while isinstance(arrived, Token):
+            await _send_events(send, [*events, *self.writer.piece(arrived)])
+            events, arrived = [], await self.turn.arrived.get()
+        if isinstance(arrived, Ending):
+            await _send_events(send, [*events, *self.writer.last(self._ended(arrived))])
         else:
-            error = self._refusal(told).body
+            error = self._refusal(arrived).body
             await _send_events(send, [f"data: {bytes(error).decode()}\n\n"])
         await send({"type": "http.response.body", "body": b""})
 

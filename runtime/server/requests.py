@@ -106,7 +106,7 @@ def _text(content: Any) -> Any:
             raise RequestError("a message has parts other than text: this server reads text only")
         return "".join(part["text"] for part in content)
     if content is not None and not isinstance(content, str):
-        raise RequestError("a message's content is no text")
+        raise RequestError("a message's content must be text")
     return content or ""
 
 

@@ -11,7 +11,7 @@ from runtime.server.answers import CacheUse, Ending
 from runtime.server.requests import Request
 from runtime.telemetry.log import RunLog
 
-Told = Token | Ending | Exception
+Arrival = Token | Ending | Exception
 
 
 class CountedTokens:
@@ -31,11 +31,11 @@ class CountedTokens:
 
 
 class Turn:
-    """A request in the queue: `told` receives its tokens, then its ending or an error. `cancel` ends it at its next token."""
+    """A request in the queue: `arrived` receives its tokens, then its ending or an error. `cancel` ends it at its next token."""
 
     def __init__(self, model: MoE, request: Request, ids: list[int], limit: int):
         self.model, self.request, self.ids, self.limit = model, request, ids, limit
-        self.told: asyncio.Queue[Told] = asyncio.Queue()
+        self.arrived: asyncio.Queue[Arrival] = asyncio.Queue()
         self.asked_at, self.first_at = monotonic(), 0.0
         self._cancelled, self._loop = Event(), asyncio.get_running_loop()
 
@@ -50,7 +50,7 @@ class Turn:
         try:
             self._generate()
         except Exception as error:
-            self._tell(error)
+            self._report(error)
 
     def _generate(self) -> None:
         request, log = self.request, self.model.log
@@ -59,16 +59,16 @@ class Turn:
         counted = CountedTokens(tokens, self._cancelled)
         for token in until_stop(iter(counted), request.stops):
             self.first_at = self.first_at or monotonic()
-            self._tell(token)
+            self._report(token)
         tokens.close()  # type: ignore[attr-defined]
         after = _counts(log)
         used = CacheUse(*(new - old for new, old in zip(after, before, strict=True)))
         cached = len(self.ids) - log.steps[first - log.steps_dropped].n_tokens
         reason = "length" if counted.ended and counted.count == self.limit else "stop"
-        self._tell(Ending(reason, len(self.ids), max(cached, 0), counted.count, used))
+        self._report(Ending(reason, len(self.ids), max(cached, 0), counted.count, used))
 
-    def _tell(self, what: Told) -> None:
-        self._loop.call_soon_threadsafe(self.told.put_nowait, what)
+    def _report(self, what: Arrival) -> None:
+        self._loop.call_soon_threadsafe(self.arrived.put_nowait, what)
 
 
 class Turns:
