@@ -81,6 +81,7 @@ GROUPS = {
     "Run": {
         "generate": Verb("runtime.commands.generate", "generate text with a Mixture-of-Experts model on CPU and NPU"),
         "chat": Verb("runtime.commands.chat", "chat with a model"),
+        "serve": Verb("runtime.commands.serve", "serve a model over HTTP, with OpenAI's interface"),
         "bench": Verb(
             "runtime.commands.bench",
             "measure prefill and decode speed, as llama-bench",

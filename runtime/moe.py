@@ -22,6 +22,7 @@ from runtime.package.layout import EXPERTS, Package
 from runtime.package.tokens import ChatTemplate, Message, check_text, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve_auto
+from runtime.prepare.scoring import Score, score_text
 from runtime.step.attention import Sequence
 from runtime.step.engine import Engine
 from runtime.step.sampling import Sampler, Sampling, log_probabilities
@@ -122,6 +123,12 @@ class MoE:
         """Token ids of the prompt to answer messages {role, content}; `options` as in transformers' method of the same name."""
         return self._chat_template.ids(messages, **options)
 
+    def template_variables(
+        self, thinking: bool | None = None, effort: str | None = None, tools: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """`options` of apply_chat_template that switch thinking, and name its effort and the tools, as this model calls them."""
+        return self._chat_template.variables(thinking, effort, tools)
+
     @cached_property
     def _chat_template(self) -> ChatTemplate:
         return ChatTemplate(self.package.folder)
@@ -153,7 +160,7 @@ class MoE:
         sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         check_request(max_new_tokens, stops, logprobs)
-        ids = self._ids(prompt)
+        ids = self.prompt_ids(prompt)
         if min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
             raise ModelError(
                 "the prompt has ids outside the model's vocabulary: tokenizer.json and config.json are from different models"
@@ -165,7 +172,8 @@ class MoE:
         tokens = self._steps(ids, max_new_tokens, Sampler(sampling, ids), ignore_end, keep_kv, logprobs)
         return until_stop(tokens, stops) if stops else tokens
 
-    def _ids(self, prompt: str | Iterable[int] | list[Message]) -> list[int]:
+    def prompt_ids(self, prompt: str | Iterable[int] | list[Message]) -> list[int]:
+        """Token ids of a prompt in any form that `generate` takes."""
         if isinstance(prompt, str):
             return self.encode(prompt)
         try:
@@ -183,6 +191,14 @@ class MoE:
         if wrong := [token for token in ids if not 0 <= token <= last]:
             raise RequestError(f"the prompt has the token id {wrong[0]}: ids are from 0 to {last}")
         return ids
+
+    def score(self, prompt: str | Iterable[int] | list[Message], states: bool = False) -> Score:
+        """Log probabilities of a text's tokens, and the routes of each layer, where prefill is placed."""
+        if self._closed:
+            raise RequestError("this model is closed: load it again")
+        ids = self.prompt_ids(prompt)
+        with self._stepping:
+            return score_text(self.engine, ids, states)
 
     def __enter__(self) -> "MoE":
         return self

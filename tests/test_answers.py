@@ -39,7 +39,20 @@ WITHOUT_RECORDING = {
     *("generate", "bench", "tune", "bench perplexity", "bench prompts", "tune predictor"),
 }
 """What answers without one; those that run on the NPU are labelled by the backend itself."""
-WITHOUT_JSON = {"run", "attach", "plan", "query perfetto", "open", "top", "compare --", "chat", "convert", "convert demo", "help"}
+WITHOUT_JSON = {
+    "run",
+    "attach",
+    "plan",
+    "query perfetto",
+    "open",
+    "top",
+    "compare --",
+    "chat",
+    "serve",
+    "convert",
+    "convert demo",
+    "help",
+}
 """Verbs that do something instead of answering."""
 
 

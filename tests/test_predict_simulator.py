@@ -1,6 +1,7 @@
 """What-if simulator: the runtime itself is the truth for its policy, closed forms for its clock."""
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from analyzer.predict.trace import Step, Trace, from_tables
 from analyzer.records.schema import empty_table
 from analyzer.tables.store import load_tables
 from moescope.__main__ import main
-from runtime.cache_rules.batches import TokenBuffers, smallest_tier
+from runtime.cache_rules.batches import TokenBuffers, early_experts, slice_chunks, smallest_tier
 from runtime.cache_rules.forms import Form, Reason
 from runtime.cache_rules.rule import LARGE_EXPERT, PIECE, URGENT, Entry
 from runtime.experts.cache import ExpertCache
@@ -59,16 +60,41 @@ class Silent:
     def waited(self, duration_ns: int) -> None: ...
 
 
+class Manual(ExpertLoader):
+    """A loader without threads, whose loads end when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def land(self) -> None:
+        while self._waiting:
+            ticket = min(self._waiting, key=lambda waiting: waiting.urgency)
+            self._waiting.remove(ticket)
+            ticket.run()
+
+
 def through_the_runtime(trace: Trace, budget: int, chunk: int, tiers: tuple[int, ...]) -> tuple[int, int]:
-    """(hits, misses) of the runtime's own cache and buffers, driven as its engine drives them."""
-    cache: ExpertCache[None] = ExpertCache(budget, lambda form: SIZE, lambda form: None, Silent())
+    """(hits, misses) of the runtime's own cache and buffers, driven as its engine drives them, where loads end in time."""
+    loader = Manual()
+    cache: ExpertCache[None] = ExpertCache(budget, lambda form: SIZE, lambda form: None, Silent(), loader=loader)
     for step in trace.steps:
+        cache.background = step.phase == "prefill" and not tiers
         for layer, chosen in enumerate(step.routes):
             cache.begin_event()
-            buffers = TokenBuffers(trace.experts, max(tiers, default=None))
-            chunks = [buffers.add(i, chosen[i : i + chunk]) for i in range(0, len(chosen), chunk)]
+            buffers = TokenBuffers(trace.experts, max(tiers, default=None), early_experts(budget, SIZE))
+            ran: defaultdict[int, set[int]] = defaultdict(set)
+            chunks = []
+            for rows in slice_chunks(len(chosen), chunk, bool(tiers)):
+                chunks.append(buffers.add(rows.start, chosen[rows]))
+                if cache.background:
+                    cache.name([Form(layer, expert, 1, 0) for expert in np.unique(chosen[rows]).tolist()])
+                    loader.land()
             for batches in [*chunks, buffers.flush()]:
-                forms = [Form(layer, batch.expert, 1, smallest_tier(tiers, len(batch))) for batch in batches]
+                forms = []
+                for batch in batches:
+                    tier = smallest_tier(tiers, len(batch), ran[batch.expert])
+                    ran[batch.expert].add(tier)
+                    forms.append(Form(layer, batch.expert, 1, tier))
                 cache.name(forms)
                 while forms:
                     form = next(filter(cache.ready, forms), forms[0])
@@ -85,22 +111,10 @@ def test_hits_are_those_of_the_runtimes_cache(seed: int, held: int, chunk: int, 
     trace = random_trace(seed)
     unit = "npu" if npu else "cpu"
     tiers = (1, 2, 4)
-    found = simulate_trace(trace, EVEN, Settings(held * SIZE, chunk, tiers, prefill_unit=unit, decode_unit=unit))
+    quick = replace(EVEN, load=Line(1e-12))
+    found = simulate_trace(trace, quick, Settings(held * SIZE, chunk, tiers, prefill_unit=unit, decode_unit=unit))
     assert (found.hits, found.misses) == through_the_runtime(trace, held * SIZE, chunk, tiers if npu else ())
     assert found.peak_bytes <= held * SIZE
-
-
-class Manual(ExpertLoader):
-    """A loader without threads, whose loads end when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def land(self) -> None:
-        while self._waiting:
-            ticket = min(self._waiting, key=lambda waiting: waiting.urgency)
-            self._waiting.remove(ticket)
-            ticket.run()
 
 
 def asked_at_random(trace: Trace, seed: int) -> Trace:
@@ -174,8 +188,9 @@ def test_on_one_unit_with_everything_loaded_a_step_is_the_sum_of_its_parts() -> 
     assert found.stall_s == 0
 
 
-def test_every_miss_waits_for_its_load() -> None:
+def test_every_miss_of_a_decoded_token_waits_for_its_load() -> None:
     trace = random_trace(2)
+    trace = replace(trace, steps=trace.steps[1:])
     all_there, few = (simulate_trace(trace, EVEN, Settings(size)) for size in (None, 2 * SIZE))
     loads = few.loaded_bytes // SIZE
     assert few.stall_s == pytest.approx(5e-3 * loads)

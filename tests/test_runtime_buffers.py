@@ -40,6 +40,23 @@ def test_every_chosen_row_runs_exactly_once_in_full_tiers_and_one_rest(chunks: l
     assert buffers.flush() == []
 
 
+@given(st.composite(choices)(), st.integers(1, 9), st.integers(0, EXPERTS))
+def test_experts_that_wait_run_in_the_same_batches_each_in_one_go(chunks: list[np.ndarray], tier: int, early: int) -> None:
+    eager, waiting, first = TokenBuffers(EXPERTS, tier), TokenBuffers(EXPERTS, tier, early), 0
+    expected, full = [], []
+    for chunk in chunks:
+        expected += eager.add(first, chunk)
+        full += waiting.add(first, chunk)
+        first += len(chunk)
+    assert len({batch.expert for batch in full}) <= early
+    expected, rest = expected + eager.flush(), waiting.flush()
+    in_turn = [batch.expert for batch in rest]
+    assert in_turn == sorted(in_turn)
+    for expert in range(EXPERTS):
+        one, other = ([(*b.tokens, *b.slots) for b in made if b.expert == expert] for made in (expected, full + rest))
+        assert one == other
+
+
 @given(st.lists(st.integers(1, 64), min_size=1, unique=True), st.integers(1, 64))
 def test_the_smallest_tier_that_holds_the_rows_is_taken(tiers: list[int], rows: int) -> None:
     tier = smallest_tier(tuple(tiers), rows)

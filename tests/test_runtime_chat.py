@@ -105,6 +105,64 @@ def test_templates_of_published_models_give_the_ids_of_transformers(model: Path,
             assert conversation[-1]["content"].strip() in tokenizer.decode(expected)
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking", "effort", "expected"),
+    [
+        ("Qwen-Qwen3-0.6B", False, None, {"enable_thinking": False}),
+        ("GLM-4.6", False, None, {"enable_thinking": False}),
+        ("deepseek-ai-DeepSeek-V3.1", True, None, {"thinking": True}),
+        ("openai-gpt-oss-120b", None, "high", {"reasoning_effort": "high"}),
+        ("Qwen3-Coder", True, None, None),
+        ("Qwen3-Coder", None, "low", None),
+    ],
+)
+def test_options_reach_the_template_by_the_names_that_it_reads(
+    model: Path, template: str, thinking: bool | None, effort: str | None, expected: dict | None
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = next(path for path in PUBLISHED if path.stem == template)
+    (model / "chat_template.jinja").write_bytes(path.read_bytes())
+    ours, theirs = ChatTemplate(model), transformers.AutoTokenizer.from_pretrained(model)
+    if expected is None:
+        with pytest.raises(RequestError):
+            ours.variables(thinking, effort, None)
+        return
+    messages = [{"role": "user", "content": "Why"}]
+    asked = {"add_generation_prompt": True, "return_dict": False}
+    told = ours.ids(messages, **ours.variables(thinking, effort, TOOLS if "tools" in path.read_text() else None))
+    tools = TOOLS if "tools" in path.read_text() else None
+    assert told == theirs.apply_chat_template(messages, tools=tools, **expected, **asked)
+    assert told != theirs.apply_chat_template(messages, tools=tools, **asked), "the option changes the prompt"
+
+
+def test_generate_answers_a_file_of_messages_as_transformers_would_ask(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    (model / "chat_template.jinja").write_bytes(next(path for path in PUBLISHED if path.stem == "Qwen3.5-4B").read_bytes())
+    for name, content in (("messages", CONVERSATION), ("tools", TOOLS), ("wrong", {"role": "user"})):
+        (tmp_path / name).write_text(json.dumps(content))
+    options = ["--max-new-tokens", "6", "--json", "--thinking", "off", "--tools", str(tmp_path / "tools")]
+    assert main(["generate", str(model), "--messages", str(tmp_path / "messages"), *options]) == 0
+    found = json.loads(capsys.readouterr().out)["tokens"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    ids = tokenizer.apply_chat_template(
+        CONVERSATION, tools=TOOLS, enable_thinking=False, add_generation_prompt=True, return_dict=False
+    )
+    with MoE.load(model) as loaded:
+        assert found == [token.id for token in loaded.generate(list(ids), 6)]
+    assert main(["generate", str(model), "--messages", str(tmp_path / "wrong")]) == 2
+    assert main(["generate", str(model), "--prompt", "a", "--thinking", "on"]) == 2
+
+
 def test_a_talk_in_channels_shows_and_keeps_the_final_one_alone(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

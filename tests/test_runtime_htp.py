@@ -15,7 +15,7 @@ import pytest
 from runtime import MoE
 from runtime.backends import htp
 from runtime.backends.qnn_profiling import Profiling, SwitchingSession
-from runtime.cache_rules.forms import CPU, HTP
+from runtime.cache_rules.forms import CPU, HTP, Reason
 from runtime.errors import BackendError, RequestError
 from runtime.package.convert import PackageFormat, convert, open_or_convert
 from runtime.package.demo_model import DemoSizes, write_demo_model
@@ -49,6 +49,21 @@ def test_prefill_on_htp_gives_the_text_of_the_cpu_and_runs_where_it_was_told(tmp
     assert model.log.graphs[Kind.ATTENTION, CPU] == 4 * len(decode)
     assert model.log.graphs[Kind.EXPERT, HTP] > 0
     assert {kind for kind, backend in model.log.graphs if backend == HTP} == {Kind.ATTENTION, Kind.EXPERT}
+
+
+@htp_only
+def test_a_prompt_loads_each_expert_once_where_the_cache_holds_less_than_a_layer(tmp_path: Path) -> None:
+    package = convert(write_demo_model(tmp_path / "demo"), tmp_path / "package").folder
+    logits, loads = [], []
+    for cache, chunk in (("all", 64), ("7%", 64), ("7%", 16)):
+        with MoE.load(package, cache, prefill_backend="attention=cpu,expert=htp", chunk=chunk) as model:
+            ids = np.random.default_rng(0).integers(0, 1024, 300).tolist()
+            logits.append(model.engine.step(model.engine.begin_sequence(301), ids, Sampler(Sampling()))[1])
+            loads.append(model.log.loads[Reason.DEMAND])
+            chosen = {(layer, expert) for _, layer, experts, _ in model.log.routing for expert in np.unique(experts).tolist()}
+    assert loads[1:] == [len(chosen)] * 2
+    np.testing.assert_array_equal(logits[1], logits[0])
+    np.testing.assert_array_equal(logits[2], logits[0])
 
 
 @htp_only

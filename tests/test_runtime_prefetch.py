@@ -9,6 +9,7 @@ import sys
 from itertools import dropwhile
 from pathlib import Path
 from threading import Event, current_thread
+from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +31,7 @@ from runtime.package.layout import Package
 from runtime.package.reader import Reader
 from runtime.prepare.training import fit_logistic
 from runtime.step import engine
+from runtime.step.attention import FusedAttention
 from runtime.telemetry.log import RunLog
 from tests.runtime_models import PROMPT
 from tests.test_runtime_cache import Account
@@ -153,6 +155,32 @@ def test_large_experts_are_loaded_on_a_thread_of_their_own_on_demand_too(
     assert any(name.startswith("moescope-load") for name in threads)
     if prefetch == "off":
         assert (log.hits, log.misses, log.prefetched) == (inline.hits, inline.misses, 0)
+
+
+def test_a_prompt_loads_each_expert_once_and_while_later_rows_attend(
+    trained: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attended, loads, load, attend = [], [], Reader.read, FusedAttention.run
+
+    def read(*wanted: object) -> np.ndarray:
+        loads.append((current_thread().name, len(attended)))
+        return load(*wanted)
+
+    def run(*wanted: object) -> np.ndarray:
+        attended.append(None)
+        sleep(0.02)
+        return attend(*wanted)
+
+    monkeypatch.setattr(Reader, "read", read)
+    monkeypatch.setattr(FusedAttention, "run", run)
+    with MoE.load(trained[0], HALF, prefetch="off", chunk=8) as model:
+        next(model.generate(list(range(64)), 1, ignore_end=True))
+        chosen = {(layer, expert) for _, layer, experts, _ in model.log.routing for expert in np.unique(experts).tolist()}
+        assert model.log.loads[Reason.DEMAND] == len(chosen) == model.log.misses
+    assert {thread for thread, _ in loads} == {"moescope-load-0"}
+    # 64 rows in chunks of 8: a layer's attention has ended with its eighth.
+    early = [chunks < 8 * (layer + 1) for (layer, _), (_, chunks) in zip(sorted(chosen), loads, strict=True)]
+    assert sum(early) > len(early) / 2
 
 
 def test_without_training_the_next_router_predicts(trained: tuple[Path, dict], tmp_path: Path) -> None:

@@ -241,7 +241,9 @@ class RecordedCosts:
         load_rows = counted[["backend", "bytes", "tid", "again"]].assign(
             seconds=counted["duration_ns"] / 1e9, behind=counted.index.isin(behind.index)
         )
-        mode = (AHEAD if len(behind) else DEMAND) if limited else RESIDENT
+        # A prompt's experts are always read on the loader's thread, a single token's only ahead or if they are large.
+        decoding = behind["token_id"].isin(tokens.index[tokens["phase"] == "decode"])
+        mode = (AHEAD if decoding.any() else DEMAND) if limited else RESIDENT
         pieces, after = _timed_pieces(tables, tokens)
         other = pieces[pieces["type"] != "expert"]
         work = _operator_work(other, after, tokens, behind, set(tables["routes"]["layer"]))

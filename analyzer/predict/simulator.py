@@ -2,11 +2,12 @@
 
 The engine runs layer by layer like the runtime: attention and router chunk by chunk, experts when their buffers fill, resident
 ones first, the rest at the end of the layer. Experts on the NPU run in one worker parallel to the CPU. Missing experts are loaded
-by the layer that needs them; large ones, and with prefetching all, by a parallel loader, the most urgent first, and the layer
-takes back loads that the loader has not begun. The loader reads in pieces, and between pieces prefers loads that a layer waits
-for. While the loader works, the CPU's work has the measured slowdown; memory bandwidth is not shared otherwise.
+by the layer that needs them; large ones, those of a prompt, and with prefetching all, by a parallel loader, the most urgent
+first, and the layer takes back loads that the loader has not begun. The loader reads in pieces, and between pieces prefers loads
+that a layer waits for. While the loader works, the CPU's work has the measured slowdown; bandwidth is not shared otherwise.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from analyzer.errors import PredictError
 from analyzer.predict.costs import AHEAD, AWAITED, DEMAND, FOUND, LOADED, RESIDENT, Costs, Line
 from analyzer.predict.trace import PairPredictor, Step, Trace
 from analyzer.questions.figures import hit_rate
-from runtime.cache_rules.batches import Batch, TokenBuffers, slice_chunks, smallest_tier
+from runtime.cache_rules.batches import Batch, TokenBuffers, early_experts, slice_chunks, smallest_tier
 from runtime.cache_rules.eviction import POLICIES
 from runtime.cache_rules.forms import CPU, HTP, Cache, Form, Reason
 from runtime.cache_rules.rule import LARGE_EXPERT, PIECE, URGENT, CacheRule, Entry
@@ -57,12 +58,17 @@ class Settings:
             raise PredictError("the prefetch threshold is a probability: above 0, up to 1")
 
     def background(self, expert_bytes: int) -> bool:
-        """Whether a loader works parallel to the layers: as in the runtime, with a limited cache for experts on the CPU, to
-        prefetch, or if an expert is large.
+        """Whether a loader works parallel to the layers of a decoded token: as in the runtime, with a limited cache for experts
+        on the CPU, to prefetch, or if an expert is large.
         """
         if self.cache_bytes is None or self.decode_unit != "cpu":
             return False
         return self.prefetch is not None or (self.prefill_unit == "cpu" and expert_bytes >= LARGE_EXPERT)
+
+    def background_in(self, phase: str, expert_bytes: int) -> bool:
+        """Whether a loader works parallel to the layers of a step: for a prompt on the CPU with experts of any size."""
+        prompt = phase == "prefill" and self.cache_bytes is not None and {self.prefill_unit, self.decode_unit} == {"cpu"}
+        return prompt or self.background(expert_bytes)
 
     def mode(self, expert_bytes: int) -> str:
         """The mode of loading experts that costs distinguish."""
@@ -173,10 +179,7 @@ class SimulatedCache(CacheRule[Entry]):
 
     def __init__(self, settings: Settings, costs: Costs, submit: Callable[[Entry], None], loader: SimulatedLoader):
         policy = POLICIES[settings.policy]()
-        background = settings.background(costs.expert_bytes.get("cpu", 0))
-        super().__init__(
-            settings.cache_bytes, lambda form: costs.bytes_of(UNIT[form.backend], form.layer), Entry, policy, background
-        )
+        super().__init__(settings.cache_bytes, lambda form: costs.bytes_of(UNIT[form.backend], form.layer), Entry, policy)
         self._submit, self._loader = submit, loader
 
     def _queue(self, entry: Entry) -> None:
@@ -203,6 +206,7 @@ class SimulatedEngine:
         self._landing: dict[Entry, simpy.Event] = {}
         self._how: dict[Form, str] = {}
         self._loaded: set[Form] = set()
+        self._ran: defaultdict[int, set[int]] = defaultdict(set)  # tiers in which experts have run in this layer
         self._lines: dict[tuple[str, str, str], Line | None] = {}
         self._before: tuple[int, np.ndarray] | None = None
         self._step, self._loading_behind = 0, 0
@@ -238,6 +242,7 @@ class SimulatedEngine:
             self._preload()
         for number, step in enumerate(self.trace.steps):
             self._step, begin, before = number, self.env.now, self._counts()
+            self.cache.background = self.settings.background_in(step.phase, self.costs.expert_bytes.get("cpu", 0))
             yield from self._forward(step)
             self.outcome.steps.append((step.phase, step.rows, begin, self.env.now))
             so_far = np.array(self.outcome.by_phase.get(step.phase, (0, 0, 0)))
@@ -265,7 +270,9 @@ class SimulatedEngine:
     def _layer(self, step: Step, layer: int, chosen: np.ndarray, unit: str) -> Work:
         self.cache.begin_event()
         asked = self._recall(step, layer)
-        buffers = TokenBuffers(self.trace.experts, max(self._tiers(unit), default=None))
+        early = early_experts(self.cache.budget, self.costs.bytes_of(unit, layer))
+        buffers = TokenBuffers(self.trace.experts, max(self._tiers(unit), default=None), early)
+        self._ran.clear()
         pending: list[simpy.Process] = []
         size = self.settings.chunk if step.phase == "prefill" else 1
         for where in slice_chunks(len(chosen), size, unit == "npu"):
@@ -276,7 +283,10 @@ class SimulatedEngine:
             yield from self._use("cpu", "router", layer, -1, rows)
             self._look_ahead(layer, part)
             yield from self._use("cpu", "dispatch", layer, -1, rows)
-            yield from self._start(layer, buffers.add(where.start, part), unit, pending)
+            full = buffers.add(where.start, part)
+            if self.cache.background and unit == "cpu":
+                yield from self._name([Form(layer, expert, CPU, 0) for expert in np.unique(part).tolist()])
+            yield from self._start(layer, full, unit, pending)
         if step.phase != "decode" or unit == "npu":
             # A single decoded token on the CPU is not buffered.
             yield from self._use("cpu", "flush", layer, -1, len(chosen))
@@ -299,11 +309,8 @@ class SimulatedEngine:
 
     def _run(self, layer: int, batches: list[Batch], unit: str) -> Work:
         """Resident experts run first, so that no load evicts an expert about to run; loaded experts run immediately."""
-        tiers = self._tiers(unit)
-        forms = [Form(layer, batch.expert, BACKEND_OF[unit], smallest_tier(tiers, len(batch))) for batch in batches]
-        loads = self.cache.name(forms)
-        if loads:
-            yield self.env.timeout(loads * self._per_load())
+        forms = [self._form(layer, batch, unit) for batch in batches]
+        yield from self._name(forms)
         for i in self.cache.resident_first(forms):
             hit = self.cache.state(forms[i]) is not Cache.MISS
             entry = self.cache.hold(forms[i])
@@ -311,6 +318,18 @@ class SimulatedEngine:
             self.cache.use(entry)
             yield from self._use(unit, "expert", layer, forms[i].expert, len(batches[i]), 0, hit, forms[i])
             self.cache.release(forms[i])
+
+    def _form(self, layer: int, batch: Batch, unit: str) -> Form:
+        """The form that runs the batch: with a limited cache one that has run in this layer, if it holds the rows."""
+        ran = self._ran[batch.expert]
+        tier = smallest_tier(self._tiers(unit), len(batch), ran if self.settings.cache_bytes is not None else ())
+        ran.add(tier)
+        return Form(layer, batch.expert, BACKEND_OF[unit], tier)
+
+    def _name(self, forms: list[Form]) -> Work:
+        """Announce forms to the cache, whose requests to the loader take time."""
+        if loads := self.cache.name(forms):
+            yield self.env.timeout(loads * self._per_load())
 
     def _submit(self, entry: Entry) -> None:
         self._landing[entry] = self.env.event()

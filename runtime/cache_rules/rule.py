@@ -124,14 +124,15 @@ class CacheRule(Generic[E]):
         self._counted.clear()
 
     def name(self, forms: Sequence[Form]) -> int:
-        """Announce the forms that the event will run: keep held ones, as far as the budget allows, and request the others.
+        """Announce forms that the event will run: keep held ones, as far as the budget allows, and request the others.
 
-        Returns the number of loads that began.
+        An event may do so several times, as its choices become known: a form counts as resident by the first time.
+                Returns the number of loads that began.
         """
         before = self.begun
-        for form in forms:
-            self._of_event.setdefault(form, False)
-        self._in_time.update(filter(self.ready, forms))
+        new = [form for form in forms if form not in self._of_event]
+        self._of_event.update(dict.fromkeys(new, False))
+        self._in_time.update(filter(self.ready, new))
         for form in forms if self.background else ():
             entry = self._held.get(form)
             if entry is not None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.package.convert import Progress
@@ -37,6 +37,21 @@ def read_text(path: Path) -> str:
         return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read as text ({error}): give a UTF-8 file") from None
+
+
+def read_objects(path: Path) -> list[dict[str, Any]]:
+    """A file that the user named, as a JSON list of objects."""
+    import json
+
+    from runtime.errors import RequestError
+
+    try:
+        objects = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path} is not JSON ({error}): give a list of objects") from None
+    if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
+        raise RequestError(f"{path} is not a list of objects: put them in [ ]")
+    return objects
 
 
 def require_package(folder: Path) -> None:

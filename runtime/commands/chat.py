@@ -3,11 +3,21 @@
 import argparse
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moescope.arguments import add_model
-from runtime.commands import add_count
-from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling, check_sampling, load_model, print_tokens
+from runtime.commands import add_count, read_objects
+from runtime.commands.generate import (
+    INTERRUPTED,
+    add_placement,
+    add_sampling,
+    add_template,
+    check_sampling,
+    load_model,
+    print_tokens,
+    template_variables,
+)
 from runtime.errors import RequestError
 from runtime.package.channels import Channels
 from runtime.package.tokens import check_text
@@ -28,8 +38,10 @@ class Talk:
 
     def __init__(self, model: "MoE", args: argparse.Namespace):
         self.model, self.args = model, args
+        self.variables = template_variables(model, args)
         self.messages: list[Message] = []
         self.clear()
+        self.messages += read_objects(args.messages) if args.messages else []
 
     def clear(self) -> None:
         """Drop everything except the system prompt."""
@@ -68,9 +80,9 @@ class Talk:
 
     def _fitting(self, messages: "list[Message]") -> "tuple[list[Message], list[int]]":
         """(messages, their ids), without the oldest turns if less than a quarter of the context is left for the answer."""
-        first = int(bool(self.args.system))
+        first = int(messages[0].get("role") == "system")
         room = self._context - min(self.args.max_new_tokens, self._context // 4)
-        while len(ids := self.model.apply_chat_template(messages)) > room and len(messages) > first + 1:
+        while len(ids := self.model.apply_chat_template(messages, **self.variables)) > room and len(messages) > first + 1:
             messages = messages[:first] + messages[first + 2 :]
         return messages, ids
 
@@ -83,7 +95,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_model(parser)
     parser.add_argument("--system", default="", help="system prompt")
+    parser.add_argument("--messages", type=Path, metavar="FILE", help="conversation so far: JSON list of {role, content}")
     add_count(parser, "--max-new-tokens", default=512, help="largest number of tokens in an answer")
+    add_template(parser)
     add_sampling(parser)
     add_placement(parser)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_model
 from moescope.plain import for_output
-from runtime.commands import add_count, parse_tiers, read_text, show_progress
+from runtime.commands import add_count, parse_tiers, read_objects, read_text, show_progress
 from runtime.errors import RequestError
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ SAMPLING: tuple[tuple[str, type, float, str, str], ...] = (
 EXAMPLES = """examples:
   moescope generate /tmp/demo --prompt 'The router looks at' --max-new-tokens 32
   moescope generate /tmp/demo --prompt-file prompt.txt --prefill-backend htp --expert-cache 1.5MiB --log run.json
-  moescope generate /tmp/demo --prompt Hello --prefill-backend htp --qnn-profile detailed --qnn-profile-dir csv"""
+  moescope generate /tmp/demo --prompt Hello --prefill-backend htp --qnn-profile detailed --qnn-profile-dir csv
+  moescope generate /tmp/demo --score text.txt --against htp"""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +38,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text to continue")
     prompt.add_argument("--prompt-file", type=Path, help="file that holds the text to continue; -: standard input")
+    prompt.add_argument("--messages", type=Path, metavar="FILE", help="conversation to answer: JSON list of {role, content}")
     add_count(parser, "--max-new-tokens", default=64, help="largest number of tokens to generate")
     parser.add_argument("--ignore-end", action="store_true", help="keep generating after the end token")
+    prompt.add_argument("--score", type=Path, metavar="FILE", help="text whose tokens are scored; nothing is generated")
+    parser.add_argument(
+        "--against", metavar="WHERE", help="with --score: a second backend for the prompt, compared layer by layer with the first"
+    )
+    add_template(parser)
     add_sampling(parser)
     add_placement(parser)
     report = parser.add_argument_group("report")
@@ -68,6 +75,22 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default=Path("qnn-profile"),
         help="folder for QNN's profiles, one CSV for each session (default: qnn-profile)",
     )
+
+
+def add_template(parser: argparse.ArgumentParser) -> None:
+    """Declare the variables of a chat template besides the messages."""
+    template = parser.add_argument_group("chat template")
+    template.add_argument("--thinking", choices=("on", "off"), help="whether the model thinks first (default: the template's)")
+    template.add_argument(
+        "--reasoning-effort", metavar="LEVEL", help="how much it thinks, as its template calls it: low, high ..."
+    )
+    template.add_argument("--tools", type=Path, metavar="FILE", help="tools that it may call: JSON list of their schemas")
+
+
+def template_variables(model: "MoE", args: argparse.Namespace) -> dict[str, Any]:
+    """The chat template's variables from the options of `add_template`."""
+    thinking = None if args.thinking is None else args.thinking == "on"
+    return model.template_variables(thinking, args.reasoning_effort, read_objects(args.tools) if args.tools else None)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -128,18 +151,60 @@ def add_caches(placement: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate text, printed on standard output as it is produced, and statistics on standard error."""
+    if args.score:
+        return score_file(args)
+    if args.against:
+        raise RequestError("--against compares two scores of a text: give --score")
     check_sampling(args)
     if args.log:
         check_writable(args.log)
-    prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
+    given = [args.thinking, args.reasoning_effort, args.tools]
+    if not args.messages and any(option is not None for option in given):
+        raise RequestError("--thinking, --reasoning-effort and --tools are for a chat template: give --messages")
+    prompt: str | list[int] | None = str(args.prompt) if args.prompt is not None else None
+    if args.prompt_file:
+        prompt = read_text(args.prompt_file)
+    messages = read_objects(args.messages) if args.messages else []
     model, load_ns = load_model(args)
     with model:
+        if prompt is None:
+            prompt = model.apply_chat_template(messages, **template_variables(model, args))
         further = {"ignore_end": args.ignore_end, "logprobs": args.logprobs if args.json else None}
         tokens, interrupted = print_tokens(model, prompt, args, lambda token: "" if args.json else token.text, **further)
         if not args.json:
             print(flush=True)
     _print_statistics(model, args, tokens, load_ns)
     return INTERRUPTED if interrupted else 0
+
+
+def score_file(args: argparse.Namespace) -> int:
+    """Print the log probability of a text, and where two placements differ; 1 if by more than rounding explains."""
+    from runtime.prepare.scoring import first_beyond, layer_differences
+
+    text, places, scores = read_text(args.score), [args.prefill_backend, *([args.against] if args.against else [])], []
+    for args.prefill_backend in places:
+        with load_model(args)[0] as model:
+            scores.append(model.score(text, states=bool(args.against)))
+            engine, precisions = model.describe(), model.package.manifest["precisions"]
+    bits = min(part["bits"] for part in precisions.values())
+    rows = layer_differences(scores[0], scores[1], bits) if args.against else []
+    beyond = first_beyond(rows)
+    score, total = scores[0], float(scores[0].logprobs.sum())
+    answer: dict[str, Any] = {"tokens": score.ids, "logprobs": score.logprobs.tolist(), "logprob": total, "engine": engine}
+    answer["routes"] = {layer: experts.tolist() for layer, experts in score.routes.items()}
+    if args.against:
+        answer |= {"against": args.against, "layers": [vars(row) for row in rows]} | (
+            {} if beyond is None else {"first_beyond": beyond}
+        )
+        answer["logprobs_against"] = scores[1].logprobs.tolist()
+    if not print_if_json(args, answer, "score"):
+        print(f"{len(score.ids)} tokens, log probability {total:.4f} without the first on {places[0]}")
+        for row in rows:
+            routes = "" if row.routes is None else f", same experts for {row.routes:.1%} of tokens"
+            print(f"layer {row.layer}: differs by {row.state:.3%}, rounding explains {row.allowed:.3%}{routes}")
+        if args.against:
+            print("no layer differs by more than rounding" if beyond is None else f"layer {beyond} is the first beyond rounding")
+    return 0 if beyond is None else 1
 
 
 def check_sampling(args: argparse.Namespace) -> None:

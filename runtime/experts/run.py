@@ -13,7 +13,7 @@ from runtime.backends.cpu import CpuBackend, return_freed_memory
 from runtime.backends.graph import Backend, Graph
 from runtime.backends.operators import Operator, made_from
 from runtime.backends.serving import CpuExperts
-from runtime.cache_rules.batches import Batch, TokenBuffers
+from runtime.cache_rules.batches import Batch, TokenBuffers, early_experts
 from runtime.cache_rules.eviction import POLICIES
 from runtime.cache_rules.forms import CPU, HTP, Form, Reason
 from runtime.errors import BudgetError
@@ -32,7 +32,10 @@ LOADERS = 1
 
 @dataclass
 class LayerWork:
-    """One layer's rows while experts run: `normed` [n, H] in, `outputs` [n, k, H] out. `ran`: the forms that ran, by expert."""
+    """One layer's rows while experts run: `normed` [n, H] in, `outputs` [n, k, H] out.
+
+    used: the chosen experts. ran: the forms that ran, by expert.
+    """
 
     layer: int
     buffers: TokenBuffers
@@ -127,7 +130,8 @@ class Experts:
         """Begin a layer of n_tokens rows."""
         self.cache.begin_event()
         hidden, top_k = self.family.hidden, self.family.top_k
-        buffers = TokenBuffers(self.family.experts, max(backend.tiers, default=None))
+        early = early_experts(self.cache.budget, backend.expert_bytes)
+        buffers = TokenBuffers(self.family.experts, max(backend.tiers, default=None), early)
         normed = np.empty((n_tokens, hidden), np.float32)
         return LayerWork(layer, buffers, normed, np.empty((n_tokens, top_k, hidden), np.float32))
 
@@ -136,6 +140,11 @@ class Experts:
         with Operator(self.log, Kind.DISPATCH, work.layer, len(normed), made_from(Kind.DISPATCH, work.layer)):
             work.normed[first : first + len(normed)] = normed
             full = [(batch, work.normed[batch.tokens]) for batch in work.buffers.add(first, chosen)]
+            new = set(np.unique(chosen).tolist()) - work.used
+            work.used |= new
+            if self.cache.background and not backend.tiers:
+                # Read while the next chunks attend.
+                self.cache.name([self._forms[work.layer][expert] for expert in sorted(new)])
         if full:
             self._start(work, backend, full)
 
@@ -250,7 +259,6 @@ class Experts:
 
     def _run(self, work: LayerWork, form: Form, batch: Batch, rows: np.ndarray) -> None:
         n, layer, expert = len(batch), form.layer, form.expert
-        work.used.add(expert)
         with Operator(self.log, Kind.EXPERT, layer, n, made_from(Kind.EXPERT, layer, expert), expert):
             probes.expert_begin(layer, expert, n, self.cache.state(form), form.backend, form.tier)
             graph = self.cache.acquire(form)

@@ -140,8 +140,8 @@ def describe_samples(samples: deque[Sample]) -> str:
 class Prefetching:
     """Adds a Prefetcher to the engine's listeners, always or by the decision of a trial.
 
-    While it is off, decoding is plain demand loading: no listener, and loads on the thread that needs them, or by the loader if
-    `beside`. In prefill it always listens: the prompt fills the history, and a chunk requests all its experts at once.
+    While it is off, decoding is plain demand loading: no listener, and the cache loads as the engine has set it for the step. In
+    prefill it always listens: the prompt fills the history, and a chunk requests all its experts at once.
     """
 
     def __init__(
@@ -151,16 +151,14 @@ class Prefetching:
         listeners: list[Listener],
         log: RunLog,
         trial: Trial | None,
-        beside: bool = False,
     ):
         self.prefetcher, self.cache, self.listeners, self.log, self.trial = prefetcher, cache, listeners, log, trial
-        self.beside = beside
         self._waited = self._predicted = 0
 
     def step_begins(self, step: Step) -> None:
         """Called before the listeners are notified."""
         on = self.trial is None or self.trial.on or step.phase == Phase.PREFILL
-        self.cache.background = on or self.beside
+        self.cache.background |= on
         if on != (self.prefetcher in self.listeners):
             (self.listeners.append if on else self.listeners.remove)(self.prefetcher)
         self._waited, self._predicted = self.log.stall_ns, self.prefetcher.spent_ns

@@ -1,6 +1,7 @@
 """The tokenizer, the end tokens and the chat template that come with a model."""
 
 import os
+import re
 import sys
 from operator import itemgetter
 from pathlib import Path
@@ -17,6 +18,10 @@ PLAIN = (
     "{% endfor %}Assistant:"
 )
 """The chat template for models without one."""
+THINKING = {"enable_thinking", "thinking"}
+"""Variables by which templates of published models switch thinking; a template may read both."""
+GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""transformers' own tag, which Jinja does not know."""
 UNBOUNDED = 10**30
 """Token limit for the tokenizer: the engine itself reports a conversation that does not fit."""
 
@@ -82,6 +87,22 @@ class ChatTemplate:
         if not self._tokenizer.chat_template:
             print("moescope: this model has no chat template: turns begin with `User:` and `Assistant:`", file=sys.stderr)
             self._tokenizer.chat_template = PLAIN
+
+    def variables(self, thinking: bool | None, effort: str | None, tools: list[Message] | None) -> dict[str, Any]:
+        """The template's variables that say this; None says nothing. Raises RequestError for what the template does not read."""
+        read = self._read_variables(tools)
+        thinks, given = THINKING & read, {"reasoning_effort": effort, "tools": tools}
+        variables: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        missing = sorted(variables.keys() - read)
+        if missing or (thinking is not None and not thinks):
+            raise RequestError(f"the model's chat template does not read {(missing or ['enable_thinking'])[0]}: leave it out")
+        return variables | (dict.fromkeys(thinks, thinking) if thinking is not None else {})
+
+    def _read_variables(self, tools: list[Message] | None) -> set[str]:
+        from jinja2 import Environment, meta
+
+        text = GENERATION.sub("", self._tokenizer.get_chat_template(None, tools))
+        return meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text))
 
     def ids(self, messages: list[Message], **options: Any) -> list[int]:
         """Token ids of a conversation up to the model's answer, like transformers' apply_chat_template.

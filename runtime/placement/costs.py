@@ -138,10 +138,12 @@ class CostTable:
 
 
 class Flush:
-    """Decides where a partial buffer runs: in the smallest tier that holds its rows."""
+    """Decides where a partial buffer runs: in the smallest tier that holds its rows; `limited`: of those that have just run, if
+    one does, as another would have to be loaded.
+    """
 
-    def __init__(self, tiers: tuple[int, ...]):
-        self.tiers = tiers
+    def __init__(self, tiers: tuple[int, ...], limited: bool):
+        self.tiers, self.limited = tiers, limited
 
     @property
     def uses_cpu(self) -> bool:
@@ -150,7 +152,8 @@ class Flush:
 
     def place(self, rows: int, loaded: Iterable[tuple[int, int]]) -> tuple[int, int]:
         """Backend and tier (0: dynamic) for `rows` rows of an expert whose forms (backend, tier) in `loaded` have just run."""
-        return HTP, smallest_tier(self.tiers, rows)
+        ran = [tier for backend, tier in loaded if backend == HTP] if self.limited else []
+        return HTP, smallest_tier(self.tiers, rows, ran)
 
 
 class FlushByCost(Flush):
@@ -160,8 +163,8 @@ class FlushByCost(Flush):
     """
 
     def __init__(self, table: CostTable, tiers: tuple[int, ...], limited: bool):
-        super().__init__(tiers)
-        self.table, self.limited = table, limited
+        super().__init__(tiers, limited)
+        self.table = table
         self._places: dict[tuple[int, frozenset[tuple[int, int]]], tuple[int, int]] = {}
 
     @property

@@ -56,10 +56,11 @@ def _window_losses(engine: Engine, ids: list[int], first: int) -> np.ndarray:
     sequence = engine.begin_sequence(len(ids))
     hidden = engine.hidden(sequence, ids[:-1], Step(0, Phase.PREFILL, len(ids) - 1, 0, 0))[first - 1 :]
     targets = np.array(ids[first:])
-    return np.concatenate(list(_losses_of(engine, hidden, targets)))
+    return np.concatenate(list(losses_of(engine, hidden, targets)))
 
 
-def _losses_of(engine: Engine, hidden: np.ndarray, targets: np.ndarray) -> Iterator[np.ndarray]:
+def losses_of(engine: Engine, hidden: np.ndarray, targets: np.ndarray) -> Iterator[np.ndarray]:
+    """Losses of targets [n] after hidden [n, H], a part of the rows at a time."""
     for begin in range(0, len(hidden), ROWS):
         logs = log_probabilities(engine.logits(hidden[begin : begin + ROWS]))
         yield -logs[np.arange(len(logs)), targets[begin : begin + ROWS]]

@@ -47,16 +47,15 @@ class Engine:
             Phase.DECODE: self._placement(parse_placement(options.decode_backend), 1),
         }
         used = {p.experts.id: p.experts for p in self.placements.values()}
-        flush = FlushByCost(costs, options.tiers, options.expert_cache is not None) if costs else Flush(options.tiers)
+        limited = options.expert_cache is not None
+        flush = FlushByCost(costs, options.tiers, limited) if costs else Flush(options.tiers, limited)
         if HTP in used and flush.uses_cpu:
             used[CPU] = self.backends[CPU]
         unwanted = no_prefetch(package, options)
         predictor = None if unwanted else Predictor.of(package)
-        log.prefetching = (
-            f"off: {unwanted}" if unwanted and (options.expert_cache is not None or options.prefetch == "on") else ""
-        )
-        beside = loads_in_background(package, options)
-        background = beside or predictor is not None
+        log.prefetching = f"off: {unwanted}" if unwanted and (limited or options.prefetch == "on") else ""
+        self._loads_beside = {phase: loads_in_background(package, options, phase) for phase in Phase}
+        background = any(self._loads_beside.values()) or predictor is not None
         self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, background, flush)
         self._table = package.embedding()
         self._head = self._graph("head", Kind.HEAD, -1)
@@ -67,7 +66,7 @@ class Engine:
             cache, trial = self.experts.cache, Trial() if options.prefetch == AUTO else None
             log.prefetching = trial.reason if trial else "on: as requested"
             prefetcher = Prefetcher(predictor, cache, self.family, CPU)
-            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial, beside)
+            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial)
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
 
@@ -114,6 +113,7 @@ class Engine:
             sequence.restart()
         phase = Phase.PREFILL if prompt or sequence.length == 0 else Phase.DECODE
         step = Step(self.log.next_seq, phase, len(ids), sequence.length)
+        self.experts.cache.background = self._loads_beside[phase]
         if self._prefetching:
             self._prefetching.step_begins(step)
         # Timed between the probes, so that the time of a tracer's trap is not part of the step.
@@ -206,12 +206,14 @@ def no_prefetch(package: Package, options: Options) -> str:
     return "no predictor is trained (`moescope tune predictor`), and experts are below 1 MiB"
 
 
-def loads_in_background(package: Package, options: Options) -> bool:
+def loads_in_background(package: Package, options: Options, phase: Phase) -> bool:
     """Whether a loader reads the experts that a layer misses while the layer runs those it has, with and without prefetching.
 
-    With small experts, waking the loader would take a good part of the time that it saves.
+    For a single token and small experts, waking the loader would take a good part of the time that it saves.
     """
-    return options.expert_cache is not None and not options.uses("htp") and package.expert_bytes >= LARGE_EXPERT
+    if options.expert_cache is None or options.uses("htp"):
+        return False
+    return phase == Phase.PREFILL or package.expert_bytes >= LARGE_EXPERT
 
 
 def make_backends(package: Package, options: Options, timers: Timers | None = None) -> dict[int, Backend]:
