@@ -7,6 +7,7 @@ import pyarrow
 
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
+from analyzer.stacks.tables import build_stacks
 from analyzer.tables import calls, clocks, driver, genie, hexagon, io, moe, nodes, operators, pmc, sched
 from analyzer.tables.complexity import context_lengths
 from analyzer.tables.qnn import busy, events
@@ -100,6 +101,7 @@ class TableBuilder:
             "threads": self.scheduling.threads(),
             "clocks": clocks.build_clocks(source),
             **self.events.tables(tokens, self.loads),
+            **build_stacks(source, tokens),
             "unpaired": unpaired_table(source),
         }
         return {name: arrow_table(name, columns) for name, columns in tables.items()}
