@@ -76,5 +76,5 @@ def frame_columns(unwound: Unwound) -> Columns:
     return {
         "frame_id": np.arange(len(frames)),
         **text,
-        "address": np.array([frame.get("address", 0) for frame in frames], np.uint64),
+        "address": np.array([frame.get("address", 0) % 2**64 for frame in frames], np.uint64),
     }

@@ -71,7 +71,7 @@ static struct {
 	u64 pc, stack_at;
 	const u8 *stack;
 	u64 bytes;
-	bool was_cut;
+	bool was_cut, has_ended;
 	u64 frames[MOST_FRAMES];
 	bool is_call[MOST_FRAMES];
 	int count;
@@ -319,6 +319,9 @@ static int add_frame(Dwfl_Frame *state, void *unused)
 	(void)unused;
 	if (now.count == MOST_FRAMES || !dwfl_frame_pc(state, &pc, &is_activation))
 		return DWARF_CB_ABORT;
+	now.has_ended = !pc && now.count; /* a return address of 0 ends a stack */
+	if (now.has_ended)
+		return DWARF_CB_ABORT;
 	now.frames[now.count] = pc;
 	now.is_call[now.count++] = !is_activation;
 	return DWARF_CB_OK;
@@ -327,10 +330,12 @@ static int add_frame(Dwfl_Frame *state, void *unused)
 static enum end unwind(struct process *p)
 {
 	now.count = 0;
-	now.was_cut = false;
+	now.was_cut = now.has_ended = false;
 	prepare(p);
 	if (!dwfl_getthread_frames(p->dwfl, p->pid, add_frame, NULL))
 		return now.was_cut ? CUT : WHOLE;
+	if (now.has_ended)
+		return WHOLE;
 	if (!now.count) { /* the program counter alone is known */
 		now.frames[0] = now.pc;
 		now.is_call[now.count++] = false;
@@ -359,8 +364,10 @@ static json_t *described(struct process *p, u64 address)
 		if (p->maps[i].start <= address && address < p->maps[i].end)
 			m = &p->maps[i];
 	json_object_set_new(frame, "file", json_string(m ? m->path : ""));
-	if (!module)
+	if (!module) {
+		json_object_set_new(frame, "address", json_integer(address));
 		return frame;
+	}
 	dwfl_module_info(module, NULL, &low, NULL, NULL, NULL, &path, NULL);
 	dwfl_module_getelf(module, &bias);
 	json_object_set_new(frame, "address", json_integer(address - bias));
