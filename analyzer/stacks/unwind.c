@@ -86,6 +86,9 @@ static const char *vdso;
 static json_t *replaced;
 static FILE *out_samples, *out_stacks, *out_frames;
 
+/* Of libstdc++: a C++ name as in the source; NULL for others. */
+char *__cxa_demangle(const char *mangled, char *buffer, size_t *length, int *status);
+
 static void fail(const char *what)
 {
 	fprintf(stderr, "moescope-unwind: %s: %s\n", what, strerror(errno));
@@ -357,7 +360,7 @@ static json_t *described(struct process *p, u64 address)
 	const char *path = NULL, *name, *source;
 	const struct mapping *m = NULL;
 	Dwfl_Line *line;
-	int number;
+	int number, status;
 	json_t *frame = json_object();
 
 	for (int i = 0; i < p->count; i++)
@@ -373,7 +376,10 @@ static json_t *described(struct process *p, u64 address)
 	json_object_set_new(frame, "address", json_integer(address - bias));
 	name = dwfl_module_addrinfo(module, address, &offset, &symbol, NULL, NULL, NULL);
 	if (name && offset < (symbol.st_size ? symbol.st_size : 4096)) {
-		json_object_set_new(frame, "function", json_stringn_nocheck(name, strlen(name)));
+		char *plain = __cxa_demangle(name, NULL, NULL, &status);
+
+		json_object_set_new(frame, "function", json_string(plain ? plain : name));
+		free(plain);
 		json_object_set_new(frame, "offset", json_integer(offset));
 	}
 	line = dwfl_module_getsrc(module, address);
