@@ -135,8 +135,20 @@ struct task_struct {
 	unsigned long min_flt;
 	unsigned long maj_flt;
 	struct files_struct *files;
+	struct uprobe_task *utask;
 	u32 __state;
 	long state; /* until Linux 5.14: 2f064a59a11f "sched: Change task_struct::state" */
+} __attribute__((preserve_access_index));
+
+struct uprobe_task {
+	struct return_instance *return_instances;
+} __attribute__((preserve_access_index));
+
+/* A call of a function with a probe at its return: the kernel has put another return address on the stack. */
+struct return_instance {
+	unsigned long stack;	      /* the stack pointer at the call */
+	unsigned long orig_ret_vaddr; /* the function's own return address */
+	struct return_instance *next; /* of the outer call */
 } __attribute__((preserve_access_index));
 
 #define RELOCATED __attribute__((preserve_access_index))

@@ -4,17 +4,42 @@
  * A thread's stack can only be read while it runs: it is copied when the thread goes to sleep, and sent if that took long.
  */
 
-/* Whether the kernel keeps this sample: that of a thread of the target. */
-PERF_EVENT(stack_sample)
-{
-	return traced() != 0;
-}
-
 static INLINE struct stack_copy *slot_of(u32 tid)
 {
 	u32 slot = tid & (STACK_SLOTS - 1);
 
 	return map_lookup(MAP(stack_copies), &slot);
+}
+
+/* The running thread's calls whose return is probed. */
+static INLINE u64 note_calls(struct stack_copy *s)
+{
+	void *task = KERNEL_READ(task_struct, utask, (void *)bpf_get_current_task(), void *);
+	void *call = task ? KERNEL_READ(uprobe_task, return_instances, task, void *) : 0;
+	u64 count = 0;
+
+	for (int i = 0; i < PROBED_CALLS; i++) {
+		s->calls[i].stack = call ? KERNEL_READ(return_instance, stack, call, u64) : 0;
+		s->calls[i].address = call ? KERNEL_READ(return_instance, orig_ret_vaddr, call, u64) : 0;
+		count += call != 0;
+		call = call ? KERNEL_READ(return_instance, next, call, void *) : 0;
+	}
+	return count;
+}
+
+/* Whether the kernel keeps this sample: that of a thread of the target. */
+PERF_EVENT(stack_sample)
+{
+	struct stack_copy *s = traced() ? slot_of((u32)bpf_get_current_pid_tgid()) : 0;
+
+	if (s && note_calls(s)) {
+		s->of = bpf_get_current_pid_tgid();
+		s->reason = STACK_RETURNS;
+		s->bytes = 0;
+		bpf_perf_event_output(ctx, MAP(stacks), BPF_F_CURRENT_CPU, s, sizeof(*s) - sizeof(s->stack));
+		s->of = 0;
+	}
+	return traced() != 0;
 }
 
 #if defined(LOADER_BCC)
@@ -35,6 +60,7 @@ static INLINE struct stack_copy *copied(u32 reason, u32 tid, u64 since)
 	s->reason = reason;
 	s->tid = tid;
 	s->since = since;
+	note_calls(s);
 	bpf_probe_read_kernel(s->registers, sizeof(struct pt_regs), USER_REGISTERS());
 	at = STACK((struct pt_regs *)s->registers);
 	for (int i = 0; i < STACK_BYTES / STACK_PAGE; i++) {

@@ -64,7 +64,16 @@ struct settings {
 enum stack_reason {
 	STACK_WAIT = 1,	 /* the thread continues after a long wait */
 	STACK_WAKER = 2, /* the thread ends the long wait of another one */
+	STACK_RETURNS = 3, /* what the kernel's next sample of the thread lacks: the calls whose return is probed */
 };
+
+/* A call whose return is probed: on the stack, the kernel's address stands in the place of its own. */
+struct probed_call {
+	u64 stack;  /* the stack pointer at the call */
+	u64 address; /* to which it returns */
+};
+
+#define PROBED_CALLS 8
 
 struct stack_copy {
 	u64 of;		   /* process and thread whose stack it is; 0: none */
@@ -72,6 +81,7 @@ struct stack_copy {
 	u32 tid;	   /* of the thread that waited */
 	u64 since;	   /* when it went to sleep */
 	u64 bytes;	   /* of the stack */
+	struct probed_call calls[PROBED_CALLS]; /* innermost first; zeros behind the last */
 	u64 registers[34]; /* struct pt_regs */
 	u8 stack[STACK_BYTES + STACK_PAGE];
 };

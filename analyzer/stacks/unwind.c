@@ -33,6 +33,8 @@ typedef uint64_t u64;
 #define X86_REGISTERS 17
 #define ARM_REGISTERS 33
 #define WORD 8
+#define PROBED_CALLS 8
+#define RETURNS 3 /* enum stack_reason */
 
 enum end {
 	WHOLE,	  /* the stack's outermost function was reached */
@@ -63,7 +65,23 @@ struct process {
 struct record {
 	u64 time;
 	const struct perf_event_header *header;
+	const struct copy *returns; /* of a sample, or NULL */
 };
+
+/* A call whose return is probed: on the stack, the address of the kernel's trampoline stands in the place of its own. */
+struct call {
+	u64 stack, address;
+};
+
+/* A copied stack, behind the size of its bytes: struct stack_copy of bpf/structs.h. */
+struct copy {
+	u64 of;
+	u32 reason, tid;
+	u64 since, bytes;
+	struct call calls[PROBED_CALLS];
+	u64 registers[34];
+	u8 stack[];
+} __attribute__((packed));
 
 /* What is unwound now: registers by DWARF's numbers, and the copied bytes. */
 static struct {
@@ -72,6 +90,9 @@ static struct {
 	const u8 *stack;
 	u64 bytes;
 	bool was_cut, has_ended;
+	struct call calls[PROBED_CALLS];
+	int next_call;
+	u64 trampoline; /* 0: none */
 	u64 frames[MOST_FRAMES];
 	bool is_call[MOST_FRAMES];
 	int count;
@@ -272,6 +293,17 @@ static bool get_thread(Dwfl *dwfl, pid_t tid, void *process, void **thread)
 	return true;
 }
 
+/* The return address at a place of the stack, or in a register (at 0), where the kernel's trampoline has taken its place. */
+static u64 own_return(u64 value, u64 at)
+{
+	if (!now.trampoline || value != now.trampoline)
+		return value;
+	for (int i = 0; i < PROBED_CALLS; i++)
+		if (at && now.calls[i].stack == at)
+			return now.calls[i].address;
+	return now.next_call < PROBED_CALLS ? now.calls[now.next_call++].address : 0;
+}
+
 static bool read_memory(Dwfl *dwfl, Dwarf_Addr address, Dwarf_Word *result, void *process)
 {
 	(void)dwfl;
@@ -281,12 +313,15 @@ static bool read_memory(Dwfl *dwfl, Dwarf_Addr address, Dwarf_Word *result, void
 		return false;
 	}
 	memcpy(result, now.stack + (address - now.stack_at), WORD);
+	*result = own_return(*result, address);
 	return true;
 }
 
 static bool set_registers(Dwfl_Thread *thread, void *process)
 {
 	(void)process;
+	if (is_arm)
+		now.registers[30] = own_return(now.registers[30], 0);
 	if (!dwfl_thread_state_registers(thread, 0, is_arm ? ARM_REGISTERS - 1 : X86_REGISTERS, now.registers))
 		return false;
 	dwfl_thread_state_register_pc(thread, now.pc);
@@ -334,6 +369,11 @@ static enum end unwind(struct process *p)
 {
 	now.count = 0;
 	now.was_cut = now.has_ended = false;
+	now.next_call = 0;
+	now.trampoline = 0;
+	for (int i = 0; i < p->count; i++)
+		if (!strcmp(p->maps[i].path, "[uprobes]"))
+			now.trampoline = p->maps[i].start;
 	prepare(p);
 	if (!dwfl_getthread_frames(p->dwfl, p->pid, add_frame, NULL))
 		return now.was_cut ? CUT : WHOLE;
@@ -470,7 +510,7 @@ static void put(struct sample *s, struct process *p, const u64 *callers, u64 cou
 }
 
 /* A sample of the clock: callers, size of bytes and bytes (none), registers, stack. */
-static void take_clock(struct sample *s, const u8 *at, const u8 *end)
+static void take_clock(struct sample *s, const u8 *at, const u8 *end, const struct copy *returns)
 {
 	struct process *p = process_of(s->pid);
 	const u64 *words = (const u64 *)at;
@@ -492,21 +532,16 @@ static void take_clock(struct sample *s, const u8 *at, const u8 *end)
 			return;
 		if (now.bytes)
 			now.bytes = *(const u64 *)(now.stack + now.bytes);
+		memset(now.calls, 0, sizeof(now.calls));
+		if (returns)
+			memcpy(now.calls, returns->calls, sizeof(now.calls));
 		s->end = unwind(p);
 	}
 	put(s, p, callers, count);
 }
 
-/* A copied stack, struct stack_copy of bpf/structs.h behind the size of its bytes. */
-static void take_sent(struct sample *s, const u8 *at, const u8 *end)
+static void take_sent(struct sample *s, const struct copy *copy, const u8 *end)
 {
-	struct copy {
-		u32 pad, size;
-		u64 of;
-		u32 reason, tid;
-		u64 since, bytes, registers[34];
-		u8 stack[];
-	} __attribute__((packed)) const *copy = (const void *)(at - 4);
 	static u64 registers[34];
 
 	if (copy->stack + copy->bytes > end)
@@ -517,6 +552,7 @@ static void take_sent(struct sample *s, const u8 *at, const u8 *end)
 	s->waited = copy->tid;
 	s->since = copy->since;
 	memcpy(registers, copy->registers, sizeof(registers));
+	memcpy(now.calls, copy->calls, sizeof(now.calls));
 	take_kernel_registers(registers);
 	now.stack = copy->stack;
 	now.bytes = copy->bytes;
@@ -532,16 +568,27 @@ static bool is_clock(u64 id)
 	return false;
 }
 
-static void take_sample(const struct perf_event_header *header)
+#define SAMPLE_HEAD 24 /* id, thread, time */
+
+/* What a program sent; NULL for a sample of the clock. */
+static const struct copy *sent_in(const struct perf_event_header *header)
 {
-	const u8 *at = (const u8 *)(header + 1);
+	const u64 *words = (const u64 *)(header + 1);
+
+	return is_clock(words[0]) ? NULL : (const void *)((const u8 *)words + SAMPLE_HEAD + sizeof(u32));
+}
+
+static void take_sample(const struct record *record)
+{
+	const u8 *at = (const u8 *)(record->header + 1), *end = (const u8 *)record->header + record->header->size;
+	const struct copy *sent = sent_in(record->header);
 	const u64 *words = (const u64 *)at;
 	struct sample s = {.time = words[2], .pid = words[1], .tid = words[1] >> 32};
 
-	if (is_clock(words[0]))
-		take_clock(&s, at + 24, (const u8 *)header + header->size);
-	else
-		take_sent(&s, at + 24, (const u8 *)header + header->size);
+	if (!sent)
+		take_clock(&s, at + SAMPLE_HEAD, end, record->returns);
+	else if (sent->stack <= end && sent->reason != RETURNS)
+		take_sent(&s, sent, end);
 }
 
 static void take_mapping(const struct perf_event_header *header)
@@ -564,10 +611,12 @@ static void take_fork(const struct perf_event_header *header)
 		add_mapping(process_of(pid), process_of(parent)->maps[i]);
 }
 
-static void take(const struct perf_event_header *header)
+static void take(const struct record *record)
 {
+	const struct perf_event_header *header = record->header;
+
 	switch (header->type) {
-	case PERF_RECORD_SAMPLE: take_sample(header); break;
+	case PERF_RECORD_SAMPLE: take_sample(record); break;
 	case PERF_RECORD_MMAP2: take_mapping(header); break;
 	case PERF_RECORD_FORK: take_fork(header); break;
 	case PERF_RECORD_COMM:
@@ -594,6 +643,7 @@ static u64 time_of(const struct perf_event_header *header)
 /* The whole records of the file, in the order of time: each CPU has its own in the file. */
 static struct record *records_in(const u8 *data, u64 bytes, int *count)
 {
+	const struct copy *returns = NULL; /* they stand before the sample that they belong to */
 	struct record *records = NULL;
 	int room = 0;
 
@@ -604,7 +654,9 @@ static struct record *records_in(const u8 *data, u64 bytes, int *count)
 			break;
 		if (*count == room)
 			records = grown(records, &room, sizeof(*records));
-		records[(*count)++] = (struct record){time_of(header), header};
+		if (header->type == PERF_RECORD_SAMPLE && sent_in(header))
+			returns = sent_in(header)->stack <= data + at + header->size && sent_in(header)->reason == RETURNS ? sent_in(header) : NULL;
+		records[(*count)++] = (struct record){time_of(header), header, header->type == PERF_RECORD_SAMPLE ? returns : NULL};
 		at += header->size;
 	}
 	qsort(records, *count, sizeof(*records), by_time);
@@ -669,7 +721,7 @@ int main(int argc, char **argv)
 	out_frames = create(argv[5], "frames");
 	records = records_in(data, file.st_size, &count);
 	for (int i = 0; i < count; i++)
-		take(records[i].header);
+		take(&records[i]);
 	if (fclose(out_samples) || fclose(out_stacks) || fclose(out_frames))
 		fail(argv[5]);
 	return 0;
