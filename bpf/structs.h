@@ -56,7 +56,7 @@ struct settings {
 	struct hexagon_layout hexagon_layouts[HEXAGON_LAYOUTS];
 };
 
-#define STACK_BYTES 16384 /* copied of a stack, at most */
+#define STACK_BYTES 32768 /* copied of a stack, at most */
 #define STACK_PAGE 4096
 #define STACK_SLOTS 512 /* threads of the target whose numbers differ in the lower bits */
 

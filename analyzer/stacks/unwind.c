@@ -62,10 +62,18 @@ struct process {
 	Dwfl *dwfl;
 };
 
+/* The bytes of a stack; from `same_from` on it is that of the thread's sample before. */
+struct piece {
+	u64 at, bytes, same_from;
+	const u8 *data;
+	const struct piece *before;
+};
+
 struct record {
 	u64 time;
 	const struct perf_event_header *header;
 	const struct copy *returns; /* of a sample, or NULL */
+	const struct piece *stack;  /* of a sample of the clock, or NULL */
 };
 
 /* A call whose return is probed: on the stack, the address of the kernel's trampoline stands in the place of its own. */
@@ -87,8 +95,7 @@ struct copy {
 static struct {
 	u64 registers[ARM_REGISTERS];
 	u64 pc, stack_at;
-	const u8 *stack;
-	u64 bytes;
+	const struct piece *stack;
 	bool was_cut, has_ended;
 	struct call calls[PROBED_CALLS];
 	int next_call;
@@ -308,11 +315,15 @@ static bool read_memory(Dwfl *dwfl, Dwarf_Addr address, Dwarf_Word *result, void
 {
 	(void)dwfl;
 	(void)process;
-	if (address < now.stack_at || address + WORD > now.stack_at + now.bytes) {
+	const struct piece *p = now.stack;
+
+	while (p && address + WORD > p->at + p->bytes)
+		p = address >= p->same_from ? p->before : NULL;
+	if (!p || address < p->at) {
 		now.was_cut = now.was_cut || (address >= now.stack_at && address < now.stack_at + (64 << 20));
 		return false;
 	}
-	memcpy(result, now.stack + (address - now.stack_at), WORD);
+	memcpy(result, p->data + (address - p->at), WORD);
 	*result = own_return(*result, address);
 	return true;
 }
@@ -509,40 +520,38 @@ static void put(struct sample *s, struct process *p, const u64 *callers, u64 cou
 	fwrite(s, sizeof(*s), 1, out_samples);
 }
 
-/* A sample of the clock: callers, size of bytes and bytes (none), registers, stack. */
-static void take_clock(struct sample *s, const u8 *at, const u8 *end, const struct copy *returns)
+/* Where a sample of the clock has its registers, behind the callers; NULL if it is damaged. */
+static const u64 *registers_in(const struct perf_event_header *header)
 {
-	struct process *p = process_of(s->pid);
-	const u64 *words = (const u64 *)at;
-	u64 count = words[0], abi;
-	const u64 *callers = words + 1;
+	const u64 *words = (const u64 *)(header + 1), *end = (const u64 *)((const u8 *)header + header->size);
 
-	if (count > (u64)(end - at) / WORD - 3)
+	return words[3] < (u64)(end - words) - 5 ? words + 4 + words[3] : NULL;
+}
+
+/* A sample of the clock: callers in the kernel, registers, stack. */
+static void take_clock(struct sample *s, const struct record *record)
+{
+	const u64 *words = (const u64 *)(record->header + 1), *registers = registers_in(record->header);
+
+	if (!registers)
 		return;
-	words = callers + count;
-	abi = *words++;
 	now.count = 0;
 	s->end = UNKNOWN;
-	if (abi) { /* 0: a thread of the kernel, or one that ends */
-		take_perf_registers(words);
-		words += is_arm ? ARM_REGISTERS : 20;
-		now.bytes = *words++;
-		now.stack = (const u8 *)words;
-		if (now.bytes > (u64)(end - now.stack))
-			return;
-		if (now.bytes)
-			now.bytes = *(const u64 *)(now.stack + now.bytes);
+	if (*registers) { /* 0: a thread of the kernel, or one that ends */
+		take_perf_registers(registers + 1);
+		now.stack = record->stack;
 		memset(now.calls, 0, sizeof(now.calls));
-		if (returns)
-			memcpy(now.calls, returns->calls, sizeof(now.calls));
-		s->end = unwind(p);
+		if (record->returns)
+			memcpy(now.calls, record->returns->calls, sizeof(now.calls));
+		s->end = unwind(process_of(s->pid));
 	}
-	put(s, p, callers, count);
+	put(s, process_of(s->pid), words + 4, words[3]);
 }
 
 static void take_sent(struct sample *s, const struct copy *copy, const u8 *end)
 {
 	static u64 registers[34];
+	struct piece stack;
 
 	if (copy->stack + copy->bytes > end)
 		return;
@@ -554,8 +563,8 @@ static void take_sent(struct sample *s, const struct copy *copy, const u8 *end)
 	memcpy(registers, copy->registers, sizeof(registers));
 	memcpy(now.calls, copy->calls, sizeof(now.calls));
 	take_kernel_registers(registers);
-	now.stack = copy->stack;
-	now.bytes = copy->bytes;
+	stack = (struct piece){.at = now.stack_at, .bytes = copy->bytes, .same_from = UINT64_MAX, .data = copy->stack};
+	now.stack = &stack;
 	s->end = unwind(process_of(s->pid));
 	put(s, process_of(s->pid), NULL, 0);
 }
@@ -578,15 +587,22 @@ static const struct copy *sent_in(const struct perf_event_header *header)
 	return is_clock(words[0]) ? NULL : (const void *)((const u8 *)words + SAMPLE_HEAD + sizeof(u32));
 }
 
+static const struct copy *returns_in(const struct perf_event_header *header)
+{
+	const struct copy *sent = sent_in(header);
+
+	return sent && sent->stack <= (const u8 *)header + header->size && sent->reason == RETURNS ? sent : NULL;
+}
+
 static void take_sample(const struct record *record)
 {
-	const u8 *at = (const u8 *)(record->header + 1), *end = (const u8 *)record->header + record->header->size;
+	const u8 *end = (const u8 *)record->header + record->header->size;
 	const struct copy *sent = sent_in(record->header);
-	const u64 *words = (const u64 *)at;
+	const u64 *words = (const u64 *)(record->header + 1);
 	struct sample s = {.time = words[2], .pid = words[1], .tid = words[1] >> 32};
 
 	if (!sent)
-		take_clock(&s, at + SAMPLE_HEAD, end, record->returns);
+		take_clock(&s, record);
 	else if (sent->stack <= end && sent->reason != RETURNS)
 		take_sent(&s, sent, end);
 }
@@ -640,6 +656,35 @@ static u64 time_of(const struct perf_event_header *header)
 						  : ((const u64 *)((const u8 *)header + header->size))[-2];
 }
 
+/* The stack of a sample of the clock; those of a thread continue each other in the file's order. */
+static const struct piece *stack_in(const struct perf_event_header *header)
+{
+	static struct set threads;
+	static const struct piece **lasts;
+	static int room;
+	const u64 *registers = registers_in(header), *size, *end = (const u64 *)((const u8 *)header + header->size);
+	struct piece *piece;
+	bool is_new;
+	u32 thread = number_in(&threads, (const u32 *)(header + 1) + 3, sizeof(u32), &is_new);
+	u64 top;
+
+	while ((int)thread >= room)
+		lasts = grown(lasts, &room, sizeof(*lasts));
+	if (is_new)
+		lasts[thread] = NULL;
+	if (!registers || !*registers)
+		return NULL;
+	size = registers + 1 + (is_arm ? ARM_REGISTERS : 20);
+	if (size + 1 >= end || *size > (u64)((const u8 *)end - (const u8 *)(size + 1)) - WORD)
+		return NULL;
+	piece = malloc(sizeof(*piece));
+	*piece = (struct piece){.at = registers[1 + (is_arm ? 31 : 7)], .bytes = *size, .data = (const u8 *)(size + 1)};
+	top = *(const u64 *)(piece->data + *size);
+	piece->same_from = top ? piece->at + piece->bytes : UINT64_MAX;
+	piece->before = top ? lasts[thread] : NULL;
+	return lasts[thread] = piece;
+}
+
 /* The whole records of the file, in the order of time: each CPU has its own in the file. */
 static struct record *records_in(const u8 *data, u64 bytes, int *count)
 {
@@ -649,14 +694,20 @@ static struct record *records_in(const u8 *data, u64 bytes, int *count)
 
 	for (u64 at = 0; at + 48 <= bytes;) {
 		const struct perf_event_header *header = (const void *)(data + at);
+		struct record r = {.header = header};
 
 		if (header->size < 48 || header->size % 8 || at + header->size > bytes)
 			break;
 		if (*count == room)
 			records = grown(records, &room, sizeof(*records));
-		if (header->type == PERF_RECORD_SAMPLE && sent_in(header))
-			returns = sent_in(header)->stack <= data + at + header->size && sent_in(header)->reason == RETURNS ? sent_in(header) : NULL;
-		records[(*count)++] = (struct record){time_of(header), header, header->type == PERF_RECORD_SAMPLE ? returns : NULL};
+		r.time = time_of(header);
+		if (header->type == PERF_RECORD_SAMPLE && !sent_in(header)) {
+			r.returns = returns;
+			r.stack = stack_in(header);
+		}
+		if (header->type == PERF_RECORD_SAMPLE)
+			returns = returns_in(header);
+		records[(*count)++] = r;
 		at += header->size;
 	}
 	qsort(records, *count, sizeof(*records), by_time);

@@ -20,6 +20,9 @@
 #include "buffers.h"
 
 #define SHARE_BYTES (4ULL << 20) /* of each CPU */
+#define SAMPLE_STACK_BYTES 61440 /* copied at a sample; a record has less than 64 KiB */
+#define MOST_STACKS 256
+#define WHOLE_EVERY 64 /* samples of a thread: one is written whole, so that a reader need not go back far */
 #define MOST_KERNEL_PLACES (1 << 16) /* a power of two */
 #define FIRST_OF_KERNEL (1ULL << 63)
 #define FIRST_MARK ((u64)-4095) /* PERF_CONTEXT_*: not an address */
@@ -27,8 +30,10 @@
 
 #if defined(__x86_64__)
 #define REGISTERS 0xff0fffULL /* without the segments of data, which perf does not have */
+#define STACK_REGISTER 7
 #else
 #define REGISTERS ((1ULL << 33) - 1)
+#define STACK_REGISTER 31
 #endif
 
 struct cpu {
@@ -38,6 +43,13 @@ struct cpu {
 	u64 lost;
 	u64 clock_id; /* the kernel's for the samples of the clock */
 };
+
+/* The stack in a thread's last sample. */
+static struct last {
+	u32 tid, age;
+	u64 top, bytes;
+	u8 *data;
+} lasts[MOST_STACKS];
 
 static struct cpu *cpus;
 static int cpu_count;
@@ -59,7 +71,7 @@ static struct perf_event_attr attributes(u32 config, u64 more)
 
 	a.sample_type = PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | more;
 	a.sample_regs_user = REGISTERS;
-	a.sample_stack_user = STACK_BYTES;
+	a.sample_stack_user = SAMPLE_STACK_BYTES;
 	a.exclude_callchain_user = 1;
 	a.sample_id_all = 1;
 	a.watermark = 1;
@@ -147,14 +159,11 @@ static void note_kernel_place(u64 address)
 	}
 }
 
-/* A sample of the clock: header, id, pid, tid, time, number of callers, callers, ... */
-static void note_sample(const struct cpu *cpu, const struct perf_event_header *header)
+/* A sample of the clock: header, id, pid, tid, time, number of callers, callers, registers, stack. */
+static void note_callers(const struct perf_event_header *header)
 {
 	const u64 *words = (const u64 *)(header + 1);
 	u64 callers = words[3], most = header->size / sizeof(u64) - 5;
-
-	if (words[0] != cpu->clock_id)
-		return;
 
 	for (u64 i = 0; i < callers && i < most; i++)
 		if (words[4 + i] >= FIRST_OF_KERNEL && words[4 + i] < FIRST_MARK)
@@ -163,13 +172,12 @@ static void note_sample(const struct cpu *cpu, const struct perf_event_header *h
 }
 
 /* Whether a record is written: samples are the target's already; others name every process of the machine. */
-static bool is_wanted(const struct cpu *cpu, const struct perf_event_header *header)
+static bool is_wanted(const struct perf_event_header *header)
 {
 	u32 pid = *(const u32 *)(header + 1);
 
 	switch (header->type) {
 	case PERF_RECORD_SAMPLE:
-		note_sample(cpu, header);
 		return true;
 	case PERF_RECORD_MMAP2:
 	case PERF_RECORD_COMM:
@@ -194,6 +202,60 @@ static const struct perf_event_header *record_at(const struct cpu *cpu, u64 posi
 	return (const void *)turned;
 }
 
+static struct last *last_of(u32 tid)
+{
+	struct last *last = &lasts[tid % MOST_STACKS];
+
+	if (last->tid != tid) {
+		last->tid = tid;
+		last->bytes = last->age = 0;
+		last->data = last->data ? last->data : malloc(SAMPLE_STACK_BYTES);
+	}
+	return last;
+}
+
+/* How many of a stack's bytes differ from the thread's last sample, up to the address from which on both are equal. */
+static u64 new_bytes(struct last *last, u64 top, const u8 *data, u64 bytes)
+{
+	u64 same = 0, most = last->bytes < bytes ? last->bytes : bytes;
+
+	if (last->top != top || ++last->age % WHOLE_EVERY == 0)
+		most = 0;
+	while (same + sizeof(u64) <= most && !memcmp(data + bytes - same - 8, last->data + last->bytes - same - 8, 8))
+		same += 8;
+	memcpy(last->data, data, bytes);
+	last->top = top;
+	last->bytes = bytes;
+	return bytes - same;
+}
+
+/*
+ * A sample of the clock, whose stack ends with the bytes that are new: behind their number stands, in the place of the kernel's
+ * number of those copied, how many the thread's last sample in the file has above.
+ */
+static void keep_sample(const struct perf_event_header *header)
+{
+	const u64 *words = (const u64 *)(header + 1), *registers = words + 4 + words[3];
+	u64 count = *registers ? __builtin_popcountll(REGISTERS) : 0, bytes, kept;
+	const u64 *size = registers + 1 + count;
+	const u8 *data = (const u8 *)(size + 1);
+	struct perf_event_header head = *header;
+
+	note_callers(header);
+	if (!*size) {
+		keep_stacks((const u8 *)header, header->size);
+		return;
+	}
+	bytes = *(const u64 *)(data + *size);
+	kept = new_bytes(last_of(words[1] >> 32), registers[1 + STACK_REGISTER] + bytes, data, bytes);
+	head.size = data - (const u8 *)header + kept + sizeof(u64);
+	keep_stacks((const u8 *)&head, sizeof(head));
+	keep_stacks((const u8 *)words, (const u8 *)size - (const u8 *)words);
+	keep_stacks((const u8 *)&kept, sizeof(kept));
+	keep_stacks(data, kept);
+	keep_stacks((const u8 *)&(u64){bytes - kept}, sizeof(u64));
+}
+
 static void take_from(struct cpu *cpu)
 {
 	u64 tail = cpu->page->data_tail;
@@ -203,7 +265,9 @@ static void take_from(struct cpu *cpu)
 
 		if (header->type == PERF_RECORD_LOST)
 			cpu->lost += ((const u64 *)(header + 1))[1];
-		else if (is_wanted(cpu, header))
+		else if (header->type == PERF_RECORD_SAMPLE && ((const u64 *)(header + 1))[0] == cpu->clock_id)
+			keep_sample(header);
+		else if (is_wanted(header))
 			keep_stacks((const u8 *)header, header->size);
 		tail += header->size;
 	}
@@ -350,6 +414,6 @@ json_t *stacks(bool whole)
 		lost += cpus[i].lost;
 	for (int i = 0; i < cpu_count; i++)
 		json_array_append_new(ids, json_integer(cpus[i].clock_id));
-	return json_pack("{si si si sI so sI so}", "hz", hz, "long_wait_us", long_wait_us, "copied_bytes", STACK_BYTES, "samples",
+	return json_pack("{si si si sI so sI so}", "hz", hz, "long_wait_us", long_wait_us, "copied_bytes", SAMPLE_STACK_BYTES, "samples",
 			 (json_int_t)samples, "clock_ids", ids, "lost", (json_int_t)lost, "kernel", whole ? kernel_names() : json_object());
 }
