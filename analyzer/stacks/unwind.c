@@ -553,7 +553,7 @@ static void take_sent(struct sample *s, const struct copy *copy, const u8 *end)
 	static u64 registers[34];
 	struct piece stack;
 
-	if (copy->stack + copy->bytes > end)
+	if (copy->bytes > (u64)(end - copy->stack))
 		return;
 	s->tid = copy->of;
 	s->pid = copy->of >> 32;
