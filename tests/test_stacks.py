@@ -99,6 +99,6 @@ def test_a_damaged_file_of_stacks_is_read_as_far_as_it_is_whole(ran: Run, tmp_pa
         for at in random.integers(0, len(data), 1 << (case % 12)):
             data[at] = random.integers(0, 256)
         (tmp_path / "stacks.bin").write_bytes(data[: random.integers(0, len(data)) if case % 4 == 0 else len(data)])
-        words = [PROGRAM, tmp_path / "stacks.bin", "x86_64", ids, ran.folder / "vdso.so", tmp_path / "out"]
+        words: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", "x86_64", ids, ran.folder / "vdso.so", tmp_path / "out"]
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
         assert done.returncode == 0, (case, done.returncode, done.stderr)

@@ -1,1 +1,1 @@
-"""Stacks of a recording: unwinding, and the tables made from it."""
+"""Unwinding of recorded stacks."""

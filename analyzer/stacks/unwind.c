@@ -311,16 +311,21 @@ static u64 own_return(u64 value, u64 at)
 	return now.next_call < PROBED_CALLS ? now.calls[now.next_call++].address : 0;
 }
 
+static bool holds(const struct piece *p, u64 address)
+{
+	return address >= p->at && p->bytes >= WORD && address - p->at <= p->bytes - WORD;
+}
+
 static bool read_memory(Dwfl *dwfl, Dwarf_Addr address, Dwarf_Word *result, void *process)
 {
 	(void)dwfl;
 	(void)process;
 	const struct piece *p = now.stack;
 
-	while (p && address + WORD > p->at + p->bytes)
+	while (p && !holds(p, address))
 		p = address >= p->same_from ? p->before : NULL;
-	if (!p || address < p->at) {
-		now.was_cut = now.was_cut || (address >= now.stack_at && address < now.stack_at + (64 << 20));
+	if (!p) {
+		now.was_cut = now.was_cut || (address >= now.stack_at && address - now.stack_at < (64 << 20));
 		return false;
 	}
 	memcpy(result, p->data + (address - p->at), WORD);

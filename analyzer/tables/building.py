@@ -7,12 +7,12 @@ import pyarrow
 
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
-from analyzer.stacks.tables import build_stacks
 from analyzer.tables import calls, clocks, driver, genie, hexagon, io, moe, nodes, operators, pmc, sched
 from analyzer.tables.complexity import context_lengths
 from analyzer.tables.qnn import busy, events
 from analyzer.tables.qnn.executes import EnclosingGraphs
 from analyzer.tables.sessions import session_columns
+from analyzer.tables.stacks import build_stacks
 from analyzer.tables.steps import Steps, range_graphs, steps
 from analyzer.tables.subgraph_work import model_subgraphs
 

@@ -22,7 +22,18 @@ from tracer.probes.functions import read_probe_files
 from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
 
-PASSED_ON = ("duration", "tokens", "only_slower_than", "min_tps", "max_overhead", "ring_mib", "buffer", "sched", "stacks", "long_wait")
+PASSED_ON = (
+    "duration",
+    "tokens",
+    "only_slower_than",
+    "min_tps",
+    "max_overhead",
+    "ring_mib",
+    "buffer",
+    "sched",
+    "stacks",
+    "long_wait",
+)
 """Options that the recorder has by the same names, and without if they are 0."""
 RING_MIB, RING_MIB_ON_DEVICES = 32, 8
 """The defaults of --ring-mib."""
