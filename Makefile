@@ -161,5 +161,5 @@ constraints: build/.pip
 	$(PY) scripts/raise_constraints.py constraints.txt
 
 clean:
-	rm -rf build dist tracer/kernel/objects tracer/recorder/bin
+	rm -rf build dist tracer/kernel/objects tracer/recorder/bin analyzer/stacks/bin
 	find moescope tracer analyzer views runtime -name '*.so' -delete

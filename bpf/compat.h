@@ -62,7 +62,8 @@ enum { SYSCALL_PREADV = 295, SYSCALL_PREADV2 = 327 };
 #define BARE_TRACEPOINT(category, name) int name(void *ctx)
 #define NUMBER_SYMBOL(name)
 #define BARE_PERF_EVENT(name) int name(void *ctx)
-#define BARE_RAW_TRACEPOINT(name) int name(void *ctx)
+#define BARE_RAW_PROGRAM(tracepoint, name) int name(void *ctx)
+#define BARE_RAW_TRACEPOINT(name) BARE_RAW_PROGRAM(name, name)
 #define KERNEL_AT(type, field, pointer) ((char *)(pointer) + OFFSET_##type##_##field)
 #define HAS_FIELD(type, field) (OFFSET_##type##_##field != OFFSET_OF_NOTHING)
 #define HAS_CURRENT_REGS 0
@@ -134,6 +135,20 @@ struct task_struct {
 	unsigned long min_flt;
 	unsigned long maj_flt;
 	struct files_struct *files;
+	struct uprobe_task *utask;
+	u32 __state;
+	long state; /* until Linux 5.14: 2f064a59a11f "sched: Change task_struct::state" */
+} __attribute__((preserve_access_index));
+
+struct uprobe_task {
+	struct return_instance *return_instances;
+} __attribute__((preserve_access_index));
+
+/* A call of a function with a probe at its return: the kernel has put another return address on the stack. */
+struct return_instance {
+	unsigned long stack;	      /* the stack pointer at the call */
+	unsigned long orig_ret_vaddr; /* the function's own return address */
+	struct return_instance *next; /* of the outer call */
 } __attribute__((preserve_access_index));
 
 #define RELOCATED __attribute__((preserve_access_index))
@@ -223,7 +238,8 @@ struct trace_event_raw_cdev_update {
 /* Its offset in the section tells user space the number under which the program counts its runs. */
 #define NUMBER_SYMBOL(name) static const char number_##name SEC(".numbers") __attribute__((used)) = 0;
 #define BARE_PERF_EVENT(name) SEC("perf_event") int name(void *ctx)
-#define BARE_RAW_TRACEPOINT(name) SEC("raw_tracepoint/" #name) int name(void *ctx)
+#define BARE_RAW_PROGRAM(tracepoint, name) SEC("raw_tracepoint/" #tracepoint) int name(void *ctx)
+#define BARE_RAW_TRACEPOINT(name) BARE_RAW_PROGRAM(name, name)
 #define KERNEL_AT(type, field, pointer) ((void *)&((struct type *)(pointer))->field)
 #define HAS_FIELD(type, field) bpf_core_field_exists(((struct type *)0)->field)
 /* Linux 5.15: dd6e10fbd9fb "bpf: Add bpf_task_pt_regs() helper" */

@@ -149,6 +149,21 @@ struct {
 	__type(value, struct driver_layout);
 } driver_layouts SEC(".maps");
 
+/* key: lower bits of a thread id. value: the stack with which it went to sleep. The loader leaves one slot if none is wanted. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, STACK_SLOTS);
+	__type(key, u32);
+	__type(value, struct stack_copy);
+} stack_copies SEC(".maps");
+
+/* key: CPU. value: the perf event to which stacks are sent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__type(key, u32);
+	__type(value, u32);
+} stacks SEC(".maps");
+
 /* key: first half of a ggml backend's identity. value: enum backend_id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

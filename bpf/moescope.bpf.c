@@ -26,6 +26,7 @@
 #include "io.bpf.c"
 #include "process.bpf.c"
 #include "heat.bpf.c"
+#include "stacks.bpf.c"
 
 #ifndef LOADER_BCC
 /* Uses every record type, so that the object's BTF describes them to user space; never accessed. */

@@ -51,8 +51,39 @@ struct settings {
 	u32 files;  /* record reads and mappings of files, if one program sees all system calls */
 	u32 steps;  /* record steps */
 	u32 one_call; /* ggml's loop calls the barrier after its last node at the same place as after the others */
+	u32 long_wait_us; /* stacks are recorded of threads that were away from a CPU for so long */
 	u32 spared; /* QNN's own readers of events are not probed, since their callers are known to pass on what they read */
 	struct hexagon_layout hexagon_layouts[HEXAGON_LAYOUTS];
+};
+
+#define STACK_BYTES 32768 /* copied of a stack, at most */
+#define STACK_PAGE 4096
+#define STACK_SLOTS 512 /* threads of the target whose numbers differ in the lower bits */
+
+/* Why a stack was sent; the samples of a CPU's clock have none. */
+enum stack_reason {
+	STACK_WAIT = 1,	 /* the thread continues after a long wait */
+	STACK_WAKER = 2, /* the thread ends the long wait of another one */
+	STACK_RETURNS = 3, /* what the kernel's next sample of the thread lacks: the calls whose return is probed */
+};
+
+/* A call whose return is probed: on the stack, the kernel's address stands in the place of its own. */
+struct probed_call {
+	u64 stack;  /* the stack pointer at the call */
+	u64 address; /* to which it returns */
+};
+
+#define PROBED_CALLS 8
+
+struct stack_copy {
+	u64 of;		   /* process and thread whose stack it is; 0: none */
+	u32 reason;	   /* enum stack_reason */
+	u32 tid;	   /* of the thread that waited */
+	u64 since;	   /* when it went to sleep */
+	u64 bytes;	   /* of the stack */
+	struct probed_call calls[PROBED_CALLS]; /* innermost first; zeros behind the last */
+	u64 registers[34]; /* struct pt_regs */
+	u8 stack[STACK_BYTES + STACK_PAGE];
 };
 
 #define MASKED_PLACES 64 /* of a frame, a bit each in the masks of struct rec_site */

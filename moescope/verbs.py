@@ -24,6 +24,7 @@ GROUPS = {
                     "TTFT, TPOT and tokens of each request, concurrency, throughput, accepted drafts",
                 ),
                 "threads": Verb("analyzer.commands.threads", "thread states, load balance, and which threads took the CPU"),
+                "stacks": Verb("analyzer.commands.stacks", "where threads compute and wait, by their stacks"),
             },
         ),
         "findings": Verb("analyzer.commands.findings", "main costs, and the time that each remedy would save"),

@@ -3,7 +3,7 @@
 # static_libraries.sh amd64|arm64 FOLDER. A private apt fetches the packages and dpkg-deb unpacks them; nothing of them is run.
 set -e
 arch=$1 folder=$(realpath -m "$2")
-packages="libbpf-dev libelf-dev zlib1g-dev libjansson-dev libxxhash-dev"
+packages="libbpf-dev libelf-dev zlib1g-dev libjansson-dev libxxhash-dev libdw-dev liblzma-dev libbz2-dev"
 apt=$folder/apt
 rm -rf "$folder"
 mkdir -p "$apt"/{lists/partial,cache/archives/partial,state} "$folder"

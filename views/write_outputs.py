@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from analyzer.records.schema import Tables
     from analyzer.tables.store import LazyTables
 
-TRACE, REPORT, DAG = "trace.pftrace", "report.html", "profdag.html"
+TRACE, REPORT, DAG, FLAME = "trace.pftrace", "report.html", "profdag.html", "flame.html"
 
 
 def make_trace(
@@ -92,6 +92,20 @@ def make_dag(
     graph = build_profdag(tables, chosen)
     written = write_profdag(graph, tables, recording.manifest, path)
     return {"path": str(path), "bytes": written, "token": chosen, "nodes": graph.number_of_nodes()}
+
+
+def make_flame(run_dir: Path, out: Path | None, step: Callable[[str], None], tables: "Tables | None" = None) -> dict[str, Any]:
+    """Write the flame graph. Raises ViewError if the recording has no stacks."""
+    from analyzer.tables.store import load_tables
+    from tracer.recording.format import Recording
+    from views.flame.page import write_flame
+
+    path, manifest = out or run_dir / FLAME, Recording(run_dir).manifest
+    tables = load_tables(run_dir) if tables is None else tables
+    if not manifest.get("stacks"):
+        raise ViewError(f"{run_dir} has no stacks: record with --stacks")
+    step("flame graph")
+    return {"path": str(path), "bytes": write_flame(tables, manifest, path), "samples": len(tables["samples"])}
 
 
 def print_written(args: argparse.Namespace, files: list[dict[str, Any]], no_profdag: str = "") -> None:

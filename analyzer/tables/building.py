@@ -12,6 +12,7 @@ from analyzer.tables.complexity import context_lengths
 from analyzer.tables.qnn import busy, events
 from analyzer.tables.qnn.executes import EnclosingGraphs
 from analyzer.tables.sessions import session_columns
+from analyzer.tables.stacks import build_stacks
 from analyzer.tables.steps import Steps, range_graphs, steps
 from analyzer.tables.subgraph_work import model_subgraphs
 
@@ -100,6 +101,7 @@ class TableBuilder:
             "threads": self.scheduling.threads(),
             "clocks": clocks.build_clocks(source),
             **self.events.tables(tokens, self.loads),
+            **build_stacks(source, tokens),
             "unpaired": unpaired_table(source),
         }
         return {name: arrow_table(name, columns) for name, columns in tables.items()}

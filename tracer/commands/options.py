@@ -22,7 +22,18 @@ from tracer.probes.functions import read_probe_files
 from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
 
-PASSED_ON = ("duration", "tokens", "only_slower_than", "min_tps", "max_overhead", "ring_mib", "buffer", "sched")
+PASSED_ON = (
+    "duration",
+    "tokens",
+    "only_slower_than",
+    "min_tps",
+    "max_overhead",
+    "ring_mib",
+    "buffer",
+    "sched",
+    "stacks",
+    "long_wait",
+)
 """Options that the recorder has by the same names, and without if they are 0."""
 RING_MIB, RING_MIB_ON_DEVICES = 32, 8
 """The defaults of --ring-mib."""
@@ -59,6 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="EVENTS",
         help="up to 4 counters per thread at operator boundaries: cycles,major-faults,r1c2 ... (default: none)",
     )
+    add_stacks(parser)
     add_probe_files(parser)
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
     add_config(parser)
@@ -87,6 +99,26 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="PERCENT",
         help="largest slowdown of decode; costly levels are enabled only part of the time: 10%% (default: no limit)",
+    )
+
+
+def add_stacks(parser: argparse.ArgumentParser) -> None:
+    """Declare what is recorded of stacks."""
+    parser.add_argument(
+        "--stacks",
+        type=int,
+        nargs="?",
+        const=199,
+        default=0,
+        metavar="HZ",
+        help="sample the stacks of the target's threads, 199 times a second unless HZ is given (default: no stacks)",
+    )
+    parser.add_argument(
+        "--long-wait",
+        type=seconds,
+        default=0.0,
+        metavar="TIME",
+        help="with --stacks, record the stack of each wait as long as this (default: 1ms)",
     )
 
 

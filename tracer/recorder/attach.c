@@ -80,6 +80,7 @@ void set_settings(bool stop)
 	settings.infer_faults = !has_tracepoint("filemap", "mm_filemap_fault");
 	settings.spared = json_array_size(spared) > 0;
 	settings.n_counters = event_count();
+	settings.long_wait_us = long_wait();
 	settings.round++;
 	now = settings;
 	now.operators &= !is_shed("operator");

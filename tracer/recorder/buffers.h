@@ -6,6 +6,11 @@
 #include "recorder.h"
 
 
+#define MOST_CPUS 4096
+
+int online(int *cpus); /* numbers of the CPUs, MOST_CPUS at most; returns how many */
+void *mapped(int fd, u64 bytes, int access); /* a perf event's buffer with its first page; fails if it cannot be mapped */
+
 struct buffer {
 	u64 bytes; /* size; perf: of all CPUs together */
 	size_t slot; /* bytes of a record with its header */

@@ -36,6 +36,7 @@ struct ring {
 
 static struct ring rings[] = {{.name = "events", .slot = EVENT_SLOT},
 			      {.name = "details", .slot = DETAIL_SLOT}};
+static struct ring stack_file = {.name = "stacks"}; /* whose records come from elsewhere */
 #define RINGS (sizeof(rings) / sizeof(*rings))
 
 static struct drained sums;
@@ -76,6 +77,14 @@ static void watch_tokens(const struct choice *choice)
 	begin_sieve(&slow_only, &tokens, choice->only_slower_s * NS_PER_S + 0.5, MOST_HELD_BYTES);
 }
 
+static void create_files(struct ring *r, const char *folder)
+{
+	r->file = create(folder, r->name, "bin");
+	r->sums = create(folder, r->name, "sum");
+	r->hash = XXH3_createState();
+	XXH3_64bits_reset(r->hash);
+}
+
 void open_rings(const struct choice *choice)
 {
 	const int *bells;
@@ -92,11 +101,10 @@ void open_rings(const struct choice *choice)
 
 		r->buffer = (choice->perf ? open_perf : open_ring)(r->name, r->slot, choice->ring_bytes);
 		wake_on_all(r->buffer->fds, r->buffer->fd_count);
-		r->file = create(choice->folder, r->name, "bin");
-		r->sums = create(choice->folder, r->name, "sum");
-		r->hash = XXH3_createState();
-		XXH3_64bits_reset(r->hash);
+		create_files(r, choice->folder);
 	}
+	if (choice->stacks_hz)
+		create_files(&stack_file, choice->folder);
 }
 
 void wake_on(int fd, bool once)
@@ -145,6 +153,8 @@ void seal(void)
 {
 	for (size_t i = 0; i < RINGS; i++)
 		seal_one(&rings[i]);
+	if (stack_file.hash)
+		seal_one(&stack_file);
 }
 
 bool disk_failed(void)
@@ -223,6 +233,11 @@ static void keep(struct ring *r, const u8 *first, size_t bytes)
 	sums.bytes += bytes;
 	if (r->end - r->sealed >= SEGMENT_BYTES)
 		seal_one(r);
+}
+
+void keep_stacks(const u8 *record, size_t bytes)
+{
+	keep(&stack_file, record, bytes);
 }
 
 /* Appends a record of the recorder's own to the events. */

@@ -51,6 +51,8 @@ static const char usage[] =
 	"  --buffer ring|perf    what carries records from the kernel; kernels before 5.8 need perf (default: ring)\n"
 	"  --sched target|all    threads whose scheduling is recorded (default: target)\n"
 	"  --pmc EVENTS          counters per thread: NAME=TYPE:CONFIG,..., with perf's numbers (CONFIG in hexadecimal)\n"
+	"  --stacks HZ           samples of the threads' stacks a second\n"
+	"  --long-wait SECONDS   with --stacks: keep the stack of each wait as long as this (default: 0.001)\n"
 	"  --btf FILE            BTF types for a kernel without built-in BTF\n"
 	"  --programs-fd N       socket to a process that compiles the programs (tracer/kernel/bcc_helper.py)\n"
 	"  --probe-features      print this machine's features, for `moescope plan --features`\n"
@@ -66,7 +68,7 @@ static void stop(int number)
 	hurry_planner();
 }
 
-static const char *const parts[] = {"events.bin", "events.sum", "details.bin", "details.sum", "manifest.json", ""};
+static const char *const parts[] = {"events.bin", "events.sum", "details.bin", "details.sum", "stacks.bin", "stacks.sum", "manifest.json", ""};
 static char written[sizeof(parts) / sizeof(*parts)][PATH_MOST]; /* what of the recording to remove, at last its folder */
 static volatile sig_atomic_t unbegun;
 
@@ -216,6 +218,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 						{"buffer", 1, 0, 'B'},	 {"sched", 1, 0, 's'},		{"pmc", 1, 0, 'c'},
 						{"programs-fd", 1, 0, 'F'},
 						{"only-slower-than", 1, 0, 'S'}, {"min-tps", 1, 0, 'T'}, {"max-overhead", 1, 0, 'O'},
+						{"stacks", 1, 0, 'K'}, {"long-wait", 1, 0, 'W'},
 						{"try-programs", 0, 0, 'y'}, {0, 0, 0, 0}};
 	const char *plan = NULL;
 	bool tries = false;
@@ -224,6 +227,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	choice->ring_bytes = RING_MIB << 20;
 	choice->questions = choice->answers = choice->programs_fd = -1;
 	choice->waiting = heed_planner;
+	choice->long_wait_s = 0.001;
 	while ((each = getopt_long(argc, argv, "+p:o:h", options, NULL)) != -1) {
 		switch (each) {
 		case 'p': plan = optarg; break;
@@ -238,6 +242,8 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 'S': choice->only_slower_s = positive("--only-slower-than", optarg); break;
 		case 'T': choice->min_tps = positive("--min-tps", optarg); break;
 		case 'O': choice->max_overhead = positive("--max-overhead", optarg); break;
+		case 'K': choice->stacks_hz = positive("--stacks", optarg); break;
+		case 'W': choice->long_wait_s = positive("--long-wait", optarg); break;
 		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
 		case 'b': choice->btf = optarg; break;
 		case 'B': choice->perf = is_second("--buffer", optarg, "ring", "perf"); break;
@@ -293,6 +299,7 @@ static void adopt(pid_t pid, void *context)
 	free(nothing);
 	if (!choice->pid)
 		return;
+	keep_mappings(pid);
 	note_mapped_files(pid);
 	if (program_of(pid, program))
 		probe_file(program, true);
@@ -303,12 +310,16 @@ static void adopt(pid_t pid, void *context)
 static bool turn(bool last)
 {
 	const u8 **records;
-	int count = drain_turn(answered, &records, last);
+	int count;
+
+	stacks_mark();
+	count = drain_turn(answered, &records, last);
 
 	for (int i = 0; i < count; i++)
 		answer(records[i]);
 	for (json_t *order; (order = next_order()); json_decref(order))
 		carry_out_order(order);
+	stacks_turn();
 	return count;
 }
 
@@ -410,6 +421,7 @@ static void finish(struct target *target)
 	while (turn(false) && !disk_failed())
 		;
 	turn(true);
+	stacks_end();
 	stats_turn(true);
 	poll_target(target);
 	unbegun = target->never_ran;
@@ -488,6 +500,7 @@ int main(int argc, char **argv)
 	planner_wakes();
 	policy_begin(&choice);
 	attach_kernel(&choice);
+	stacks_begin(&choice);
 	heed_planner();
 	watch_begin(&choice);
 	tables_begin(&choice);

@@ -10,7 +10,6 @@
 
 #include "buffers.h"
 
-#define MOST_CPUS 4096
 #define RAW_OFFSET 12 /* of a sample's bytes: struct perf_event_header, u32 size */
 #define LOST_COUNT 16 /* in a record of losses: header, u64 id, u64 lost */
 
@@ -30,8 +29,7 @@ struct perf {
 	u64 filled, room;
 };
 
-/* Numbers of the CPUs that are online; returns how many. */
-static int online(int *cpus)
+int online(int *cpus)
 {
 	FILE *file = fopen("/sys/devices/system/cpu/online", "re");
 	int count = 0, first, last;
@@ -67,7 +65,7 @@ static int open_output(const char *map, u32 cpu, u32 wakeup_bytes)
 	return fd;
 }
 
-static void *mapped(int fd, u64 bytes, int access)
+void *mapped(int fd, u64 bytes, int access)
 {
 	void *memory = mmap(NULL, bytes, access, MAP_SHARED, fd, 0);
 

@@ -50,11 +50,16 @@ int attach_tracepoint(const char *program, const char *category, const char *nam
 	return high;
 }
 
+int connect_event(struct perf_event_attr *attributes, int cpu, const char *program)
+{
+	return connect(open_event(attributes, -1, cpu), program_fd(program));
+}
+
 int attach_software(const char *program, u32 config, int cpu)
 {
 	struct perf_event_attr attributes = {.type = PERF_TYPE_SOFTWARE, .config = config, .sample_period = 1};
 
-	return connect(open_event(&attributes, -1, cpu), program_fd(program));
+	return connect_event(&attributes, cpu, program);
 }
 
 static int perf_uprobe(const char *path, u64 offset, bool at_return, pid_t only)

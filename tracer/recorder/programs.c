@@ -146,6 +146,8 @@ static u32 entries_of(struct bpf_map *map)
 {
 	u32 entries = bpf_map__max_entries(map);
 
+	if (!strcmp(bpf_map__name(map), "stack_copies") && !chosen->stacks_hz)
+		return 1;
 	if (bpf_map__type(map) == BPF_MAP_TYPE_RINGBUF)
 		return chosen->ring_bytes;
 	return entries ? entries : (u32)libbpf_num_possible_cpus();

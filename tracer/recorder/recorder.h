@@ -32,6 +32,8 @@ struct choice {
 	bool perf; /* perf buffers instead of rings */
 	char *events; /* to count per thread, "name=type:config,..."; or NULL */
 	bool everyone; /* the scheduler of all threads */
+	u32 stacks_hz; /* samples of stacks a second; 0: none */
+	double long_wait_s; /* stacks are kept of waits as long as this */
 	double only_slower_s, min_tps, max_overhead; /* 0: without */
 };
 
@@ -102,6 +104,7 @@ int attach_tracepoint(const char *program, const char *category, const char *nam
 int attach_software(const char *program, u32 config, int cpu);
 int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie, pid_t only); /* 0: in every process */
 struct perf_event_attr;
+int connect_event(struct perf_event_attr *attributes, int cpu, const char *program); /* of any thread; -1 and errno */
 int open_event(struct perf_event_attr *attributes, pid_t tid, int cpu); /* -1: all; returns -1 and errno */
 
 /* drain.c: `picked` are the slots of kinds that are answered, oldest first; valid until the next turn */
@@ -121,6 +124,17 @@ const struct steps *finished_steps(void); /* by the last turn; only with a polic
 struct misses *seen_misses(void);
 const struct sieve *sieve(void); /* NULL if all records are written */
 void add_event(const struct header *record);
+
+void keep_stacks(const u8 *record, size_t bytes);
+
+/* stacks.c: samples of stacks */
+void stacks_begin(const struct choice *choice);
+void keep_mappings(pid_t pid); /* of a process that ran before */
+void stacks_mark(void);
+void stacks_turn(void);
+void stacks_end(void);
+u32 long_wait(void); /* in us */
+json_t *stacks(bool whole);
 
 /* counters.c: performance counters */
 void choose_events(char *text);
@@ -251,6 +265,7 @@ extern bool answered[256];
 void watch_begin(const struct choice *choice);
 void answer(const u8 *slot);
 void note_thread(pid_t pid, pid_t tid, const char *name);
+bool has_process(pid_t pid); /* whether it is of the target */
 void name_living_threads(void);
 void forget_threads(void);
 void tell_survivors(pid_t target); /* warns of processes that it started and that outlive it */

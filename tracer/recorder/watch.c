@@ -82,6 +82,15 @@ void note_thread(pid_t pid, pid_t tid, const char *name)
 		name_of(pid, tid, list[at].name, sizeof(list[at].name));
 }
 
+bool has_process(pid_t pid)
+{
+	int at = count - 1;
+
+	while (at >= 0 && list[at].pid != pid)
+		at--;
+	return at >= 0;
+}
+
 void name_living_threads(void)
 {
 	for (int i = 0; i < count; i++)

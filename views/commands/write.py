@@ -30,15 +30,17 @@ from analyzer.tables.store import load_tables
 from moescope.arguments import add_json, add_out, add_token
 from moescope.plain import print_plain
 from moescope.terminal import progress
+from tracer.recording.format import Recording
 from views import exporting
 from views.errors import ViewError
-from views.write_outputs import make_dag, make_report, make_trace, print_written
+from views.write_outputs import make_dag, make_flame, make_report, make_trace, print_written
 
 GRAPHS = ("graphml", "json", "dot")
 VIEWS = {
     "trace": ("perfetto", "chrome"),
     "report": ("html",),
     "profdag": ("html", *GRAPHS),
+    "flame": ("html",),
     "tables": ("parquet", "csv"),
     "routes": tuple(ROUTES),
 }
@@ -105,8 +107,8 @@ def view_and_format(args: argparse.Namespace) -> tuple[str, str]:
 def write_one(args: argparse.Namespace, view: str, form: str, step: Callable[[str], None]) -> dict[str, Any] | None:
     """Write one view; returns what was written, None on standard output."""
     run_dir, out = args.run_dir, args.out
-    if view == "report":
-        return make_report(run_dir, out, step)
+    if view in ("report", "flame"):
+        return (make_report if view == "report" else make_flame)(run_dir, out, step)
     if form == "perfetto":
         return make_trace(run_dir, out, step, args.gzip, args.optrace, args.execute)
     if form == "html":
@@ -126,6 +128,8 @@ def write_all(run_dir: Path, step: Callable[[str], None]) -> tuple[list[dict[str
     """(written files, why there is no ProfDAG page)."""
     tables = load_tables(run_dir)
     written = [make_trace(run_dir, None, step, tables=tables), make_report(run_dir, None, step, tables)]
+    if Recording(run_dir).manifest.get("stacks"):
+        written.append(make_flame(run_dir, None, step, tables))
     try:
         return [*written, make_dag(run_dir, None, step, tables=tables)], ""
     except DagError as error:

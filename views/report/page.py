@@ -21,7 +21,11 @@ from views import colours
 
 LARGEST = (1 << 53) - 1
 """JavaScript's numbers hold integers exactly up to this."""
-SCRIPTS = {"report": ("common", "time_bars", "report"), "profdag": ("common", "profdag_causes", "profdag")}
+SCRIPTS = {
+    "report": ("common", "time_bars", "report"),
+    "profdag": ("common", "profdag_causes", "profdag"),
+    "flame": ("common", "flame"),
+}
 """Page → its scripts of views/static."""
 TEMPLATE = """<!DOCTYPE html>
 <html lang="en">

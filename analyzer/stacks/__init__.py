@@ -1,0 +1,1 @@
+"""Unwinding of recorded stacks."""

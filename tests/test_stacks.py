@@ -1,0 +1,104 @@
+"""Sampled stacks and those of waits are what the program knows of itself."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analyzer.questions.stacks import frame_names, function_shares, stack_lists, waiting_places
+from analyzer.records.schema import Tables
+from analyzer.stacks.unwinding import PROGRAM
+from analyzer.tables.store import load_tables
+from moescope.__main__ import main as moescope
+from tests.conftest import ROOT, trace
+from tracer.recording.format import Recording
+
+pytestmark = pytest.mark.needs("probes")
+BRANCHES = ("branch_long", "branch_deep", "branch_short")
+LEVELS, SIGMAS, HZ = 40, 4.0, 997
+FLAGS = {"frame pointers": ["-fno-omit-frame-pointer"], "none": ["-fomit-frame-pointer"], "static": ["-static"]}
+
+
+@dataclass
+class Run:
+    """A recording of the program, its tables, and what it printed."""
+
+    folder: Path
+    tables: Tables
+    said: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=FLAGS)
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    place = tmp_path_factory.mktemp("stacks")
+    source, program = ROOT / "workloads" / "programs" / "stack_tree.c", place / "tree"
+    subprocess.run(["cc", "-O2", *FLAGS[request.param], "-o", program, source, "-lpthread"], check=True)
+    shell = f"{program} 700 > {place}/said.json"
+    done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(place / "run"), "--", "sh", "-c", shell)
+    assert done.returncode == 0, done.stderr
+    return Run(place / "run", load_tables(place / "run"), json.loads((place / "said.json").read_text()))
+
+
+def samples_in(run: Run, function: str) -> float:
+    """The samples that have the function in their stack."""
+    samples = run.tables["samples"]
+    shares = function_shares(run.tables, samples, np.ones(len(samples))).set_index("function")["total"]
+    return float(shares.get(function, 0.0))
+
+
+def test_samples_of_each_branch_are_its_share_of_the_cpu_time(ran: Run) -> None:
+    found = np.array([samples_in(ran, name) for name in BRANCHES])
+    truth = np.array(ran.said["spent"]) / sum(ran.said["spent"])
+    assert found.sum() > 500
+    error = np.sqrt(truth * (1 - truth) * found.sum())
+    assert (np.abs(found - truth * found.sum()) < SIGMAS * error).all(), (found, truth)
+
+
+def test_a_recursion_has_each_of_its_frames(ran: Run) -> None:
+    names, frames = frame_names(ran.tables), stack_lists(ran.tables)
+    deep = [stack for stack in frames if "branch_deep" in names[stack].tolist() and "burn" in names[stack].tolist()]
+    assert deep and {int((names[stack] == "deeper").sum()) for stack in deep} == {LEVELS + 1}
+
+
+def test_samples_have_whole_stacks(ran: Run) -> None:
+    ends = ran.tables["samples"]["end"].value_counts(normalize=True)
+    assert ends["whole"] > 0.95 and Recording(ran.folder).manifest["stacks"]["lost"] == 0
+
+
+def test_waits_have_the_stack_of_who_waits_and_of_who_wakes(ran: Run) -> None:
+    waits, places = ran.tables["waits"], waiting_places(ran.tables)
+    places_of = places[waits["stack_id"].to_numpy()]
+    mine = waits[[" in wait_for_lock" in place for place in places_of]]
+    truth = np.array(ran.said["waits"])
+    long = np.flatnonzero(truth[:, 1] - truth[:, 0] >= 2_000_000)
+    at = np.searchsorted(truth[:, 0], mine["begin_ns"]) - 1
+    assert len(long) > 10 and set(long.tolist()) <= set(at.tolist()), "each wait of the program"
+    assert (mine["begin_ns"] >= truth[at, 0]).all() and (mine["end_ns"] <= truth[at, 1]).all()
+    woken = [" in release_lock" in place for place in places[mine["waker_stack_id"].to_numpy()]]
+    assert np.mean(woken) > 0.9
+
+
+def test_the_screen_and_the_page_show_them(ran: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert moescope(["time", "stacks", str(ran.folder), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["functions"][0]["function"] == "burn" and answer["summary"]["samples"] == len(ran.tables["samples"])
+    assert moescope(["write", str(ran.folder), "--only", "flame"]) == 0
+    assert (ran.folder / "flame.html").stat().st_size > 5000
+
+
+def test_a_damaged_file_of_stacks_is_read_as_far_as_it_is_whole(ran: Run, tmp_path: Path) -> None:
+    whole = (ran.folder / "stacks.bin").read_bytes()
+    ids = ",".join(map(str, Recording(ran.folder).manifest["stacks"]["clock_ids"]))
+    random = np.random.default_rng(0)
+    for case in range(40):
+        data = bytearray(whole[: 1 << 20])
+        for at in random.integers(0, len(data), 1 << (case % 12)):
+            data[at] = random.integers(0, 256)
+        (tmp_path / "stacks.bin").write_bytes(data[: random.integers(0, len(data)) if case % 4 == 0 else len(data)])
+        words: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", "x86_64", ids, ran.folder / "vdso.so", tmp_path / "out"]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        assert done.returncode == 0, (case, done.returncode, done.stderr)
