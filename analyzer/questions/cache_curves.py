@@ -98,9 +98,9 @@ def lru_cliff(tables: Tables) -> Cliff | None:
     rows = activations(tables, "decode")
     if len(rows) == 0:
         return None
-    sizes = layer_bytes(tables) if key_bytes(tables, events_of(tables)) else None
-    asked = rows.assign(size=rows["layer"].map(sizes) if sizes else 1).groupby("token_id")["size"].agg(["size", "sum"])
     events, size_of, _ = numbered_events(tables, "decode")
+    sizes = rows["layer"].map(layer_bytes(tables)) if size_of else 1
+    asked = rows.assign(size=sizes).groupby("token_id")["size"].agg(["size", "sum"])
     low, high = 0, min(int(asked["sum"].max()), nearest_reuse(events, size_of))
     if lru(events, high - 1, size_of).hits == 0:
         low = high - 1
