@@ -93,12 +93,10 @@ def write_routes(tables: Tables, path: Path, name: str) -> None:
 def _number_columns(path: Path, header: tuple[str, ...], rows: list[str], columns: tuple[str, ...]) -> pd.DataFrame:
     """The columns that the format needs, as numbers; the first damaged line is an error."""
     places = [header.index(column) for column in columns]
-    values = []
-    for number, cells in enumerate(csv.reader(rows), 1):
-        try:
-            values.append([float(cells[place]) for place in places])
-        except (ValueError, IndexError):
-            raise RecordingError(f"{path}: row {number} ({','.join(cells)}) is damaged or truncated") from None
+    try:
+        values = np.loadtxt(rows, delimiter=",", usecols=places, comments=None, quotechar='"', ndmin=2)
+    except ValueError:
+        values = np.array(_numbers_by_cell(path, rows, places))
     frame = pd.DataFrame(values, columns=list(columns), dtype=float)
     whole = frame.drop(columns="weight", errors="ignore")
     if not ((whole >= 0) & (whole % 1 == 0) & (whole < EXACT)).all(axis=None) or not (frame[["layer", "expert"]] < MOST).all(
@@ -106,6 +104,17 @@ def _number_columns(path: Path, header: tuple[str, ...], rows: list[str], column
     ):
         raise RecordingError(f"{path}: layers, experts and steps must be whole numbers of 0 or more: one row has something else")
     return frame.astype(dict.fromkeys(whole.columns, np.int64))
+
+
+def _numbers_by_cell(path: Path, rows: list[str], places: list[int]) -> list[list[float]]:
+    """The numbers of rows as Python reads them; names the first damaged one."""
+    values = []
+    for number, cells in enumerate(csv.reader(rows), 1):
+        try:
+            values.append([float(cells[place]) for place in places])
+        except (ValueError, IndexError):
+            raise RecordingError(f"{path}: row {number} ({','.join(cells)}) is damaged or truncated") from None
+    return values
 
 
 def _in_time_order(tables: Tables) -> pd.DataFrame:
