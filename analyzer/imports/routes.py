@@ -206,6 +206,8 @@ def _from_rows(frame: pd.DataFrame) -> Tables:
     """Tables of `layer,expert` rows: a step begins where the layer restarts. A layer's shortest run of rows is one token's."""
     layer = frame["layer"].to_numpy()
     begins = np.flatnonzero(np.diff(layer, prepend=-1))
+    if len(begins) == 1 and len(layer) > 1:
+        raise RecordingError("all rows are of one layer: nothing tells where a token's rows end; counts and JSON formats do")
     lengths = np.diff(begins, append=len(layer))
     k = int(lengths.min())
     if (lengths % k).any():

@@ -78,7 +78,7 @@ def routing_entropy(tables: Tables, phase: str | None = None) -> pd.DataFrame:
 def co_activation(table: np.ndarray) -> np.ndarray:
     """[experts, experts]: the number of steps of a layer in which both were active; the diagonal has each expert's own steps.
 
-    table: the layer's rows of `activation_matrices`. Counts are below 2^24, which float32 holds; its product is many times as fast.
+    table: the layer's rows of `activation_matrices`. float32 holds counts below 2^24; its product is many times as fast.
     """
     active = (table > 0).astype(np.float32)
     return (active.T @ active).astype(np.int64)
