@@ -21,7 +21,7 @@ LEVELS = (1.5, 2.5, 4.0)
 WIDTHS = {1: 2.0, 3: 10.0, 5: 20.0}
 """Steps within which a spike may lie → the shortest period for which that is allowed."""
 FALSE_ALARM = 0.01
-HALVED_FALSE_ALARM = 0.003
+HALVED_FALSE_ALARM = 0.01
 """Of spikes between the teeth: they would make a right period a wrong one."""
 SHUFFLES, SHUFFLED_FALSE_ALARM = 19, 0.002
 MOST_SHUFFLED = 600
