@@ -14,7 +14,7 @@ the pace; the pace comes only from the reference, never from the setting under t
 token is the reference's own work, so that its TPOT shows the noise and no prediction: figures are also given without it.
 
 With --keep DIR a call adds its rounds to those in DIR. Figures are the errors of TTFT, TPOT and hit rate (in points),
-median and quartiles over rounds, and the agreement of the settings' ranking.
+median and quartiles over rounds, their standard errors by chance, and the agreement of the settings' ranking.
 """
 
 import argparse
@@ -47,6 +47,7 @@ APART = 0.1
 """Settings nearer to each other than this have no order: their runs lie further apart."""
 LEVELLING = 6
 """Times that simulated twins are brought nearer to the real ones: what waits for loads does not scale with the work."""
+RESAMPLED = 1000
 CHUNKED = ("attention", "router", "dispatch")
 """Work whose cost arises once per chunk of a prompt."""
 CHUNKS_APART = (0.1, 10.0)
@@ -199,22 +200,46 @@ def untraced_costs(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, 
     return scaled_costs(cost, work, load, behind, chunk)
 
 
-def add_errors(report: Report, real: dict[Setting, list[Run]], cost: costs.Costs, routes: trace.Trace, at_pace: bool) -> None:
+def error_by_chance(real: list[Run], twins: list[list[Run]], name: str, at_pace: bool) -> float:
+    """Standard error, in %, of a setting's error: what resampled rounds change its median by, over that of its mode's twins.
+
+    The simulated time follows the twins that its costs are scaled to, so their noise is in the error like the setting's own.
+    """
+    rounds = np.random.default_rng(0).random((RESAMPLED, len(real)))
+    middles = []
+    for runs in (real, *twins):  # the reference has several runs in a round: moments are drawn, not rounds
+        times = np.array([run[name] / (run["pace"] if at_pace else 1) for run in runs])
+        middles.append(np.log(np.median(times[(rounds * len(runs)).astype(int)], axis=1)))
+    return 100 * float(np.std(np.mean(middles[1:], axis=0) - middles[0]))
+
+
+def add_errors(
+    report: Report,
+    real: dict[Setting, list[Run]],
+    twins: dict[Setting, list[Run]],
+    cost: costs.Costs,
+    routes: trace.Trace,
+    at_pace: bool,
+) -> None:
     """Add the errors of every setting by run, then those of all settings."""
     clock = "at the reference's pace" if at_pace else "raw"
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in FIGURES}
-    points = []
+    chance: dict[str, list[float]] = {name: [] for name in FIGURES}
+    points, size = [], cost.expert_bytes["cpu"]
     for one, runs in real.items():
         seen, simulated = median_run(runs, at_pace), simulator.simulate_trace(routes, cost, one.simulated()).summary()
         for name in FIGURES:
             each = np.array([run[name] / (run["pace"] if at_pace else 1) for run in runs])
             pairs[name].append((seen[name], simulated[name]))
+            alike = [of for twin, of in twins.items() if twin.simulated().mode(size) == one.simulated().mode(size)]
+            chance[name].append(error_by_chance(runs, alike, name, at_pace))
             setting = " ".join(str(one).split())
             report.add(f"{clock}, {setting}: error of {name}", "%", quartiles(100 * (simulated[name] / each - 1)))
         points.append(100 * (simulated["hit_rate"] - seen["hit_rate"]))
     limited = np.array([one.cache is not None for one in real])
     for name, rows in pairs.items():
         add_summary(report, f"{clock}, {name}", np.array(rows))
+        report.add(f"{clock}, {name}: standard error of a setting's error", "%", quartiles(np.array(chance[name])))
         if name == "tpot_ms":
             add_summary(report, f"{clock}, {name} without resident ones", np.array(rows)[limited])
     report.add(f"{clock}: largest error of the hit rate", "points", single(np.abs(points).max(), len(points)))
@@ -276,8 +301,9 @@ def report_errors(plan: Plan, traced: costs.Costs, routes: trace.Trace, rounds: 
         f"{len(routes.steps) - 1} decode steps; paces {min(paces):.2f} to {max(paces):.2f}"
     )
     for at_pace in (False, True):
-        cost = untraced_costs(traced, routes, {one: median_run(by_setting[str(one)], at_pace) for one in plan.twins})
-        add_errors(report, {one: by_setting[str(one)] for one in plan.tests}, cost, routes, at_pace)
+        tests, twins = ({one: by_setting[str(one)] for one in settings} for settings in (plan.tests, plan.twins))
+        cost = untraced_costs(traced, routes, {one: median_run(runs, at_pace) for one, runs in twins.items()})
+        add_errors(report, tests, twins, cost, routes, at_pace)
 
 
 def main() -> None:

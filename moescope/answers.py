@@ -43,6 +43,8 @@ def json_value(value: Any, largest: float = inf) -> Any:
         return [json_value(item, largest) for item in value]
     if hasattr(value, "columns"):  # a table
         return [json_value(row, largest) for row in value.to_dict("records")]
+    if largest == inf and getattr(getattr(value, "dtype", None), "kind", "") in ("b", "i", "u"):
+        return value.tolist()  # as it is: large matrices take long item by item
     return json_value(value.tolist(), largest) if hasattr(value, "tolist") else str(value)
 
 

@@ -141,7 +141,7 @@ def routed(choices: list[list[int]]) -> Writer:
 @given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True), min_size=1, max_size=10))
 def test_activation_and_reuse_distance_equal_a_walk_over_the_steps(tmp_path, choices):
     tables = tables_module.build_tables(Recording(routed(choices).write(tmp_path)))
-    ids, table = experts.activation_matrix(tables, 0, "decode")
+    ids, table = experts.activation_matrices(tables, "decode")[0]
     n_experts = max(map(max, choices)) + 1
     assert ids.tolist() == list(range(len(choices)))
     assert table.tolist() == [[int(e in chosen) for e in range(n_experts)] for chosen in choices]

@@ -455,6 +455,7 @@ ODD_CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "Gemma 3n sparsity": ("qwen3-8B", {"activation_sparsity_pattern": [0.95] * 10 + [0.0] * 26}, "activation_sparsity_pattern"),
     "Gemma 3n embeddings": ("qwen3-8B", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
     "Gemma 3n shared caches": ("qwen3-8B", {"num_kv_shared_layers": 15}, "num_kv_shared_layers"),
+    "Hunyuan's caches of several layers": ("qwen3-8B", {"use_cla": True, "cla_share_factor": 2}, "use_cla"),
     "widths by layer": ("qwen3-8B", {"intermediate_size": [16384] * 36}, "intermediate_size is"),
     "too few layer types": ("qwen3-8B", {"layer_types": ["full_attention"] * 30}, "layer_types lists 30 layers"),
     "unknown type": ("qwen3-8B", {"torch_dtype": "float12"}, "float12"),

@@ -186,6 +186,7 @@ def test_rows_without_a_header_are_read(tmp_path: Path, mark: str) -> None:
         "layer,expert\n1\n",
         "layer,expert\n1,-2\n",
         "layer,expert\n1,1e300\n",
+        "layer,expert\n0,1\n0,2\n0,3\n",
         TRACE[:-14],
         "{",
         '{"choices": []}',

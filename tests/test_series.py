@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from analyzer.questions import periods
 from analyzer.questions.changepoints import take_apart
-from analyzer.questions.periods import spikes_and_steps
+from analyzer.questions.periods import Period, spikes_and_steps
 from analyzer.questions.trends import periodic_disturbance
 from moescope.__main__ import main
 from workloads.drawn_series import (
@@ -25,6 +25,7 @@ from workloads.drawn_series import (
     faint_burst,
     faint_spikes,
     found_in_noise,
+    has_clear_drift,
     in_ms,
     judged_burst,
     judged_spikes,
@@ -72,7 +73,8 @@ def test_noise_that_follows_itself_hides_a_small_drift_but_adds_nothing() -> Non
     series = [draw_series(seed, 0.5) for seed in range(30)]
     parts = [take_apart(drawn.ms) for drawn in series]
     assert sum(map(surplus_in, parts)) == 0
-    assert sum(not missed_in(found, drawn) for found, drawn in zip(parts, series, strict=True)) >= 24
+    known = sum(has_clear_drift(seed, 0.5) for seed in range(30))
+    assert known >= 18 and sum(not missed_in(found, drawn) for found, drawn in zip(parts, series, strict=True)) >= known - 2
 
 
 @pytest.mark.parametrize(("n", "rho"), [(30, 0.0), (100, 0.3), pytest.param(600, 0.5, marks=pytest.mark.long)])
@@ -110,6 +112,20 @@ def test_a_part_of_a_series_gives_its_period_or_none() -> None:
     assert verdicts.count(WRONG) <= 1 and verdicts.count(MISSED) < 20
 
 
+def test_spikes_of_which_some_are_missing_keep_their_period_and_a_longer_one_is_not_halved() -> None:
+    found: dict[float, list[Period | None]] = {12.8: [], 25.6: []}
+    for seed in range(20):
+        rng = np.random.default_rng((seed, 7))
+        for every, periods_of in found.items():
+            series = rng.normal(size=300)
+            places = np.floor(rng.uniform(0, every) + every * np.arange(int(300 / every))).astype(int)
+            kept = np.append(places[1::2][:-2], places[::2])
+            series[kept] += 7
+            periods_of.append(take_apart(series).period)
+    for every, periods_of in found.items():
+        assert sum(each is not None and abs(each.steps - every) < 0.3 for each in periods_of) >= 18
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", STRUCTURELESS)
 def test_noise_of_any_distribution_holds_nothing(name: str) -> None:
@@ -117,7 +133,7 @@ def test_noise_of_any_distribution_holds_nothing(name: str) -> None:
     for seed in range(40):
         parts = take_apart(structureless(name, seed))
         found.append(names_found(parts, periodic_disturbance(parts)))
-    assert sum(map(bool, found)) <= 2, found
+    assert sum(map(bool, found)) <= 1, found
 
 
 def test_every_comb_that_is_tried_counts(monkeypatch: pytest.MonkeyPatch) -> None:

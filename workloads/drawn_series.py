@@ -114,10 +114,15 @@ def faint_spikes(seed: int, sigmas: float, rho: float = 0.0) -> np.ndarray:
     return in_ms(y)
 
 
-def faint_burst(seed: int, sigmas: float, rho: float = 0.0) -> tuple[np.ndarray, int]:
-    """(a series with FAINT_BURST executions in a row longer by `sigmas` standard deviations, the first of them)."""
+def faint_burst(seed: int, sigmas: float, rho: float = 0.0, skewed: bool = False) -> tuple[np.ndarray, int]:
+    """(a series with FAINT_BURST executions in a row longer by `sigmas` standard deviations, the first of them).
+
+    skewed: in lognormal noise without correlation, whose logarithm has standard deviation 1.
+    """
     rng = np.random.default_rng((seed, 2))
     y, at = unit_noise(rng, rho), int(rng.integers(40, EXECUTIONS - 40 - FAINT_BURST))
+    if skewed:
+        y = rng.lognormal(size=EXECUTIONS) / np.sqrt((np.e - 1) * np.e)
     y[at : at + FAINT_BURST] += sigmas
     return in_ms(y), at
 
@@ -133,8 +138,10 @@ STRUCTURELESS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "noise of correlation 0.3": lambda rng, n: unit_noise(rng, 0.3, n),
     "noise of correlation 0.5": lambda rng, n: unit_noise(rng, 0.5, n),
     "noise of correlation 0.7": lambda rng, n: unit_noise(rng, 0.7, n),
+    "noise of correlation 0.9": lambda rng, n: unit_noise(rng, 0.9, n),
     "noise of Student's t, 3 degrees": lambda rng, n: rng.standard_t(3, n),
     "exponential noise": lambda rng, n: rng.exponential(size=n),
+    "lognormal noise": lambda rng, n: rng.lognormal(size=n),
     "spikes without order": lone_spikes,
 }
 

@@ -128,13 +128,12 @@ def show_cliff(cliff: cache_curves.Cliff) -> None:
 
 def all_figures(tables: Tables, rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
     """All figures of the experts, by layer and in total."""
-    numbers = rows["layer"].tolist()
-    matrices = {layer: experts.activation_matrix(tables, layer, phase) for layer in numbers}
+    matrices = experts.activation_matrices(tables, phase)
     return {
         "layers": rows,
         "summary": experts.expert_summary(tables),
         "density": experts.activation_shares(tables, phase),
-        "co_activation": {layer: experts.co_activation(tables, layer, phase) for layer in numbers},
+        "co_activation": {layer: experts.co_activation(table) for layer, (_, table) in matrices.items()},
         "activation": {layer: {"token_id": tokens, "rows": table} for layer, (tokens, table) in matrices.items()},
         "distance": experts.time_by_distance(tables),
         "distance_effect": experts.distance_effect(tables),

@@ -93,12 +93,10 @@ def write_routes(tables: Tables, path: Path, name: str) -> None:
 def _number_columns(path: Path, header: tuple[str, ...], rows: list[str], columns: tuple[str, ...]) -> pd.DataFrame:
     """The columns that the format needs, as numbers; the first damaged line is an error."""
     places = [header.index(column) for column in columns]
-    values = []
-    for number, cells in enumerate(csv.reader(rows), 1):
-        try:
-            values.append([float(cells[place]) for place in places])
-        except (ValueError, IndexError):
-            raise RecordingError(f"{path}: row {number} ({','.join(cells)}) is damaged or truncated") from None
+    try:
+        values = np.loadtxt(rows, delimiter=",", usecols=places, comments=None, quotechar='"', ndmin=2)
+    except ValueError:
+        values = np.array(_numbers_by_cell(path, rows, places))
     frame = pd.DataFrame(values, columns=list(columns), dtype=float)
     whole = frame.drop(columns="weight", errors="ignore")
     if not ((whole >= 0) & (whole % 1 == 0) & (whole < EXACT)).all(axis=None) or not (frame[["layer", "expert"]] < MOST).all(
@@ -106,6 +104,17 @@ def _number_columns(path: Path, header: tuple[str, ...], rows: list[str], column
     ):
         raise RecordingError(f"{path}: layers, experts and steps must be whole numbers of 0 or more: one row has something else")
     return frame.astype(dict.fromkeys(whole.columns, np.int64))
+
+
+def _numbers_by_cell(path: Path, rows: list[str], places: list[int]) -> list[list[float]]:
+    """The numbers of rows as Python reads them; names the first damaged one."""
+    values = []
+    for number, cells in enumerate(csv.reader(rows), 1):
+        try:
+            values.append([float(cells[place]) for place in places])
+        except (ValueError, IndexError):
+            raise RecordingError(f"{path}: row {number} ({','.join(cells)}) is damaged or truncated") from None
+    return values
 
 
 def _in_time_order(tables: Tables) -> pd.DataFrame:
@@ -197,6 +206,8 @@ def _from_rows(frame: pd.DataFrame) -> Tables:
     """Tables of `layer,expert` rows: a step begins where the layer restarts. A layer's shortest run of rows is one token's."""
     layer = frame["layer"].to_numpy()
     begins = np.flatnonzero(np.diff(layer, prepend=-1))
+    if len(begins) == 1 and len(layer) > 1:
+        raise RecordingError("all rows are of one layer: nothing tells where a token's rows end; counts and JSON formats do")
     lengths = np.diff(begins, append=len(layer))
     k = int(lengths.min())
     if (lengths % k).any():

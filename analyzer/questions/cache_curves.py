@@ -6,7 +6,9 @@ layers: one cache of (layer, expert) pairs. If a phase is given, only its events
 the cache. Sizes are in bytes where the recording has those of its experts, by layer.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,12 +76,25 @@ def hit_rate_curves(
     names = [*(f"{name}_read_mib" for name in policies)]
     rows = []
     for size in chosen if events else ():
-        outcomes = [POLICIES[name](events, size, size_of) for name in policies]
+        with without_collector():
+            outcomes = [POLICIES[name](events, size, size_of) for name in policies]
         rates = [outcome.hit_rate for outcome in outcomes]
         read = [outcome.read_bytes / MIB if size_of else np.nan for outcome in outcomes]
         fits = round(size * count / total)
         rows.append((fits, size / total, size / MIB if size_of else np.nan, *rates, *read))
     return pd.DataFrame(rows, columns=["slots", "share", "budget_mib", *policies, *names])
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Without searches for cycles: replays make none, only millions of small objects, which take as long to search again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -98,9 +113,9 @@ def lru_cliff(tables: Tables) -> Cliff | None:
     rows = activations(tables, "decode")
     if len(rows) == 0:
         return None
-    sizes = layer_bytes(tables) if key_bytes(tables, events_of(tables)) else None
-    asked = rows.assign(size=rows["layer"].map(sizes) if sizes else 1).groupby("token_id")["size"].agg(["size", "sum"])
     events, size_of, _ = numbered_events(tables, "decode")
+    sizes = rows["layer"].map(layer_bytes(tables)) if size_of else 1
+    asked = rows.assign(size=sizes).groupby("token_id")["size"].agg(["size", "sum"])
     low, high = 0, min(int(asked["sum"].max()), nearest_reuse(events, size_of))
     if lru(events, high - 1, size_of).hits == 0:
         low = high - 1

@@ -25,9 +25,11 @@ SPIKE_SIGMAS = 5.0
 CLIP_SIGMAS = 3.0
 """For levels, a difference from the running median counts at most so much: noise may have heavier tails than the normal one."""
 SHIFT_SIGMAS = 3.0
-CUT, SLOPE = 4.0, 8.0
+CUT, SLOPE = 4.0, 10.0
 """A cut must lower the cost of a partition by CUT times ln(steps), a slope (at most one per segment) by SLOPE.
 
+A series of noise has one segment, whose slope lowers the cost by the square of a standard normal variable: more than SLOPE in
+1 of 600. All kinds of parts that may be found in noise share the false alarms of a series, so that each may have few.
 benchmarks.series says what that finds, and how often something is found in noise alone.
 """
 MIN_STEPS = 8
@@ -280,25 +282,28 @@ def best_partition(y: np.ndarray) -> tuple[list[Segment], float]:
 def variance_left(y: np.ndarray, segments: list[Segment]) -> float:
     """`mean_variance` from the residuals of a line fitted to each segment, sloping or not.
 
-    Corrected for the part of the noise and of its correlation that the fitted lines absorb.
+    Corrected for the part of the noise and of its correlation that the fitted lines absorb. From what each residual adds to the
+    one before it: lines take much of the variance of noise of long memory, but hardly any of that of its innovations.
     """
     lines = [segment._replace(sloping=True) for segment in segments]
     rest = clip_outliers(y - level_per_step(lines, [ends_of(y, line) for line in lines]))
     n, squares = len(y), max(float(rest @ rest), 1e-24)
     rho = float(rest[1:] @ rest[:-1]) / squares
+    new = rest[1:] - max(rho, 0.0) * rest[:-1]
     rho = float(np.clip(rho + (len(lines) * (1 + 3 * rho) + SHORT) / n, 0.0, LARGEST_RHO))
-    return max(squares / max(n - 2 * len(lines), 1) * (1 + rho) / (1 - rho), 1e-24)
+    return max(float(new @ new) / max(n - 1 - 2 * len(lines), 1) / (1 - rho) ** 2, 1e-24)
 
 
 def cheapest_segments(y: np.ndarray, scale: float) -> list[Segment]:
     """The segments of least cost. A segment costs its squared residual, in units of `scale`, the noise's variance."""
-    n, penalty, sums = len(y), CUT * np.log(len(y)), prefix_sums(y)
+    n, sums = len(y), prefix_sums(y)
+    penalty, slope = least_gain(CUT * np.log(n), n), least_gain(SLOPE, n)
     least, begin, sloping = np.full(n + 1, np.inf), np.zeros(n + 1, np.int64), np.zeros(n + 1, bool)
     least[0] = 0.0
     for end in range(MIN_STEPS, n + 1):
         begins = np.arange(end - MIN_STEPS + 1)
         flat, by_slope = segment_costs(sums, begins, end)
-        gain = np.maximum(by_slope / scale - SLOPE, 0.0)
+        gain = np.maximum(by_slope / scale - slope, 0.0)
         cost = least[begins] + flat / scale - gain + penalty
         best = int(np.argmin(cost))
         least[end], begin[end], sloping[end] = cost[best], best, gain[best] > 0
@@ -307,6 +312,14 @@ def cheapest_segments(y: np.ndarray, scale: float) -> list[Segment]:
         segments.append(Segment(int(begin[end]), end, bool(sloping[end])))
         end = int(begin[end])
     return segments[::-1]
+
+
+def least_gain(known: float, n: int) -> float:
+    """What must be gained in units of the variance, if that is estimated from n steps, in place of `known` for a known one.
+
+    The likelihood ratio of normal noise of unknown variance; half the steps count, as few outliers count in the estimate.
+    """
+    return n / 2 * float(np.expm1(2 * known / n))
 
 
 def prefix_sums(y: np.ndarray) -> np.ndarray:

@@ -25,12 +25,14 @@ def activations(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     return counted[counted["token_id"].isin(chosen["token_id"])].reset_index(drop=True)
 
 
-def activation_matrix(tables: Tables, layer: int, phase: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(token ids [iterations], rows routed [iterations, experts]) of a layer; experts up to the highest number recorded."""
-    everything = activations(tables)
-    n_experts = int(everything["expert"].max()) + 1 if len(everything) else 0
-    rows = activations(tables, phase)
-    rows = rows[rows["layer"] == layer]
+def activation_matrices(tables: Tables, phase: str | None = None) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """For each layer (token ids [iterations], rows routed [iterations, experts]); experts up to the highest number recorded."""
+    ran = tables["routes" if len(tables["routes"]) else "experts"]["expert"]
+    n_experts = int(ran.max()) + 1 if len(ran) else 0
+    return {int(layer): _matrix_of(rows, n_experts) for layer, rows in activations(tables, phase).groupby("layer")}
+
+
+def _matrix_of(rows: pd.DataFrame, n_experts: int) -> tuple[np.ndarray, np.ndarray]:
     ids, iteration = np.unique(rows["token_id"].to_numpy(), return_inverse=True)
     table = np.zeros((len(ids), n_experts), np.int64)
     table[iteration, rows["expert"].to_numpy()] = rows["n_tokens"].to_numpy()
@@ -73,10 +75,13 @@ def routing_entropy(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     return pd.DataFrame({"layer": bits.index, "bits": bits.to_numpy(), "balance": bits.to_numpy() / most})
 
 
-def co_activation(tables: Tables, layer: int, phase: str | None = None) -> np.ndarray:
-    """[experts, experts]: the number of steps of a layer in which both were active; the diagonal has each expert's own steps."""
-    active = (activation_matrix(tables, layer, phase)[1] > 0).astype(np.int64)
-    return active.T @ active
+def co_activation(table: np.ndarray) -> np.ndarray:
+    """[experts, experts]: the number of steps of a layer in which both were active; the diagonal has each expert's own steps.
+
+    table: the layer's rows of `activation_matrices`. float32 holds counts below 2^24; its product is many times as fast.
+    """
+    active = (table > 0).astype(np.float32)
+    return (active.T @ active).astype(np.int64)
 
 
 def time_by_distance(tables: Tables) -> pd.DataFrame:
@@ -86,7 +91,8 @@ def time_by_distance(tables: Tables) -> pd.DataFrame:
     experts seen for the first time, `expert_ns` of its expert operators and loads, `maj_flt` major faults within them.
     """
     reuse = reuse_distance(tables, "decode")
-    steps = reuse.groupby(["token_id", "layer"])["distance"].agg(distance="mean", new=lambda values: int(values.isna().sum()))
+    by_step = reuse.assign(new=reuse["distance"].isna()).groupby(["token_id", "layer"])
+    steps = by_step.agg(distance=("distance", "mean"), new=("new", "sum"))
     operators = tables["operators"]
     expert_operators = operators[np.isin(operator_parts(operators), ("experts", LOAD))]
     spent = expert_operators.groupby(["token_id", "layer"])[["duration_ns", "maj_flt"]].sum()

@@ -21,6 +21,8 @@ LEVELS = (1.5, 2.5, 4.0)
 WIDTHS = {1: 2.0, 3: 10.0, 5: 20.0}
 """Steps within which a spike may lie → the shortest period for which that is allowed."""
 FALSE_ALARM = 0.01
+HALVED_FALSE_ALARM = 0.01
+"""Of spikes between the teeth: they would make a right period a wrong one."""
 SHUFFLES, SHUFFLED_FALSE_ALARM = 19, 0.002
 MOST_SHUFFLED = 600
 """Longer series are not shuffled: it takes long, and they show a period often enough for the bound."""
@@ -100,22 +102,48 @@ def exceeds_chance(signal: np.ndarray, evidence: float, tried: int) -> bool:
 def multiple_of(signal: np.ndarray, comb: Comb) -> Comb:
     """The comb, or that of half or twice its period.
 
-    Half if spikes lie between its teeth as well, more than chance puts there in FALSE_ALARM of cases; twice if every other tooth
-    alone is better evidence.
+    Half if spikes lie between its teeth as well; twice if every other tooth alone is better evidence, and at the others there are
+    no more spikes than chance puts there: some spikes of a series may be missing.
     """
     share = float(np.mean(running_maximum(signal, comb.width + 2) > comb.level))
 
-    def strength(every: float, begin: float) -> float:
-        found = len(tooth_hits(signal, comb._replace(steps=every, begin=begin))[0])
-        return float(hit_evidence(np.array([found]), np.array([len(signal) / every]), share)[0])
+    def evidence(turned: Comb) -> float:
+        found = len(tooth_hits(signal, turned)[0])
+        return float(hit_evidence(np.array([found]), np.array([len(signal) / turned.steps]), share)[0])
 
     half, steps = comb.steps / 2, comb.steps
-    if half >= WIDTHS[comb.width] and strength(steps, (comb.begin + half) % steps) > -np.log(FALSE_ALARM):
+    between = comb._replace(begin=(comb.begin + half) % steps)
+    if half >= WIDTHS[comb.width] and chance_of(signal, between, comb) < HALVED_FALSE_ALARM:
         return comb._replace(steps=half, begin=comb.begin % half)
-    twice = [(strength(2 * steps, comb.begin + turn * steps), comb.begin + turn * steps) for turn in (0, 1)]
-    if 2 * steps * LEAST_TURNS <= len(signal) and max(twice)[0] > strength(steps, comb.begin):
-        return comb._replace(steps=2 * steps, begin=max(twice)[1])
-    return comb
+    first, second = (comb._replace(steps=2 * steps, begin=comb.begin + turn * steps) for turn in (0, 1))
+    best, other = (first, second) if evidence(first) >= evidence(second) else (second, first)
+    doubled = 2 * steps * LEAST_TURNS <= len(signal) and evidence(best) > evidence(comb)
+    return best if doubled and chance_of(signal, other, best) > FALSE_ALARM else comb
+
+
+def chance_of(signal: np.ndarray, comb: Comb, known: Comb) -> float:
+    """The probability that chance makes a comb's teeth so high, away from those of a known comb.
+
+    R. A. Fisher's sum of logarithms of each tooth's probability, which is its rank among all steps: heights tell more than hits.
+    """
+    heights = running_maximum(signal, comb.width + 1)
+    taken = np.zeros(len(heights), bool)
+    for tooth in np.ceil(np.arange(known.begin, len(signal), known.steps)).astype(np.int64):
+        taken[max(tooth - comb.width, 0) : tooth + comb.width + 1] = True
+    usual = np.sort(heights[~taken])
+    places = np.ceil(np.arange(comb.begin, len(signal), comb.steps)).astype(np.int64)
+    places = places[~taken[places]]
+    if len(places) == 0 or len(usual) < len(places):
+        return 1.0
+    above = len(usual) - np.searchsorted(usual, heights[places], "left")
+    logs = -np.log(np.maximum(above, 1) / len(usual))
+    return erlang_tail(float(logs.sum()), len(logs))
+
+
+def erlang_tail(value: float, terms: int) -> float:
+    """The probability that a sum of `terms` exponential variables of mean 1 exceeds a value."""
+    logs = -value + np.arange(terms) * np.log(max(value, 1e-300)) - np.cumsum(np.log(np.maximum(np.arange(terms), 1)))
+    return float(np.exp(logs).sum())
 
 
 def best_comb(signal: np.ndarray) -> tuple[Comb | None, int]:
@@ -136,7 +164,7 @@ def best_comb(signal: np.ndarray) -> tuple[Comb | None, int]:
 
 
 def running_maximum(signal: np.ndarray, width: int) -> np.ndarray:
-    """The greatest value within `width` steps around each."""
+    """The greatest value within `width` steps around each; if that is even, between steps, from before the first on."""
     padded = np.pad(signal, width // 2, constant_values=-np.inf)
     return np.lib.stride_tricks.sliding_window_view(padded, width).max(axis=1)
 
@@ -203,9 +231,12 @@ def periodic_wave(rest: np.ndarray) -> dict[str, float] | None:
         return None
     clipped = np.clip(rest, *np.quantile(rest, (0.05, 0.95)))
     clipped = clipped - clipped.mean()
-    power = np.abs(np.fft.rfft(clipped)[1:]) ** 2
-    if power.sum() <= 1e-18 * n:
+    if clipped @ clipped <= 1e-18 * n:
         return None
+    rho = max(float(clipped[1:] @ clipped[:-1] / (clipped @ clipped)), 0.0)
+    power = np.abs(np.fft.rfft(clipped)[1:]) ** 2
+    # Noise that follows itself has its power at low frequencies, more than their surroundings: AR(1)'s is divided out.
+    power *= 1 + rho**2 - 2 * rho * np.cos(2 * np.pi * np.arange(1, len(power) + 1) / n)
     floor = np.exp(median_filter(np.log(np.maximum(power, 1e-9 * power.max())), FLOOR_WIDTH, mode="mirror")) / np.log(2)
     ratio = power / floor
     ratio[: LEAST_TURNS - 1] = 0

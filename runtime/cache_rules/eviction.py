@@ -2,7 +2,7 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from math import log2
+from math import exp2, inf, log2
 from typing import Protocol
 
 from runtime.cache_rules.forms import Form
@@ -58,13 +58,12 @@ class LFRU:
 
     def weigh(self, form: Form, uses: int) -> float:
         """Count uses, whether or not the form is held; returns its weight from now on."""
-        weight = self._weight.get(form)
+        weight = self._weight.get(form, -inf)
         for _ in range(uses):
             self._clock += 1
             now = self._clock / self.HALF_LIFE
-            older = 0.0 if weight is None or weight < now - 60 else log2(1 + 2 ** (weight - now))
-            weight = now + older
-        self._weight[form] = weight = weight or 0.0
+            weight = now + log2(1 + exp2(weight - now))
+        self._weight[form] = weight
         return weight
 
     def left(self, form: Form) -> None:
