@@ -18,7 +18,18 @@ from tests.conftest import validator
 from workloads.recordings import runtime
 
 READERS = (
-    *("summary", "time", "time --step 0", "time requests", "time threads", "findings", "experts", "experts --curves", "npu"),
+    *(
+        "summary",
+        "time",
+        "time --step 0",
+        "time requests",
+        "time threads",
+        "time stacks",
+        "findings",
+        "experts",
+        "experts --curves",
+        "npu",
+    ),
     *(
         "npu backends",
         "roofline",

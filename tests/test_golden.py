@@ -24,7 +24,18 @@ from workloads.tables_fixture import make_tables
 
 RECORDINGS = ("run", "raw", "llama", "empty")
 """Our runtime with an NPU and threads, as tables; the same from records; llama.cpp; without a record."""
-READS = ("summary", "findings", "npu", "roofline", "trends", "time requests", "time threads", "npu backends", "predict steps")
+READS = (
+    "summary",
+    "findings",
+    "npu",
+    "roofline",
+    "trends",
+    "time requests",
+    "time threads",
+    "time stacks",
+    "npu backends",
+    "predict steps",
+)
 PRINTED = {
     **dict.fromkeys((*READS, "predict fidelity"), "{}"),
     "time": "{}; run --step 0; run --by cause",
