@@ -26,7 +26,8 @@
 #define FIRST_PROGRESS_NS (NS_PER_S / 20)
 #define PARTING_NS (NS_PER_S / 2) /* how long an interrupted command may go on */
 #define MOST_TASKS 4096
-#define FIRST_PID_NAMESPACE 0xEFFFFFFCul /* the initial one: PROC_PID_INIT_INO of include/linux/proc_ns.h */
+#define FIRST_PID_NAMESPACE 0xEFFFFFFCul /* the initial ones: PROC_PID_INIT_INO of include/linux/proc_ns.h */
+#define FIRST_USER_NAMESPACE 0xEFFFFFFDul
 
 static volatile sig_atomic_t asked_to_stop;
 
@@ -111,8 +112,18 @@ static void make_folder(const char *folder)
 	atexit(discard);
 }
 
+/* So is a kernel's without namespaces. */
+static bool is_first_namespace(const char *path, ino_t first)
+{
+	struct stat status;
+
+	return stat(path, &status) || status.st_ino == first;
+}
+
 static void need_rights(void)
 {
+	if (!is_first_namespace("/proc/self/ns/user", FIRST_USER_NAMESPACE))
+		fail("in a user namespace of its own (a rootless container), whose root may not use BPF: run it outside");
 	if (!may_trace())
 		fail("not root: the kernel lets root probe, or a program with CAP_BPF and CAP_PERFMON (on Android: a root shell; elsewhere: sudo)");
 	keep_few_rights();
@@ -178,7 +189,6 @@ static double positive(const char *option, const char *text)
 static void check(struct choice *choice, const char *plan)
 {
 	u64 mib = choice->ring_bytes >> 20;
-	struct stat pids;
 
 	if ((!plan && choice->questions < 0) || !choice->folder || (!choice->pid == !choice->command)) {
 		fputs(usage, stderr);
@@ -189,7 +199,7 @@ static void check(struct choice *choice, const char *plan)
 	if (choice->min_tps && choice->max_overhead)
 		fail("--min-tps and --max-overhead cannot be combined, as both switch levels");
 	need_rights();
-	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
+	if (!is_first_namespace("/proc/self/ns/pid", FIRST_PID_NAMESPACE))
 		fail("in a PID namespace of its own (a container), where programs have other numbers than in the kernel: give it the host's");
 	check_descriptors(LEAST_DESCRIPTORS);
 	choice->plan = plan ? read_plan(plan) : NULL;
