@@ -126,6 +126,8 @@ static void need_rights(void)
 		fail("in a user namespace of its own (a rootless container), whose root may not use BPF: run it outside");
 	if (!may_trace())
 		fail("not root: the kernel lets root probe, or a program with CAP_BPF and CAP_PERFMON (on Android: a root shell; elsewhere: sudo)");
+	if (!may_open_events())
+		fail("the kernel keeps events from who has no CAP_SYS_ADMIN: type sysctl kernel.perf_event_paranoid=2");
 	keep_few_rights();
 }
 
@@ -306,6 +308,8 @@ static void adopt(pid_t pid, void *context)
 	note_mapped_files(pid);
 	if (program_of(pid, program))
 		probe_file(program, true);
+	else if (errno == EACCES)
+		warn("process %d is another user's: without CAP_SYS_PTRACE its program, and on older kernels its libraries, are not probed", pid);
 	each_mapping(pid, attach_mapped, json_object_get(choice->plan, "patterns"));
 	probe_earlier_tables(pid);
 }
