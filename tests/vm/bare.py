@@ -48,6 +48,7 @@ cd /
 echo RECORDING
 /bin/busybox tar -C /out -cf - . | /bin/busybox gzip | /bin/busybox base64
 echo END
+/bin/busybox sleep 3
 echo 1 > /proc/sys/kernel/sysrq
 echo o > /proc/sysrq-trigger
 /bin/busybox sleep 100
