@@ -137,11 +137,11 @@ def test_what_a_full_ring_loses_is_counted_to_the_record(tmp_path: Path, buffer:
 def held_up(folder: Path, plan: Path, program: Path, buffer: str) -> tuple[RawRecording, int, int]:
     """(recording, hits by the program's count, exit code) of a recorder that stands still twice, at last until the end."""
     events = folder / "events.bin"
-    words = ["--plan", str(plan), "-o", str(folder), "--ring-mib", "1", "--buffer", buffer, "--", str(program), "6", "2"]
+    words = ["--plan", str(plan), "-o", str(folder), "--ring-mib", "1", "--buffer", buffer, "--", str(program), "10", "2"]
     with subprocess.Popen([str(RECORDER), *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as recorder:
         assert wait_until(lambda: events.exists() and events.stat().st_size > 1 << 18)
         recorder.send_signal(signal.SIGSTOP)
-        time.sleep(0.5)
+        time.sleep(2)
         at_least = events.stat().st_size + (2 << 20)  # what filled its ring, and records after these
         recorder.send_signal(signal.SIGCONT)
         wait_until(lambda: events.stat().st_size > at_least, 3)
