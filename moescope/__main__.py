@@ -1,7 +1,14 @@
 """`moescope VERB`: the one command."""
 
-import gc
+import signal
 import sys
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
+    __name__ == "__main__" or sys.argv[0].endswith("/moescope")
+):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends it without a traceback
+
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,24 @@ def test_who_is_not_root_is_told_what_to_type_after_sudo(tmp_path: Path, package
     done = subprocess.run([script, "run", "true"], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 125
     assert f"`sudo {f'python3 -m {package}' if package else script} ...`" in done.stderr
+
+
+PRESSED = """
+import os, runpy, signal, sys
+class Press:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "moescope.verbs":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Press)
+runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("package", ["tracer", "moescope"])
+def test_ctrl_c_while_modules_are_imported_ends_a_command_without_a_traceback(package: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PRESSED, package], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 EXTRAS = ["numpy>=2.0", "onnxruntime>=1.24; extra == 'runtime'", 'onnxruntime-qnn>=2.0 ; extra == "npu"']

@@ -100,6 +100,16 @@ def test_a_recorder_in_a_pid_namespace_of_its_own_starts_nothing(tmp_path: Path)
     assert not (tmp_path / "ran").exists() and not (tmp_path / "run").exists()
 
 
+@pytest.mark.skipif(not can_unshare("--user", "--map-root-user"), reason="user namespaces are not allowed here")
+@over_recorders
+def test_root_of_a_user_namespace_is_told_why_nothing_is_recorded(tmp_path: Path, on: tuple[str, ...]) -> None:
+    words = ["run", "--no-views", *on, "-o", str(tmp_path / "run"), "--", "touch", str(tmp_path / "ran")]
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-m", "tracer", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == FAILED and "user namespace" in done.stderr and "ring buffers" not in done.stderr
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "run").exists()
+
+
 @apart
 @over_recorders
 def test_a_program_that_ends_at_once_in_another_mount_namespace_costs_neither_records_nor_views(
@@ -222,6 +232,7 @@ def test_a_signal_ends_every_phase_and_nothing_stays(
             assert recorded.is_whole and recorded.manifest["state"] in ["complete", *abandoned]
         else:
             assert not run.run.exists() and (phase in ("begin", "loading", "placing") or (on and phase == "ending"))
+            assert run.tracer.returncode in (128 + number, -number)  # the latter while Python's modules are imported
         run.end.touch()
         assert not pid or wait_until(lambda: state_of(pid) in ("", "Z"))
     finally:

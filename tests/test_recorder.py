@@ -130,18 +130,22 @@ def test_what_a_full_ring_loses_is_counted_to_the_record(tmp_path: Path, buffer:
     assert len(run.records("evict")) + lost == hits == made and lost > 0 and code == 0
     assert run.is_whole and run.manifest["buffer"] == buffer
     told = sum(run.manifest["lost_by_cpu"].get("events", {}).values())
-    assert 0 < told <= lost if buffer == "perf" else told == 0  # told with the next record that finds room
+    least, most = (1, lost) if buffer == "perf" else (0, 0)  # told with the next record that finds room
+    assert least <= told <= most
 
 
 def held_up(folder: Path, plan: Path, program: Path, buffer: str) -> tuple[RawRecording, int, int]:
     """(recording, hits by the program's count, exit code) of a recorder that stands still twice, at last until the end."""
     events = folder / "events.bin"
-    words = ["--plan", str(plan), "-o", str(folder), "--ring-mib", "1", "--buffer", buffer, "--", str(program), "6", "2"]
+    words = ["--plan", str(plan), "-o", str(folder), "--ring-mib", "1", "--buffer", buffer, "--", str(program), "10", "2"]
     with subprocess.Popen([str(RECORDER), *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as recorder:
         assert wait_until(lambda: events.exists() and events.stat().st_size > 1 << 18)
-        for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
-            recorder.send_signal(number)
-            time.sleep(0.5)
+        recorder.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        at_least = events.stat().st_size + (2 << 20)  # what filled its ring, and records after these
+        recorder.send_signal(signal.SIGCONT)
+        wait_until(lambda: events.stat().st_size > at_least, 3)
+        recorder.send_signal(signal.SIGSTOP)
         assert recorder.stdout
         made = json.loads(recorder.stdout.readline())["hits"]
         recorder.send_signal(signal.SIGCONT)

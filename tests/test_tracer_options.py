@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from moescope.command_line import Program
 from tests.conftest import ROOT, drawn, trace
 from tests.golden import Golden
+from tracer.commands import options
 from tracer.commands import run as run_verb
 from tracer.commands.options import seconds
 from tracer.commands.status import Reading, status_line
 from tracer.config import options_by_name
-from tracer.errors import FAILED
+from tracer.errors import FAILED, RequirementError
 from tracer.recording.format import Recording
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
@@ -235,3 +236,10 @@ def test_an_idle_recording_takes_little_of_the_machine(tmp_path: Path) -> None:
     cost = Recording(tmp_path / "run").manifest["cost"]
     assert 0 < cost["tracer_core_share"] < 0.1
     assert cost["bytes_per_record"] >= 64 and cost["written_bytes"] > 0
+
+
+def test_bcc_is_refused_where_only_the_recorders_file_has_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(options, "need_root", lambda: None)
+    with pytest.raises(RequirementError, match="bcc"):
+        options.choice_of(parsed("--loader", "bcc", "true"))

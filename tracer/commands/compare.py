@@ -114,8 +114,8 @@ def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]],
             raise TargetError(
                 f"{side} was not recorded: {errors.strip().splitlines()[-1] if errors.strip() else f'status {code}'}"
             )
-        if json.loads((target / "manifest.json").read_text()).get("target", {}).get("exit_code"):
-            raise TargetError(f"{' '.join(command)[:80]} failed; run it without the tracer first")
+        if status := json.loads((target / "manifest.json").read_text()).get("target", {}).get("exit_code"):
+            raise TargetError(f"{side} failed with status {status}: {' '.join(command)[:200]}; run it without the tracer first")
 
 
 def wait_for_tracer(tracing: subprocess.Popen[bytes]) -> tuple[int, str]:

@@ -28,7 +28,7 @@ from tracer.probes.denials import (
     OTHER_PIDS,
     bpf_denials,
     few_descriptors,
-    has_other_pids,
+    has_other_namespace,
     has_own_rights,
     lockdown_mode,
     selinux_enforces,
@@ -139,8 +139,8 @@ def _check_root() -> Check:
 
 
 def _process_numbers() -> Check:
-    name, seen = "process numbers", OTHER_PIDS if has_other_pids() else "the kernel's"
-    return Check(name, "run, attach", True, not has_other_pids(), seen, OTHER_PIDS)
+    name, seen = "process numbers", OTHER_PIDS if has_other_namespace("pid") else "the kernel's"
+    return Check(name, "run, attach", True, not has_other_namespace("pid"), seen, OTHER_PIDS)
 
 
 def _check_open_files() -> Check:

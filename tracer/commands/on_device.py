@@ -40,6 +40,7 @@ from tracer.remote.transport import LinkError, short_name
 BTF = "kernel.btf"
 """The name on a device of the file that --btf gives."""
 WRONG, KILLED = 2, 128
+INTERRUPTED = "interrupted before the recording was complete"
 Then = Callable[[Path, Owner], None]
 
 
@@ -73,7 +74,8 @@ class Visit:
     owner: Owner = field(default_factory=invoking_user)
     job: Job | None = None
     answering: Answering | None = None
-    interrupts: int = 0
+    signals: list[int] = field(default_factory=list)
+    """Those that were to end it."""
     held: ExitStack = field(default_factory=ExitStack)
     """What is kept until the recording's end."""
 
@@ -92,7 +94,9 @@ class Visit:
 
     @property
     def failure(self) -> int:
-        """The exit code if the recording fails; that of `run` differs from a command's own."""
+        """The exit code if the recording fails: 128 + N if signal N ended it; that of `run` differs from a command's own."""
+        if self.signals and not is_complete(self.job.output if self.job else self.output):
+            return KILLED + self.signals[-1]
         return WRONG if "pid" in self.args else FAILED
 
     def resumed(self) -> Job | None:
@@ -107,6 +111,7 @@ class Visit:
             self.check()
             plan = self.plan(device)
             folder = make_output(self.output if self.alone else self.output / build_of(plan), self.owner)
+            self.held.callback(remove_if_empty, folder)
             device.write("plan.json", json.dumps(plan).encode())
             if self.args.btf:
                 device.write(BTF, blob_of(self.args.btf))
@@ -141,7 +146,7 @@ class Visit:
             status = job.follow("messages", self.printer.messages)
             for each in following:
                 each.result()
-        if self.interrupts < 2:
+        if len(self.signals) < 2:
             job.fetch(self.printer.progress)
         if (job.output / "manifest.json").exists():
             kept_files().learn(job.output)
@@ -150,20 +155,26 @@ class Visit:
         job.finish()
         code = int(status) if status.isdigit() else KILLED
         if code >= KILLED and not is_complete(job.output):  # otherwise it is the command that a signal ended
-            self.printer.say(f"the recorder was killed (status {status})")
+            self.printer.say(INTERRUPTED if self.signals else f"the recorder was killed (status {status})")
             return self.failure
         return self.failure if code == FAILED else code
 
-    def interrupt(self) -> None:
+    def interrupt(self, number: int) -> None:
         """Handle Ctrl-C: the first ends the recording and fetches it, the second abandons it."""
-        self.interrupts += 1
+        self.signals.append(number)
         if self.job:
-            self.job.interrupt(self.interrupts > 1)
+            self.job.interrupt(len(self.signals) > 1)
 
     def check(self) -> None:
         """Raise TracerError if Ctrl-C was pressed before the recording began."""
-        if self.interrupts:
-            raise TracerError("interrupted before the recording began")
+        if self.signals:
+            raise TracerError(INTERRUPTED)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder in which nothing was recorded."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def is_complete(folder: Path) -> bool:
@@ -246,12 +257,12 @@ def run_visits(visits: list[Visit]) -> list[int]:
     presses: list[int] = []
     answered = 0
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: presses.append(1))
+        signal.signal(number, lambda number, _: presses.append(number))
     with ThreadPoolExecutor(len(visits)) as pool:
         running = [pool.submit(visit.run) for visit in visits]
         while wait(running, timeout=0.2).not_done:
             if answered < len(presses):
-                answered += 1
                 for visit in visits:
-                    visit.interrupt()
+                    visit.interrupt(presses[answered])
+                answered += 1
     return [future.result() for future in running]

@@ -16,7 +16,7 @@ from tracer.engines import LEVELS, choose_engines, with_needed
 from tracer.errors import RequirementError, TracerError
 from tracer.kernel.btf import check_file
 from tracer.kernel.pmc import Event, events_named
-from tracer.probes.denials import OTHER_PIDS, certain_denials, few_descriptors, has_other_pids, has_own_rights
+from tracer.probes.denials import OTHER_PIDS, certain_denials, few_descriptors, has_other_namespace, has_own_rights
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import read_probe_files
 from tracer.probes.planner import Planner
@@ -153,7 +153,7 @@ def need_root() -> None:
     """Raise if BPF programs cannot be loaded by this process, or if these would see the target under another pid."""
     if os.geteuid() != 0 and not has_own_rights():
         raise RequirementError(f"not root: probes need root; type `sudo {command_for_sudo()} ...` (see `moescope doctor`)")
-    for reason in (OTHER_PIDS if has_other_pids() else "", few_descriptors(), *certain_denials()):
+    for reason in (OTHER_PIDS if has_other_namespace("pid") else "", few_descriptors(), *certain_denials()):
         if reason:
             raise RequirementError(reason)
 
@@ -278,6 +278,8 @@ class Choice:
 def choice_of(args: argparse.Namespace) -> Choice:
     """What the options choose; raises before anything is changed."""
     need_root()
+    if args.loader == "bcc" and os.geteuid() != 0:
+        raise RequirementError("--loader bcc needs root: only the recorder's file has capabilities; leave it out")
     refuse_impossible(args)
     args.ring_mib = args.ring_mib or RING_MIB
     events = named_events(args)

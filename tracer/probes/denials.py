@@ -15,8 +15,8 @@ CLOSED = "confidentiality"
 LEAST_DESCRIPTORS = 512
 """What a recording of one engine needs at most, twice over."""
 CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
-FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""The inode of the initial PID namespace: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
+FIRST_NAMESPACES = {"pid": 0xEFFFFFFC, "user": 0xEFFFFFFD}
+"""Inodes of the initial namespaces: PROC_PID_INIT_INO, PROC_USER_INIT_INO of include/linux/proc_ns.h."""
 OTHER_PIDS = (
     "this process is in a PID namespace of its own (a container), where programs have other numbers than in the kernel: "
     "give it the host's (docker run --pid=host)"
@@ -35,7 +35,7 @@ def bpf_denials() -> Iterator[str]:
     yield from certain_denials()
     if selinux_enforces():
         yield f"SELinux is enforcing and this process runs as {selinux_domain()}: use a permissive domain (su), or setenforce 0"
-    if has_other_pids():
+    if has_other_namespace("pid"):
         yield OTHER_PIDS
 
 
@@ -44,15 +44,17 @@ def certain_denials() -> Iterator[str]:
     mode = lockdown_mode()
     if mode == CLOSED:
         yield f"the kernel is locked down ({LOCKDOWN}: {mode}), so BPF cannot read its memory: boot with lockdown=integrity"
+    if has_other_namespace("user"):
+        yield "this process is in a user namespace of its own (a rootless container), whose root may not use BPF: run it outside"
     lacking = [name for name, number in (("CAP_BPF", CAP_BPF), ("CAP_PERFMON", CAP_PERFMON)) if not has_capability(number)]
     if lacking and not has_own_rights():
         yield f"this process lacks {' and '.join(lacking)}: in a container, run it privileged"
 
 
-def has_other_pids() -> bool:
-    """Whether process ids in /proc differ from those that BPF programs see; False on kernels without PID namespaces."""
+def has_other_namespace(kind: str) -> bool:
+    """Whether pids or users (`user`) differ from those that BPF programs see; False on kernels without such namespaces."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE
+        return os.stat(f"/proc/self/ns/{kind}").st_ino != FIRST_NAMESPACES[kind]
     except OSError:
         return False
 

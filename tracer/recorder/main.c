@@ -26,7 +26,8 @@
 #define FIRST_PROGRESS_NS (NS_PER_S / 20)
 #define PARTING_NS (NS_PER_S / 2) /* how long an interrupted command may go on */
 #define MOST_TASKS 4096
-#define FIRST_PID_NAMESPACE 0xEFFFFFFCul /* the initial one: PROC_PID_INIT_INO of include/linux/proc_ns.h */
+#define FIRST_PID_NAMESPACE 0xEFFFFFFCul /* the initial ones: PROC_PID_INIT_INO of include/linux/proc_ns.h */
+#define FIRST_USER_NAMESPACE 0xEFFFFFFDul
 
 static volatile sig_atomic_t asked_to_stop;
 
@@ -113,10 +114,22 @@ static void make_folder(const char *folder)
 	atexit(discard);
 }
 
+/* So is a kernel's without namespaces. */
+static bool is_first_namespace(const char *path, ino_t first)
+{
+	struct stat status;
+
+	return stat(path, &status) || status.st_ino == first;
+}
+
 static void need_rights(void)
 {
+	if (!is_first_namespace("/proc/self/ns/user", FIRST_USER_NAMESPACE))
+		fail("in a user namespace of its own (a rootless container), whose root may not use BPF: run it outside");
 	if (!may_trace())
 		fail("not root: the kernel lets root probe, or a program with CAP_BPF and CAP_PERFMON (on Android: a root shell; elsewhere: sudo)");
+	if (!may_open_events())
+		fail("the kernel keeps events from who has no CAP_SYS_ADMIN: type sysctl kernel.perf_event_paranoid=2");
 	keep_few_rights();
 }
 
@@ -180,7 +193,6 @@ static double positive(const char *option, const char *text)
 static void check(struct choice *choice, const char *plan)
 {
 	u64 mib = choice->ring_bytes >> 20;
-	struct stat pids;
 
 	if ((!plan && choice->questions < 0) || !choice->folder || (!choice->pid == !choice->command)) {
 		fputs(usage, stderr);
@@ -191,7 +203,7 @@ static void check(struct choice *choice, const char *plan)
 	if (choice->min_tps && choice->max_overhead)
 		fail("--min-tps and --max-overhead cannot be combined, as both switch levels");
 	need_rights();
-	if (!stat("/proc/self/ns/pid", &pids) && pids.st_ino != FIRST_PID_NAMESPACE)
+	if (!is_first_namespace("/proc/self/ns/pid", FIRST_PID_NAMESPACE))
 		fail("in a PID namespace of its own (a container), where programs have other numbers than in the kernel: give it the host's");
 	check_descriptors(LEAST_DESCRIPTORS);
 	choice->plan = plan ? read_plan(plan) : NULL;
@@ -303,6 +315,8 @@ static void adopt(pid_t pid, void *context)
 	note_mapped_files(pid);
 	if (program_of(pid, program))
 		probe_file(program, true);
+	else if (errno == EACCES)
+		warn("process %d is another user's: without CAP_SYS_PTRACE its program, and on older kernels its libraries, are not probed", pid);
 	each_mapping(pid, attach_mapped, json_object_get(choice->plan, "patterns"));
 	probe_earlier_tables(pid);
 }

@@ -22,6 +22,17 @@ int open_event(struct perf_event_attr *attributes, pid_t tid, int cpu)
 	return syscall(SYS_perf_event_open, attributes, tid, cpu, -1, PERF_FLAG_FD_CLOEXEC);
 }
 
+/* Debian's kernels want more than CAP_PERFMON where kernel.perf_event_paranoid is above 2. */
+bool may_open_events(void)
+{
+	struct perf_event_attr attributes = {.type = PERF_TYPE_SOFTWARE, .config = PERF_COUNT_SW_DUMMY};
+	int fd = open_event(&attributes, -1, 0), error = errno;
+
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0 || error != EACCES;
+}
+
 /* Attaches a program to an event; returns the event's descriptor, or -1. */
 static int connect(int event, int program)
 {

@@ -100,6 +100,7 @@ void set_map(const char *name, const void *key, const void *value);
 void delete_from_map(const char *name, const void *key);
 
 /* probes.c */
+bool may_open_events(void); /* on all CPUs */
 int attach_tracepoint(const char *program, const char *category, const char *name); /* -1 and errno */
 int attach_software(const char *program, u32 config, int cpu);
 int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie, pid_t only); /* 0: in every process */

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Function tables that libraries give to the target, QNN's and others: their slots get probes. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -272,25 +273,30 @@ struct began {
 	double cpu_s;
 };
 
-static bool has_ended(pid_t pid)
+/* Why nothing of a process can be read: ENOENT, it has ended; EACCES, it is another user's; 0 otherwise. */
+static int unreadable(pid_t pid)
 {
 	char program[PATH_MOST];
 
-	return !program_of(pid, program);
+	return program_of(pid, program) ? 0 : errno;
 }
 
 /* Tells how long the search took, and which calls it missed; or why there is none. A process may have mapped no such library. */
 static void tell_search(pid_t pid, const char *engine, int found, const struct began *began, u64 bytes)
 {
 	double took = (now_ns() - began->ns) * 1e-9;
+	int reason = unreadable(pid);
 
-	if (found < 0 && !has_ended(pid))
+	if (found < 0 && !reason)
 		return;
 	if (found > 0) {
 		say("%s: function table found after %.3f s (%.3f s of CPU), %.1f MB read", engine, took, cpu_s() - began->cpu_s, bytes * 1e-6);
 		warn("%s: process %d ran %.3f s of the recording before its function table was found%s and probed: calls in them are not "
 		     "recorded", engine, pid, (now_ns() - began_ns) * 1e-9, strcmp(engine, QAIRT) ? "" : " (by its size alone)");
-	} else if (has_ended(pid)) {
+	} else if (reason == EACCES) {
+		warn("%s: the memory of process %d cannot be read without CAP_SYS_PTRACE: calls through its function tables are not recorded",
+		     engine, pid);
+	} else if (reason) {
 		warn("%s: process %d ended before its function table was found (%.3f s): its calls are not recorded", engine, pid, took);
 	} else {
 		warn("%s: process %d has mapped %s, but no function table was found in its memory (%.1f MB read): calls through an "
