@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzer.compare.metrics import extract_metrics
+from analyzer.compare.metrics import RunTables, extract_metrics
 from analyzer.questions import trends
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import build_tables, load_tables
@@ -45,7 +45,7 @@ def test_disturbed_steps_are_left_out_of_speed_trends_and_comparison_and_counted
     assert any("21 of 40" in line for line in answer["missing"])
     assert not {"change point", "periodic", "growth"} & {finding["rule"] for finding in answer["findings"]}
     assert trends.trend_summary(tables)["tpot_ms"]["mean"] == pytest.approx(0.002)
-    metrics = extract_metrics(tables).set_index("metric")
+    metrics = extract_metrics(RunTables(tables)).set_index("metric")
     assert metrics.loc["TPOT, median", ["value", "n"]].tolist() == [pytest.approx(0.002), 19]
     assert metrics.loc["decode step", "n"] == 19
     means = metrics[metrics["family"].isin(["closure", "operator"]) & (metrics["phase"] == "decode")]["mean"]
