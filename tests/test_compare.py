@@ -258,7 +258,9 @@ def test_a_change_planted_in_recorded_times_is_found_with_its_culprit_and_no_oth
     unchanged: list[Result], jittered: list[Tables], name: str
 ) -> None:
     plant, family, culprit = PLANTS[name]
-    cand = [Result(f"c{i}", extract_metrics(RunTables(plant(tables))), began=2.0 * i + 1) for i, tables in enumerate(jittered[5:])]
+    cand = [
+        Result(f"c{i}", extract_metrics(RunTables(plant(tables))), began=2.0 * i + 1) for i, tables in enumerate(jittered[5:])
+    ]
     made = compare_runs(unchanged, cand)
     accused = made.judged[(made.judged["family"] == family) & made.judged["verdict"].isin(["slower", "faster"])]
     assert accused[list(culprit)].drop_duplicates().to_dict("records") == [culprit]
