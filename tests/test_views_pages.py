@@ -46,6 +46,7 @@ HOSTILE = "</script><img src=x onerror='document.pwned=1'>"
 def report(tmp_path: Path, manifest: dict[str, Any], tables: fixture.Tables) -> Path:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     path = tmp_path / "report.html"
+    tables = LazyTables.of(tables)  # as of a recording
     write_report(manifest, tables, summarize(Recording(tmp_path), tables), path)
     return path
 
