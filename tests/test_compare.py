@@ -291,7 +291,7 @@ def test_a_broken_limit_that_no_metric_stands_for_fails_in_junit_too(tmp_path: P
     assert main(words) == 1
     suite = ElementTree.parse(tmp_path / "j.xml").getroot()
     failed = [case.get("name") or "" for case in suite.iter("testcase") if case.find("failure") is not None]
-    assert "router vanished in decode" in failed
+    assert any("router" in name for name in failed)
     assert int(suite.get("failures") or 0) == len(failed) and int(suite.get("tests") or 0) == len(list(suite.iter("testcase")))
 
 

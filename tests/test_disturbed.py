@@ -1,6 +1,7 @@
 """Steps in which the tracer placed or learnt probes: marked, left out of every figure of speed, and counted."""
 
 import itertools
+import re
 import shutil
 import subprocess
 import time
@@ -87,9 +88,8 @@ def test_the_first_step_with_operators_and_routes_is_named(tmp_path: Path) -> No
         writer.add("token_end", ts=10_000 * number + 5000, seq=number)
     runtime_step(writer, 40_000, 3, 2, 1, 1)
     folder = writer.write(tmp_path)
-    assert any(
-        line.startswith("operators from step 3 on") for line in summarize(Recording(folder), load_tables(folder))["missing"]
-    )
+    missing = summarize(Recording(folder), load_tables(folder))["missing"]
+    assert any(re.match(r"operators .*\b3\b", line) for line in missing)
 
 
 @pytest.mark.long
