@@ -192,8 +192,8 @@ def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
     if len(rows) == 0:
         token_ids = operators["token_id"].unique()
         token_ids = np.sort(token_ids[token_ids >= 0])
-        have = f"tokens {token_ids[0]} to {token_ids[-1]} have" if len(token_ids) else "none has: record at level operator"
-        raise DagError(f"token {token_id} has no operators; {have}")
+        have = f"steps {token_ids[0]} to {token_ids[-1]} have" if len(token_ids) else "none has: record at level operator"
+        raise DagError(f"step {token_id} has no operators; {have}")
     return rows
 
 
