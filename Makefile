@@ -35,7 +35,7 @@ run: build/.pip-run build headers
 	@echo "== tracing the bundled demo"
 	$(SUDO) $(PY) -m tracer run -o $(RUN)
 
-# arm64 code is compiled and run emulated, too. A worker more than processors: a third of a test's time is waiting.
+# arm64 code is compiled and run emulated, too. Three workers keep two processors busy, as tests wait for a third of their time.
 test: setup $(if $(shell command -v apt-get),recorders)
 	@echo "== tests (those that probe the kernel run as root)"
 	$(SUDO) $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not long" $(PYTEST_ARGS)
