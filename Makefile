@@ -25,28 +25,34 @@ APT_LONG := libopenblas-dev mesa-vulkan-drivers npm
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
 CONFIGURE = cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DRECORDER_LIBRARIES=$(CURDIR)/build/static \
 	> build/cmake.log || { cat build/cmake.log; exit 1; }
+WORKERS ?= 3
+GUESTS = $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL))
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
-.PHONY: run test test-long size recorders vm-test fuzz mutations lint lint-types lint-style lint-structure reference results setup build headers doctor wheel constraints clean
+.PHONY: run test test-long size recorders vm-test vm-guests fuzz mutations lint lint-types lint-style lint-structure reference results setup build headers doctor wheel constraints clean
 
 run: build/.pip-run build headers
 	@echo "== tracing the bundled demo"
 	$(SUDO) $(PY) -m tracer run -o $(RUN)
 
-# arm64 code is compiled and run emulated, too.
+# arm64 code is compiled and run emulated, too. Three workers keep two processors busy, as tests wait for a third of their time.
 test: setup $(if $(shell command -v apt-get),recorders)
 	@echo "== tests (those that probe the kernel run as root)"
-	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile -m "not long" $(PYTEST_ARGS)
+	$(SUDO) $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not long" $(PYTEST_ARGS)
 
 test-long: setup build/.apt-long $(if $(shell command -v apt-get),recorders)
 	$(SUDO) MOESCOPE_TESTS=long $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # The guests of tests/vm/guests.toml, one after the other; ARCH=arm64, KERNEL=6.1 choose some, QUICK=1 the short rungs of a few,
 # JSON=FILE writes what the rungs said. Then those without Python, where moescope-recorder records (tests/vm/bare.py), at last over ssh.
-vm-test: setup recorders build/.apt-vm
-	$(PY) -m tests.vm.guest $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)) $(if $(QUICK),--quick) $(if $(JSON),--json $(JSON))
-	$(if $(QUICK),,$(PY) -m tests.vm.bare $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)))
-	$(if $(QUICK),,$(PY) -m tests.vm.over_ssh $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)))
+vm-test: setup recorders vm-guests
+	$(PY) -m tests.vm.guest $(GUESTS) $(if $(QUICK),--quick) $(if $(JSON),--json $(JSON))
+	$(if $(QUICK),,$(PY) -m tests.vm.bare $(GUESTS))
+	$(if $(QUICK),,$(PY) -m tests.vm.over_ssh $(GUESTS))
+
+# What the guests boot from: downloaded and unpacked, while pip installs what the tests need.
+vm-guests: build/.apt-vm | $(PY)
+	$(PY) -m tests.vm.guest $(GUESTS) $(if $(QUICK),--quick) --prepare
 
 fuzz: setup
 	nice $(PY) -m benchmarks.fuzz --cases $(or $(CASES),1000) --keep build/fuzz
@@ -95,7 +101,7 @@ build/cmake/build.ninja: | build/.apt-run $(PY) $(if $(shell command -v apt-get)
 	@touch $@
 
 # The recorder for both architectures.
-recorders: build/.apt build/.apt-cross build/static/amd64 build/static/arm64 | $(PY)
+recorders: build/.apt build/.apt-cross build/static/amd64 build/static/arm64 build | $(PY)
 	@$(CONFIGURE)
 	@$(MAKE) --no-print-directory build
 	@ls -l tracer/recorder/bin

@@ -1,10 +1,12 @@
 """Whether the tests find small faults that are planted in the product, one at a time (mutations.toml).
 
 python -m benchmarks.mutations [--json FILE] [--only TEXT...]     as root; a few seconds per fault, tens for one in C
+python -m benchmarks.mutations --resume                           keeps the scores of a run that was interrupted
 python -m benchmarks.mutations --check                            whether each fault still has its place
 python -m benchmarks.mutations --only TEXT --search FILE...       which tests of these files find a fault
 """
 
+import json
 import os
 import re
 import shlex
@@ -22,11 +24,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.lib.report import Report, make_parser
+from benchmarks.lib.report import Report, commit_label, make_parser
 from benchmarks.lib.spread import single
 from workloads import ROOT
 
 LIST = Path(__file__).with_suffix(".toml")
+KEPT = ROOT / "build" / "mutations.json"
 LONGEST_S = 300
 """A run of tests that takes longer has found a hang."""
 SHARED = (".venv", ".git")
@@ -128,34 +131,57 @@ def quick_tests(tests: list[str]) -> set[str]:
     return set(tests) & set(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines())
 
 
-def score_fault(fault: Fault, quick: set[str], broken: set[str]) -> str:
+class Scores:
+    """What is known of each fault, (word, commit) by name, kept on disk: so many runs of tests may be interrupted."""
+
+    def __init__(self, resume: bool):
+        self.commit, self.known = commit_label(), dict[str, list[str]]()
+        if resume and KEPT.exists():
+            self.known = json.loads(KEPT.read_text())
+
+    def add(self, fault: Fault, word: str) -> None:
+        """Keep a fault's score."""
+        self.known[fault.name] = [word, self.commit]
+        KEPT.parent.mkdir(exist_ok=True)
+        KEPT.write_text(json.dumps(self.known, indent=1))
+
+
+def score_fault(fault: Fault, quick: set[str], broken: set[str], scores: Scores) -> str:
     """Which tests find a fault: `short` ones, `long` ones alone, or `none`. Those that are broken without it do not count."""
+    if fault.name in scores.known:
+        return scores.known[fault.name][0]
     tests = [test for test in fault.found_by if test not in broken]
     parts = {"short": [test for test in tests if test in quick], "long": [test for test in tests if test not in quick]}
     found = next((word for word, part in parts.items() if part and failing_tests(part, fault)), "none")
     print(f"{fault.name}: found by {found}", flush=True)
+    scores.add(fault, found)
     return found
 
 
 def main(args: Namespace, report: Report, faults: list[Fault]) -> int:
     """Run the tests of each fault; returns the number that none finds."""
-    tests = sorted({test for fault in faults for test in fault.found_by})
-    quick, broken = quick_tests(tests), set(failing_tests(tests))
+    scores = Scores(args.resume)
+    tests = sorted({test for fault in faults if fault.name not in scores.known for test in fault.found_by})
+    quick, broken = (quick_tests(tests), set(failing_tests(tests))) if tests else (set(), set())
     if broken:
         report.note(f"Fail without a fault, and do not count: {', '.join(sorted(broken))}")
     with ThreadPoolExecutor(args.jobs) as pool:
-        scores = list(pool.map(partial(score_fault, quick=quick, broken=broken), faults))
+        words = list(pool.map(partial(score_fault, quick=quick, broken=broken, scores=scores), faults))
+    commits = sorted({scores.known[fault.name][1] for fault in faults} - {scores.commit})
+    if commits:
+        report.note(f"In several runs, also at {', '.join(commits)}.")
     for package in ["", *sorted({fault.package for fault in faults})]:
-        found = [word for word, fault in zip(scores, faults, strict=True) if package in ("", fault.package)]
+        found = [word for word, fault in zip(words, faults, strict=True) if package in ("", fault.package)]
         for word in ("short", "long", "none"):
             report.add(f"{package or 'all'}: found by {word}", "faults", single(found.count(word), len(found)))
-    return scores.count("none")
+    return words.count("none")
 
 
 if __name__ == "__main__":
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="faults whose file or kind contains one of these")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at the same time (default: %(default)s)")
+    parser.add_argument("--resume", action="store_true", help="keep the scores of the last run, which was interrupted")
     parser.add_argument("--check", action="store_true", help="only whether each fault still has its place")
     parser.add_argument("--search", nargs="+", metavar="FILE", help="print which tests of these files find the chosen faults")
     words = parser.parse_args()

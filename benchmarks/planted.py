@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analyzer.compare.metrics import MS, extract_metrics
+from analyzer.compare.metrics import MS, RunTables, extract_metrics
 from analyzer.compare.pace import MINOR_SHARE
 from analyzer.compare.results import Result, value_matrices
 from analyzer.compare.structure import feature_changes
@@ -81,7 +81,7 @@ class Plant:
 def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Result]:
     """A recording's results, with each of the changes planted."""
     tables = load_tables(path)
-    return [Result(path.name, extract_metrics(change(tables))) for change in changes]
+    return [Result(path.name, extract_metrics(RunTables(change(tables)))) for change in changes]
 
 
 def record_runs(args: argparse.Namespace) -> None:

@@ -36,10 +36,10 @@ def add_out(parser: argparse.ArgumentParser, default: str | Path, metavar: str =
     parser.add_argument("--out", metavar=metavar, type=Path, default=path, help=f"where to write (default: {default})")
 
 
-def add_token(parser: argparse.ArgumentParser) -> None:
-    """Declare `--token`, None by default."""
-    text = "token_id (default: the middle decode token, else the first token with operators)"
-    parser.add_argument("--token", metavar="N", type=int, help=text)
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Declare `--step`, also spelt `--token`, None by default."""
+    text = "its token_id (default: the middle decode step, else the first step with operators)"
+    parser.add_argument("--step", "--token", metavar="N", type=int, help=text)
 
 
 def add_phase(parser: argparse.ArgumentParser, required: bool = False) -> None:

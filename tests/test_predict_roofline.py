@@ -292,7 +292,7 @@ def test_layers_with_a_window_are_those_of_transformers_where_the_config_does_no
 def test_a_window_in_unknown_layers_is_refused() -> None:
     values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text())
     windowed = values | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}
-    with pytest.raises(PredictError, match="add layer_types"):
+    with pytest.raises(PredictError, match="layer_types"):
         model_of(windowed, CONFIGS)
     assert model_of(windowed | {"use_sliding_window": False}, CONFIGS).windows == (None,) * 36
 

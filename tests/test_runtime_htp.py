@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -196,7 +197,7 @@ def test_without_the_qnn_package_htp_says_how_to_get_it_and_auto_takes_the_cpu(t
     assert "pip install 'moescope[npu]'" in refused.stderr
     taken = subprocess.run([*base, "auto"], env=_environment(), capture_output=True, text=True, timeout=180)
     assert taken.returncode == 0
-    assert "prefill runs on the CPU" in taken.stderr
+    assert re.search("prefill .*CPU", taken.stderr)
 
 
 @htp_only

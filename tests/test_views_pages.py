@@ -46,6 +46,7 @@ HOSTILE = "</script><img src=x onerror='document.pwned=1'>"
 def report(tmp_path: Path, manifest: dict[str, Any], tables: fixture.Tables) -> Path:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     path = tmp_path / "report.html"
+    tables = LazyTables.of(tables)  # as of a recording
     write_report(manifest, tables, summarize(Recording(tmp_path), tables), path)
     return path
 
@@ -474,7 +475,7 @@ def test_findings_and_change_points_lead_into_the_timeline(tmp_path: Path) -> No
     assert found and all(item["at"][0] >= fixture.START + fixture.BOOT_OFFSET and item["at"][1] > 0 for item in found)
     trend = next(b for b in blocks(path, "series") if b["kind"] == "pairs")["items"]
     begin = int(tokens.begin_ns[12]) + fixture.BOOT_OFFSET
-    assert [row[2][0] for row in trend if row[0] == "from token 12"] == [begin]
+    assert [row[2][0] for row in trend if row[0] == "from step 12"] == [begin]
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def make_dag(
     path, recording = out or run_dir / DAG, Recording(run_dir)
     tables = load_tables(run_dir) if tables is None else tables
     chosen = middle_token(tables) if token is None else token
-    step(f"ProfDAG of token {chosen}")
+    step(f"ProfDAG of step {chosen}")
     graph = build_profdag(tables, chosen)
     written = write_profdag(graph, tables, recording.manifest, path)
     return {"path": str(path), "bytes": written, "token": chosen, "nodes": graph.number_of_nodes()}

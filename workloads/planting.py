@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from analyzer.compare.metrics import extract_metrics
+from analyzer.compare.metrics import RunTables, extract_metrics
 from analyzer.compare.results import Result
 
 Tables = Mapping[str, pd.DataFrame]
@@ -135,6 +135,6 @@ def by_variant(tables: Tables, printed: str) -> dict[str, list[Result]]:
         pid, _, variant = line.partition(" ")
         if pid.isdigit() and variant:
             mine = of_process(tables, int(pid))
-            run = Result(pid, extract_metrics(mine), began=float(mine["tokens"]["begin_ns"].min()) / 1e9)
+            run = Result(pid, extract_metrics(RunTables(mine)), began=float(mine["tokens"]["begin_ns"].min()) / 1e9)
             results.setdefault(variant, []).append(run)
     return results

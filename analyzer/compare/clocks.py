@@ -1,7 +1,6 @@
 """Compares the CPU clocks of two sides, and selects runs at equal clocks."""
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from analyzer.compare.environment import Difference
 from analyzer.compare.results import Result
@@ -46,6 +45,8 @@ def medians_differ(base: np.ndarray, cand: np.ndarray) -> bool:
 
 def equal_clock_pairs(base: Clocks, cand: Clocks) -> tuple[list[int], list[int]]:
     """(base runs, candidate runs): the largest number of pairs with equal clocks, each side in order."""
+    from scipy.optimize import linear_sum_assignment  # half a second, which few comparisons need
+
     shared = [name for name in base if name in cand]
     logs = [np.log(np.stack([side[name] for name in shared], axis=1)) for side in (base, cand)]
     distance = np.nan_to_num(np.abs(logs[0][:, None] - logs[1][None]).max(axis=2), nan=APART)

@@ -51,7 +51,7 @@ def skeleton_of(facts: RunTables) -> Skeleton:
     frame = frame[frame["token_id"] == token].sort_values("order")
     if len(frame) > MOST_NODES:
         return Skeleton()
-    graph = without_views(build_profdag(facts.tables, token))
+    graph = without_views(build_profdag(facts.tables, token, time=facts.time))
     number = {f"op {order}": i for i, order in enumerate(frame["order"].tolist())}
     edges = [(number[a], number[b]) for a, b in graph.edges if a in number and b in number]
     rows = zip(*(frame[name].tolist() for name in (*IDENTITY, "name")), strict=True)

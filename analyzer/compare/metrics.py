@@ -43,9 +43,8 @@ class RunTables:
         self.itl, self.ttfts = figures.itls_ms(fed), figures.ttft_ms(fed)
 
 
-def extract_metrics(tables: Tables) -> pd.DataFrame:
+def extract_metrics(facts: RunTables) -> pd.DataFrame:
     """The metrics of a recording, indexed by `key`, columns METRICS. Metrics that were not recorded have no row."""
-    facts = RunTables(tables)
     makers = (
         speed_metrics,
         tail_metrics,

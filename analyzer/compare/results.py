@@ -104,7 +104,7 @@ def of_recording(folder: Path) -> Result:
     about = environment_of(recording.manifest)
     seal = str(with_checksum(recording.manifest)["checksum"])
     result = Result(
-        folder.name, extract_metrics(tables), about, series, routes, skeleton_of(facts), begin_s(recording.manifest), seal=seal
+        folder.name, extract_metrics(facts), about, series, routes, skeleton_of(facts), begin_s(recording.manifest), seal=seal
     )
     with contextlib.suppress(OSError):  # a read-only recording is analysed every time
         save_result(result, stored, stamp)

@@ -154,7 +154,7 @@ def across_tokens(facts: RuleInputs) -> Iterator[Finding]:
     for jump in trend["change_points"]:
         if jump["after_ms"] > jump["before_ms"]:
             later = int((steps["token_id"] >= jump["token_id"]).sum())
-            text = f"from token {jump['token_id']} on, steps take {jump['after_ms']:.1f} instead of {jump['before_ms']:.1f} ms"
+            text = f"from step {jump['token_id']} on, steps take {jump['after_ms']:.1f} instead of {jump['before_ms']:.1f} ms"
             yield facts.finding("change point", text, (jump["after_ms"] - jump["before_ms"]) * later * 1e6, jump, "change_points")
     if beat := trend["periodic"]:
         text = f"every {beat['period']:.1f} steps, one step is slower than the others"

@@ -141,7 +141,9 @@ def operator_counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict
     return answer
 
 
-def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
+def build_profdag(
+    tables: Tables, token_id: int, mean_over: list[int] | None = None, time: pd.DataFrame | None = None
+) -> nx.DiGraph:
     """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
     begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
     read_bytes, written_bytes, gflops, gbytes_per_s, hardware counters by name, and `causes`: ns of the step's time in it by cause
@@ -150,6 +152,7 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
 
     `mean_over`: token ids whose times are averaged if they ran the same types in the same layers and order; the graph's
     attributes `tokens_used` and `tokens_skipped` count them. Without any recorded structure, edges follow execution order.
+    `time`: the table `time`, where the caller has it.
     """
     operators = token_operators(tables, token_id)
     backends = dict(zip(tables["operators"]["op_id"].tolist(), operator_backends(tables).tolist(), strict=True))
@@ -177,7 +180,7 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
     if not structured:
         nx.add_path(graph, [f"op {order}" for order in operators["order"].tolist()], kind="order")
     alike = same_structure(operators, tables["operators"], mean_over or [])
-    used = average_over(graph, alike, step_time(tables))
+    used = average_over(graph, alike, step_time(tables) if time is None else time)
     graph.graph.update(token_id=token_id, tokens_used=used, tokens_skipped=len(set(mean_over or []) | {token_id}) - used)
     return graph
 
@@ -189,8 +192,8 @@ def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
     if len(rows) == 0:
         token_ids = operators["token_id"].unique()
         token_ids = np.sort(token_ids[token_ids >= 0])
-        have = f"tokens {token_ids[0]} to {token_ids[-1]} have" if len(token_ids) else "none has: record at level operator"
-        raise DagError(f"token {token_id} has no operators; {have}")
+        have = f"steps {token_ids[0]} to {token_ids[-1]} have" if len(token_ids) else "none has: record at level operator"
+        raise DagError(f"step {token_id} has no operators; {have}")
     return rows
 
 

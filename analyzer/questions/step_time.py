@@ -3,6 +3,7 @@
 A step is seen from its own thread (deciders.py); causes.py has the precedence of causes, parts.py the parts.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from analyzer.records.intervals import Intervals, by_precedence, merge_intervals
 from analyzer.records.schema import Tables, conform, empty_table
 from analyzer.records.spans import NONE, following, latest
 from analyzer.tables.sequences import APART
+from analyzer.tables.store import LazyTables
 
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "threads", "sched"),
@@ -26,7 +28,12 @@ LEAST_MS = 0.05
 
 
 def step_time(tables: Tables) -> pd.DataFrame:
-    """The table `time`: pieces that tile every step."""
+    """The table `time`: pieces that tile every step; made once for LazyTables, as most answers read it."""
+    return tables.answer_once("time", partial(make_time, tables)) if isinstance(tables, LazyTables) else make_time(tables)
+
+
+def make_time(tables: Tables) -> pd.DataFrame:
+    """The table `time`."""
     steps, hand = StepThreads(tables), HandOver(tables)
     pieces = decisive_pieces(steps, hand.all)
     spans, cause = by_precedence(steps.windows, cause_intervals(hand, steps, pieces), RESIDUAL)

@@ -177,8 +177,8 @@ def periodic_disturbance(parts: changepoints.SeriesParts) -> dict[str, float] | 
 
 
 def trend_sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """(label, text, token) of the trends across tokens; token -1 if it concerns all of them, or executions."""
-    name = "execution" if facts.get("of") == "execution" else "token"
+    """(label, text, token_id) of the trends across steps; -1 if it concerns all of them, or executions."""
+    name = "execution" if facts.get("of") == "execution" else "step"
 
     def place(row: dict[str, Any]) -> tuple[str, int]:
         return f"{name} {row.get('token_id', row.get('execute_id'))}", row.get("token_id", -1)

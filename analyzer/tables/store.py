@@ -45,6 +45,7 @@ class LazyTables(Mapping[str, pd.DataFrame]):
         self._readers = dict(readers)
         self._arrow: dict[str, pyarrow.Table] = {}
         self._frames: dict[str, pd.DataFrame] = {}
+        self._answers: dict[str, pd.DataFrame] = {}
         self.paths = dict(paths or {})
         """The Parquet files of the tables that are kept."""
 
@@ -75,6 +76,12 @@ class LazyTables(Mapping[str, pd.DataFrame]):
             frame = self._frames.get(name)
             self._arrow[name] = compact_table(self._readers[name]()) if frame is None else arrow_of(name, frame)
         return self._arrow[name]
+
+    def answer_once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """What `make` answers from these tables, made at the first call; treat it as read-only."""
+        if name not in self._answers:
+            self._answers[name] = make()
+        return self._answers[name]
 
     def with_table(self, name: str, frame: pd.DataFrame) -> "LazyTables":
         """The same tables with one added or replaced."""

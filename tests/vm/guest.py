@@ -1,6 +1,6 @@
 """Guests for the tracer's tests: other kernels and the other architecture, by QEMU without acceleration.
 
-    python -m tests.vm.guest [--arch ARCH] [--kernel SERIES] [--quick] [--rungs a,b] [--json FILE]
+    python -m tests.vm.guest [--arch ARCH] [--kernel SERIES] [--quick] [--rungs a,b] [--json FILE] [--prepare]
 
 Packages come by name from the suites of the machine's own Debian mirror through a private apt; nothing of the machine changes.
 What is made once (a kernel 100 MB; for each architecture a small root of 0.3 GB, and a large one of 1.6 GB where a rung needs it)
@@ -246,27 +246,31 @@ def copy_tree(guest: Guest, place: Path) -> None:
 
 
 def build(guest: Guest, place: Path) -> None:
-    """Compile what is compiled, for the guest's architecture."""
-    folder, machine = place / "build" / "cmake", MACHINES[guest.arch][3]
-    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={sysconfig.get_paths()['include']}"]
-    if guest.arch != NATIVE:
-        options.append(f"-DCMAKE_TOOLCHAIN_FILE={place}/cmake/{machine}-linux-gnu.cmake")
-    run("cmake", "-S", place, "-B", folder, "-G", "Ninja", *options)
-    run("cmake", "--build", folder)
-    run("cmake", "--install", folder, "--prefix", place)
+    """Compile what is compiled, for the guest's architecture; for this machine's it is `make build`'s, brought up to date."""
+    made, machine = ROOT / "build" / "cmake", MACHINES[guest.arch][3]
+    if guest.arch != NATIVE or not (made / "build.ninja").exists():
+        made = place / "build" / "cmake"
+        options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={sysconfig.get_paths()['include']}"]
+        if guest.arch != NATIVE:
+            options.append(f"-DCMAKE_TOOLCHAIN_FILE={place}/cmake/{machine}-linux-gnu.cmake")
+        run("cmake", "-S", place, "-B", made, "-G", "Ninja", *options)
+    run("cmake", "--build", made)
+    run("cmake", "--install", made, "--prefix", place)
     if RECORDERS.exists():
         shutil.copytree(RECORDERS, place / RECORDERS.relative_to(ROOT), dirs_exist_ok=True)
+    folder = place / "build"
+    folder.mkdir(exist_ok=True)
     compiler, programs = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc", place / "workloads" / "programs"
     sites = place / "runtime" / "telemetry"
     options = ["-O2", "-pthread", "-rdynamic", f"-L{sites}", "-l:_probes.so", "-Wl,--allow-shlib-undefined,-z,lazy"]
-    run(compiler, programs / "usdt_calls.c", "-o", folder.parent / "usdt_calls", *options, "-Wl,-rpath,/tree/runtime/telemetry")
-    run(compiler, "-O2", programs / "reload.c", "-o", folder.parent / "reload")
-    run(compiler, "-O2", "-shared", "-fPIC", "-fno-ipa-ra", programs / "named.c", "-o", folder.parent / "libnamed.so")
+    run(compiler, programs / "usdt_calls.c", "-o", folder / "usdt_calls", *options, "-Wl,-rpath,/tree/runtime/telemetry")
+    run(compiler, "-O2", programs / "reload.c", "-o", folder / "reload")
+    run(compiler, "-O2", "-shared", "-fPIC", "-fno-ipa-ra", programs / "named.c", "-o", folder / "libnamed.so")
     if guest.arch == "arm64":
         signing = ["-O1", "-fno-ipa-ra", "-fno-shrink-wrap", "-mbranch-protection=standard"]
-        run(compiler, *signing, programs / "named.c", "-o", folder.parent / "named_signed")
+        run(compiler, *signing, programs / "named.c", "-o", folder / "named_signed")
         words = [compiler, "-shared", "-fPIC", "-nostartfiles", "-Wl,-Bsymbolic", HERE / "arm64_sites.c"]
-        run(*words, "-o", folder.parent / "arm64_sites.so")
+        run(*words, "-o", folder / "arm64_sites.so")
 
 
 def module_of(kernel: Path, name: str) -> bytes | None:
@@ -376,6 +380,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only the quick rungs, of the guests that have some")
     parser.add_argument("--rungs", default="", help="only these, separated by commas")
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--prepare", action="store_true", help="only make what they boot from")
     args = parser.parse_args()
     chosen = [each for each in GUESTS if args.arch in (None, each.arch) and args.kernel in (None, each.series)]
     rows: list[dict[str, Any]] = []
@@ -388,12 +393,14 @@ def main() -> int:
         except Unobtainable as error:
             print(f"== the guest {guest.name} was NOT run: {error}")
             continue
+        if args.prepare:
+            continue
         print(f"== booting {guest.name}: {', '.join(rungs)}", flush=True)
         rows += climb(guest, rungs, echo=not args.quick, limit_s=QUICK_LIMIT_S if args.quick else LIMIT_S)
     print_results(rows)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return int(not all(row["ok"] for row in rows) or not (rows or args.quick))
+    return int(not all(row["ok"] for row in rows) or not (rows or args.quick or args.prepare))
 
 
 def print_results(rows: list[dict[str, Any]]) -> None:

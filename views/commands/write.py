@@ -4,10 +4,10 @@ examples:
   moescope write RUN
   moescope write RUN --only trace --gzip                 RUN/trace.pftrace.gz, which Perfetto opens as it is
   moescope write RUN --only trace --optrace chrometrace.json --execute 12
-  moescope write RUN --only profdag --token 0            the page of the first step, usually the prefill
+  moescope write RUN --only profdag --step 0             the page of the first step, usually the prefill
   moescope write RUN --format chrome                     RUN/trace.json: the timeline's slices, without scheduling
   moescope write RUN --format csv --out folder           one file per table; parquet keeps types
-  moescope write RUN --format graphml --token 7          RUN/profdag.graphml
+  moescope write RUN --format graphml --step 7           RUN/profdag.graphml
   moescope write RUN --format dot --fold --out - | dot -Tsvg > layers.svg    equal layers as one
   moescope write RUN --format route-trace --out trace.csv                    BigMoeOnEdge's route_trace v1
   moescope write trace.csv --format counts --out counts.csv                  routes from one format into another
@@ -27,7 +27,7 @@ from analyzer.imports.routes import FORMATS as ROUTES
 from analyzer.questions import ceilings
 from analyzer.questions.profdag import DagError
 from analyzer.tables.store import load_tables
-from moescope.arguments import add_json, add_out, add_token
+from moescope.arguments import add_json, add_out, add_step
 from moescope.plain import print_plain
 from moescope.terminal import progress
 from tracer.recording.format import Recording
@@ -48,7 +48,7 @@ VIEWS = {
 TAKERS = {
     **dict.fromkeys(("gzip", "optrace", "execute"), ("perfetto",)),
     **dict.fromkeys(("mean", "resolve", "fold"), GRAPHS),
-    "token": VIEWS["profdag"],
+    "step": VIEWS["profdag"],
 }
 """Option → the formats that it is for."""
 
@@ -61,7 +61,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     names = dict.fromkeys(form for forms in VIEWS.values() for form in forms)
     parser.add_argument("--format", choices=tuple(names), metavar="FORMAT", help=f"{formats} (default: the first of each)")
     add_out(parser, "inside RUN; for tables a folder; - is standard output, for graphs", "PATH")
-    add_token(parser)
+    add_step(parser)
     add = parser.add_argument
     add("--gzip", action="store_true", help="trace: compress it to a third of the size or less, at half the speed")
     add("--optrace", metavar="FILE", type=Path, help="trace: draw the NPU's threads too, from an optrace in Chrome's format")
@@ -112,7 +112,7 @@ def write_one(args: argparse.Namespace, view: str, form: str, step: Callable[[st
     if form == "perfetto":
         return make_trace(run_dir, out, step, args.gzip, args.optrace, args.execute)
     if form == "html":
-        return make_dag(run_dir, out, step, args.token)
+        return make_dag(run_dir, out, step, args.step)
     step(f"writing {form}")
     if view == "routes":
         return exporting.export_routes(run_dir, out, form)
@@ -121,7 +121,7 @@ def write_one(args: argparse.Namespace, view: str, form: str, step: Callable[[st
     if view == "trace":
         return exporting.chrome_json(run_dir, out)
     how = "fold" if args.fold else "resolve" if args.resolve else ""
-    return exporting.export_graph(run_dir, out, form, args.token, args.mean, how)
+    return exporting.export_graph(run_dir, out, form, args.step, args.mean, how)
 
 
 def write_all(run_dir: Path, step: Callable[[str], None]) -> tuple[list[dict[str, Any]], str]:

@@ -22,16 +22,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions.ceilings import Ceilings
-from analyzer.questions.sql import Database
 from analyzer.records.schema import Tables
 from analyzer.tables.store import LazyTables
 from views.report.page import write_page
+
+if TYPE_CHECKING:
+    from analyzer.questions.sql import Database
 
 Block = dict[str, Any]
 MS = 1e6
@@ -55,8 +57,10 @@ class Run:
         return int(clock.get("boottime_ns", 0) - clock.get("monotonic_ns", 0))
 
     @cached_property
-    def database(self) -> Database:
+    def database(self) -> "Database":
         """SQL over the tables."""
+        from analyzer.questions.sql import Database  # other pages of sections ask none, and need no DuckDB
+
         return Database(LazyTables.of(self.tables))
 
     def ask(self, sql: str) -> pd.DataFrame:
