@@ -36,12 +36,16 @@ def with_moments(tables: Tables, rows: pd.DataFrame, at: str) -> pd.DataFrame:
     return rows.assign(op_id=op, token_id=token, phase=phase, part=part, cause=cause)
 
 
+def base_name(path: str) -> str:
+    """What follows the last slash."""
+    return path.rpartition("/")[2]
+
+
 def frame_names(tables: Tables) -> np.ndarray:
     """A name for each frame: its function, else the file with the address in it."""
     frames = tables["frames"]
-    file = frames["file"].str.rpartition("/")[2].where(frames["file"] != "", UNKNOWN)
-    unnamed = file + [f"+0x{address:x}" for address in frames["address"].tolist()]
-    return frames["function"].where(frames["function"] != "", unnamed).to_numpy(object)
+    rows = zip(frames["function"], frames["file"], frames["address"].tolist(), strict=True)
+    return np.array([function or f"{base_name(file) or UNKNOWN}+0x{address:x}" for function, file, address in rows], object)
 
 
 def stack_lists(tables: Tables) -> list[np.ndarray]:
@@ -73,7 +77,7 @@ def waiting_places(tables: Tables) -> np.ndarray:
     """By stack_id, the innermost function and the innermost one outside of the C library, with its line; "" at the end."""
     frames, names = tables["frames"], frame_names(tables)
     of_system = frames["file"].str.contains(SYSTEM).to_numpy()
-    line = frames["line"].str.rpartition("/")[2].to_numpy()
+    line = [base_name(text) for text in frames["line"]]
     answer = []
     for stack in stack_lists(tables):
         own = next((frame for frame in stack[::-1].tolist() if not of_system[frame]), NONE)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.stacks import frame_names, stack_lists, stack_summary, with_moments
+from analyzer.questions.stacks import base_name, frame_names, stack_lists, stack_summary, with_moments
 from analyzer.records.manifest import command_of
 from analyzer.records.schema import Tables
 from analyzer.records.stamps import recording_stamp
@@ -39,7 +39,7 @@ def flame_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
         }
     return {
         "names": frame_names(tables).tolist(),
-        "files": frames["file"].str.rpartition("/")[2].tolist(),
+        "files": [base_name(file) for file in frames["file"]],
         "lines": frames["line"].tolist(),
         "stacks": [stack.tolist() for stack in stack_lists(tables)],
         "kinds": kinds,
