@@ -207,7 +207,7 @@ def _from_rows(frame: pd.DataFrame) -> Tables:
     layer = frame["layer"].to_numpy()
     begins = np.flatnonzero(np.diff(layer, prepend=-1))
     if len(begins) == 1 and len(layer) > 1:
-        raise RecordingError("all rows are of one layer: it is unknown where a token's rows end; counts and JSON formats have that")
+        raise RecordingError("all rows are of one layer: where a token's rows end is unknown; counts and JSON formats have it")
     lengths = np.diff(begins, append=len(layer))
     k = int(lengths.min())
     if (lengths % k).any():

@@ -124,7 +124,7 @@ def multiple_of(signal: np.ndarray, comb: Comb) -> Comb:
 def chance_of(signal: np.ndarray, comb: Comb, known: Comb) -> float:
     """The probability that chance makes a comb's teeth so high, away from those of a known comb.
 
-    R. A. Fisher's sum of logarithms of each tooth's probability, which is its rank among all steps: heights count, not hits alone.
+    R. A. Fisher's sum of logarithms of each tooth's probability, which is its rank among all steps: heights count, not hits
     """
     heights = running_maximum(signal, comb.width + 1)
     taken = np.zeros(len(heights), bool)

@@ -80,7 +80,6 @@ void set_settings(bool stop)
 	settings.infer_faults = !has_tracepoint("filemap", "mm_filemap_fault");
 	settings.spared = json_array_size(spared) > 0;
 	settings.n_counters = event_count();
-	settings.long_wait_us = long_wait();
 	settings.round++;
 	now = settings;
 	now.operators &= !is_shed("operator");
@@ -199,6 +198,7 @@ void attach_kernel(const struct choice *choice)
 	shed_levels = json_object();
 	take_settings(json_object_get(plan, "settings"));
 	settings.everyone = choice->everyone;
+	settings.long_wait_us = choice->long_wait_s * 1e6;
 	json_array_foreach(json_object_get(plan, "kernel"), index, each) {
 		const char *name, *level, *category;
 		bool is_single, is_stand_in;

@@ -134,7 +134,6 @@ void keep_mappings(pid_t pid); /* of a process that ran before */
 void stacks_mark(void);
 void stacks_turn(void);
 void stacks_end(void);
-u32 long_wait(void); /* in us */
 json_t *stacks(bool whole);
 
 /* counters.c: performance counters */

@@ -53,16 +53,11 @@ static struct last {
 
 static struct cpu *cpus;
 static int cpu_count;
-static u32 hz, long_wait_us;
+static u32 hz;
 static u64 samples;
 static u64 kernel_places[MOST_KERNEL_PLACES];
 static u8 *turned; /* a record that continues at its buffer's begin */
 static const struct choice *choice;
-
-u32 long_wait(void)
-{
-	return long_wait_us;
-}
 
 /* Both kinds of samples begin with the event's id, thread and time. */
 static struct perf_event_attr attributes(u32 config, u64 more)
@@ -122,7 +117,6 @@ void stacks_begin(const struct choice *chosen)
 	hz = choice->stacks_hz;
 	if (!hz)
 		return;
-	long_wait_us = choice->long_wait_s * 1e6;
 	load_more(programs);
 	json_decref(programs);
 	cpu_count = online(numbers);
@@ -414,6 +408,6 @@ json_t *stacks(bool whole)
 		lost += cpus[i].lost;
 	for (int i = 0; i < cpu_count; i++)
 		json_array_append_new(ids, json_integer(cpus[i].clock_id));
-	return json_pack("{si si si sI so sI so}", "hz", hz, "long_wait_us", long_wait_us, "copied_bytes", SAMPLE_STACK_BYTES, "samples",
+	return json_pack("{si si si sI so sI so}", "hz", hz, "long_wait_us", (int)(choice->long_wait_s * 1e6), "copied_bytes", SAMPLE_STACK_BYTES, "samples",
 			 (json_int_t)samples, "clock_ids", ids, "lost", (json_int_t)lost, "kernel", whole ? kernel_names() : json_object());
 }
