@@ -684,7 +684,7 @@ static const struct piece *stack_in(const struct perf_event_header *header)
 		return NULL;
 	piece = malloc(sizeof(*piece));
 	*piece = (struct piece){.at = registers[1 + (is_arm ? 31 : 7)], .bytes = *size, .data = (const u8 *)(size + 1)};
-	top = *(const u64 *)(piece->data + *size);
+	memcpy(&top, piece->data + *size, sizeof(top));
 	piece->same_from = top ? piece->at + piece->bytes : UINT64_MAX;
 	piece->before = top ? lasts[thread] : NULL;
 	return lasts[thread] = piece;

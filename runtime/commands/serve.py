@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         except SystemExit:
             raise RequestError(f"{args.host}:{args.port} cannot be listened at: choose another --port") from None
         port = listening.getsockname()[1]
-        print(f"moescope: serving {name} at http://{args.host}:{port}/v1", file=sys.stderr, flush=True)
+        print(f"moescope: serving {name} at http://{args.host}:{port}/v1; Ctrl-C ends it", file=sys.stderr, flush=True)
         uvicorn.Server(config).run(sockets=[listening])
     return 0
 
