@@ -89,6 +89,9 @@ NOT_RUN = {
     r".*s3://.*": "an object store: tests/test_many_recordings.py",
     r"moescope predict kernels (train|predict) .*": "takes minutes: tests/test_predict_kernels.py",
     r"moescope import (profile.csv|qnn/\*.csv) --onto .*": "profiles of that run: tests/test_analyzer_qnn_import.py",
+    r"moescope write .* --only flame": "a recording with stacks: tests/test_stacks.py",
+    r"moescope convert .* --adapter .*": "an adapter of that model: tests/test_runtime_adapter.py",
+    r"moescope generate .* --score .*": "a text of the user's: tests/test_runtime_scoring.py",
     r"moescope serve .*": "it serves: tests/test_runtime_server.py",
     r"moescope npu .* --op-map .*": "maps of that run: tests/test_analyzer_qnn_import.py",
 }

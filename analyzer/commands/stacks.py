@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def shares(tables: stacks.Tables, samples: pd.DataFrame, by: str | None) -> pd.DataFrame:
     """`function_shares` as shares of all samples, of each value of the column `by`."""
-    groups = samples.groupby(by, sort=False) if by else [("", samples)]
+    groups = samples.groupby(by, sort=False) if by and len(samples) else [("", samples)]
     parts = [stacks.function_shares(tables, rows, np.ones(len(rows))).assign(**{by or "part": name}) for name, rows in groups]
     answer = pd.concat(parts, ignore_index=True)
     answer[["self", "total"]] /= max(len(samples), 1)
