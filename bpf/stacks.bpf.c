@@ -80,7 +80,7 @@ static INLINE void send_copy(void *ctx, struct stack_copy *s)
 	s->of = 0;
 }
 
-/* When the copied thread went to sleep, if that was long ago; 0 otherwise. */
+/* Whether a thread that went to sleep then has waited long. */
 static INLINE bool is_long(u64 since)
 {
 	struct settings *s = settings();

@@ -26,7 +26,6 @@
 #define MOST_KERNEL_PLACES (1 << 16) /* a power of two */
 #define FIRST_OF_KERNEL (1ULL << 63)
 #define FIRST_MARK ((u64)-4095) /* PERF_CONTEXT_*: not an address */
-#define VDSO_BYTES 65536
 
 #if defined(__x86_64__)
 #define REGISTERS 0xff0fffULL /* without the segments of data, which perf does not have */
