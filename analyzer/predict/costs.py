@@ -413,7 +413,7 @@ def line_of_work(part: pd.DataFrame) -> Line:
 
 
 def _line_beside(fitted: pd.DataFrame, slow: pd.DataFrame) -> Line:
-    """The line of `fitted` with the factor by which the loader slows `slow` down; both by turns until they agree."""
+    """The line of `fitted` with the factor by which the loader slows `slow` down; fitted alternately until they agree."""
     beside = 1.0
     for _ in range(ROUNDS if len(slow) >= FEW_RUNS else 0):
         factor = np.where(fitted["beside"], beside, 1.0)
