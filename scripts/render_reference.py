@@ -9,7 +9,7 @@ import ast
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from analyzer.records.schema import COMPARED, IMPORTED, MADE, TABLES, Column
@@ -61,7 +61,7 @@ def escape_cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "\\<").strip()
 
 
-def table(*heads: str, lines: list[tuple[str, ...]]) -> str:
+def table(*heads: str, lines: Iterable[tuple[str, ...]]) -> str:
     """A table in Markdown."""
     body = [heads, tuple("---" for _ in heads), *lines]
     return "\n".join(f"| {' | '.join(map(escape_cell, line))} |" for line in body)

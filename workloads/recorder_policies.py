@@ -64,8 +64,10 @@ class LevelCost(Structure):
 class CChange(Structure):
     """struct change."""
 
-    _fields_ = (("ts_ns", c_uint64), ("done_ns", c_uint64), ("level", c_char_p), ("on", c_bool), ("tps", c_double))
-    _fields_ += (("why", c_char * 96),)
+    _fields_ = (
+        *(("ts_ns", c_uint64), ("done_ns", c_uint64), ("level", c_char_p), ("on", c_bool)),
+        *(("tps", c_double), ("why", c_char * 96)),
+    )
 
 
 class LatencyError(Structure):
