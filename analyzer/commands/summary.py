@@ -90,7 +90,7 @@ def speed_lines(answer: Section) -> list[Line]:
     """Tokens per second and latencies."""
     t = answer["tokens"]
     if not t:
-        return [line for row in answer["graphs"][:LINES_OF_GRAPHS] for line in graph_lines(row)] or ["no tokens recorded"]
+        return [line for row in answer["graphs"][:LINES_OF_GRAPHS] for line in graph_lines(row)] or ["no steps recorded"]
     tpot, other = t["tpot_ms"], t["other_step_ms"]
     if other["n"] and not t["generations"]:
         spread = f"median {number(other['median'], '.2f')} ms, p90 {number(other['p90'], '.2f')} ms"
@@ -260,14 +260,14 @@ def loss_lines(answer: Section) -> list[Line]:
     pause = [f"the program was stopped {c['held_ns'] / 1e6:,.0f} ms{stops} to place probes"] if c.get("held_ns") else []
     dropped = r["dropped"]
     dropped_records = sum((dropped.get("records") or {}).values())
-    fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
+    fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster steps" if dropped else ""
     lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast)]
     first, *more = [*c["lines"], *pause] or [""]
     lines += [words(("tracing", "bold"), f": {first}"), *more] if first else []
     if c.get("advice"):
         lines.append(words((c["advice"], "yellow")))
     if s := r["sampling"]:
-        slowdown = f"tokens took {number(s['slowdown_while_on'], '.1%')} longer meanwhile; " if "slowdown_while_on" in s else ""
+        slowdown = f"steps took {number(s['slowdown_while_on'], '.1%')} longer meanwhile; " if "slowdown_while_on" in s else ""
         on = f"costly levels were on for {number(s['share_on'], '.0%')} of the time"
         lines.append(f"{on}: {slowdown}limit {s['allowed']:.0%}")
     return [*lines, "incomplete: " + ", ".join(odd)] if odd else lines

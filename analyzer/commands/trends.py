@@ -1,4 +1,4 @@
-"""Show how steps spread, drift, swing and jump across tokens, and which operators grow with the context.
+"""Show how steps spread, drift, swing and jump from step to step, and which operators grow with the context.
 
 RUN is a recording; of one without phases (an imported profile) all steps count, of one without steps the executions of
 its NPU graph with the most time. A QNN profile as CSV (see `import`) works, too.

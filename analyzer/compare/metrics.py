@@ -120,7 +120,7 @@ def phase_metrics(facts: RunTables) -> Iterator[Row]:
 
 
 def described_operators(facts: RunTables, charged: np.ndarray) -> pd.DataFrame:
-    """Operators with phase, kind and backend of their graph, and `charged`, their ns of their token's time."""
+    """Operators with phase, kind and backend of their graph, and `charged`, their ns of their step's time."""
     runs = facts.tables["graphs"].set_index("graph_id")
     frame = facts.tables["operators"]
     backend = frame["graph_id"].map(runs["backend"]).fillna("") if len(runs) else ""

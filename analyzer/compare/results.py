@@ -1,4 +1,4 @@
-"""One run's stored result: metrics, environment, token series and routing, small enough to store for every build.
+"""One run's stored result: metrics, environment, series of steps and routing, small enough to store for every build.
 
 A result is one Parquet file: the metrics are its rows, everything else JSON in its metadata. A recording has the same result.
 """

@@ -120,7 +120,7 @@ def conclusions(
     speed = judged[judged["family"] == "speed"].to_dict("records")
     out = [(LEVEL.get(row["verdict"], "info"), speed_sentence(row, practical)) for row in speed]
     if not speed:
-        out.append(("warn", "No run has tokens, so speed was not compared."))
+        out.append(("warn", "No run has steps, so speed was not compared."))
     changed = {PHASE_OF.get(str(row["metric"]), "") for row in speed if row["verdict"] in (SLOWER, FASTER)}
     out += [sentence for fall in falls if fall.phase in changed for sentence in waterfall_sentence(fall, judged)]
     out += changed_causes(judged)
@@ -144,7 +144,7 @@ def verdict_sentence(judged: pd.DataFrame) -> str:
     clauses = [f"The candidate is {'; '.join(parts)}"] if parts else []
     clauses += [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} inconclusive"] if unknown else []
     clauses += [runs_needed(max(rows, key=lambda row: row["more_runs"]))] if unknown and not parts else []
-    return f"{'; '.join(clauses)}." if clauses else "No run has tokens, so speed was not compared."
+    return f"{'; '.join(clauses)}." if clauses else "No run has steps, so speed was not compared."
 
 
 def spoken_name(metric: str) -> str:

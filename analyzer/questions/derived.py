@@ -37,11 +37,11 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "growth": ("ns per token of context, by operator type", trends.context_growth),
     "thread_balance": ("how evenly threads shared their operators", threads.thread_balance),
     "displaced_by": ("threads that took CPUs from threads of steps", displacement.displaced_by),
-    "activations": ("rows routed to each expert, by token and layer", experts.activations),
+    "activations": ("rows routed to each expert, by step and layer", experts.activations),
     "density": ("share of steps in which each expert was active", experts.activation_shares),
     "reuse": ("steps since each expert last ran", experts.reuse_distance),
     "time_by_distance": ("decode steps' expert time by steps since their experts last ran", experts.time_by_distance),
-    "cache_hits": ("hits and misses of the expert cache, by token and layer", figures.cache_hits),
+    "cache_hits": ("hits and misses of the expert cache, by step and layer", figures.cache_hits),
     "requests": ("requests with TTFT, TPOT, tokens and accepted drafts (requests.requests)", requests.request_table),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.hit_rate_curves),
 }

@@ -187,7 +187,7 @@ def cpu_fallback(facts: RuleInputs) -> Iterator[Finding]:
     there = accelerated_ns(facts.tables, rows)
     untimed, visits, worked = int(np.isnan(there).sum()), rows["graph_id"].nunique(), float(np.nansum(there))
     text += "; an upper bound: the accelerator's time for them is unknown" if untimed else ""
-    spent = facts.ns(facts.time["op_id"].isin(rows["op_id"])) + visits * facts.handing_over_ns
+    spent = facts.ns(facts.time["op_id"].isin(rows["op_id"])) + visits * facts.submission_cost_ns
     evidence = {"operators": len(rows), "untimed": untimed, "visits": visits}
     evidence |= {"cpu_and_hand_over_ms": spent / 1e6, "accelerator_ms": worked / 1e6}
     yield facts.finding("fallback", text, max(spent - worked, 0.0), evidence, "fallback")
@@ -202,7 +202,7 @@ def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
 
 def small_batches(facts: RuleInputs) -> Iterator[Finding]:
     """The overhead of each submission to the accelerator."""
-    count, each = len(facts.submissions), facts.handing_over_ns
+    count, each = len(facts.submissions), facts.submission_cost_ns
     if count:
         per_step = count / facts.submissions["token_id"].nunique()
         least = "at least " if facts.submissions["accelerator_ns"].isna().any() else ""  # its own time is unknown

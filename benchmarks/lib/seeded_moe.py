@@ -11,6 +11,7 @@ quantizing five billion numbers takes minutes and would not affect the measured 
 import argparse
 import json
 import shutil
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -91,7 +92,7 @@ class SeededWeights:
             piece = self.codes[first : first + len(flat) - done]
             flat[done : done + len(piece)] = piece
             done += len(piece)
-        return Quantized(values, np.full(values.shape[:2], columns**-0.5 / SPREAD, np.float16), None)
+        return Quantized(values, np.full(values.shape[:2], columns**-0.5 / SPREAD, np.float16), None, 0.0)
 
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """The tensor, or None if the family has none of this name."""
@@ -106,9 +107,8 @@ def drawn_format(weights: SeededWeights, block: int) -> PackageFormat:
             return weights.draw(weight, self)
 
     class DrawnFormat(PackageFormat):
-        def precisions(self) -> Precisions:
-            every = DrawnPrecision(self.bits, self.block)
-            return Precisions(every, every, every)
+        def precisions(self, kind: Callable[..., Precision] = DrawnPrecision) -> Precisions:
+            return super().precisions(kind)
 
     return DrawnFormat("cpu", 4, block)
 

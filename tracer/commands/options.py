@@ -81,9 +81,9 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--duration", type=seconds, default=0.0, metavar="TIME", help="how long to record: 10, 10s, 500ms (default: to the end)"
     )
-    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="stop recording after N token steps")
+    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="stop recording after N steps")
     parser.add_argument(
-        "--only-slower-than", type=seconds, default=0.0, metavar="TIME", help="keep only tokens that take longer than this: 50ms"
+        "--only-slower-than", type=seconds, default=0.0, metavar="TIME", help="keep only steps that take longer than this: 50ms"
     )
     parser.add_argument(
         "--min-tps",
@@ -233,7 +233,7 @@ def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: 
     by_tokens = args.tokens or args.min_tps or args.max_overhead or args.only_slower_than
     if by_tokens and "token" not in levels:
         raise TracerError(
-            "--tokens, --min-tps, --max-overhead and --only-slower-than depend on tokens: add the level token to --levels"
+            "--tokens, --min-tps, --max-overhead and --only-slower-than depend on steps: add the level token to --levels"
         )
     if counters and "operator" not in levels:
         raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")

@@ -34,7 +34,7 @@ EXAMPLES = """examples:
   sudo moescope run                                  the bundled demo: prefill on NPU (emulated on x86-64), decode on CPU
   sudo moescope run -- ./llama-bench -m model.gguf   any engine declared in tracer/engines
   sudo moescope run --levels token,expert -o out -- python my_program.py
-  sudo moescope run --only-slower-than 50ms -- ./llama-bench -m model.gguf   keep only what happened in slow tokens
+  sudo moescope run --only-slower-than 50ms -- ./llama-bench -m model.gguf   keep only what happened in slow steps
   sudo moescope run --min-tps 5 -- ./llama-bench -m model.gguf           costly levels are off while decode is slower
   sudo moescope run --config phone.toml -- ./llama-bench -m model.gguf   options from a file, e.g. levels = "token,expert"
   moescope run --on ssh:root@board -- ./llama-cli -m model.gguf   on another machine (docs/devices.md)

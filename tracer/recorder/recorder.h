@@ -121,7 +121,7 @@ void seal(void);
 bool disk_failed(void);
 const struct drained *drained(void);
 json_t *lost_by_cpu(void);
-const struct steps *finished_steps(void); /* by the last turn; only with a policy that is about tokens */
+const struct steps *finished_steps(void); /* by the last turn; only with a policy that is about steps */
 struct misses *seen_misses(void);
 const struct sieve *sieve(void); /* NULL if all records are written */
 void add_event(const struct header *record);

@@ -30,7 +30,7 @@ from analyzer.compare.results import CompareError, read_all, refuse_repeats, sav
 from analyzer.compare.verdict_text import junit, markdown, metric_table
 from analyzer.compare.verdicts import Rules
 from analyzer.questions import structure
-from analyzer.questions.profdag import build_profdag, middle_token
+from analyzer.questions.profdag import build_profdag, middle_step
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
 from moescope.arguments import add_json
@@ -46,7 +46,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("runs", metavar="RUN", nargs="+", help="BASE CAND, or BASE... :: CAND...")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the report: one self-contained HTML file")
-    parser.add_argument("--graphs", action="store_true", help="compare the operators of the middle decode token instead")
+    parser.add_argument("--graphs", action="store_true", help="compare the operators of the middle decode step instead")
     add_json(parser)
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a summary in Markdown")
     parser.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit XML")
@@ -143,7 +143,7 @@ def compare_graphs(args: argparse.Namespace, base: list[str], cand: list[str]) -
     if len(base) != 1 or len(cand) != 1:
         raise CompareError("--graphs takes two recordings")
     first, second = (
-        build_profdag(tables, middle_token(tables)) for tables in (load_tables(Path(base[0])), load_tables(Path(cand[0])))
+        build_profdag(tables, middle_step(tables)) for tables in (load_tables(Path(base[0])), load_tables(Path(cand[0])))
     )
     difference = structure.model_difference(first, second)
     if print_if_json(args, difference, "graphs"):

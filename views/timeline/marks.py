@@ -1,4 +1,4 @@
-"""Derived tracks of the timeline: decode speed, work in flight, time of steps by cause, slow tokens, gaps in the recording."""
+"""Derived tracks of the timeline: decode speed, work in flight, time of steps by cause, slow steps, gaps in the recording."""
 
 from operator import itemgetter
 from typing import Any
@@ -58,8 +58,8 @@ def time_slices(tables: Tables) -> Slices | None:
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))
     name = map_rows(str, pieces["cause"])
-    token = pieces["token_id"].to_numpy(np.int64)
-    return Slices("time", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": token})
+    step = pieces["token_id"].to_numpy(np.int64)
+    return Slices("time", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": step})
 
 
 def instant_slices(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None = None) -> Slices:
@@ -67,13 +67,13 @@ def instant_slices(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None
     return Slices("moescope", text_of(texts), ts, ts, ts, np.ones(len(ts), bool), args or {}, instant=True)
 
 
-def slow_tokens(tables: Tables) -> Slices | None:
+def slow_steps(tables: Tables) -> Slices | None:
     """Unusually slow decode steps."""
     slow = over_time.slow_steps(tables["tokens"])
     if not len(slow):
         return None
     named = zip(slow["token_id"].tolist(), slow["times_median"].tolist(), strict=True)
-    texts = [f"slow token {token}: {times:.1f} times the median" for token, times in named]
+    texts = [f"slow step {step}: {times:.1f} times the median" for step, times in named]
     args = {name: slow[name].to_numpy(np.int64) for name in ("duration_ns", "token_id")}
     return instant_slices(slow["begin_ns"].to_numpy(np.int64), texts, args)
 
