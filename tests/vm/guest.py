@@ -247,13 +247,16 @@ def copy_tree(guest: Guest, place: Path) -> None:
 
 def build(guest: Guest, place: Path) -> None:
     """Compile what is compiled, for the guest's architecture; for this machine's it is `make build`'s, brought up to date."""
-    made, machine = ROOT / "build" / "cmake", MACHINES[guest.arch][3]
+    machine = MACHINES[guest.arch][3]
+    made = ROOT / "build" / "cmake"
     if guest.arch != NATIVE or not (made / "build.ninja").exists():
-        made = place / "build" / "cmake"
+        made = ROOT / "build" / f"cmake-{guest.arch}"
+    if not (made / "build.ninja").exists():
         options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={sysconfig.get_paths()['include']}"]
+        options += [f"-DRECORDER_LIBRARIES={ROOT}/build/static", "-DRECORDERS=OFF"]
         if guest.arch != NATIVE:
-            options.append(f"-DCMAKE_TOOLCHAIN_FILE={place}/cmake/{machine}-linux-gnu.cmake")
-        run("cmake", "-S", place, "-B", made, "-G", "Ninja", *options)
+            options.append(f"-DCMAKE_TOOLCHAIN_FILE={ROOT}/cmake/{machine}-linux-gnu.cmake")
+        run("cmake", "-S", ROOT, "-B", made, "-G", "Ninja", *options)
     run("cmake", "--build", made)
     run("cmake", "--install", made, "--prefix", place)
     if RECORDERS.exists():
