@@ -1,9 +1,10 @@
 #!/bin/bash
-# Puts the static libraries of moescope-recorder from Debian's packages of an architecture into a folder:
+# Puts the static libraries of moescope-recorder and moescope-unwind from Debian's packages of an architecture into a folder:
 # static_libraries.sh amd64|arm64 FOLDER. A private apt fetches the packages and dpkg-deb unpacks them; nothing of them is run.
 set -e
 arch=$1 folder=$(realpath -m "$2")
 packages="libbpf-dev libelf-dev zlib1g-dev libjansson-dev libxxhash-dev libdw-dev liblzma-dev libbz2-dev"
+packages+=" libstdc++-$(gcc -dumpversion | cut -d. -f1)-dev"
 apt=$folder/apt
 rm -rf "$folder"
 mkdir -p "$apt"/{lists/partial,cache/archives/partial,state} "$folder"

@@ -118,7 +118,7 @@ def try_guest(guest: Guest) -> bool:
         process = started(guest, work, port)
         try:
             done = record(target, work / "run")
-            while "is not reached" in done.stderr and time.monotonic() - began < READY_S:
+            while "cannot be reached" in done.stderr and time.monotonic() - began < READY_S:
                 time.sleep(5)
                 done = record(target, work / "run")
             left = run(*target.removeprefix("ssh:").join(["ssh ", " ls /var/tmp"]).split()).stdout.split()

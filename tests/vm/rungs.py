@@ -12,7 +12,7 @@ from pathlib import Path
 
 OUT = Path("/out")
 ROOT = Path(__file__).resolve().parents[2]
-CALLS, DEPTH, RELOADS = 300, 40, 50
+CALLS, DEPTH, RELOADS, PATIENCE_S = 300, 40, 50, 1800
 UNKNOWN, INTERRUPTED = 0, 2  # enum waker of bpf/records.h
 CALLER = ["build/usdt_calls", str(CALLS)]
 PRIORITY = 120  # of an ordinary thread, as the kernel counts
@@ -237,6 +237,11 @@ def llama() -> tuple[bool, str]:
     return tests("tests/test_tracer_llamacpp.py", "-k", "not without_names and not one_thread")
 
 
+def stacks() -> tuple[bool, str]:
+    """A tree of calls and waits that logs itself: its samples and waits, unwound here without frame pointers."""
+    return tests("tests/test_stacks.py", "-k", "none and not damaged and not screen")
+
+
 def recorders() -> tuple[bool, str]:
     """The recorder by a plan and with its planner on the same seeded run: equal tables; what a full ring loses is counted."""
     return tests("tests/test_recorder.py", "-k", "seeded_run or childs_library or full_ring")
@@ -259,6 +264,7 @@ RUNGS: dict[str, Callable[[], tuple[bool, str]]] = {
     "truth": truth,
     "llama": llama,
     "recorders": recorders,
+    "stacks": stacks,
     "sites": sites,
     "late": late,
     "answers": answers,
@@ -270,7 +276,7 @@ RUNGS: dict[str, Callable[[], tuple[bool, str]]] = {
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     """One of our own modules."""
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 def climb(name: str) -> None:

@@ -23,6 +23,7 @@ RUNGS = {
     "truth": "`tests/test_tracer_truth.py`: every call, a late library, a child",
     "llama": "`tests/test_tracer_llamacpp.py`: a real llama.cpp",
     "recorders": "a plan alone and a planner: equal tables of a real llama.cpp, losses counted to the record",
+    "stacks": "`tests/test_stacks.py`: samples of a tree of calls, and its waits (from Linux 5.15 on)",
     "runtime": "our runtime on the CPU: the tokens of its own log",
     "sites": "each arm64 instruction that counts as probeable stands",
     "signed": "functions that begin with `bti` and `paciasp`",

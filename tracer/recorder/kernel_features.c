@@ -125,6 +125,11 @@ bool has_task_btf(void)
 	return !access(VMLINUX, R_OK) && has_helper(BPF_FUNC_get_current_task_btf);
 }
 
+bool has_thread_registers(void)
+{
+	return has_task_btf() && has_helper(BPF_FUNC_task_pt_regs);
+}
+
 /* Whether a probed nop runs without a single step; tracer/probes/fast_nop.py explains the test. */
 static bool has_fast_nop(void)
 {

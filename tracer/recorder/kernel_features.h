@@ -20,6 +20,7 @@ bool has_multi_links(void);
 bool has_uprobes(void);
 bool has_cookies(void);
 bool has_task_btf(void);
+bool has_thread_registers(void); /* of the running thread, in its programs: Linux 5.15 */
 int load_bare(const struct bpf_insn *code, size_t count, bool multi);
 /* Attaches by a uprobe_multi link: union bpf_attr as in Linux 6.6, which older headers lack. */
 int multi_link(int program, const char *path, u64 offset, bool at_return, u64 cookie, pid_t only);

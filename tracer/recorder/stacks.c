@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "buffers.h"
+#include "kernel_features.h"
 
 #define SHARE_BYTES (4ULL << 20) /* of each CPU */
 #define SAMPLE_STACK_BYTES 61440 /* copied at a sample; a record has less than 64 KiB */
@@ -54,6 +55,7 @@ static struct cpu *cpus;
 static int cpu_count;
 static u32 hz;
 static u64 samples;
+static bool has_waits;
 static u64 kernel_places[MOST_KERNEL_PLACES];
 static u8 *turned; /* a record that continues at its buffer's begin */
 static const struct choice *choice;
@@ -102,7 +104,10 @@ static void open_sent(u32 cpu, int samples_fd)
 
 static void attach_waits(void)
 {
-	if (attach_tracepoint("stack_wait", "sched", "sched_switch") < 0 || attach_tracepoint("stack_waker", "sched", "sched_waking") < 0)
+	has_waits = choice->programs_fd < 0 && has_thread_registers();
+	if (!has_waits)
+		warn("stacks of waits are not recorded, samples alone: they need Linux 5.15, its BTF, and --loader libbpf");
+	else if (attach_tracepoint("stack_wait", "sched", "sched_switch") < 0 || attach_tracepoint("stack_waker", "sched", "sched_waking") < 0)
 		warn("stacks of waits cannot be had: %s", strerror(errno));
 }
 
@@ -407,6 +412,6 @@ json_t *stacks(bool whole)
 		lost += cpus[i].lost;
 	for (int i = 0; i < cpu_count; i++)
 		json_array_append_new(ids, json_integer(cpus[i].clock_id));
-	return json_pack("{si si si sI so sI so}", "hz", hz, "long_wait_us", (int)(choice->long_wait_s * 1e6), "copied_bytes", SAMPLE_STACK_BYTES, "samples",
+	return json_pack("{si si si sI so sI so}", "hz", hz, "long_wait_us", has_waits ? (int)(choice->long_wait_s * 1e6) : 0, "copied_bytes", SAMPLE_STACK_BYTES, "samples",
 			 (json_int_t)samples, "clock_ids", ids, "lost", (json_int_t)lost, "kernel", whole ? kernel_names() : json_object());
 }
