@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.stacks import base_name, frame_names, stack_lists, stack_summary, with_moments
+from analyzer.questions.stacks import base_name, frame_names, joined, stack_lists, stack_summary
 from analyzer.records.manifest import command_of
 from analyzer.records.schema import Tables
 from analyzer.records.stamps import recording_stamp
 from views.report.page import write_page
 
 FILTERS = ["phase", "part", "cause"]
-KINDS = {"samples": ("ts_ns", "samples"), "waits": ("begin_ns", "ms")}
-"""Table → its time, and the unit of its weights."""
+KINDS = {"samples": "samples", "waits": "ms"}
+"""Table → the unit of its weights."""
 
 
-def weights(tables: Tables, table: str, at: str) -> pd.DataFrame:
+def weights(tables: Tables, table: str) -> pd.DataFrame:
     """The weight of each (stack, *FILTERS): samples, or ms."""
-    rows = with_moments(tables, tables[table], at)
+    rows = joined(tables, table)
     rows = rows.assign(weight=np.ones(len(rows)) if table == "samples" else rows["duration_ns"] * 1e-6)
     return rows.groupby(["stack_id", *FILTERS], sort=False)["weight"].sum().reset_index()
 
@@ -28,8 +28,8 @@ def flame_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     """The page's data: frames, stacks from the outermost frame on, and the weights of each kind."""
     frames = tables["frames"]
     kinds = {}
-    for table, (at, unit) in KINDS.items():
-        rows = weights(tables, table, at)
+    for table, unit in KINDS.items():
+        rows = weights(tables, table)
         values = {name: pd.Categorical(rows[name]) for name in FILTERS}
         columns = {name: value.codes.tolist() for name, value in values.items()}
         kinds[table] = {
