@@ -1,7 +1,8 @@
 """Where threads compute and wait: samples and waits with the part and cause of their moment, and their stacks as trees."""
 
+import re
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def with_moments(tables: Tables, name: str) -> pd.DataFrame:
     moment = rows.assign(begin_ns=middle)
     within = {table: innermost_span(frame, moment) for table, frame in spans.items()}
 
-    def of(table: str, column: str, blank: object = NONE) -> np.ndarray:
+    def of(table: str, column: str, blank: int | str = NONE) -> np.ndarray:
         return np.append(spans[table][column].to_numpy(), blank)[within[table]]
 
     decides, operators = within["time"] >= 0, tables["operators"]
@@ -78,10 +79,29 @@ def base_name(path: str) -> str:
 
 
 def frame_names(tables: Tables) -> np.ndarray:
-    """A name for each frame: its function, else the file with the address in it."""
+    """A name for each frame: its function, else its file in brackets, since addresses differ from build to build."""
     frames = tables["frames"]
-    rows = zip(frames["function"], frames["file"], frames["address"].tolist(), strict=True)
-    return np.array([function or f"{base_name(file) or UNKNOWN}+0x{address:x}" for function, file, address in rows], object)
+    rows = zip(frames["function"], frames["file"], strict=True)
+    return np.array([function or f"[{base_name(file).strip('[]') or UNKNOWN}]" for function, file in rows], object)
+
+
+OPERATOR = re.compile(r"operator *(?:\(\)|[<>=!]+|->\*?)")
+KEPT, AGAIN = str.maketrans("()<>", "\ue000\ue001\ue002\ue003"), str.maketrans("\ue000\ue001\ue002\ue003", "()<>")
+"""To keep the brackets of an operator's name while others go, and back."""
+
+
+@cache
+def short_function(name: str) -> str:
+    """A C++ function's name without arguments, result and template arguments; other names without their version."""
+    name = name.partition("@@")[0]
+    if name.startswith("[") or not ("(" in name or "<" in name):
+        return name
+    text = name.replace("(anonymous namespace)", "{anonymous}").partition(" [clone")[0].replace("[abi:cxx11]", "")
+    text, before = OPERATOR.sub(lambda found: found[0].translate(KEPT), text), ""
+    while text != before:
+        before, text = text, re.sub(r"\([^()]*\)", "", re.sub(r"<[^<>]*>", "…", text))
+    text = re.sub(r"(?: |const|volatile|&)+$", "", text)
+    return re.sub(r"^.* (?=\S*operator\b)|^(?!.*operator\b).* ", "", text).translate(AGAIN).replace("…", "<…>")
 
 
 def stack_lists(tables: Tables) -> list[np.ndarray]:
@@ -93,14 +113,21 @@ def stack_lists(tables: Tables) -> list[np.ndarray]:
     return [frames[::-1] for frames in np.split(stacks["frame_id"].to_numpy(), first[1:])]
 
 
+def named_stacks(tables: Tables) -> list[list[str]]:
+    """The names of each stack's frames, outermost first; neighbours without a symbol in one file count as one."""
+    names = frame_names(tables)
+    stacks = (names[frames].tolist() for frames in stack_lists(tables))
+    with_callers = (zip(stack, ["", *stack], strict=False) for stack in stacks)
+    return [[name for name, caller in pairs if name != caller or name[0] != "["] for pairs in with_callers]
+
+
 def function_shares(tables: Tables, rows: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
     """A row a function: `self`, the sum of weights where it is innermost, and `total`, where it is anywhere in the stack."""
-    names, lists = frame_names(tables), stack_lists(tables)
+    lists = named_stacks(tables)
     by_stack = np.bincount(rows["stack_id"], weight, len(lists))
     own: dict[str, float] = {}
     total: dict[str, float] = {}
-    for frames, value in zip(lists, by_stack.tolist(), strict=True):
-        called = names[frames].tolist()
+    for called, value in zip(lists, by_stack.tolist(), strict=True):
         if value and called:
             own[called[-1]] = own.get(called[-1], 0.0) + value
             for name in set(called):
