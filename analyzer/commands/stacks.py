@@ -31,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Print functions by their share of samples, and waits by their sum."""
     tables, manifest = load_tables(args.run_dir), Recording(args.run_dir).manifest
     summary = stacks.stack_summary(tables, manifest)
-    samples = stacks.with_moments(tables, tables["samples"], "ts_ns")
-    waits = stacks.with_moments(tables, tables["waits"], "begin_ns")
+    samples, waits = (stacks.joined(tables, name) for name in ("samples", "waits"))
     functions = shares(tables, samples, args.by)
     waited = longest(tables, waits)
     if print_if_json(args, {"summary": summary, "functions": functions, "waits": waited}):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.compare.functions import function_metrics
 from analyzer.questions import clocks, figures, step_time
 from analyzer.questions.experts import activations
 from analyzer.records.schema import COMPARED, Tables
@@ -32,10 +33,10 @@ UNDISTURBED = 0.8
 
 
 class RunTables:
-    """A recording's tables, and intermediate results that several metrics share."""
+    """A recording's tables, and intermediate results that several metrics share; `hz`: of its samples of stacks, if any."""
 
-    def __init__(self, tables: Tables):
-        self.tables = tables
+    def __init__(self, tables: Tables, hz: int = 0):
+        self.tables, self.hz = tables, hz
         every, fed = figures.complete_steps(tables).sort_index(), figures.fed_sequences(tables)
         self.complete_steps = figures.undisturbed_steps(every)
         self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
@@ -57,6 +58,7 @@ def extract_metrics(facts: RunTables) -> pd.DataFrame:
     )
     rows = [row for make in makers for row in make(facts)]
     parts = [pd.DataFrame(rows), operator_metrics(facts), expert_time_metrics(facts)]
+    parts.append(function_metrics(facts.tables, facts.steps, facts.hz))
     frame = pd.concat([pd.DataFrame([DEFAULTS]).iloc[:0], *(part for part in parts if len(part))], ignore_index=True)
     frame = frame.reindex(columns=[c.name for c in METRICS])
     for column in METRICS:

@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare.environment import Difference
+from analyzer.compare.functions import FUNCTION
 from analyzer.compare.statistics import drift_factor
 from analyzer.compare.structure import Change, Drift
 from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN
 from analyzer.compare.waterfall import Waterfall
+from analyzer.questions.stacks import short_function
 from moescope.plain import markdown_text
 from moescope.terminal import counted
 
@@ -40,6 +42,8 @@ CAUSAL_ORDER = (
     ("npu", ""),
     ("pace", ""),
     ("operator", ""),
+    ("function", "CPU time itself"),
+    ("function", ""),
     ("expert", ""),
     ("closure", ""),
 )
@@ -90,6 +94,8 @@ def metric_name(row: dict[str, Any]) -> str:
     where += [str(row[name]) for name in ("shape", "graph") if row[name]]
     where += [f"on {row['backend']}"] if row["backend"] else []
     name = "" if row["family"] == "operator" else str(row["metric"])
+    if row["family"] == FUNCTION:
+        name, where = f"{name} of", [short_function(row["type"])]
     names = f" ({row['label']})" if row["label"] else ""
     phase = f" in {row['phase']}" if row["phase"] else ""
     return " ".join([*([name] if name else []), *where]) + names + phase

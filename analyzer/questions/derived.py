@@ -1,6 +1,7 @@
 """Tables derived from the recorded ones, computed when a query names them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 
@@ -14,6 +15,7 @@ from analyzer.questions import (
     figures,
     npu_windows,
     requests,
+    stacks,
     step_time,
     threads,
     trends,
@@ -22,6 +24,8 @@ from analyzer.records.schema import Tables
 
 DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "time": ("the time of steps by part and cause (analyzer/records/tables.toml)", step_time.step_time),
+    "samples": ("samples with the operator, expert, part and cause of their moment", partial(stacks.joined, name="samples")),
+    "waits": ("long waits, likewise", partial(stacks.joined, name="waits")),
     "counted": ("the steps that figures count: token_id, phase; not refused, warm-up or disturbed ones", step_time.counted_steps),
     "mean_steps": ("the mean step of each phase by part and cause; disturbed and refused steps left out", step_time.mean_steps),
     "operator_times": ("computing time of operators, and what they lost to each other cause", step_time.operator_times),
