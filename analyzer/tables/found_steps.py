@@ -1,7 +1,7 @@
 """Steps of a program that no engine declares: an event of its own that recurs, with about the same work or time in between.
 
-Events are small writes to one descriptor by one thread, as of a token's text, and reads of one place in a file by one process, as of
-a layer's weights. A program in which none recurs so for at least half of the time has no steps.
+Events are small writes to one descriptor by one thread, as of a token's text, and reads of one place in a file by one process, as
+of a layer's weights. A program in which none recurs so for at least half of the time has no steps.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,9 @@ REGULAR, NEAR, AROUND = 0.8, 0.25, 9
 COVERED = 0.5
 """Least share of the recording in which the event recurs."""
 AT_ONCE_NS = 200_000
-"""Events that follow each other so fast are one."""
+"""Events that follow each other so fast are one, if such bursts ..."""
+BRIEF = 0.1
+"""... last for at most this share of the time."""
 SMALL_BYTES = 1024
 """Larger writes empty a buffer: when, is up to its size."""
 SHOWN = 20
@@ -77,14 +79,19 @@ def is_undeclared(source: Source) -> bool:
     return KERNEL in engines and engines <= {KERNEL, source.engine_names[USER]} and not len(source.rows("token_begin"))
 
 
+def ends_of_bursts(ts: np.ndarray) -> np.ndarray:
+    """The last of events that follow each other at once; none if that is how the program spends its time."""
+    apart = np.diff(ts) > AT_ONCE_NS
+    first, last = ts[np.append(True, apart)], ts[np.append(apart, True)]
+    return last if (last - first).sum() <= BRIEF * (ts[-1] - ts[0]) else ts[:0]
+
+
 def small_writes(source: Source) -> Iterator[Recurrence]:
     """The small writes of each thread to each descriptor."""
     rows = source.rows("write")
     table = pd.DataFrame({name: rows[name] for name in ("ts", "pid", "tid", "fd")})[rows["bytes"] < SMALL_BYTES]
     for (pid, tid, fd), mine in table.groupby(["pid", "tid", "fd"]):
-        ts = mine["ts"].to_numpy()
-        last = np.append(np.diff(ts) > AT_ONCE_NS, True)
-        yield Recurrence("write", pid, tid, fd, (NONE, NONE, NONE), ts[last])
+        yield Recurrence("write", pid, tid, fd, (NONE, NONE, NONE), ends_of_bursts(mine["ts"].to_numpy()))
 
 
 def repeated_reads(source: Source) -> Iterator[Recurrence]:
@@ -95,10 +102,9 @@ def repeated_reads(source: Source) -> Iterator[Recurrence]:
     counts = table.groupby(place)["ts"].agg(["size", "min"]).reset_index().sort_values(["size", "min"], ascending=[False, True])
     counts = counts[counts["size"] > LEAST].drop_duplicates(["pid", "dev", "ino"])
     for chosen, mine in table.merge(counts[place], on=place).groupby(place):
-        tids, ts = mine["tid"].unique(), mine["ts"].to_numpy()
-        first = np.append(True, np.diff(ts) > AT_ONCE_NS)
+        tids = mine["tid"].unique()
         owner = tids[0] if len(tids) == 1 else chosen[0]
-        yield Recurrence("read", chosen[0], owner, mine["fd"].iloc[0], chosen[1:], ts[first])
+        yield Recurrence("read", chosen[0], owner, mine["fd"].iloc[0], chosen[1:], ends_of_bursts(mine["ts"].to_numpy()))
 
 
 def cpu_clock(source: Source) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +135,7 @@ def most_regular(near: np.ndarray) -> tuple[int, int]:
 
 
 def regular_stretch(of: Recurrence, clock: tuple[np.ndarray, np.ndarray], lasts_ns: int) -> Stretch:
-    """The stretch of a recurrence in which its intervals have about the same CPU time or, if that is longer, about the same length."""
+    """The longest stretch of a recurrence in which its intervals have about the same CPU time, or about the same length."""
     lengths = [np.diff(of.ts)]
     if len(clock[0]):
         lengths.append(np.diff(np.interp(of.ts, *clock)))
@@ -140,7 +146,7 @@ def regular_stretch(of: Recurrence, clock: tuple[np.ndarray, np.ndarray], lasts_
 
 
 def recurrences(source: Source) -> list[Stretch]:
-    """What recurs often in the program, by how well it serves as a step's begin: writes first, then by the time that it covers."""
+    """What recurs often in the program, by how well it serves as a step's begin: writes first, then the longest stretch."""
     often = [one for one in (*small_writes(source), *repeated_reads(source)) if len(one.ts) > LEAST]
     clock = cpu_clock(source) if often else (np.empty(0), np.empty(0))
     found = [regular_stretch(one, clock, source.last_ns - source.first_ns) for one in often]

@@ -147,9 +147,7 @@ def add_probe_files(parser: argparse.ArgumentParser) -> None:
     """Declare the option for files with the user's functions and engines."""
     text = "TOML file with further functions or an engine to probe (docs/engines.md); repeatable"
     parser.add_argument("--probes", type=Path, action="append", default=[], metavar="FILE", help=text)
-    text = (
-        "a step begins whenever a thread enters this function of the program or of a library, for engines that are not declared"
-    )
+    text = "begin a step whenever a thread enters this function of the program or of a library; repeatable"
     parser.add_argument("--step-at", action="append", default=[], metavar="[LIBRARY:]FUNCTION", help=text)
 
 
