@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import pyarrow
+import pyarrow.compute
 
 from analyzer.records.manifest import listed_items
 from analyzer.records.reading import FOUND, USER, Source, pick_names
@@ -16,14 +18,14 @@ from analyzer.records.rows import RecordSpans, Rows
 from analyzer.records.schema import Columns
 from analyzer.records.spans import NONE
 from analyzer.tables.io import FilePaths
-from analyzer.tables.sched import target_threads
+from analyzer.tables.sched import OpenStates, target_threads
 from analyzer.tables.sequences import NO_SETS
 from analyzer.tables.steps import Steps
 
 WRITE_CALLS = np.array(["write", "writev", "sendto"], object)
 LEAST = 16
 """Fewer recurrences than this show no steps."""
-REGULAR, NEAR, AROUND = 0.8, 0.25, 9
+REGULAR, NEAR, AROUND = 0.7, 0.25, 9
 """So many of the intervals last, or compute, as long as the median of the 9 around, within this share."""
 COVERED = 0.5
 """Least share of the recording in which the event recurs."""
@@ -109,15 +111,14 @@ def repeated_reads(source: Source) -> Iterator[Recurrence]:
 
 def cpu_clock(source: Source) -> tuple[np.ndarray, np.ndarray]:
     """(times, CPU time in ns of all threads of the program until then), to be interpolated; empty without level sched."""
-    rows, threads = source.rows("sched_switch"), target_threads(source)
-    out, back = threads.has(rows["prev_tid"]), threads.has(rows["next_tid"])
-    ts, tid = np.concatenate([rows["ts"][out], rows["ts"][back]]), np.concatenate([rows["prev_tid"][out], rows["next_tid"][back]])
-    change = np.repeat([-1, 1], [int(out.sum()), int(back.sum())])
+    switch, *woken, fork = (source.rows(kind) for kind in ("sched_switch", "sched_waking", "sched_wakeup", "task_fork"))
+    states = OpenStates(target_threads(source)).thread_states(switch, (woken[0], woken[1]), fork, True, source.gaps("sched"))
+    running = states.filter(pyarrow.compute.equal(states["state"], "running"))
+    begin, end = (running[name].to_numpy() for name in ("begin_ns", "end_ns"))
+    ts, change = np.concatenate([begin, end]), np.repeat([1, -1], len(begin))
     order = np.argsort(ts, kind="stable")
-    ts, change = ts[order], change[order]
-    began = pd.Series(change).groupby(tid[order]).first()
-    running = int((began < 0).sum()) + np.cumsum(change)
-    return ts, np.concatenate([[0], np.cumsum(running[:-1] * np.diff(ts))])[: len(ts)]
+    ts, threads = ts[order], np.cumsum(change[order])
+    return ts, np.concatenate([[0], np.cumsum(threads[:-1] * np.diff(ts))])[: len(ts)]
 
 
 def is_near(lengths: np.ndarray) -> np.ndarray:
@@ -127,7 +128,9 @@ def is_near(lengths: np.ndarray) -> np.ndarray:
 
 
 def most_regular(near: np.ndarray) -> tuple[int, int]:
-    """The longest stretch [first, last) in which at least the share REGULAR is near, as far as its sum tells."""
+    """The stretch [first, last) in which at least the share REGULAR is near: all if that is so, else the best part."""
+    if near.mean() >= REGULAR:
+        return 0, len(near)
     total = np.concatenate([[0.0], np.cumsum(near - REGULAR)])
     least = np.minimum.accumulate(total)
     last = int(np.argmax(total - least))
