@@ -9,8 +9,10 @@ examples:
 import argparse
 import sys
 
+from analyzer.commands._show import print_origin
 from analyzer.questions import ceilings
 from analyzer.questions.findings import findings
+from analyzer.questions.programs import has_only_threads
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
 from moescope.arguments import add_ceilings, add_json, add_run
@@ -34,12 +36,15 @@ def run(args: argparse.Namespace) -> int:
     ranked = findings(tables, roof)
     if print_if_json(args, {"findings": ranked}):
         return 0
+    print_origin(tables)
     screen = console(soft_wrap=not sys.stdout.isatty())
     for rank, finding in enumerate(ranked, 1):
-        screen.print(f"{rank}. {finding.text} ({finding.ms:,.1f} ms)")
+        screen.print(f"{rank}. {finding.text} ({finding.ms:,.1f} ms, {finding.share:.0%})")
         if args.queries:
             screen.print(f"   {finding.query}", soft_wrap=True)
     if not ranked:
         message = "no cost of 1 % or more of the steps' time was detected"
         print(message if len(tables["tokens"]) else "this recording has no steps, so their costs are unknown")
+    elif has_only_threads(tables):
+        screen.print("no steps: these are the costs of the main thread's life")
     return 0

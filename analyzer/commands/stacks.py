@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 import pandas as pd
 
-from analyzer.commands._show import print_table
+from analyzer.commands._show import print_origin, print_table
 from analyzer.questions import stacks
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not summary["hz"]:
         print("no stacks in this recording: record with --stacks")
         return 0
+    print_origin(tables)
     print(f"{summary['samples']} samples at {summary['hz']} Hz, {summary['whole'] or 0:.1%} of them with a whole stack;")
     print(f"{summary['waits']} waits of {summary['long_wait_us'] / 1e3:g} ms or longer, {summary['waits_ms']:.1f} ms together")
     print_table(functions.head(MOST), "functions by samples, shares")

@@ -73,18 +73,36 @@ def function_shares(tables: Tables, rows: pd.DataFrame, weight: np.ndarray) -> p
     return answer.sort_values(["self", "total"], ascending=False, ignore_index=True)
 
 
+def plain_function(name: str) -> str:
+    """A function's name without the version of its symbol, as `pthread_cond_wait@@GLIBC_2.3.2` has one."""
+    return name.partition("@")[0]
+
+
+def own_depths(tables: Tables) -> list[int]:
+    """By stack_id, the index (outermost first) of the innermost frame outside of the kernel and the C library; -1: none."""
+    of_system = tables["frames"]["file"].str.contains(SYSTEM).to_numpy(bool)
+    return [int(np.flatnonzero(~of_system[stack])[-1]) if (~of_system[stack]).any() else NONE for stack in stack_lists(tables)]
+
+
 def waiting_places(tables: Tables) -> np.ndarray:
-    """By stack_id, the innermost function and the innermost one outside of the C library, with its line; "" at the end."""
+    """By stack_id, the program's innermost function and its line behind what it called to wait; "" at the end."""
     frames, names = tables["frames"], frame_names(tables)
-    of_system = frames["file"].str.contains(SYSTEM).to_numpy()
     line = [base_name(text) for text in frames["line"]]
     answer = []
-    for stack in stack_lists(tables):
-        own = next((frame for frame in stack[::-1].tolist() if not of_system[frame]), NONE)
-        inner = names[stack[-1]] if len(stack) else UNKNOWN
-        where = f" ({line[own]})" if own != NONE and line[own] else ""
-        answer.append(inner if own in (NONE, *stack[-1:]) else f"{inner} in {names[own]}{where}")
+    for stack, own in zip(stack_lists(tables), own_depths(tables), strict=True):
+        inner = plain_function(names[stack[min(own + 1, len(stack) - 1)]]) if len(stack) else UNKNOWN
+        where = f" ({line[stack[own]]})" if own != NONE and line[stack[own]] else ""
+        answer.append(f"{inner} in {names[stack[own]]}{where}" if 0 <= own < len(stack) - 1 else f"{inner}{where}")
     return np.array([*answer, ""], object)
+
+
+def own_functions(tables: Tables) -> np.ndarray:
+    """By stack_id, the program's innermost function, else the innermost one; "" at the end."""
+    names = frame_names(tables)
+    inner = [
+        names[stack[own]] if len(stack) else UNKNOWN for stack, own in zip(stack_lists(tables), own_depths(tables), strict=True)
+    ]
+    return np.array([*inner, ""], object)
 
 
 def counts_of(values: Iterable[Any]) -> dict[str, int]:
