@@ -173,12 +173,17 @@ def by_cause(part: Section) -> str:
     return f"{part['ms']:,.2f} ms: {causes}"
 
 
-def top_findings(answer: Section) -> list[Line]:
+def top_findings(findings: list[Section], of: str = "of step time") -> list[Line]:
     """The first findings."""
-    rows = [(f"{f['share']:.0%}", f["text"]) for f in answer["findings"][:FINDINGS]]
+    rows = [(f"{f['share']:.0%}", f["text"]) for f in findings[:FINDINGS]]
     what = "main costs (all: moescope findings)"
-    whole = "of step time" if answer["tokens"] or not answer["program"] else "of the run"
-    return [grid(whole, what, left=(what,), rows=rows)] if rows else []
+    return [grid(of, what, left=(what,), rows=rows)]
+
+
+def cost_lines(answer: Section) -> list[Line]:
+    """The first findings, of steps or of the run of a program without steps."""
+    of = "of step time" if answer["tokens"] or not answer["program"] else "of the run"
+    return top_findings(answer["findings"], of) if answer["findings"] else []
 
 
 def program_lines(p: Section) -> list[Line]:
@@ -318,7 +323,7 @@ PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("", time_lines),
     ("requests", served_lines),
     ("program", program_lines),
-    ("", top_findings),
+    ("", cost_lines),
     ("experts", expert_lines),
     ("npu", npu_lines),
     ("npu_queues", npu_queues),

@@ -61,8 +61,8 @@ class Function:
     throws: bool | None = None  # whether exceptions may pass it; None: by its file and code
     arguments: tuple[Argument, ...] = ()
     most: int = MOST
-    is_step: bool = False  # a step begins at each entry
     source: str = field(default="", compare=False)
+    is_step: bool = False  # a step begins at each entry
 
     def owns(self, path: str, file_name: str, is_executable: bool) -> bool:
         """Whether a mapped file is the declared one: the executable, an absolute path, or a prefix of the file name."""
