@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print_origin(tables)
     screen = console(soft_wrap=not sys.stdout.isatty())
+    if ranked and has_only_threads(tables):
+        screen.print("no steps: of the life of the program's main thread")
     for rank, finding in enumerate(ranked, 1):
         screen.print(f"{rank}. {finding.text} ({finding.ms:,.1f} ms, {finding.share:.0%})")
         if args.queries:
@@ -45,6 +47,4 @@ def run(args: argparse.Namespace) -> int:
     if not ranked:
         message = "no cost of 1 % or more of the steps' time was detected"
         print(message if len(tables["tokens"]) else "this recording has no steps, so their costs are unknown")
-    elif has_only_threads(tables):
-        screen.print("no steps: these are the costs of the main thread's life")
     return 0

@@ -67,5 +67,5 @@ def longest(tables: stacks.Tables, waits: pd.DataFrame) -> pd.DataFrame:
         woken_in=places[waits["waker_stack_id"].to_numpy()],
         ms=waits["duration_ns"] * 1e-6,
     )
-    answer = rows.groupby(["waits_in", "woken_in", "part"], sort=False)["ms"].agg(["count", "sum", "max"]).reset_index()
+    answer = rows.groupby(["waits_in", "woken_in", "cause", "part"], sort=False)["ms"].agg(["count", "sum", "max"]).reset_index()
     return answer.rename(columns={"sum": "ms", "max": "most_ms"}).sort_values("ms", ascending=False, ignore_index=True)

@@ -1,5 +1,6 @@
 """Where threads compute and wait: samples and waits with the part and cause of their moment, and their stacks as trees."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions.parts import operator_parts
+from analyzer.questions.programs import has_only_threads, lives_as_steps, thread_lives
 from analyzer.questions.step_time import step_time
 from analyzer.records.schema import Tables
 from analyzer.records.spans import NONE, innermost_span
@@ -20,15 +22,20 @@ OUTSIDE, COMPUTING, UNKNOWN = "outside of steps", "computing", "unknown"
 def with_moments(tables: Tables, rows: pd.DataFrame, at: str) -> pd.DataFrame:
     """`rows` (samples or waits) with the operator, phase, part and cause at their time `at` on their own thread.
 
-    A moment of a step's deciding thread has the step's part and cause; another thread's is in an operator or not.
+    A sample of a step's deciding thread, and a wait of a step's own thread, have the step's part and cause; another thread's are
+    in an operator or not. Without steps, they have those of their thread's life.
     """
     moment = rows.assign(begin_ns=rows[at])
+    of_lives = has_only_threads(tables)
+    tables = lives_as_steps(tables, thread_lives(tables)) if of_lives else tables
     pieces, threads, operators = step_time(tables), tables["op_threads"], tables["operators"]
+    if of_lives or "wait_id" in rows:
+        pieces = pieces.assign(tid=tables["tokens"].set_index("token_id")["tid"].reindex(pieces["token_id"]).to_numpy())
     piece, share = (innermost_span(spans, moment) for spans in (pieces, threads))
     op = np.append(threads["op_id"].to_numpy(), NONE)[share]
     op = np.where(piece >= 0, np.append(pieces["op_id"].to_numpy(), NONE)[piece], op)
     at_op = pd.Index(operators["op_id"]).get_indexer(op)
-    token = np.where(piece >= 0, np.append(pieces["token_id"].to_numpy(), NONE)[piece], rows["token_id"])
+    token = np.where((piece >= 0) & ~np.array(of_lives), np.append(pieces["token_id"].to_numpy(), NONE)[piece], rows["token_id"])
     phase = tables["tokens"].set_index("token_id")["phase"].reindex(token).fillna("").to_numpy()
     part = np.append(operator_parts(operators), OUTSIDE)[at_op]
     part = np.where(piece >= 0, np.append(pieces["part"].to_numpy(), "")[piece], part)
@@ -74,8 +81,8 @@ def function_shares(tables: Tables, rows: pd.DataFrame, weight: np.ndarray) -> p
 
 
 def plain_function(name: str) -> str:
-    """A function's name without the version of its symbol, as `pthread_cond_wait@@GLIBC_2.3.2` has one."""
-    return name.partition("@")[0]
+    """A function of the C library without the version and prefixes of its symbol: `pthread_cond_wait`, `pread`."""
+    return re.sub(r"^(__GI_)?__(libc_)?_*(?=[a-z])", "", name.partition("@")[0])
 
 
 def own_depths(tables: Tables) -> list[int]:
@@ -85,9 +92,10 @@ def own_depths(tables: Tables) -> list[int]:
 
 
 def waiting_places(tables: Tables) -> np.ndarray:
-    """By stack_id, the program's innermost function and its line behind what it called to wait; "" at the end."""
+    """By stack_id, what the program called to wait, its own function, and the line of it, or place in the file; "" at the end."""
     frames, names = tables["frames"], frame_names(tables)
-    line = [base_name(text) for text in frames["line"]]
+    places = zip(frames["line"], frames["file"], frames["address"].tolist(), strict=True)
+    line = [base_name(text) or f"{base_name(file)}+0x{address:x}" for text, file, address in places]
     answer = []
     for stack, own in zip(stack_lists(tables), own_depths(tables), strict=True):
         inner = plain_function(names[stack[min(own + 1, len(stack) - 1)]]) if len(stack) else UNKNOWN

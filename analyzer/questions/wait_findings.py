@@ -16,7 +16,7 @@ from analyzer.records.spans import NONE
 RULE = "waits: "
 """Of these findings, before the cause."""
 CAUSES = (causes.OTHER_THREAD, causes.DISK, causes.ASLEEP)
-MOSTLY = 0.95
+MOSTLY, MOST_OF = 0.95, 0.5
 MOST = 4
 IDLE, BUSY, UNSEEN = "the disk is idle and ", "the disk works and ", ""
 GROUP = ["cause", "waiter", "place", "tid", "disk"]
@@ -48,16 +48,25 @@ def with_disk(blocks: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def running_function(tables: Tables, rows: pd.DataFrame) -> str:
-    """What the thread `tid` of these pieces runs meanwhile, by its samples: "runs `dequantize`"; "" without any."""
+    """What the thread `tid` of these pieces does, by its samples: "runs `dequantize`"; without any, where it waits itself."""
     samples = tables["samples"]
     moments = Intervals(samples["tid"].to_numpy(), samples["ts_ns"].to_numpy(), samples["ts_ns"].to_numpy() + 1)
     met = overlaps(Intervals.of_table(rows), moments)
     functions = pd.Series(own_functions(tables)[samples["stack_id"].to_numpy()[met.right]])
     if not len(functions):
-        return ""
+        return waiting_place(tables, rows)
     counts = functions.value_counts()
     mostly = "" if counts.iloc[0] >= MOSTLY * len(functions) else f" in {counts.iloc[0]:,} of {len(functions):,} samples"
     return f"runs `{counts.index[0]}`{mostly}"
+
+
+def waiting_place(tables: Tables, rows: pd.DataFrame) -> str:
+    """Where the thread `tid` of these pieces waits itself most of the time: "waits in `usleep`"; "" if it does not."""
+    met = overlaps(Intervals.of_table(rows), Intervals.of_table(tables["waits"]))
+    places = waiting_places(tables)[tables["waits"]["stack_id"].to_numpy()[met.right]]
+    spent = pd.Series(met.length).groupby(places).sum()
+    long = len(spent) and spent.max() > MOST_OF * Intervals.of_table(rows).length.sum()
+    return f"waits in {quoted_place(str(spent.idxmax()))}" if long else ""
 
 
 def read_files(tables: Tables, rows: pd.DataFrame) -> str:
@@ -111,6 +120,6 @@ def thread_name(tables: Tables, tid: int) -> str:
 
 def quoted_place(place: str) -> str:
     """A place of stacks.waiting_places with its functions as code."""
-    function, _, where = place.partition(" in ")
-    own, _, line = where.partition(" (")
-    return f"`{function}`" + (f" in `{own}`" if own else "") + (f" ({line}" if line else "")
+    functions, _, line = place.rpartition(" (")
+    code = " in ".join(f"`{function}`" for function in (functions or place).split(" in "))
+    return f"{code} ({line}" if functions else code
