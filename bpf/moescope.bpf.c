@@ -74,6 +74,7 @@ union record {
 	struct rec_block_done block_done;
 	struct rec_read_begin read_begin;
 	struct rec_read_end read_end;
+	struct rec_write write;
 	struct rec_io_file io_file;
 	struct rec_call_text call_text;
 	struct rec_api_table api_table;

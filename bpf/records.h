@@ -77,6 +77,7 @@ enum record_kind {
 	KIND_READ_END = 44,
 	KIND_HEAT = 45,
 	KIND_DRIVER_EVENT = 46,
+	KIND_WRITE = 47,
 
 	KIND_TENSOR = FIRST_DETAIL,
 	KIND_ROUTE = 65,
@@ -599,6 +600,21 @@ struct rec_read_begin {
 	unsigned int bytes; /* requested; 2^32-1 if the call has a list of buffers */
 	unsigned int fd;
 	unsigned int call; /* enum read_call */
+};
+
+enum write_call {
+	CALL_WRITE = 0,
+	CALL_WRITEV = 1,
+	CALL_SENDTO = 2,
+};
+
+/* A thread begins to write or send: files, pipes, terminals, sockets. */
+struct rec_write {
+	struct header h;
+	unsigned long long bytes; /* asked for */
+	unsigned int fd;
+	unsigned int call; /* enum write_call */
+	unsigned long long pad[2];
 };
 
 struct rec_read_end {

@@ -25,6 +25,8 @@ from tracer.recording.format import Recording
 
 PARTS_SHOWN, CAUSES_SHOWN, FINDINGS = 6, 4, 3
 OTHERS, LEAST = "others", 0.005
+THREADS, FILES = 6, 4
+FILE_NOUNS = {"read": "read", "fault": "page fault"}
 APART = 0.02
 """Smallest share of TPOT outside of steps that is shown."""
 NOUNS = {"warm-up": "warm-up step", "refused": "refused call"}
@@ -89,6 +91,8 @@ def exit_text(code: int) -> str:
 def speed_lines(answer: Section) -> list[Line]:
     """Tokens per second and latencies."""
     t = answer["tokens"]
+    if not t and answer["program"]:
+        return []
     if not t:
         return [line for row in answer["graphs"][:LINES_OF_GRAPHS] for line in graph_lines(row)] or ["no steps recorded"]
     tpot, other = t["tpot_ms"], t["other_step_ms"]
@@ -169,11 +173,46 @@ def by_cause(part: Section) -> str:
     return f"{part['ms']:,.2f} ms: {causes}"
 
 
-def top_findings(findings: list[Section]) -> list[Line]:
+def top_findings(findings: list[Section], of: str = "of step time") -> list[Line]:
     """The first findings."""
     rows = [(f"{f['share']:.0%}", f["text"]) for f in findings[:FINDINGS]]
     what = "main costs (all: moescope findings)"
-    return [grid("of step time", what, left=(what,), rows=rows)]
+    return [grid(of, what, left=(what,), rows=rows)]
+
+
+def cost_lines(answer: Section) -> list[Line]:
+    """The first findings, of steps or of the run of a program without steps."""
+    of = "of step time" if answer["tokens"] or not answer["program"] else "of the run"
+    return top_findings(answer["findings"], of) if answer["findings"] else []
+
+
+def program_lines(p: Section) -> list[Line]:
+    """Threads by cause, disks, and files by thread, of a program that no engine declares."""
+    lives = pd.DataFrame([row["cause_ms"] for row in p["threads"]]).fillna(0.0)
+    named = [str(cause) for cause, ms in lives.sum().sort_values(ascending=False).items() if ms >= LEAST * lives.sum().sum()]
+    table = grid("thread, ms", *named, "lived", left=("thread, ms",))
+    for row in p["threads"][:THREADS]:
+        spent = (row["cause_ms"].get(cause, 0.0) for cause in named)
+        table.add_row(
+            f"{row['name']} {row['tid']}", *(number(ms, ",.1f") if ms else "" for ms in spent), number(row["ms"], ",.1f")
+        )
+    disks = [
+        f"disk {d['device']}: busy {d['busy_share']:.0%} of the time, then with {d['mean_depth']:.1f} requests at once "
+        f"(at most {d['most_depth']}); read {size_text(d['read_bytes'])}, wrote {size_text(d['write_bytes'])}"
+        for d in p["disks"]
+    ]
+    files = [
+        f"{f['thread']} {f['tid']} waited {number(f['ms'])} ms for {size_text(f['bytes'])} of {f['file'] or 'anonymous memory'} "
+        f"({counted(f['count'], FILE_NOUNS[f['how']])})"
+        for f in p["files"][:FILES]
+        if f["ms"] >= LEAST * p["ms"]
+    ]
+    return [table, *disks, *files]
+
+
+def size_text(count: float) -> str:
+    """Bytes in MiB."""
+    return f"{count / 2**20:,.1f} MiB"
 
 
 def expert_lines(e: Section) -> list[Line]:
@@ -283,7 +322,8 @@ PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("", speed_lines),
     ("", time_lines),
     ("requests", served_lines),
-    ("findings", top_findings),
+    ("program", program_lines),
+    ("", cost_lines),
     ("experts", expert_lines),
     ("npu", npu_lines),
     ("npu_queues", npu_queues),

@@ -10,6 +10,7 @@ import pandas as pd
 
 from analyzer.questions.causes import ASLEEP, COMPUTING, EXPERT_LOAD, OTHER_THREAD
 from analyzer.questions.parts import HOST_CODE, LOAD, operator_parts
+from analyzer.questions.programs import has_only_threads, lives_as_steps, thread_lives
 from analyzer.questions.step_time import step_time
 from analyzer.records.schema import MADE, Tables, as_frame
 from analyzer.records.spans import NONE, innermost_span
@@ -31,12 +32,17 @@ def joined(tables: Tables, name: str) -> pd.DataFrame:
 def with_moments(tables: Tables, name: str) -> pd.DataFrame:
     """The rows of `samples`, or of `waits` (at their middle), with operator, expert, part and cause of that moment.
 
-    A moment of a step's deciding thread has the step's part and cause in `time`; another thread's those of what it did itself.
+    A sample of a step's deciding thread, and a wait of a step's own, have the step's part and cause in `time`; other threads'
+    have those of what they did themselves. Without steps, they have those of their thread's life.
     """
-    rows = tables[name]
+    rows, of_lives = tables[name], has_only_threads(tables)
+    tables = lives_as_steps(tables, thread_lives(tables)) if of_lives else tables
     if not len(rows):
         return as_frame({column.name: np.empty(0, column.dtype) for column in MADE[name]})
-    spans = {"time": step_time(tables), **{table: tables[table] for table in SPANS}}
+    time = step_time(tables)
+    if of_lives or name == "waits":
+        time = time.assign(tid=tables["tokens"].set_index("token_id")["tid"].reindex(time["token_id"]).to_numpy())
+    spans = {"time": time, **{table: tables[table] for table in SPANS}}
     middle = rows["ts_ns"] if name == "samples" else rows["begin_ns"] + rows["duration_ns"] // 2
     moment = rows.assign(begin_ns=middle)
     within = {table: innermost_span(frame, moment) for table, frame in spans.items()}
@@ -47,7 +53,7 @@ def with_moments(tables: Tables, name: str) -> pd.DataFrame:
     decides, operators = within["time"] >= 0, tables["operators"]
     op = np.where(decides, of("time", "op_id"), of("op_threads", "op_id"))
     at_op = pd.Index(operators["op_id"]).get_indexer(op)
-    token = np.where(decides, of("time", "token_id"), rows["token_id"])
+    token = np.where(decides & (not of_lives), of("time", "token_id"), rows["token_id"])
     loading, running = within["loads"] >= 0, within["experts"] >= 0
     waiting = (within["op_threads"] >= 0) & (middle.to_numpy() >= of("op_threads", "wait_ns"))
     own = (
@@ -136,18 +142,37 @@ def function_shares(tables: Tables, rows: pd.DataFrame, weight: np.ndarray) -> p
     return answer.sort_values(["self", "total"], ascending=False, ignore_index=True)
 
 
+def plain_function(name: str) -> str:
+    """A function of the C library without the version and prefixes of its symbol: `pthread_cond_wait`, `pread`."""
+    return re.sub(r"^(__GI_)?__(libc_)?_*(?=[a-z])", "", name.partition("@")[0])
+
+
+def own_depths(tables: Tables) -> list[int]:
+    """By stack_id, the index (outermost first) of the innermost frame outside of the kernel and the C library; -1: none."""
+    of_system = tables["frames"]["file"].str.contains(SYSTEM).to_numpy(bool)
+    return [int(np.flatnonzero(~of_system[stack])[-1]) if (~of_system[stack]).any() else NONE for stack in stack_lists(tables)]
+
+
 def waiting_places(tables: Tables) -> np.ndarray:
-    """By stack_id, the innermost function and the innermost one outside of the C library, with its line; "" at the end."""
+    """By stack_id, what the program called to wait, its own function, and the line of it, or place in the file; "" at the end."""
     frames, names = tables["frames"], frame_names(tables)
-    of_system = frames["file"].str.contains(SYSTEM).to_numpy()
-    line = [base_name(text) for text in frames["line"]]
+    places = zip(frames["line"], frames["file"], frames["address"].tolist(), strict=True)
+    line = [base_name(text) or f"{base_name(file)}+0x{address:x}" for text, file, address in places]
     answer = []
-    for stack in stack_lists(tables):
-        own = next((frame for frame in stack[::-1].tolist() if not of_system[frame]), NONE)
-        inner = names[stack[-1]] if len(stack) else UNKNOWN
-        where = f" ({line[own]})" if own != NONE and line[own] else ""
-        answer.append(inner if own in (NONE, *stack[-1:]) else f"{inner} in {names[own]}{where}")
+    for stack, own in zip(stack_lists(tables), own_depths(tables), strict=True):
+        inner = plain_function(names[stack[min(own + 1, len(stack) - 1)]]) if len(stack) else UNKNOWN
+        where = f" ({line[stack[own]]})" if own != NONE and line[stack[own]] else ""
+        answer.append(f"{inner} in {names[stack[own]]}{where}" if 0 <= own < len(stack) - 1 else f"{inner}{where}")
     return np.array([*answer, ""], object)
+
+
+def own_functions(tables: Tables) -> np.ndarray:
+    """By stack_id, the program's innermost function, else the innermost one; "" at the end."""
+    names = frame_names(tables)
+    inner = [
+        names[stack[own]] if len(stack) else UNKNOWN for stack, own in zip(stack_lists(tables), own_depths(tables), strict=True)
+    ]
+    return np.array([*inner, ""], object)
 
 
 def counts_of(values: Iterable[Any]) -> dict[str, int]:

@@ -7,7 +7,7 @@ import pyarrow
 
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
-from analyzer.tables import calls, clocks, driver, genie, hexagon, io, moe, nodes, operators, pmc, sched
+from analyzer.tables import calls, clocks, driver, found_steps, genie, hexagon, io, moe, nodes, operators, pmc, sched
 from analyzer.tables.complexity import context_lengths
 from analyzer.tables.qnn import busy, events
 from analyzer.tables.qnn.executes import EnclosingGraphs
@@ -29,7 +29,8 @@ class TableBuilder:
 
     def __init__(self, source: Source):
         self.source = source
-        self.steps = recorded_steps(source)
+        self.recurrences = found_steps.recurrences(source) if found_steps.is_undeclared(source) else []
+        self.steps = self._recorded_or_found()
         self.step_begins = self.steps.begins_alone()
         self.known: list[Steps] = []
         """The steps with what only their stretch of time shows: tokens fed, and waits behind them."""
@@ -39,6 +40,11 @@ class TableBuilder:
         self.scheduling, self.counters, self.readings = sched.SchedulingTables(source), moe.CounterTable(), pmc.CounterReadings()
         self.subgraphs = model_subgraphs(source.manifest)
         self.executes, self.events = EnclosingGraphs(source), io.IoEvents(source)
+
+    def _recorded_or_found(self) -> Steps:
+        """The steps that an engine or a user declared, else those found from outside."""
+        best = self.recurrences[:1]
+        return found_steps.steps_between(self.source, best[0]) if best and best[0].is_step else recorded_steps(self.source)
 
     def pieces(self, most: int = MOST) -> Iterator[Piece]:
         """The rows of the tables in LONG, for consecutive time ranges of about `most` records each."""
@@ -101,6 +107,8 @@ class TableBuilder:
             "threads": self.scheduling.threads(),
             "clocks": clocks.build_clocks(source),
             **self.events.tables(steps, self.loads),
+            "writes": found_steps.write_columns(source, steps),
+            "recurrences": found_steps.recurrence_columns(source, self.recurrences),
             **build_stacks(source, steps),
             "unpaired": unpaired_table(source),
         }

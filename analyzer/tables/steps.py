@@ -10,7 +10,7 @@ import pyarrow.compute
 
 from analyzer.records.intervals import Intervals
 from analyzer.records.observed import disturbed_spans
-from analyzer.records.reading import BACKEND, Source, pick_names
+from analyzer.records.reading import BACKEND, USER, Source, pick_names
 from analyzer.records.rows import UNKNOWN_U32, RecordSpans, Rows
 from analyzer.records.schema import Columns, text_array
 from analyzer.records.spans import EVER, NONE, NestedSpans, first_of_runs, if_lasting, latest, next_in_group, number_rows
@@ -186,7 +186,7 @@ def recorded_steps(source: Source) -> Steps:
     until = np.where(spans.complete, spans.end_ns + 1, following_ns)
     position = np.where(begin["position"] == UNKNOWN_U32, NONE, begin["position"])
     counted = begin["n_tokens"], position, sequences.NO_SETS
-    ends, others = source.rows("token_end"), tuple(source.not_language)
+    ends, others = source.rows("token_end"), (USER, *source.not_language)
     return with_batches(Steps(begin, ends, spans, until, *counted, not_language=others), source)
 
 

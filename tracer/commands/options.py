@@ -12,13 +12,13 @@ from typing import Any
 
 from tracer.commands.machine_options import add_btf
 from tracer.config import add_config, effective_options
-from tracer.engines import LEVELS, choose_engines, with_needed
+from tracer.engines import LEVELS, Engine, choose_engines, with_needed
 from tracer.errors import RequirementError, TracerError
 from tracer.kernel.btf import check_file
 from tracer.kernel.pmc import Event, events_named
 from tracer.probes.denials import OTHER_PIDS, certain_denials, few_descriptors, has_other_namespace, has_own_rights
 from tracer.probes.fast_nop import has_fast_nop
-from tracer.probes.functions import read_probe_files
+from tracer.probes.functions import Function, read_probe_files, step_function
 from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
 
@@ -147,6 +147,14 @@ def add_probe_files(parser: argparse.ArgumentParser) -> None:
     """Declare the option for files with the user's functions and engines."""
     text = "TOML file with further functions or an engine to probe (docs/engines.md); repeatable"
     parser.add_argument("--probes", type=Path, action="append", default=[], metavar="FILE", help=text)
+    text = "begin a step whenever a thread enters this function of the program or of a library; repeatable"
+    parser.add_argument("--step-at", action="append", default=[], metavar="[LIBRARY:]FUNCTION", help=text)
+
+
+def added_probes(args: argparse.Namespace) -> tuple[list[Engine], list[Function]]:
+    """The engines and functions that --probes and --step-at add."""
+    added, functions = read_probe_files(args.probes)
+    return added, [*functions, *map(step_function, args.step_at)]
 
 
 def need_root() -> None:
@@ -241,7 +249,7 @@ def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: 
 
 def planner_of(args: argparse.Namespace, fast_nop: Callable[[], bool] = has_fast_nop, everywhere: bool = False) -> Planner:
     """A planner for the engines, levels and functions that the user chose; `everywhere`: for a recorder that asks nothing."""
-    added, functions = read_probe_files(args.probes)
+    added, functions = added_probes(args)
     engines = choose_engines(names_in(args.engine, "--engine"), added)
     levels, brought = with_needed(chosen_levels(args.levels))
     planner = Planner(engines, levels, functions, fast_nop, everywhere)
