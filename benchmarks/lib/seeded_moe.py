@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from runtime.experts import predictor
-from runtime.graphs.quantize import Precision, Quantized
+from runtime.graphs.quantize import MeasuredPrecision, Precision, Quantized
 from runtime.models import Family, read_family
 from runtime.models.decoder import Precisions
 from runtime.moe import MoE
@@ -62,6 +62,7 @@ class SeededWeights:
     def __init__(self, seed: int = 0):
         self.rng = np.random.default_rng(seed)
         self.pool = self.rng.standard_normal(POOL, np.float32)
+        self.quantization: dict[str, Any] = {}
         # Codes 1 to 15 mean -7 to 7.
         self.codes = self.rng.integers(1, 16, CODES, np.uint8) | self.rng.integers(1, 16, CODES, np.uint8) << 4
         self.drawn = 0  # matrices
@@ -102,13 +103,14 @@ class SeededWeights:
 def drawn_format(weights: SeededWeights, block: int) -> PackageFormat:
     """The format of 4 bits in blocks, drawn instead of computed from a matrix."""
 
-    class DrawnPrecision(Precision):
+    class DrawnPrecision(MeasuredPrecision):
         def pack(self, weight: np.ndarray) -> Quantized:
             return weights.draw(weight, self)
 
     class DrawnFormat(PackageFormat):
-        def precisions(self, kind: Callable[..., Precision] = DrawnPrecision) -> Precisions:
-            return super().precisions(kind)
+        def precisions(self, kind: Callable[..., Precision] = Precision) -> Precisions:
+            made = Precision if kind is Precision else DrawnPrecision
+            return Precisions(*(made(self.bits, self.block) for _ in range(3)))
 
     return DrawnFormat("cpu", 4, block)
 
