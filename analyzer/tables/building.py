@@ -7,7 +7,7 @@ import pyarrow
 
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
-from analyzer.tables import calls, clocks, driver, genie, hexagon, io, moe, nodes, operators, pmc, sched
+from analyzer.tables import calls, clocks, driver, genie, hexagon, io, moe, nodes, operators, pmc, power, sched
 from analyzer.tables.complexity import context_lengths
 from analyzer.tables.qnn import busy, events
 from analyzer.tables.qnn.executes import EnclosingGraphs
@@ -88,6 +88,7 @@ class TableBuilder:
     def last_tables(self) -> Piece:
         """The other tables except `qnn_gaps`; valid only after all pieces."""
         source, tokens = self.source, self.tokens.joined(self.known)
+        rails, readings = power.build_power(source)
         tables = {
             **tokens.tables(source),
             "tensors": self.definitions.table,
@@ -100,6 +101,8 @@ class TableBuilder:
             "driver_events": driver.build_driver_events(source, tokens),
             "threads": self.scheduling.threads(),
             "clocks": clocks.build_clocks(source),
+            "rails": rails,
+            "power": readings,
             **self.events.tables(tokens, self.loads),
             **build_stacks(source, tokens),
             "unpaired": unpaired_table(source),
