@@ -10,6 +10,7 @@ from analyzer.questions import (
     cache_curves,
     displacement,
     driver_calls,
+    energy,
     experts,
     figures,
     npu_windows,
@@ -43,6 +44,7 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "time_by_distance": ("decode steps' expert time by steps since their experts last ran", experts.time_by_distance),
     "cache_hits": ("hits and misses of the expert cache, by token and layer", figures.cache_hits),
     "requests": ("requests with TTFT, TPOT, tokens and accepted drafts (requests.requests)", requests.request_table),
+    "energy": ("energy of each phase by power rail, per token, with intervals", energy.phase_energy),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.hit_rate_curves),
 }
 """Name → (meaning, function that makes it)."""

@@ -66,8 +66,9 @@ def described_rails(manifest: dict[str, Any]) -> list[Rail]:
     return rails
 
 
-def rail_columns(rails: list[Rail]) -> Columns:
-    """The columns of `rails`."""
+def rail_columns(rails: list[Rail], floor: Any) -> Columns:
+    """The columns of `rails`; `floor`: begin and end of the idle time, in ns."""
+    begin, end = floor if isinstance(floor, list) and len(floor) == 2 and all(isinstance(ns, int) for ns in floor) else (0, 0)
     return {
         "rail_id": np.arange(len(rails)),
         "source": np.array([rail.source for rail in rails], object),
@@ -75,6 +76,8 @@ def rail_columns(rails: list[Rail]) -> Columns:
         "scope": np.array([rail.scope for rail in rails], object),
         "hz": np.array([rail.hz for rail in rails], np.float64),
         "unit": np.array([rail.unit for rail in rails], np.float64),
+        "floor_begin_ns": np.full(len(rails), begin),
+        "floor_end_ns": np.full(len(rails), end),
     }
 
 
@@ -88,7 +91,7 @@ def build_power(source: Source) -> tuple[Columns, Columns]:
     columns = {name: np.concatenate([part[name] for part in (empty, *parts)]) for name in names}
     order = np.argsort(columns["end_ns"], kind="stable")
     ordered = {name: column[order] for name, column in columns.items()}
-    return rail_columns(rails), ordered | {"state": text_array(ordered["state"], STATES)}
+    return rail_columns(rails, section(source.manifest, "power").get("floor_ns")), ordered | {"state": text_array(ordered["state"], STATES)}
 
 
 def boot_offset_ns(manifest: dict[str, Any]) -> int:
