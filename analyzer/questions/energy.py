@@ -15,11 +15,12 @@ from analyzer.questions import figures
 from analyzer.questions.energy_fit import EnergyFit, fit_energy
 from analyzer.records.intervals import Intervals, common_time, covered_ns, merge_intervals, ns_since, uncovered_parts
 from analyzer.records.schema import Tables, declared_columns
+from analyzer.tables.power import POWER
 
 PHASES = ("prefill", "decode")
 OUTSIDE = "outside steps"
 NS = 1e-9
-MOST_ROWS = 2000
+MOST_ROWS = 1000
 """Readings that are fitted; of more, neighbours are summed."""
 FRESH_SHARE = 1.5
 DELAY_PERIODS, LONGEST_DELAY_S = 5.0, 0.5
@@ -35,6 +36,12 @@ class RailReadings:
     begin: np.ndarray
     end: np.ndarray
     joules: np.ndarray
+    of_counter: bool
+
+    @property
+    def watts(self) -> np.ndarray:
+        """The mean power of each."""
+        return self.joules / ((self.end - self.begin) * NS)
 
     @property
     def period_s(self) -> float:
@@ -42,35 +49,34 @@ class RailReadings:
         return float(np.median(self.end - self.begin)) * NS
 
 
-def rail_readings(power: pd.DataFrame) -> RailReadings:
+def rail_readings(power: pd.DataFrame, of_counter: bool) -> RailReadings:
     """The readings of one rail's rows of `power`: repeated values are one, since a sensor shows its last one until it has another."""
     rows = power[power["joules"].notna()]
     begin, end, joules, watts = (rows[name].to_numpy() for name in ("begin_ns", "end_ns", "joules", "watts"))
     if len(rows) < 2:
-        return RailReadings(begin, end, joules)
-    counts = bool((joules == 0).any())
-    changed = (joules != 0) if counts else np.append(True, ~np.isclose(watts[1:], watts[:-1], rtol=1e-9, atol=0))
+        return RailReadings(begin, end, joules, of_counter)
+    changed = (joules != 0) if of_counter else np.append(True, ~np.isclose(watts[1:], watts[:-1], rtol=1e-9, atol=0))
     changed |= np.append(True, begin[1:] != end[:-1])
     own = np.quantile(np.diff(end[changed]), 0.25) if changed.sum() > 2 else 0
     last, fresh = -np.inf, []
     for at, is_new in zip(end.tolist(), changed.tolist(), strict=True):
-        is_new = is_new or (not counts and at - last > FRESH_SHARE * own)
+        is_new = is_new or (not of_counter and at - last > FRESH_SHARE * own)
         last = at if is_new else last
         fresh.append(is_new)
-    return grouped_readings(begin, end, joules, watts, np.array(fresh), counts)
+    return grouped_readings(begin, end, joules, watts, np.array(fresh), of_counter)
 
 
 def grouped_readings(
-    begin: np.ndarray, end: np.ndarray, joules: np.ndarray, watts: np.ndarray, fresh: np.ndarray, counts: bool
+    begin: np.ndarray, end: np.ndarray, joules: np.ndarray, watts: np.ndarray, fresh: np.ndarray, of_counter: bool
 ) -> RailReadings:
     """Rows up to each fresh one as one: a counter's are summed, a power's value is that of all the time since the last."""
     broken = np.append(True, begin[1:] != end[:-1])
     first = np.flatnonzero(broken | np.append(True, fresh[:-1])[: len(fresh)])
     first = first if len(first) and first[0] == 0 else np.append(0, first)
     last = np.append(first[1:], len(begin)) - 1
-    total = np.add.reduceat(joules, first) if counts else watts[last] * (end[last] - begin[first]) * NS
+    total = np.add.reduceat(joules, first) if of_counter else watts[last] * (end[last] - begin[first]) * NS
     whole = fresh[last]
-    return RailReadings(begin[first][whole], end[last][whole], total[whole])
+    return RailReadings(begin[first][whole], end[last][whole], total[whole], of_counter)
 
 
 def thinned(readings: RailReadings, most: int = MOST_ROWS) -> RailReadings:
@@ -83,7 +89,7 @@ def thinned(readings: RailReadings, most: int = MOST_ROWS) -> RailReadings:
     place = np.arange(len(run)) - np.flatnonzero(broken)[run - 1]
     first = np.flatnonzero(broken | (place % each == 0))
     last = np.append(first[1:], len(run)) - 1
-    return RailReadings(readings.begin[first], readings.end[last], np.add.reduceat(readings.joules, first))
+    return RailReadings(readings.begin[first], readings.end[last], np.add.reduceat(readings.joules, first), readings.of_counter)
 
 
 @dataclass(frozen=True)
@@ -163,11 +169,10 @@ def fitted_rails(tables: Tables) -> list[RailFit]:
     running, fits = Running.of(tables), []
     for row in tables["rails"].to_dict("records"):
         power = tables["power"][tables["power"]["rail_id"] == row["rail_id"]]
-        readings = thinned(rail_readings(power))
+        readings = thinned(rail_readings(power, row["kind"] != POWER))
         if len(readings.end) < 2 or not running.names:
             continue
-        longest = min(DELAY_PERIODS * readings.period_s, LONGEST_DELAY_S)
-        fit = fit_energy(readings.joules, partial(delayed_activities, running, readings), longest)
+        fit = fitted(running, readings)
         if fit:
             counts = power.loc[power["state"] != "", "state"].value_counts()
             states = {str(name): int(n) for name, n in counts.items() if n}
@@ -176,10 +181,18 @@ def fitted_rails(tables: Tables) -> list[RailFit]:
     return sorted(fits, key=lambda each: WIDE_FIRST.index(each.row["scope"]) if each.row["scope"] in WIDE_FIRST else len(WIDE_FIRST))
 
 
+def fitted(running: Running, readings: RailReadings) -> EnergyFit | None:
+    """The readings fitted to what ran; None if they are too few."""
+    period_s = readings.period_s
+    longest = min(DELAY_PERIODS * period_s, LONGEST_DELAY_S)
+    return fit_energy(readings.watts, partial(delayed_activities, running, readings), period_s, longest, readings.of_counter)
+
+
 def delayed_activities(running: Running, readings: RailReadings, delay_s: float) -> np.ndarray:
-    """What ran between the readings if they show it that much later."""
+    """What ran between the readings, per second, if they show it that much later."""
     late = round(delay_s / NS)
-    return running.seconds(readings.begin - late, readings.end - late)
+    ran = running.seconds(readings.begin - late, readings.end - late)
+    return ran / ran[:, :1]
 
 
 def idle_floor(readings: RailReadings, floor_ns: tuple[int, int], delay_s: float) -> tuple[float, int] | None:

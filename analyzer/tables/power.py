@@ -74,6 +74,7 @@ def rail_columns(rails: list[Rail], floor: Any) -> Columns:
         "source": np.array([rail.source for rail in rails], object),
         "rail": np.array([rail.name for rail in rails], object),
         "scope": np.array([rail.scope for rail in rails], object),
+        "kind": np.array([rail.kind for rail in rails], object),
         "hz": np.array([rail.hz for rail in rails], np.float64),
         "unit": np.array([rail.unit for rail in rails], np.float64),
         "floor_begin_ns": np.full(len(rails), begin),
