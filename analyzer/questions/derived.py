@@ -45,6 +45,8 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "cache_hits": ("hits and misses of the expert cache, by token and layer", figures.cache_hits),
     "requests": ("requests with TTFT, TPOT, tokens and accepted drafts (requests.requests)", requests.request_table),
     "energy": ("energy of each phase by power rail, per token, with intervals", energy.phase_energy),
+    "request_energy": ("energy of each request by power rail: by readings, and by the fit to what ran", energy.request_energy),
+    "step_energy": ("energy of each step by power rail, likewise", energy.step_energy),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.hit_rate_curves),
 }
 """Name → (meaning, function that makes it)."""

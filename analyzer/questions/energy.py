@@ -13,8 +13,9 @@ import pandas as pd
 
 from analyzer.questions import figures
 from analyzer.questions.energy_fit import EnergyFit, fit_energy
-from analyzer.records.intervals import Intervals, common_time, covered_ns, merge_intervals, ns_since, uncovered_parts
-from analyzer.records.schema import Tables, declared_columns
+from analyzer.questions.requests import request_table
+from analyzer.records.intervals import Intervals, common_time, merge_intervals, ns_since, uncovered_parts
+from analyzer.records.schema import Tables, declared_columns, empty_table
 from analyzer.tables.power import POWER
 
 PHASES = ("prefill", "decode")
@@ -26,6 +27,10 @@ FRESH_SHARE = 1.5
 DELAY_PERIODS, LONGEST_DELAY_S = 5.0, 0.5
 WIDEST = 0.5
 """Half an interval, as a share of the energy, from which on the readings do not tell it."""
+SEEN = 0.9
+"""Share of a window that readings must cover."""
+RESOLVED = 5.0
+"""Readings in a window from which on they resolve it."""
 WIDE_FIRST = ("device", "package", "cores", "gpu", "memory", "")
 
 
@@ -166,11 +171,12 @@ class RailFit:
 
 def fitted_rails(tables: Tables) -> list[RailFit]:
     """The rails whose readings can be fitted, what covers most first."""
-    running, fits = Running.of(tables), []
-    for row in tables["rails"].to_dict("records"):
+    rails, fits = rail_table(tables), []
+    running = Running.of(tables) if len(rails) else None
+    for row in rails.to_dict("records"):
         power = tables["power"][tables["power"]["rail_id"] == row["rail_id"]]
         readings = thinned(rail_readings(power, row["kind"] != POWER))
-        if len(readings.end) < 2 or not running.names:
+        if running is None or len(readings.end) < 2 or not running.names:
             continue
         fit = fitted(running, readings)
         if fit:
@@ -207,9 +213,7 @@ def phase_energy(tables: Tables, fits: list[RailFit] | None = None) -> pd.DataFr
     """A row per rail and phase: columns of `energy` in tables.toml."""
     tokens, rows = fed_tokens(tables), []
     for each in fitted_rails(tables) if fits is None else fits:
-        for phase, spans in each.running.steps.items():
-            if len(spans):
-                rows.append(energy_row(each, phase, spans, tokens[phase]))
+        rows += [energy_row(each, phase, spans, tokens[phase]) for phase, spans in each.running.steps.items() if len(spans)]
     return pd.DataFrame(rows, columns=[column.name for column in declared_columns("energy")])
 
 
@@ -225,6 +229,113 @@ def energy_row(each: RailFit, phase: str, spans: Intervals, tokens: int) -> dict
     if not (high - low) / 2 <= WIDEST * joules:
         joules = low = high = np.nan
     floor = each.floor[0] * seconds if each.floor else np.nan
-    per_token = {f"{name}_per_token": value / max(tokens, 1) if tokens else np.nan for name, value in (("j", joules), ("low", low), ("high", high))}
+    ends = {"j_per_token": joules, "low_per_token": low, "high_per_token": high}
+    per_token = {name: value / tokens if tokens else np.nan for name, value in ends.items()}
     named = {key: each.row[key] for key in ("rail_id", "source", "rail", "scope")}
     return {**named, "phase": phase, "tokens": tokens, "seconds": seconds, "joules": joules, **per_token, "floor_joules": floor}
+
+
+def request_energy(tables: Tables) -> pd.DataFrame:
+    """A row per rail and request, from its first step's begin to its last one's end; several at once share what was used."""
+    return window_energy(tables, request_table(tables)[["request", "begin_ns", "end_ns"]])
+
+
+def step_energy(tables: Tables) -> pd.DataFrame:
+    """A row per rail and complete step."""
+    tokens = tables["tokens"]
+    return window_energy(tables, tokens.loc[tokens["complete"], ["token_id", "phase", "begin_ns", "end_ns"]])
+
+
+def window_energy(tables: Tables, windows: pd.DataFrame) -> pd.DataFrame:
+    """The windows once for each rail: `joules` between readings (NaN if the window is short or readings are missing in it), and
+    `model_joules` by the fit, with the share that it leaves unexplained where both are known."""
+    parts = []
+    begin, end = windows["begin_ns"].to_numpy(np.int64), windows["end_ns"].to_numpy(np.int64)
+    for each in fitted_rails(tables):
+        model = each.running.seconds(begin, end) @ each.fit.watts
+        late = round(each.fit.delay_s / NS)
+        measured = energy_between(each.readings, begin + late, end + late)
+        more = {"source": each.row["source"], "rail": each.row["rail"], "joules": measured, "model_joules": model}
+        parts.append(windows.assign(**more, residual=(measured - model) / measured))
+    names = [*windows.columns, "source", "rail", "joules", "model_joules", "residual"]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
+
+
+def energy_between(readings: RailReadings, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Joules of each window by the readings, a reading that lies partly inside in proportion; NaN where they do not resolve it."""
+    shares = [
+        np.clip(np.minimum(readings.end, last) - np.maximum(readings.begin, first), 0, None) / (readings.end - readings.begin)
+        for first, last in zip(begin.tolist(), end.tolist(), strict=True)
+    ]
+    seen = np.array([share @ (readings.end - readings.begin) for share in shares]).reshape(-1)
+    joules = np.array([share @ readings.joules for share in shares]).reshape(-1)
+    resolved = (seen >= SEEN * (end - begin)) & ((end - begin) * NS >= RESOLVED * readings.period_s)
+    return np.where(resolved, joules, np.nan)
+
+
+def energy_summary(tables: Tables) -> dict[str, Any]:
+    """`rails`: of each fitted rail its sensor's figures and the energy of each phase, and `untold`: rails without, and why."""
+    if not len(rail_table(tables)):
+        return {}
+    fits = fitted_rails(tables)
+    rows = phase_energy(tables, fits)
+    rails = [rail_summary(each, rows[rows["rail_id"] == each.row["rail_id"]]) for each in fits]
+    told = {each.row["rail_id"] for each in fits}
+    missing = [row for row in rail_table(tables).to_dict("records") if row["rail_id"] not in told]
+    return {"rails": rails, "untold": [{"source": row["source"], "rail": row["rail"], "why": why_untold(tables, row)} for row in missing]}
+
+
+def rail_summary(each: RailFit, rows: pd.DataFrame) -> dict[str, Any]:
+    """One rail's part of `energy_summary`."""
+    floor_watts, floor_readings = each.floor or (None, 0)
+    about = {key: each.row[key] for key in ("source", "rail", "scope", "kind", "hz")}
+    figures_of = {
+        "readings": len(each.readings.end),
+        "period_s": each.readings.period_s,
+        "delay_s": each.fit.delay_s,
+        "residual": each.fit.residual,
+        "base_watts": float(each.fit.watts[0]),
+        "floor_watts": floor_watts,
+        "floor_readings": floor_readings,
+        "disturbances": each.states,
+    }
+    return {**about, **figures_of, "phases": {row["phase"]: phase_figures(row) for row in rows.to_dict("records")}}
+
+
+def phase_figures(row: dict[str, Any]) -> dict[str, Any]:
+    """A phase's figures; None where the readings cannot tell."""
+    joules, tokens = known(row["joules"]), row["tokens"]
+    per_token, floor = known(row["j_per_token"]), known(row["floor_joules"])
+    return {
+        "tokens": tokens,
+        "seconds": row["seconds"],
+        "joules": joules,
+        "j_per_token": per_token,
+        "low": known(row["low_per_token"]),
+        "high": known(row["high_per_token"]),
+        "tokens_per_j": 1 / per_token if per_token else None,
+        "above_floor_j_per_token": (joules - floor) / tokens if joules is not None and floor is not None and tokens else None,
+    }
+
+
+def known(value: float) -> float | None:
+    """None instead of NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+def why_untold(tables: Tables, row: dict[str, Any]) -> str:
+    """Why nothing is said of a rail."""
+    power = tables["power"][tables["power"]["rail_id"] == row["rail_id"]]
+    if not len(power):
+        return "no readings"
+    counts = power["state"].value_counts()
+    bad = {str(name): int(n) for name, n in counts.items() if n and name}
+    lost = int(power["joules"].isna().sum())
+    if lost * 2 > len(power):
+        return f"{lost} of {len(power)} intervals between readings are of no use: {', '.join(bad)}"
+    return "no steps" if not len(tables["tokens"]) else f"{len(power) - lost} readings are too few"
+
+
+def rail_table(tables: Tables) -> pd.DataFrame:
+    """The table `rails`, which imported recordings lack."""
+    return tables["rails"] if "rails" in tables else empty_table("rails")

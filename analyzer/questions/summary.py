@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import accelerators, ceilings, clocks, disturbed, experts, figures, npu_queues, requests, step_time
+from analyzer.questions import accelerators, ceilings, clocks, disturbed, energy, experts, figures, npu_queues, requests, step_time
 from analyzer.questions.findings import findings
 from analyzer.questions.threads import STATES
 from analyzer.records.manifest import listed_items, section
@@ -22,7 +22,7 @@ from tracer.recording.format import Recording
 NEEDED = (
     *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
     *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired", "npu_batches", "npu_operators", "clocks"),
-    *("sequences", "driver_events"),
+    *("sequences", "driver_events", "rails", "power"),
 )
 """The tables that a summary is made from."""
 TOP, MS = 12, 1e6
@@ -32,7 +32,7 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
     """Sections recording, machine, tokens, graphs, requests, time, between_tokens_ms, accelerator, findings, operators, experts,
-    npu, npu_queues, scheduling, clocks, io, records and cost.
+    npu, npu_queues, scheduling, clocks, energy, io, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
     is the recording's Source, if already read.
@@ -62,6 +62,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "npu_queues": npu_queues.queue_summary(tables),
         "scheduling": scheduling_summary(tables),
         "clocks": clocks.clock_summary(tables),
+        "energy": energy.energy_summary(tables),
         "io": io_summary(tables),
         "records": record_summary(source, tables),
         "cost": cost_summary(recording.manifest, tables),
