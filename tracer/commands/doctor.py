@@ -123,10 +123,10 @@ def checks_of(target: str) -> list[Check]:
 
     with inspected_device(target) as device:
         root, features = device.way.root or "the shell itself", device.features
-    seen = [Check("root", "everything", True, True, root, "")]
-    seen += [Check(key, "everything", True, True, features[key], "") for key in ("arch", "kernel")]
         device.write("power.json", json.dumps(power_sources()).encode())
         power = json.loads(device.way.ask(f"{device.recorder} --try-power < {device.folder}/power.json"))
+    seen = [Check("root", "everything", True, True, root, "")]
+    seen += [Check(key, "everything", True, True, features[key], "") for key in ("arch", "kernel")]
     words = {True: "there", False: "none"}
     offered = [Check(key, use, needed, features[key], words[features[key]], how) for key, use, needed, how in OFFERED]
     return [*seen, *offered, power_check(power)]
