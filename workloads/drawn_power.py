@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.questions.energy import RailReadings, Running
+from analyzer.questions.energy import RailReadings, Running, fitted, thinned
 from analyzer.records.intervals import Intervals
 
 MS, S = 1_000_000, 1_000_000_000
@@ -74,3 +74,16 @@ def drawn_readings(rng: np.random.Generator, running: Running, watts: np.ndarray
     else:
         joules = (joules / (close - begin) + rng.normal(size=len(joules)) * rng.uniform(0, 0.3) / S) * np.diff(ts)
     return RailReadings(ts[:-1].astype(np.int64), ts[1:].astype(np.int64), joules, of_counter)
+
+
+def fitted_joules(run: DrawnRun) -> dict[str, tuple[float, float, float]]:
+    """(joules, low, high) of each phase, as the analyzer finds them."""
+    readings = thinned(run.readings)
+    fit = fitted(run.running, readings)
+    assert fit is not None
+    answer = {}
+    for number, (phase, span) in enumerate(run.running.steps.items()):
+        amounts = np.zeros(1 + len(run.running.names))
+        amounts[0], amounts[1 + number] = span.length.sum() / S, run.running.spans[number].length.sum() / S
+        answer[phase] = fit.total(amounts)
+    return answer

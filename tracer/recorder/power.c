@@ -47,7 +47,7 @@ static struct source {
 	pthread_t thread;
 	struct gauge *gauges;
 	int gauge_count;
-	u64 period_ns;
+	u64 period_ns, cpu_ns;
 } sources[MOST_SOURCES];
 
 static struct gauge gauges[MOST_GAUGES];
@@ -189,7 +189,8 @@ static void *read_source(void *context)
 	for (bool ends = false; !ends;) {
 		for (int i = 0; i < s->gauge_count; i++)
 			read_gauge(&s->gauges[i]);
-		cost = thread_cpu_ns() / ++rounds;
+		s->cpu_ns = thread_cpu_ns();
+		cost = s->cpu_ns / ++rounds;
 		pause = cost * SHARE * source_count;
 		pause = asked_rate || pause < s->period_ns ? s->period_ns : pause;
 		now = now_ns();
@@ -444,6 +445,8 @@ json_t *power_found(void)
 {
 	if (!rail_count)
 		return json_null();
+	for (int i = 0; i < source_count; i++)
+		json_object_set_new(json_array_get(found_sources, i), "cpu_ns", json_integer(sources[i].cpu_ns));
 	return json_pack("{sO sO sI s[II]}", "sources", found_sources, "rails", found_rails, "missed", (json_int_t)missed, "floor_ns",
 			 (json_int_t)floor_ns[0], (json_int_t)floor_ns[1]);
 }
