@@ -76,10 +76,14 @@ def test_a_sensor_that_stands_still_is_told_and_is_right_again_after(tmp_path: P
 def test_a_rail_of_several_in_one_file_has_the_sensors_own_times(tmp_path: Path) -> None:
     stamps = [1000, 1000, 1125, 1250]  # the second reading found nothing new
     table = written([10, 10, 260, 510], tmp_path / "a", of_source("odpm"), factor=stamps)["power"]
-    assert (table["end_ns"] - table["begin_ns"]).to_list() == [125 * MS] * 2 and table["joules"].to_list() == pytest.approx([250e-6] * 2)
+    assert (table["end_ns"] - table["begin_ns"]).to_list() == [125 * MS] * 2 and table["joules"].to_list() == pytest.approx(
+        [250e-6] * 2
+    )
 
 
-@pytest.mark.parametrize("damaged", [{"rails": 3}, {"sources": [], "rails": [{"source": 7}]}, {"sources": [4], "rails": [{"source": 0}]}])
+@pytest.mark.parametrize(
+    "damaged", [{"rails": 3}, {"sources": [], "rails": [{"source": 7}]}, {"sources": [4], "rails": [{"source": 0}]}]
+)
 def test_a_damaged_description_of_sensors_costs_their_energy_alone(damaged: dict, tmp_path: Path) -> None:
     tables = written([1, 2, 3], tmp_path / "a", damaged)
     assert tables["power"]["joules"].isna().all() and energy.phase_energy(tables).empty
@@ -110,7 +114,7 @@ def test_energy_that_the_readings_cannot_tell_is_absent(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def planted() -> tuple[PowerTree, Tables]:
     """A program under three sensors that follow one law, read 100 times a second."""
-    folder = made_once("planted energy", lambda folder: PowerTree(folder).record("--power", "100")) 
+    folder = made_once("planted energy", lambda folder: PowerTree(folder).record("--power", "100"))
     return PowerTree(folder), build_tables(Recording(folder / "recording"))
 
 
@@ -134,7 +138,10 @@ def test_energy_stands_in_summary_and_comparison_and_requests_have_theirs(plante
     rail = next(row for row in summarize(recording, tables)["energy"]["rails"] if row["rail"] == "package-0")
     decode = rail["phases"]["decode"]
     assert decode["tokens"] == 180 and decode["low"] < decode["j_per_token"] < decode["high"] and rail["scope"] == "package"
-    assert decode["tokens_per_j"] == pytest.approx(1 / decode["j_per_token"]) and decode["above_floor_j_per_token"] < decode["j_per_token"]
+    assert (
+        decode["tokens_per_j"] == pytest.approx(1 / decode["j_per_token"])
+        and decode["above_floor_j_per_token"] < decode["j_per_token"]
+    )
     metrics = extract_metrics(RunTables(tables))
     rows = metrics[(metrics["family"] == "energy") & (metrics["type"] == "package-0")].set_index("phase")
     assert rows.loc["decode", "value"] == pytest.approx(decode["j_per_token"]) and rows.loc["decode", "better"] == "lower"

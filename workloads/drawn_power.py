@@ -54,11 +54,15 @@ def drawn_run(seed: int, hz: float) -> DrawnRun:
     return DrawnRun(running, readings, joules, {name: len(span) for name, span in steps.items()})
 
 
-def drawn_readings(rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, delay: float) -> RailReadings:
+def drawn_readings(
+    rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, delay: float
+) -> RailReadings:
     """Readings by a counter or by a power sensor with noise; other programs draw power too, that wanders."""
     ts = np.arange(0, end, S / hz)
     ts = np.sort(ts + rng.uniform(0, 0.02 * S / hz, len(ts)))  # as the recorder notes it
-    shown = ts - delay * S + rng.uniform(-1, 1, len(ts)) * rng.choice([0.1, 1.0]) * min(1.0, 100 / hz) * MS  # when the sensor took it
+    shown = (
+        ts - delay * S + rng.uniform(-1, 1, len(ts)) * rng.choice([0.1, 1.0]) * min(1.0, 100 / hz) * MS
+    )  # when the sensor took it
     begin, close = shown[:-1], shown[1:]
     joules = running.seconds(begin.astype(np.int64), close.astype(np.int64)) @ watts
     wander, size, lasting = 0.0, rng.uniform(0, 0.15), np.exp(-1 / (hz * rng.uniform(0.05, 2)))

@@ -48,7 +48,9 @@ class PowerTree:
         run = [sys.executable, "-m", "tracer", "run", "--sysfs", str(root), "--levels", "token,sched", "--no-views", *options]
         try:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            subprocess.run([*run, "-o", str(recording), "--", *target], cwd=ROOT, env=environment, check=True, capture_output=True)
+            subprocess.run(
+                [*run, "-o", str(recording), "--", *target], cwd=ROOT, env=environment, check=True, capture_output=True
+            )
         finally:
             end.touch()
             served.wait()

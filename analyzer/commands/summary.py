@@ -30,7 +30,12 @@ APART = 0.02
 NOUNS = {"warm-up": "warm-up step", "refused": "refused call"}
 NOUNS |= {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
 """One row of a table or step of a phase whose name does not say it."""
-DISTURBED = {"gap": "others missing:", "charging": "a charger:", "stopped": "a sensor that stood still:", "reset": "a counter reset:"}
+DISTURBED = {
+    "gap": "others missing:",
+    "charging": "a charger:",
+    "stopped": "a sensor that stood still:",
+    "reset": "a counter reset:",
+}
 """State of an interval between power readings, as text before its count."""
 LINES_OF_GRAPHS, TYPES_OF_GRAPHS = 6, 5
 """At most so many kinds of graphs, and types of operators of each, are shown."""

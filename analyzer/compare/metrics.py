@@ -292,7 +292,9 @@ def clock_metrics(facts: RunTables) -> Iterator[Row]:
 def energy_metrics(facts: RunTables) -> Iterator[Row]:
     """Joules per token of each phase, by power rail."""
     for row in energy.phase_energy(facts.tables).to_dict("records"):
-        yield metric_row("energy", "energy per token", "J", row["j_per_token"], row["tokens"], type=row["rail"], phase=row["phase"])
+        yield metric_row(
+            "energy", "energy per token", "J", row["j_per_token"], row["tokens"], type=row["rail"], phase=row["phase"]
+        )
 
 
 def routed_rows(tables: Tables) -> pd.DataFrame:

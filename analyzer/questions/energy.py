@@ -184,7 +184,9 @@ def fitted_rails(tables: Tables) -> list[RailFit]:
             states = {str(name): int(n) for name, n in counts.items() if n}
             floor = idle_floor(readings, (row["floor_begin_ns"], row["floor_end_ns"]), fit.delay_s)
             fits.append(RailFit(row, readings, running, fit, states, floor))
-    return sorted(fits, key=lambda each: WIDE_FIRST.index(each.row["scope"]) if each.row["scope"] in WIDE_FIRST else len(WIDE_FIRST))
+    return sorted(
+        fits, key=lambda each: WIDE_FIRST.index(each.row["scope"]) if each.row["scope"] in WIDE_FIRST else len(WIDE_FIRST)
+    )
 
 
 def fitted(running: Running, readings: RailReadings) -> EnergyFit | None:
@@ -282,7 +284,10 @@ def energy_summary(tables: Tables) -> dict[str, Any]:
     rails = [rail_summary(each, rows[rows["rail_id"] == each.row["rail_id"]]) for each in fits]
     told = {each.row["rail_id"] for each in fits}
     missing = [row for row in rail_table(tables).to_dict("records") if row["rail_id"] not in told]
-    return {"rails": rails, "untold": [{"source": row["source"], "rail": row["rail"], "why": why_untold(tables, row)} for row in missing]}
+    return {
+        "rails": rails,
+        "untold": [{"source": row["source"], "rail": row["rail"], "why": why_untold(tables, row)} for row in missing],
+    }
 
 
 def rail_summary(each: RailFit, rows: pd.DataFrame) -> dict[str, Any]:

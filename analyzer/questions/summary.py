@@ -5,7 +5,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import accelerators, ceilings, clocks, disturbed, energy, experts, figures, npu_queues, requests, step_time
+from analyzer.questions import (
+    accelerators,
+    ceilings,
+    clocks,
+    disturbed,
+    energy,
+    experts,
+    figures,
+    npu_queues,
+    requests,
+    step_time,
+)
 from analyzer.questions.findings import findings
 from analyzer.questions.threads import STATES
 from analyzer.records.manifest import listed_items, section

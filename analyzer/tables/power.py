@@ -10,6 +10,7 @@ from analyzer.records.reading import Source
 from analyzer.records.rows import Rows
 from analyzer.records.schema import Columns, text_array
 from analyzer.records.spans import NONE
+from analyzer.tables.meter import METER, meter_readings
 
 ENERGY, STOCK, POWER = "energy", "stock", "power"
 DISCHARGING = 1
@@ -87,12 +88,18 @@ def build_power(source: Source) -> tuple[Columns, Columns]:
     rails, rows = described_rails(source.manifest), source.rows("power")
     shift = boot_offset_ns(source.manifest)
     parts = [intervals_of(rail, number, rows.where(rows["rail"] == number), shift) for number, rail in enumerate(rails)]
+    metered = meter_readings(source.recording.path, source.manifest)
+    if metered:
+        parts.append(meter_intervals(len(rails), *metered))
+        rails = [*rails, Rail(METER, "external meter", "device", POWER, 1.0, False, False, np.nan, np.nan)]
     names = ("rail_id", "begin_ns", "end_ns", "joules", "watts", "state", "wraps")
     empty = interval_columns(NONE, np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64), np.empty(0, bool))
     columns = {name: np.concatenate([part[name] for part in (empty, *parts)]) for name in names}
     order = np.argsort(columns["end_ns"], kind="stable")
     ordered = {name: column[order] for name, column in columns.items()}
-    return rail_columns(rails, section(source.manifest, "power").get("floor_ns")), ordered | {"state": text_array(ordered["state"], STATES)}
+    return rail_columns(rails, section(source.manifest, "power").get("floor_ns")), ordered | {
+        "state": text_array(ordered["state"], STATES)
+    }
 
 
 def boot_offset_ns(manifest: dict[str, Any]) -> int:
@@ -112,6 +119,14 @@ def interval_columns(number: int, ts: np.ndarray, joules: np.ndarray, state: np.
     np.divide(joules, (end - begin) * NS, out=watts, where=end > begin)
     columns = {"rail_id": np.full(len(begin), number), "begin_ns": begin, "end_ns": end, "joules": joules, "watts": watts}
     return columns | {"state": state, "wraps": wraps}
+
+
+def meter_intervals(number: int, ts: np.ndarray, watts: np.ndarray) -> Columns:
+    """The rows of an external meter's samples."""
+    wait = np.diff(ts)
+    gap = wait > GAP_PERIODS * np.median(wait)
+    joules = np.where(gap, np.nan, watts[1:] * wait * NS)
+    return interval_columns(number, ts, joules, np.where(gap, GAP, GOOD), np.zeros(len(wait), bool))
 
 
 @dataclass(frozen=True)

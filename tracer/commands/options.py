@@ -128,6 +128,8 @@ def add_power(parser: argparse.ArgumentParser) -> None:
     """Declare how power sensors are read."""
     text = "readings of power sensors a second; 0: none (default: 10, fewer where they are costly)"
     parser.add_argument("--power", type=float, metavar="HZ", help=text)
+    text = "load the CPUs in a pattern first, for the file of an external power meter (`moescope import FILE --onto RUN`)"
+    parser.add_argument("--meter", action="store_true", help=text)
     parser.add_argument("--sysfs", metavar="DIR", help="look for power sensors below this folder instead of /sys")
 
 
@@ -270,6 +272,7 @@ def recorder_options(args: argparse.Namespace, events: tuple[Event, ...], btf: s
     chosen = {name: getattr(args, name) for name in PASSED_ON}
     options = [word for name, value in chosen.items() if value for word in (f"--{name.replace('_', '-')}", str(value))]
     options += ["--btf", str(btf)] if btf else []
+    options += ["--meter"] * args.meter
     options += ["--power", f"{args.power:g}"] if args.power is not None else []
     return options + (["--pmc", ",".join(event.word for event in events)] if events else [])
 

@@ -57,6 +57,7 @@ static const char usage[] =
 	"  --long-wait SECONDS   with --stacks: keep the stack of each wait as long as this (default: 0.001)\n"
 	"  --power HZ            readings of power sensors a second; 0: none (default: 10, fewer where they are costly)\n"
 	"  --sysfs DIR           look for power sensors below this folder instead of /sys\n"
+	"  --meter               load the CPUs in a pattern first, for the file of an external power meter\n"
 	"  --btf FILE            BTF types for a kernel without built-in BTF\n"
 	"  --programs-fd N       socket to a process that compiles the programs (tracer/kernel/bcc_helper.py)\n"
 	"  --probe-features      print this machine's features, for `moescope plan --features`\n"
@@ -250,6 +251,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 						{"only-slower-than", 1, 0, 'S'}, {"min-tps", 1, 0, 'T'}, {"max-overhead", 1, 0, 'O'},
 						{"stacks", 1, 0, 'K'}, {"long-wait", 1, 0, 'W'},
 						{"power", 1, 0, 'H'}, {"sysfs", 1, 0, 'Y'}, {"try-power", 0, 0, 'E'},
+						{"meter", 0, 0, 'M'},
 						{"try-programs", 0, 0, 'y'}, {0, 0, 0, 0}};
 	const char *plan = NULL;
 	bool tries = false, tries_power = false;
@@ -277,6 +279,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 'W': choice->long_wait_s = positive("--long-wait", optarg); break;
 		case 'H': choice->power_hz = strcmp(optarg, "0") ? positive("--power", optarg) : -1; break;
 		case 'Y': choice->sysfs = optarg; break;
+		case 'M': choice->meter = true; break;
 		case 'E': tries_power = true; break;
 		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
 		case 'b': choice->btf = optarg; break;
@@ -566,6 +569,8 @@ int main(int argc, char **argv)
 	signal(SIGINT, stop);
 	signal(SIGTERM, stop);
 	unbegun = false;
+	if (choice.meter)
+		play_pattern();
 	if (choice.command)
 		power_floor();
 	release_target(&target);

@@ -28,6 +28,9 @@
 #define LARGEST_FILE (1 << 16)
 #define JOIN_S 2
 #define TRIAL_HZ 100.0
+#define CHIPS 63
+#define CHIP_NS 80000000ULL
+#define MOST_PLAYERS 256
 #define TRIAL_US 1000000
 
 /* Where a plan's patterns may lead: it comes from a process with fewer rights. */
@@ -60,6 +63,8 @@ static pthread_cond_t ending;
 static bool is_ending, asked_rate;
 static const char *root;
 static json_t *found_sources, *found_rails;
+static char chips[CHIPS + 1];
+static u64 pattern_ns;
 
 /* With root's rights below the kernel's own /sys alone. */
 static int open_sensor(const char *path)
@@ -361,16 +366,14 @@ static void start_threads(void)
 
 void power_begin(const struct choice *choice)
 {
-	if (choice->power_hz < 0)
-		return;
-	find_sources(json_object_get(choice->plan, "power"), choice->sysfs, choice->power_hz);
+	find_sources(choice->power_hz < 0 ? NULL : json_object_get(choice->plan, "power"), choice->sysfs, choice->power_hz);
 	start_threads();
 }
 
 /* Lets the machine be idle for a moment, if anything measures that. */
 void power_floor(void)
 {
-	if (!source_count)
+	if (!source_count && !pattern_ns)
 		return;
 	floor_ns[0] = now_ns();
 	floor_ns[1] = floor_ns[0] + FLOOR_NS;
@@ -378,6 +381,48 @@ void power_floor(void)
 		usleep(100000);
 		heed_planner();
 	}
+}
+
+/* A sequence that resembles itself at no other offset: a shift register of six bits, x^6 + x^5 + 1. */
+static void draw_chips(void)
+{
+	u32 state = 1;
+
+	for (int i = 0; i < CHIPS; i++) {
+		chips[i] = '0' + (state & 1);
+		state = state >> 1 | ((state ^ state >> 1) & 1) << 5;
+	}
+}
+
+static void *play(void *context)
+{
+	(void)context;
+	for (int i = 0; i < CHIPS; i++) {
+		u64 until = pattern_ns + (i + 1) * CHIP_NS, now;
+
+		while ((now = now_ns()) < until)
+			if (chips[i] == '0')
+				usleep((until - now) / 1000);
+	}
+	return NULL;
+}
+
+/* Computes on all CPUs and rests in turns, so that an external meter's file can be joined by what it saw of this. */
+void play_pattern(void)
+{
+	pthread_t players[MOST_PLAYERS];
+	int count = sysconf(_SC_NPROCESSORS_ONLN), started = 0;
+
+	draw_chips();
+	pattern_ns = now_ns() + CHIP_NS;
+	while (started < count && started < MOST_PLAYERS && !pthread_create(&players[started], NULL, play, NULL))
+		started++;
+	while (now_ns() < pattern_ns + CHIPS * CHIP_NS) {
+		usleep(100000);
+		heed_planner();
+	}
+	for (int i = 0; i < started; i++)
+		pthread_join(players[i], NULL);
 }
 
 static void open_again(struct gauge *g)
@@ -443,12 +488,13 @@ void power_end(void)
 /* null if there is nothing */
 json_t *power_found(void)
 {
-	if (!rail_count)
+	if (!rail_count && !pattern_ns)
 		return json_null();
 	for (int i = 0; i < source_count; i++)
 		json_object_set_new(json_array_get(found_sources, i), "cpu_ns", json_integer(sources[i].cpu_ns));
-	return json_pack("{sO sO sI s[II]}", "sources", found_sources, "rails", found_rails, "missed", (json_int_t)missed, "floor_ns",
-			 (json_int_t)floor_ns[0], (json_int_t)floor_ns[1]);
+	return json_pack("{sO sO sI s[II] s{sI sI ss}}", "sources", found_sources, "rails", found_rails, "missed", (json_int_t)missed, "floor_ns",
+			 (json_int_t)floor_ns[0], (json_int_t)floor_ns[1], "pattern", "begin_ns", (json_int_t)pattern_ns, "chip_ns",
+			 (json_int_t)CHIP_NS, "chips", chips);
 }
 
 /* What a rail did while it was tried: readings, changes, the smallest of them, and how long a reading takes, ns. */

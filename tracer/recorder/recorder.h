@@ -36,6 +36,7 @@ struct choice {
 	double long_wait_s; /* stacks are kept of waits as long as this */
 	double only_slower_s, min_tps, max_overhead; /* 0: without */
 	double power_hz; /* readings of power sensors a second; 0: usual, less than 0: none */
+	bool meter; /* an external power meter runs */
 	const char *sysfs; /* where to look for power sensors instead of /sys; or NULL */
 };
 
@@ -300,6 +301,7 @@ void governors(char *text, size_t bytes);
 
 /* power.c: power sensors, which threads of their own read */
 void power_begin(const struct choice *choice);
+void play_pattern(void);
 void power_floor(void); /* waits while the machine is idle */
 void power_turn(void);
 void power_end(void);
