@@ -44,9 +44,13 @@ def written(folder: Path, times: np.ndarray, watts: np.ndarray, head: str = "tim
 @pytest.mark.parametrize("seed", range(5))
 def test_the_offset_of_a_meters_clock_is_found_within_five_milliseconds(seed: int, tmp_path: Path) -> None:
     times, watts, offset = samples(seed)
-    path = written(tmp_path, times, watts, "Timestamp,Power(mW)" if seed % 2 else "time (s),power (W)", 1000.0 if seed % 2 else 1.0)
+    path = written(
+        tmp_path, times, watts, "Timestamp,Power(mW)" if seed % 2 else "time (s),power (W)", 1000.0 if seed % 2 else 1.0
+    )
     joined = join_meter(read_meter(path, path.read_text()), {"power": PATTERN}, path)
-    assert joined.zero_ns == pytest.approx(-offset * S, abs=5e6) and joined.on_watts - joined.off_watts == pytest.approx(3.0, rel=0.05)
+    assert joined.zero_ns == pytest.approx(-offset * S, abs=5e6) and joined.on_watts - joined.off_watts == pytest.approx(
+        3.0, rel=0.05
+    )
 
 
 def test_a_meters_file_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Drawn runs with power sensors of known laws: requests, readings with jitter, noise, resolution and delay, and the true joules."""
+"""Drawn runs with power sensors of known laws: requests, readings with jitter, noise, resolution and delay, the truth."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,9 @@ class DrawnRun:
 
 def drawn_steps(rng: np.random.Generator) -> tuple[dict[str, Intervals], dict[str, Intervals]]:
     """(steps by phase, CPU time by phase): requests of a prefill and decode steps that compute a share of their time."""
-    at, steps, cpu = int(IDLE_S * S), {"prefill": [], "decode": []}, {"prefill": [], "decode": []}
+    at = int(IDLE_S * S)
+    steps: dict[str, list[tuple[int, int]]] = {"prefill": [], "decode": []}
+    cpu: dict[str, list[tuple[int, int]]] = {"prefill": [], "decode": []}
     share, decode_ms = rng.uniform(0.3, 1.0), rng.uniform(8, 60)
     for _ in range(rng.integers(2, 6)):
         for phase, count, usual_ms in (("prefill", 1, rng.uniform(300, 1500)), ("decode", rng.integers(40, 150), decode_ms)):

@@ -1,4 +1,4 @@
-"""A folder that poses as sysfs with power sensors, served by power_sensors.c while a program runs, and what was recorded of it."""
+"""A folder that poses as sysfs with power sensors, served by power_sensors.c while a program runs and is recorded."""
 
 import json
 import os

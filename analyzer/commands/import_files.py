@@ -128,8 +128,8 @@ def import_meter(path: Path, args: argparse.Namespace) -> int:
     about |= {"off_watts": joined.off_watts, "on_watts": joined.on_watts}
     if not print_if_json(args, about, "meter"):
         print_plain(
-            f"{path}: {len(meter.watts):,} samples joined; the pattern of load took {joined.on_watts - joined.off_watts:.2f} W more "
-            f"than rest (correlation {joined.likeness:.2f})"
+            f"{path}: {len(meter.watts):,} samples joined; the pattern of load took {joined.on_watts - joined.off_watts:.2f} W "
+            f"more than rest (correlation {joined.likeness:.2f})"
         )
     return 0
 

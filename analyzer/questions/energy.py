@@ -55,7 +55,7 @@ class RailReadings:
 
 
 def rail_readings(power: pd.DataFrame, of_counter: bool) -> RailReadings:
-    """The readings of one rail's rows of `power`: repeated values are one, since a sensor shows its last one until it has another."""
+    """The readings of one rail's rows of `power`; repeated values are one, since a sensor shows its last until it has another."""
     rows = power[power["joules"].notna()]
     begin, end, joules, watts = (rows[name].to_numpy() for name in ("begin_ns", "end_ns", "joules", "watts"))
     if len(rows) < 2:
@@ -264,13 +264,13 @@ def window_energy(tables: Tables, windows: pd.DataFrame) -> pd.DataFrame:
 
 
 def energy_between(readings: RailReadings, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Joules of each window by the readings, a reading that lies partly inside in proportion; NaN where they do not resolve it."""
-    shares = [
-        np.clip(np.minimum(readings.end, last) - np.maximum(readings.begin, first), 0, None) / (readings.end - readings.begin)
-        for first, last in zip(begin.tolist(), end.tolist(), strict=True)
-    ]
-    seen = np.array([share @ (readings.end - readings.begin) for share in shares]).reshape(-1)
-    joules = np.array([share @ readings.joules for share in shares]).reshape(-1)
+    """Joules of each window, of a reading that lies partly inside in proportion; NaN where the readings do not resolve it."""
+    moments = np.column_stack([readings.begin, readings.end]).ravel()
+    joules, seen = (
+        np.diff(np.interp(np.stack([begin, end]), moments, np.column_stack([total - each, total]).ravel()), axis=0)[0]
+        for each in (readings.joules, readings.end - readings.begin)
+        for total in [np.cumsum(each)]
+    )
     resolved = (seen >= SEEN * (end - begin)) & ((end - begin) * NS >= RESOLVED * readings.period_s)
     return np.where(resolved, joules, np.nan)
 

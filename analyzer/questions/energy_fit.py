@@ -1,6 +1,6 @@
 """A fit of energy between readings to what ran between them: power is a sum of constants times activities, seen with some delay.
 
-The readings' noise has two parts: power of other origin that wanders with some time constant, and errors of the readings, which in a
+The noise of readings has two parts: power of other origin that wanders with some time constant, and errors, which in a
 counter's intervals cancel from one to the next. Both numbers, the time constant and the errors' share, are unknown: the answer is
 the mean over a grid of them, weighted by restricted likelihood, so that its interval has what is not known of the noise
 (docs/energy.md).
@@ -96,7 +96,7 @@ class EnergyFit:
     def total(self, amounts: np.ndarray) -> tuple[float, float, float]:
         """(joules of these amounts of each activity, and the ends of the interval); NaN if the readings cannot tell."""
         basis = np.linalg.pinv(self.design) @ self.design
-        if np.linalg.norm(amounts - basis.T @ amounts) > ESTIMABLE * max(np.linalg.norm(amounts), TINY):
+        if np.linalg.norm(amounts - basis.T @ amounts) > ESTIMABLE * max(float(np.linalg.norm(amounts)), TINY):
             return np.nan, np.nan, np.nan
         means = np.array([amounts @ each.watts for each in self.candidates])
         spreads = np.sqrt([max(amounts @ each.covariance @ amounts, TINY) for each in self.candidates])

@@ -18,7 +18,10 @@ from tracer.recording.format import RecordingError
 METER = "meter.csv"
 """The file's name in a recording's folder."""
 TIMES = re.compile(r"\b(time|timestamp|date|seconds|t)\b", re.IGNORECASE)
-POWERS, VOLTS, AMPS = (re.compile(form, re.IGNORECASE) for form in (r"\b(power|watts?|m?W)\b", r"\b(voltage|volts?|m?V)\b", r"\b(current|amps?|m?A)\b"))
+POWERS, VOLTS, AMPS = (
+    re.compile(form, re.IGNORECASE)
+    for form in (r"\b(power|watts?|m?W)\b", r"\b(voltage|volts?|m?V)\b", r"\b(current|amps?|m?A)\b")
+)
 MILLI = re.compile(r"\bm[WVAs]\b|\bmilli|_m[wvas]\b", re.IGNORECASE)
 MICRO = re.compile(r"\b[uµ][WVAs]\b|\bmicro|_u[wvas]\b", re.IGNORECASE)
 LEAST_LIKENESS, LEAST_LEAD = 0.4, 1.5
@@ -76,8 +79,12 @@ def read_meter(path: Path, text: str) -> Meter:
         raise RecordingError(f"{path} cannot be read as a table: {error}") from None
     names = {str(name).strip().replace("_", " "): str(name) for name in frame.columns}
     found = [next((name for name in names if form.search(name)), "") for form in (TIMES, POWERS, VOLTS, AMPS)]
-    values = [pd.to_numeric(frame[names[name]], errors="coerce").to_numpy(np.float64) * scale_of(name) if name else None for name in found[1:]]
-    watts = values[0] if values[0] is not None else values[1] * values[2]
+    numbers = {
+        form: pd.to_numeric(frame[names[name]], errors="coerce").to_numpy(np.float64) * scale_of(name)
+        for form, name in zip((POWERS, VOLTS, AMPS), found[1:], strict=True)
+        if name
+    }
+    watts = numbers[POWERS] if POWERS in numbers else numbers[VOLTS] * numbers[AMPS]
     time_s = seconds_of(frame[names[found[0]]], found[0])
     good = np.isfinite(time_s) & np.isfinite(watts)
     time_s, watts = time_s[good], watts[good]
@@ -95,7 +102,9 @@ def join_meter(meter: Meter, manifest: dict[str, Any], path: Path) -> Joined:
     on = np.array([chip == "1" for chip in chips], np.float64)
     step = float(np.median(np.diff(meter.time_s)))
     if step * LEAST_SAMPLES > chip_s:
-        raise RecordingError(f"{path}: {1 / step:.3g} samples a second are too few, at least {LEAST_SAMPLES / chip_s:.0f} are needed")
+        raise RecordingError(
+            f"{path}: {1 / step:.3g} samples a second are too few, at least {LEAST_SAMPLES / chip_s:.0f} are needed"
+        )
     rough, likeness = find_pattern(meter, on, chip_s, step, path)
     zero_s = refined(meter, on, chip_s, rough, step)
     seen = pattern_shares(meter, on, chip_s, zero_s)[1]
@@ -146,7 +155,9 @@ def refined(meter: Meter, on: np.ndarray, chip_s: float, rough: float, step: flo
 
     tried = np.arange(rough - 2 * step, rough + 2 * step, max(step / 20, STEP_S))
     best = float(tried[int(np.argmin([left(zero) for zero in tried]))])
-    return float(minimize_scalar(left, bounds=(best - 4 * STEP_S, best + 4 * STEP_S), method="bounded", options={"xatol": 1e-5}).x)
+    return float(
+        minimize_scalar(left, bounds=(best - 4 * STEP_S, best + 4 * STEP_S), method="bounded", options={"xatol": 1e-5}).x
+    )
 
 
 def meter_readings(folder: Path, manifest: dict[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:

@@ -10,6 +10,7 @@ from analyzer.records.reading import Source
 from analyzer.records.rows import Rows
 from analyzer.records.schema import Columns, text_array
 from analyzer.records.spans import NONE
+from analyzer.tables.clocks import scaled_number
 from analyzer.tables.meter import METER, meter_readings
 
 ENERGY, STOCK, POWER = "energy", "stock", "power"
@@ -50,18 +51,18 @@ def scope_of(source: dict[str, Any], rail: str) -> str:
 def described_rails(manifest: dict[str, Any]) -> list[Rail]:
     """The manifest's rails in order; damaged ones are of no kind."""
     told = section(manifest, "power")
-    sources = told.get("sources") if isinstance(told.get("sources"), list) else []
+    sources: Any = told.get("sources") if isinstance(told.get("sources"), list) else []
     rails = []
     for row in listed_items(told.get("rails"), dict):
         number, name = row.get("source"), str(row.get("rail"))
         source = sources[number] if isinstance(number, int) and 0 <= number < len(sources) else {}
         source, span = source if isinstance(source, dict) else {}, row.get("range")
-        unit, hz = (source.get(key) if isinstance(source.get(key), int | float) else np.nan for key in ("unit", "hz"))
+        unit, hz = (scaled_number(source.get(key)) for key in ("unit", "hz"))
         rails.append(
             Rail(
                 *(str(source.get("name")), name, scope_of(source, name), str(source.get("kind"))),
-                *(float(unit), bool(source.get("times")), bool(source.get("lines"))),
-                *(float(span) if isinstance(span, int) and span > 0 else np.nan, float(hz)),
+                *(unit, bool(source.get("times")), bool(source.get("lines"))),
+                *(float(span) if isinstance(span, int) and span > 0 else np.nan, hz),
             )
         )
     return rails

@@ -344,8 +344,8 @@ def engines_on_npus() -> Check:
 
 
 POWER_REMEDY = (
-    "energy needs a sensor: RAPL (CONFIG_INTEL_RAPL, read by root alone), a board's INA2xx (hwmon), a battery, Android's ODPM rails, "
-    "or an external meter (`run --meter`); virtual machines have none"
+    "energy needs a sensor: RAPL (CONFIG_INTEL_RAPL, read by root alone), a board's INA2xx (hwmon), a battery, Android's ODPM "
+    "rails, or an external meter (`run --meter`); virtual machines have none"
 )
 
 

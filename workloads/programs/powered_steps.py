@@ -2,7 +2,7 @@
 
     powered_steps.py PID_FILE LOG REQUESTS PREFILL_S DECODE_STEPS BUSY_S SLEEP_S
 
-LOG gets a line of JSON for each step: phase (1 prefill, 2 decode), tokens, and at begin and end monotonic ns and the process's CPU ns.
+LOG gets a line of JSON for each step: phase (1 prefill, 2 decode), tokens, and at its begin and end monotonic ns and CPU ns.
 """
 
 import json
@@ -45,8 +45,7 @@ def main() -> None:
     rows, number = [], 0
     for _ in range(requests):
         rows.append(step(number, PREFILL, PROMPT, 0, prefill_s, 0))
-        for i in range(decodes):
-            rows.append(step(number + 1 + i, DECODE, 1, PROMPT + i, busy_s, sleep_s))
+        rows += [step(number + 1 + i, DECODE, 1, PROMPT + i, busy_s, sleep_s) for i in range(decodes)]
         number += decodes + 1
     time.sleep(0.2)
     Path(log).write_text("\n".join(map(json.dumps, rows)))
