@@ -78,6 +78,7 @@ enum record_kind {
 	KIND_HEAT = 45,
 	KIND_DRIVER_EVENT = 46,
 	KIND_WRITE = 47,
+	KIND_POWER = 48,
 
 	KIND_TENSOR = FIRST_DETAIL,
 	KIND_ROUTE = 65,
@@ -533,6 +534,27 @@ struct rec_heat {
 	unsigned short number; /* of the CPU (from sysfs: of the policy), zone or device; HEAT_UNNUMBERED: of the device `name` */
 	int value;
 	char name[24];
+};
+
+/* What a battery does, as its `status` says. */
+enum supply {
+	SUPPLY_NONE = 0, /* the sensor is of no battery */
+	SUPPLY_DISCHARGING = 1,
+	SUPPLY_CHARGING = 2,
+	SUPPLY_RESTING = 3, /* full, or not charging: something else feeds the machine */
+	SUPPLY_UNKNOWN = 4,
+};
+
+/* A reading of a power sensor by the recorder, begun at `ts`; units and names are in the manifest. */
+struct rec_power {
+	struct header h;
+	unsigned long long after; /* when it had been read, ns */
+	long long value;          /* of energy, charge, power or current */
+	long long factor;         /* the voltage that belongs to it; of a file with a line a rail the sensor's own time, ms */
+	unsigned short rail;      /* its number in the manifest */
+	unsigned char supply;     /* enum supply */
+	unsigned char failed;     /* the sensor gave no number */
+	unsigned int pad;
 };
 
 struct rec_task_fork {

@@ -32,6 +32,13 @@ APART = 0.02
 NOUNS = {"warm-up": "warm-up step", "refused": "refused call"}
 NOUNS |= {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
 """One row of a table or step of a phase whose name does not say it."""
+DISTURBED = {
+    "gap": "others missing:",
+    "charging": "a charger:",
+    "stopped": "a sensor that stood still:",
+    "reset": "a counter reset:",
+}
+"""State of an interval between power readings, as text before its count."""
 LINES_OF_GRAPHS, TYPES_OF_GRAPHS = 6, 5
 """At most so many kinds of graphs, and types of operators of each, are shown."""
 Section = dict[str, Any]
@@ -272,6 +279,28 @@ def clock_lines(c: Section) -> list[Line]:
     return [words(("clocks ", "bold"), (line, "yellow")) for line in lines]
 
 
+def energy_lines(e: Section) -> list[Line]:
+    """Energy per token by power rail, what disturbed its readings, and rails of which nothing is known."""
+    lines: list[Line] = []
+    for rail in e["rails"]:
+        phases = [f"{name} {energy_text(figures)}" for name, figures in rail["phases"].items()]
+        floor = f"; idle floor {rail['floor_watts']:.2f} W" if rail["floor_watts"] is not None else ""
+        lines.append(words(("energy ", "bold"), f"{rail['rail']} ({rail['source']}): {', '.join(phases)}{floor}"))
+        odd = ", ".join(f"{DISTURBED[name]} {n}" for name, n in rail["disturbances"].items())
+        lines += [words((f"{rail['rail']}, intervals between readings with {odd}", "yellow"))] if odd else []
+    lines += [words((f"energy {row['rail']} ({row['source']}): {row['why']}", "yellow")) for row in e["untold"]]
+    return lines
+
+
+def energy_text(figures: Section) -> str:
+    """A phase's energy per token with its interval."""
+    if figures["j_per_token"] is None:
+        return "not known"
+    above = figures["above_floor_j_per_token"]
+    rest = f", {above:.3g} above the floor" if above is not None else ""
+    return f"{figures['j_per_token']:.3g} J/token ({figures['low']:.3g} to {figures['high']:.3g}{rest})"
+
+
 def io_lines(i: Section) -> list[Line]:
     """Bytes by what moved them, and time waiting for I/O."""
     mib = {name: f"{i[name] / 2**20:,.1f} MiB" for name in ("read_bytes", "fault_bytes", "device_read_bytes")}
@@ -328,6 +357,7 @@ PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("npu", npu_lines),
     ("npu_queues", npu_queues),
     ("clocks", clock_lines),
+    ("energy", energy_lines),
     ("io", io_lines),
     ("", loss_lines),
     ("", next_steps),

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare.functions import function_metrics
-from analyzer.questions import clocks, figures, step_time
+from analyzer.questions import clocks, energy, figures, step_time
 from analyzer.questions.experts import activations
 from analyzer.records.schema import COMPARED, Tables
 
@@ -55,6 +55,7 @@ def extract_metrics(facts: RunTables) -> pd.DataFrame:
         memory_metrics,
         scheduling_metrics,
         clock_metrics,
+        energy_metrics,
     )
     rows = [row for make in makers for row in make(facts)]
     parts = [pd.DataFrame(rows), operator_metrics(facts), expert_time_metrics(facts)]
@@ -288,6 +289,14 @@ def clock_metrics(facts: RunTables) -> Iterator[Row]:
     """The mean frequency of each policy's CPUs during decode."""
     for name, mhz in clocks.mean_frequencies(facts.tables).items():
         yield metric_row("clocks", "frequency", "MHz", mhz, len(facts.steps), type=name, phase="decode", better="higher")
+
+
+def energy_metrics(facts: RunTables) -> Iterator[Row]:
+    """Joules per token of each phase, by power rail."""
+    for row in energy.phase_energy(facts.tables).to_dict("records"):
+        yield metric_row(
+            "energy", "energy per token", "J", row["j_per_token"], row["tokens"], type=row["rail"], phase=row["phase"]
+        )
 
 
 def routed_rows(tables: Tables) -> pd.DataFrame:

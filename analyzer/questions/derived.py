@@ -11,6 +11,7 @@ from analyzer.questions import (
     cache_curves,
     displacement,
     driver_calls,
+    energy,
     experts,
     figures,
     npu_windows,
@@ -47,6 +48,9 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "time_by_distance": ("decode steps' expert time by steps since their experts last ran", experts.time_by_distance),
     "cache_hits": ("hits and misses of the expert cache, by step and layer", figures.cache_hits),
     "requests": ("requests with TTFT, TPOT, tokens and accepted drafts (requests.requests)", requests.request_table),
+    "energy": ("energy of each phase by power rail, per token, with intervals", energy.phase_energy),
+    "request_energy": ("energy of each request by power rail: by readings, and by the fit to what ran", energy.request_energy),
+    "step_energy": ("energy of each step by power rail, likewise", energy.step_energy),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.hit_rate_curves),
 }
 """Name → (meaning, function that makes it)."""

@@ -10,6 +10,7 @@ from analyzer.questions import (
     ceilings,
     clocks,
     disturbed,
+    energy,
     experts,
     figures,
     npu_queues,
@@ -36,7 +37,7 @@ from tracer.recording.format import Recording
 NEEDED = (
     *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
     *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired", "npu_batches", "npu_operators", "clocks"),
-    *("sequences", "driver_events", "recurrences", *stacks.TABLES),
+    *("sequences", "driver_events", "rails", "power", "recurrences", *stacks.TABLES),
 )
 """The tables that a summary is made from."""
 TOP, MS = 12, 1e6
@@ -46,7 +47,7 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
     """Sections recording, machine, tokens, graphs, requests, time, between_tokens_ms, accelerator, findings, operators, experts,
-    npu, npu_queues, scheduling, clocks, io, program, records and cost.
+    npu, npu_queues, scheduling, clocks, energy, io, program, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
     is the recording's Source, if already read.
@@ -76,6 +77,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "npu_queues": npu_queues.queue_summary(tables),
         "scheduling": scheduling_summary(tables),
         "clocks": clocks.clock_summary(tables),
+        "energy": energy.energy_summary(tables),
         "io": io_summary(tables),
         "program": programs.program_summary(tables) if undeclared else {},
         "records": record_summary(source, tables),

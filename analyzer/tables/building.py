@@ -7,7 +7,7 @@ import pyarrow
 
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
-from analyzer.tables import calls, clocks, driver, found_steps, genie, hexagon, io, moe, nodes, operators, pmc, sched
+from analyzer.tables import calls, clocks, driver, found_steps, genie, hexagon, io, moe, nodes, operators, pmc, power, sched
 from analyzer.tables.complexity import context_lengths
 from analyzer.tables.qnn import busy, events
 from analyzer.tables.qnn.executes import EnclosingGraphs
@@ -94,6 +94,7 @@ class TableBuilder:
     def last_tables(self) -> Piece:
         """The other tables except `qnn_gaps`; valid only after all pieces."""
         source, steps = self.source, self.steps.joined(self.known)
+        rails, readings = power.build_power(source)
         tables = {
             **steps.tables(source),
             "tensors": self.definitions.table,
@@ -106,6 +107,8 @@ class TableBuilder:
             "driver_events": driver.build_driver_events(source, steps),
             "threads": self.scheduling.threads(),
             "clocks": clocks.build_clocks(source),
+            "rails": rails,
+            "power": readings,
             **self.events.tables(steps, self.loads),
             "writes": found_steps.write_columns(source, steps),
             "recurrences": found_steps.recurrence_columns(source, self.recurrences),

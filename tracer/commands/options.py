@@ -33,6 +33,7 @@ PASSED_ON = (
     "sched",
     "stacks",
     "long_wait",
+    "sysfs",
 )
 """Options that the recorder has by the same names, and without if they are 0."""
 RING_MIB, RING_MIB_ON_DEVICES = 32, 8
@@ -71,6 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="up to 4 counters per thread at operator boundaries: cycles,major-faults,r1c2 ... (default: none)",
     )
     add_stacks(parser)
+    add_power(parser)
     add_probe_files(parser)
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
     add_config(parser)
@@ -120,6 +122,15 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="with --stacks, record the stack of each wait as long as this (default: 1ms)",
     )
+
+
+def add_power(parser: argparse.ArgumentParser) -> None:
+    """Declare how power sensors are read."""
+    text = "readings of power sensors a second; 0: none (default: 10, fewer where they are costly)"
+    parser.add_argument("--power", type=float, metavar="HZ", help=text)
+    text = "load the CPUs in a pattern first, for the file of an external power meter (`moescope import FILE --onto RUN`)"
+    parser.add_argument("--meter", action="store_true", help=text)
+    parser.add_argument("--sysfs", metavar="DIR", help="look for power sensors below this folder instead of /sys")
 
 
 def share(text: str) -> float:
@@ -230,6 +241,8 @@ def refuse_impossible(args: argparse.Namespace) -> None:
     for name in ("tokens", "min_tps"):
         if not 0 <= getattr(args, name) < float("inf"):
             raise TracerError(f"--{name.replace('_', '-')} {getattr(args, name)} is not a positive number")
+    if args.power is not None and not 0 <= args.power <= 1000:
+        raise TracerError(f"--power {args.power:g} is not between 0 and 1000 readings a second")
     if args.btf:
         check_file(args.btf)
     if args.min_tps and args.max_overhead:
@@ -267,6 +280,8 @@ def recorder_options(args: argparse.Namespace, events: tuple[Event, ...], btf: s
     chosen = {name: getattr(args, name) for name in PASSED_ON}
     options = [word for name, value in chosen.items() if value for word in (f"--{name.replace('_', '-')}", str(value))]
     options += ["--btf", str(btf)] if btf else []
+    options += ["--meter"] * args.meter
+    options += ["--power", f"{args.power:g}"] if args.power is not None else []
     return options + (["--pmc", ",".join(event.word for event in events)] if events else [])
 
 

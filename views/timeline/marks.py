@@ -24,6 +24,7 @@ def counter_tracks(tables: Tables) -> list[Named]:
     recorded = [(str(name), rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)) for name, rows in by_name]
     recorded.sort(key=itemgetter(0))
     recorded += clock_tracks(tables["clocks"])
+    recorded += power_tracks(tables["rails"], tables["power"])
     loads, executes = tables["loads"], tables["qnn_executes"]
     loads = loads[["begin_ns", "end_ns"]][rows_equal(loads["action"], "load") & loads["complete"].to_numpy()]
     executes = executes[["begin_ns", "end_ns"]][executes["complete"].to_numpy()]
@@ -48,6 +49,16 @@ def clock_tracks(table: pd.DataFrame) -> list[Named]:
             name = f"{rows['name'].iloc[0]} {CLOCKS[str(what)]}"
             taken = any(name == other for other, _, _ in drawn)
             drawn.append((f"{name} ({number})" if taken else name, rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy()))
+    return drawn
+
+
+def power_tracks(rails: pd.DataFrame, power: pd.DataFrame) -> list[Named]:
+    """A counter of watts for each power rail, each reading from the begin of what it is the mean of."""
+    drawn: list[Named] = []
+    for row in rails.to_dict("records"):
+        mine = power[(power["rail_id"] == row["rail_id"]) & power["watts"].notna()]
+        if len(mine):
+            drawn.append((f"{row['rail']} ({row['source']}) W", mine["begin_ns"].to_numpy(np.int64), mine["watts"].to_numpy()))
     return drawn
 
 

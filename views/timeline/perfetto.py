@@ -4,7 +4,7 @@
     NPU        host stages, QNN Execute, QNN Device, QNN Node, threads of an optrace; a flow leads from a graph to its execution
     flows      also from a prefetch to the expert run that used the loaded expert
     cpus       the kernel's scheduling events
-    process    counters: cache, faults, clocks and heat, decode speed, loads and NPU executions in flight
+    process    counters: cache, faults, clocks and heat, power, decode speed, loads and NPU executions in flight
     time       the cause of each moment of a step
     marks      slow steps; levels switched off and on; losses
 
@@ -44,7 +44,7 @@ from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
 PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
-DRAWN = (*WORKING, "op_threads", "threads", "counters", "clocks")
+DRAWN = (*WORKING, "op_threads", "threads", "counters", "clocks", "rails", "power")
 Progress = Callable[[str], None]
 
 
