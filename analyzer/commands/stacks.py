@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         print("no stacks in this recording: record with --stacks")
         return 0
     print(f"{summary['samples']} samples at {summary['hz']} Hz, {summary['whole'] or 0:.1%} of them with a whole stack;")
-    if summary["long_wait_us"]:
-        print(f"{summary['waits']} waits of {summary['long_wait_us'] / 1e3:g} ms or longer, {summary['waits_ms']:.1f} ms together")
+    if least_us := summary["long_wait_us"]:
+        print(f"{summary['waits']} waits of {least_us / 1e3:g} ms or longer, {summary['waits_ms']:.1f} ms together")
     else:
         print("waits were not recorded: their stacks need Linux 5.15, its BTF, and the loader libbpf")
     print_table(functions.head(MOST), "functions by samples, shares")

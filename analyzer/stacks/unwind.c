@@ -216,16 +216,21 @@ static void end_dwfl(struct process *p)
 	p->dwfl = NULL;
 }
 
-/* What a new mapping covers is gone. */
+/*
+ * What a new mapping covers is gone, and what was behind it: the kernel reports a program's interpreter with the gap between its
+ * segments, where others may be.
+ */
 static void add_mapping(struct process *p, struct mapping m)
 {
 	int kept = 0;
 
 	for (int i = 0; i < p->count; i++) {
-		struct mapping *old = &p->maps[i];
+		struct mapping old = p->maps[i];
 
-		if (old->start >= m.end || old->end <= m.start)
-			p->maps[kept++] = *old;
+		if (old.start < m.start && m.start < old.end)
+			old.end = m.start;
+		if (old.start >= m.end || old.end <= m.start)
+			p->maps[kept++] = old;
 	}
 	p->count = kept;
 	if (p->count == p->room)
