@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def slots_of_batch() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
     chosen = np.zeros((len(routed), 32), np.uint16)
     chosen[:, :4] = np.argsort(rng.random((len(routed), 60)), axis=1)[:, :4]
-    parts = [
+    parts: list[tuple[np.ndarray, str, dict[str, Any]]] = [
         (begin, "token_begin", {"engine": 2, "n_tokens": 1, "position": np.arange(BATCH), "seq": NO_SEQ}),
         (begin + 10, "graph_begin", {"engine": 2, "handle": 9, "layer": -1, "expert": -1}),
         (end - 10, "graph_end", {"engine": 2, "handle": 9}),

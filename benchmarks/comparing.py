@@ -68,7 +68,7 @@ def measure_power(args: argparse.Namespace, report: Report) -> None:
                 both[runs:, 0] *= 1 + planted
                 verdict = judge_metrics(dims, both[:runs], both[runs:])["verdict"].to_numpy()
                 hits += verdict[0] == SLOWER
-                wrong += np.isin(verdict[1:], [SLOWER, FASTER]).any()
+                wrong += int(np.isin(verdict[1:], [SLOWER, FASTER]).any())
                 open_ones += verdict[0] == "inconclusive"
             for what, count in (("found", hits), ("others reported", wrong), ("inconclusive", open_ones)):
                 name = f"{runs} + {runs} runs, one operator {planted:+.0%}: {what}"
@@ -242,9 +242,9 @@ def judged_windows(results: list[Result], size: int, order: np.ndarray | None) -
     began, rng = np.array([run.began for run in results]), np.random.default_rng(0)
     for first in range(len(results) - (2 * size if order is None else len(order)) + 1):
         places = rng.permuted(np.tile([0, 1], (size, 1)), axis=1).ravel() if order is None else order
-        sides = [first + np.flatnonzero(places == side) for side in (0, 1)]
-        rules = Rules(drift=drift_factor(*(began[side] for side in sides)))
-        yield judge_apart(dims, *(every[side] for side in sides), rules)[0]
+        base, cand = (first + np.flatnonzero(places == side) for side in (0, 1))
+        rules = Rules(drift=drift_factor(began[base], began[cand]))
+        yield judge_apart(dims, every[base], every[cand], rules)[0]
 
 
 def measure_stopping(args: argparse.Namespace, report: Report) -> None:

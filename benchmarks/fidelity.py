@@ -81,7 +81,7 @@ class Paced:
     def close(self) -> str:
         """Let it end; returns its last output."""
         said, _ = self.process.communicate()
-        assert self.process.returncode == 0, f"{self.process.args} answered {self.process.returncode}"
+        assert self.process.returncode == 0, f"{self.process.args!r} answered {self.process.returncode}"
         return str(said)
 
 

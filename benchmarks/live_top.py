@@ -43,7 +43,8 @@ def replay_pieces(source: Path, folder: Path, piece: int, whole_every: int) -> l
     """Copy a recording's events to another piece by piece; per piece, `events` so far, `live_s` and sometimes `whole_s`."""
     shutil.copy(source / "manifest.json", folder)
     shutil.copy(source / "details.bin", folder)
-    rows, live = [], LiveTables(folder)
+    live = LiveTables(folder)
+    rows: list[Any] = []
     with (source / "events.bin").open("rb") as events, (folder / "events.bin").open("wb", buffering=0) as out:
         live.snapshot()
         while data := events.read(piece * STREAMS["events"]):

@@ -99,7 +99,8 @@ def run_child(args: argparse.Namespace) -> None:
     model, ids = MoE.load(args.package, args.budget or None, **options), array("i", args.ids.read_bytes()).tolist()
     sequence, sampler, steps = model.engine.begin_sequence(len(ids)), Sampler(Sampling()), StepLog(args.log)
     model.engine.step(sequence, ids[:PROMPT], sampler)
-    sampled, before = [], model.log.statistics()
+    before = model.log.statistics()
+    sampled: list[Any] = []
     for token in ids[PROMPT:]:
         if 2 * len(sampled) == len(ids) - PROMPT:
             before = model.log.statistics()

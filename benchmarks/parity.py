@@ -35,7 +35,7 @@ def main() -> int:
                 right = False
                 drawn = drawn_config(name, args.seed + i)
                 report.note(f"{name}, seed {args.seed + i}: {part.tokens - part.equal} of {part.tokens} tokens differ: {drawn}")
-        total, equal, ties = (sum(part[i] for part in parts) for i in range(3))
+        total, equal, ties = (int(sum(part[i] for part in parts)) for i in range(3))
         report.add(f"{name}: tokens equal", "", single(equal, total))
         report.add(f"{name}: ties among them", "", single(ties, total))
         report.add(f"{name}: largest difference of logits", "", extremes([part.difference for part in parts]))

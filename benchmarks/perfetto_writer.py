@@ -77,7 +77,7 @@ def write_all(manifest: dict[str, Any], tables: LazyTables, path: Path, rounds: 
     cases = list(product(kinds, sorted({1, usable_cpus()})))
     written: dict[tuple[str, int], list[Written]] = {case: [] for case in cases}
     for _, case in by_turns(cases, rounds):
-        perfetto.on_program, zipped = kinds[case[0]]
+        perfetto.on_program, zipped = kinds[case[0]]  # type: ignore[assignment]
         written[case].append(write_trace(manifest, tables, path, zipped, case[1]))
     write_trace(manifest, tables, path, False, 1)  # opened afterwards
     for (kind, threads), runs in written.items():

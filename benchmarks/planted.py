@@ -21,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -72,7 +73,7 @@ class Plant:
     what: str
     size: str
     family: str
-    culprit: dict[str, object]
+    culprit: dict[str, Any]
     change: Callable[[Tables], Tables] = unchanged
     runs: list[Result] = field(default_factory=list)
     apart: bool = False
@@ -162,7 +163,7 @@ def measure_power(args: argparse.Namespace) -> None:
                 plant.runs.append(result)
         if (folder / "halved").exists():
             halved = pool.map(partial(results_of, changes=[unchanged]), sorted((folder / "halved").iterdir()))
-            rate = {"metric": "hit rate", "phase": "decode"}
+            rate: dict[str, Any] = {"metric": "hit rate", "phase": "decode"}
             row = ("cache halved by the runtime's option", "1.5 of 3 MiB", "expert", rate)
             planted.append(Plant(*row, runs=[one for (one,) in halved], apart=True))
     report = Report("planted", args)
@@ -179,7 +180,7 @@ def measure_program(args: argparse.Namespace) -> None:
         results = planting.by_variant(load_tables(f"{folder}/run"), printed)
     report = Report("planted", args)
     report.note(f"{args.count} runs of each variant of workloads/programs/planted.c, recorded alternately")
-    rows = {
+    rows: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "again": (NOTHING, "", "operator", {"type": ""}),
         **{
             f"slow{n}": ("attention of layer 1 slower", f"{n}%", "operator", {"type": "attention", "layer": 1})

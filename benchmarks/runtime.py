@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -209,7 +210,7 @@ class Process:
         for line in self.process.stdout:
             if line.startswith(("{", '"ready"')):  # libraries print too
                 return json.loads(line)
-        ended = f"`{' '.join(self.process.args)}` ended with status {self.process.wait()}"
+        ended = f"`{shlex.join(map(str, cast(list[Any], self.process.args)))}` ended with status {self.process.wait()}"
         raise SystemExit(f"{ended}: run it alone to see why")
 
 

@@ -29,6 +29,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
 from analyzer.predict import costs, simulator, trace
@@ -50,6 +51,9 @@ LEVELLING = 6
 RESAMPLED = 1000
 CHUNKED = ("attention", "router", "dispatch")
 """Work whose cost arises once per chunk of a prompt."""
+LOADING = (costs.DEMAND, costs.AHEAD)
+UNSEEN = 0.05
+"""Weight of a factor of 1 on loads, against the modes' means."""
 CHUNKS_APART = (0.1, 10.0)
 """Bounds of the factor on what a chunk costs whatever its rows."""
 
@@ -175,19 +179,31 @@ def scaled_costs(
     )
 
 
+def load_factors(cost: costs.Costs, routes: trace.Trace, real: dict[str, dict[Setting, float]]) -> tuple[float, float]:
+    """Factors on loads where they are needed and on a loader's thread, so that each mode's mean load takes as long as `real`.
+
+    A prompt's loads are the loader's in every mode, so that a mode's mean has both kinds.
+    """
+    rows, goals = [np.eye(2) * UNSEEN], [np.full(2, UNSEEN)]
+    for settings in real.values():
+        spans = [span for one in settings for span in simulator.simulate_trace(routes, cost, one.simulated()).spans]
+        loads = [span for span in spans if span.kind in ("load", "prefetch")]
+        took = np.array([span.end - span.begin for span in loads])
+        beside = np.array([span.unit.startswith(simulator.STORAGE) for span in loads])
+        mean = float(np.mean(list(settings.values())))
+        rows.append(np.array([[took[~beside].sum(), took[beside].sum()]]) / len(loads) / mean)
+        goals.append(np.ones(1))
+    factors, _ = nnls(np.concatenate(rows), np.concatenate(goals))
+    return float(factors[0]), float(factors[1])
+
+
 def untraced_costs(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) -> costs.Costs:
     """The traced costs scaled to the untraced twins: loads by their times, then work until simulated twins take as long."""
     size = cost.expert_bytes["cpu"]
     by_mode: dict[str, list[Setting]] = {}
     for one in twins:
         by_mode.setdefault(one.simulated().mode(size), []).append(one)
-    demand, ahead = (float(np.mean([twins[one]["load_ms"] for one in by_mode[m]])) / 1e3 for m in (costs.DEMAND, costs.AHEAD))
-    load, behind = demand / cost.load.seconds(size), 1.0
-    if cost.behind:
-        seen = [simulator.simulate_trace(routes, cost, one.simulated()).spans for one in by_mode[costs.AHEAD]]
-        loads = [span.unit.startswith(simulator.STORAGE) for spans in seen for span in spans if span.kind in ("load", "prefetch")]
-        share = float(np.mean(loads))
-        behind = max((ahead - (1 - share) * demand) / max(share, 1e-9), 1e-6) / cost.behind.seconds(size)
+    load, behind = load_factors(cost, routes, {m: {one: twins[one]["load_ms"] / 1e3 for one in by_mode[m]} for m in LOADING})
     work, chunk = {(phase, mode): 1.0 for phase in PHASES.values() for mode in by_mode}, dict.fromkeys(by_mode, 1.0)
     for _, (mode, members) in itertools.product(range(LEVELLING), by_mode.items()):
         now = scaled_costs(cost, work, load, behind, chunk)

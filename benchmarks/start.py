@@ -113,12 +113,12 @@ def main() -> None:
         for _, (name, traced) in by_turns(list(starts), args.rounds):
             starts[name, traced].append(run_variant(name, stamp, folder, traced))
     for name in names:
-        bare, traced = (np.array(starts[name, is_traced]).T for is_traced in (False, True))
-        report.add(f"{name}: first instruction", "ms", extremes(traced[0]))
-        report.add(f"{name}: held", "ms", extremes(traced[2]))
-        report.add(f"{name}: stops", "count", extremes(traced[3]))
+        bare, probed = (np.array(starts[name, traced]).T for traced in (False, True))
+        report.add(f"{name}: first instruction", "ms", extremes(probed[0]))
+        report.add(f"{name}: held", "ms", extremes(probed[2]))
+        report.add(f"{name}: stops", "count", extremes(probed[3]))
         report.add(f"{name}: whole, untraced", "ms", extremes(bare[1]))
-        report.add(f"{name}: whole, traced", "ms", extremes(traced[1]), against="untraced")
+        report.add(f"{name}: whole, traced", "ms", extremes(probed[1]), against="untraced")
     report.finish()
 
 

@@ -88,6 +88,14 @@ static INLINE int record_call(struct pt_regs *ctx, u16 kind, u64 frame)
 	return 0;
 }
 
+/* A step begins at the function's entry and lasts until the thread enters it again. */
+UPROBE(custom_step)
+{
+	if (t->user_steps)
+		token_end(ctx, ENGINE_USER, t->user_steps - 1, 0);
+	return token_begin(ctx, ENGINE_USER, t->user_steps++, PHASE_UNKNOWN, 0, ~0U, 0);
+}
+
 /* The stack pointer after the function's return: the same at entry and return, and different for other open calls. */
 UPROBE(custom_begin)
 {

@@ -696,8 +696,8 @@ UPROBE(ggml_graph_done)
 enum { GGML_GRAPH, GGML_COPY, GGML_WAIT };
 #define GGML_OP_DUP 1 /* in all versions; the table of names is found by its first three */
 
-/* An operator that a thread passes to another device's backend, which computes it later; `began`: 0 for now. */
-static INLINE int ggml_enqueues(void *ctx, struct traced *t, u64 tensor, u64 began)
+/* An operator that a thread submits to another device's backend, which computes it later; `began`: 0 for now. */
+static INLINE int submit_operator(void *ctx, struct traced *t, u64 tensor, u64 began)
 {
 	struct settings *s = settings();
 	u64 rows = 0;
@@ -714,17 +714,17 @@ static INLINE int ggml_enqueues(void *ctx, struct traced *t, u64 tensor, u64 beg
 }
 
 /* (backend or its context, struct ggml_tensor *) */
-UPROBE(ggml_enqueue_tensor)
+UPROBE(ggml_submit_tensor)
 {
-	return ggml_enqueues(ctx, t, ARG2(ctx), 0);
+	return submit_operator(ctx, t, ARG2(ctx), 0);
 }
 
 /* (context, struct ggml_cgraph *, int node, ...) */
-UPROBE(ggml_enqueue_node)
+UPROBE(ggml_submit_node)
 {
 	u64 nodes = read_u64((u64)&((struct ggml_graph_view *)ARG2(ctx))->nodes);
 
-	return ggml_enqueues(ctx, t, read_u64(nodes + 8ULL * (u32)ARG3(ctx)), 0);
+	return submit_operator(ctx, t, read_u64(nodes + 8ULL * (u32)ARG3(ctx)), 0);
 }
 
 #define PRODUCT_NODES 8 /* a product's node, and views that may precede the next product's */
@@ -769,7 +769,7 @@ UPROBE(ggml_product_begin)
 	if (!node || node == t->product)
 		return 0;
 	t->product = node;
-	return ggml_enqueues(ctx, t, read_u64(head->nodes + 8ULL * (node - 1)), t->product_ts);
+	return submit_operator(ctx, t, read_u64(head->nodes + 8ULL * (node - 1)), t->product_ts);
 }
 
 UPROBE(ggml_product_end)

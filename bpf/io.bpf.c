@@ -211,8 +211,47 @@ READ_CALL(readv, CALL_READV, NO_BYTES, NO_COUNT)
 READ_CALL(preadv, CALL_PREADV, NO_BYTES, ARGS[3])
 READ_CALL(preadv2, CALL_PREADV2, NO_BYTES, ARGS[3])
 
+static INLINE int writes(void *ctx, u32 call, u64 bytes)
+{
+	RECORD(rec_write, r);
+
+	if (!traced() || !reserve(r, KIND_WRITE, ENGINE_KERNEL))
+		return 0;
+	r->bytes = bytes;
+	r->fd = ARGS[0];
+	r->call = call;
+	r->pad[0] = r->pad[1] = 0;
+	submit(ctx, r);
+	return 0;
+}
+
+/* What the C library gathers: its buffer and what did not fit into it. Of more parts, those after the second do not count. */
+static INLINE int writes_parts(void *ctx)
+{
+	u64 part[4] = {};
+
+	if (traced())
+		bpf_probe_read_user(part, ARGS[2] > 1 ? 32 : 16, (void *)ARGS[1]);
+	return writes(ctx, CALL_WRITEV, part[1] + part[3]);
+}
+
+TRACEPOINT(syscalls, sys_enter_write)
+{
+	return writes(ctx, CALL_WRITE, ARGS[2]);
+}
+
+TRACEPOINT(syscalls, sys_enter_writev)
+{
+	return writes_parts(ctx);
+}
+
+TRACEPOINT(syscalls, sys_enter_sendto)
+{
+	return writes(ctx, CALL_SENDTO, ARGS[2]);
+}
+
 /* The begin of any of these calls, by its number. */
-static INLINE int reads_file(void *ctx, u64 number)
+static INLINE int moves_bytes(void *ctx, u64 number)
 {
 	u64 bytes = ARGS[2], offset = ARGS[3];
 	u32 call;
@@ -223,6 +262,9 @@ static INLINE int reads_file(void *ctx, u64 number)
 	case SYSCALL_READV: call = CALL_READV, bytes = NO_BYTES, offset = NO_COUNT; break;
 	case SYSCALL_PREADV: call = CALL_PREADV, bytes = NO_BYTES; break;
 	case SYSCALL_PREADV2: call = CALL_PREADV2, bytes = NO_BYTES; break;
+	case SYSCALL_WRITE: return writes(ctx, CALL_WRITE, bytes);
+	case SYSCALL_WRITEV: return writes_parts(ctx);
+	case SYSCALL_SENDTO: return writes(ctx, CALL_SENDTO, bytes);
 	default: return 0;
 	}
 	return read_begins(ctx, call, ARGS[0], bytes, offset);

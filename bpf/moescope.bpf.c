@@ -74,6 +74,7 @@ union record {
 	struct rec_block_done block_done;
 	struct rec_read_begin read_begin;
 	struct rec_read_end read_end;
+	struct rec_write write;
 	struct rec_io_file io_file;
 	struct rec_call_text call_text;
 	struct rec_api_table api_table;
@@ -92,6 +93,7 @@ union record {
 	struct rec_hexagon_profile hexagon_profile;
 	struct rec_misfit misfit;
 	struct rec_heat heat;
+	struct rec_power power;
 	struct rec_driver_event driver_event;
 	struct rec_batch_rows batch_rows;
 };
@@ -102,6 +104,7 @@ const enum qnn_call qnn_calls = 0;
 const enum backend_id backend_ids = 0;
 const enum hexagon_call hexagon_calls = 0;
 const enum heat_of heat_ofs = 0;
+const enum supply supplies = 0;
 const enum driver_event driver_events = 0;
 const enum engine_id engine_ids = 0;
 const enum misfit_of misfits = 0;

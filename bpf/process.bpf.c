@@ -200,7 +200,7 @@ TRACEPOINT(raw_syscalls, sys_enter)
 		return 0;
 	if (call->number == SYSCALL_MMAP)
 		return maps_file(ctx);
-	return reads_file(ctx, call->number);
+	return moves_bytes(ctx, call->number);
 }
 
 TRACEPOINT(raw_syscalls, sys_exit)

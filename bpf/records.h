@@ -77,6 +77,8 @@ enum record_kind {
 	KIND_READ_END = 44,
 	KIND_HEAT = 45,
 	KIND_DRIVER_EVENT = 46,
+	KIND_WRITE = 47,
+	KIND_POWER = 48,
 
 	KIND_TENSOR = FIRST_DETAIL,
 	KIND_ROUTE = 65,
@@ -534,6 +536,27 @@ struct rec_heat {
 	char name[24];
 };
 
+/* What a battery does, as its `status` says. */
+enum supply {
+	SUPPLY_NONE = 0, /* the sensor is of no battery */
+	SUPPLY_DISCHARGING = 1,
+	SUPPLY_CHARGING = 2,
+	SUPPLY_RESTING = 3, /* full, or not charging: something else feeds the machine */
+	SUPPLY_UNKNOWN = 4,
+};
+
+/* A reading of a power sensor by the recorder, begun at `ts`; units and names are in the manifest. */
+struct rec_power {
+	struct header h;
+	unsigned long long after; /* when it had been read, ns */
+	long long value;          /* of energy, charge, power or current */
+	long long factor;         /* the voltage that belongs to it; of a file with a line a rail the sensor's own time, ms */
+	unsigned short rail;      /* its number in the manifest */
+	unsigned char supply;     /* enum supply */
+	unsigned char failed;     /* the sensor gave no number */
+	unsigned int pad;
+};
+
 struct rec_task_fork {
 	struct header h;
 	unsigned int parent_tid;
@@ -599,6 +622,21 @@ struct rec_read_begin {
 	unsigned int bytes; /* requested; 2^32-1 if the call has a list of buffers */
 	unsigned int fd;
 	unsigned int call; /* enum read_call */
+};
+
+enum write_call {
+	CALL_WRITE = 0,
+	CALL_WRITEV = 1,
+	CALL_SENDTO = 2,
+};
+
+/* A thread begins to write or send: files, pipes, terminals, sockets. */
+struct rec_write {
+	struct header h;
+	unsigned long long bytes; /* asked for */
+	unsigned int fd;
+	unsigned int call; /* enum write_call */
+	unsigned long long pad[2];
 };
 
 struct rec_read_end {

@@ -125,6 +125,7 @@ struct traced {
 	u32 fills_batch; /* rows of its batch if it is not known in full yet, else 0 */
 	u32 warms_up; /* its next steps are a warm-up */
 	u32 is_step; /* the graph itself is a step */
+	u32 user_steps; /* begun at a function that the user named */
 	u64 loop[LOOP_WORDS]; /* part of the stack with the loop's variables */
 	struct share shares[SHARES];
 	u8 given_experts[MARKED_NODES / 8]; /* nodes that take a router's choice, a bit each */

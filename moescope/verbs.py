@@ -35,13 +35,13 @@ GROUPS = {
             {"backends": Verb("analyzer.commands.backends", "CPU and accelerator times for operators of equal type and shape")},
         ),
         "roofline": Verb("analyzer.commands.roofline", "whether operators are bound by compute, memory, disk or launch"),
-        "trends": Verb("analyzer.commands.trends", "spread, drift, jumps and growth across tokens"),
+        "trends": Verb("analyzer.commands.trends", "spread, drift, jumps and growth across steps"),
         "query": Verb(
             "analyzer.commands.query",
             "the tables, and SQL over them",
             {
                 "perfetto": Verb(
-                    "views.commands.queries", "PerfettoSQL for the timeline: tokens, slow tokens, NPU idle time, expert loads"
+                    "views.commands.queries", "PerfettoSQL for the timeline: steps, slow steps, NPU idle time, expert loads"
                 )
             },
         ),

@@ -15,7 +15,7 @@ from analyzer.questions import experts, step_time
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.parts import part_of
-from analyzer.questions.profdag import DagError, build_profdag, decode_tokens, export_graph, to_json
+from analyzer.questions.profdag import DagError, build_profdag, decode_steps, export_graph, to_json
 from analyzer.questions.summary import summarize
 from analyzer.tables import store as tables_module
 from analyzer.tables.store import load_tables
@@ -104,7 +104,7 @@ def test_times_average_over_tokens_of_the_same_structure_only(tmp_path):
     w.add("token_begin", ts=90_000, seq=9, phase=2, n_tokens=1).add("op_begin", ts=90_100, tensor=11, type=0, layer=0)
     w.add("op_end", ts=90_900, tensor=11).add("token_end", ts=91_000, seq=9)
     tables = load_tables(w.write(tmp_path))
-    assert decode_tokens(tables) == [1, 2, 3]
+    assert decode_steps(tables) == [1, 2, 3]
     operators = tables["operators"].copy()
     operators.loc[operators["token_id"] == 2, "duration_ns"] *= 2
     graph = build_profdag(tables.with_table("operators", operators), 1, [1, 2, 3])

@@ -67,7 +67,10 @@ def own_figures(path: Path) -> dict[str, float]:
 @pytest.mark.long
 @pytest.mark.needs("probes")
 @pytest.mark.skipif(not CLI, reason="BMOE_CLI names no bmoe-cli")
-@pytest.mark.parametrize(("cache_mib", "options"), [("12", []), ("4", ["--prefetch", "2", "--prefetch-sync"])])
+@pytest.mark.parametrize(
+    ("cache_mib", "options"),
+    [("12", []), ("4", ["--prefetch", "2", "--prefetch-sync"]), ("12", ["--overlap"]), ("4", ["--overlap"])],
+)
 def test_steps_reads_and_hits_of_a_real_build_are_those_of_its_own_logs(
     tmp_path: Path, cache_mib: str, options: list[str]
 ) -> None:
@@ -95,4 +98,6 @@ def test_steps_reads_and_hits_of_a_real_build_are_those_of_its_own_logs(
     assert Counter(map(tuple, seen[WHERE].values.tolist())) == Counter(map(tuple, own_hits[WHERE].values.tolist()))
     evicted, again = loads[loads["action"] == "evict"], expert_loads.whole_loads(tables).duplicated(["layer", "expert"])
     assert len(evicted) == told["evictions"] > 0 and (evicted["layer"] >= 0).all() and again.sum() == told["rereads"]
-    assert experts.prefetch_counts(tables).get("used", 0) == told["spec_useful"] and (told["spec_useful"] > 0) == bool(options)
+    assert experts.prefetch_counts(tables).get("used", 0) == told["spec_useful"] and (told["spec_useful"] > 0) == (
+        "--prefetch" in options
+    )

@@ -151,7 +151,7 @@ def test_a_missing_module_of_the_project_itself_is_a_bug_and_not_hidden() -> Non
 
 
 def test_a_reader_that_goes_away_ends_the_program_quietly() -> None:
-    command = f"{sys.executable} -m moescope query perfetto slow_tokens | head -c 5"
+    command = f"{sys.executable} -m moescope query perfetto slow_steps | head -c 5"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, check=False)
     assert len(done.stdout) == 5 and done.stderr == b""
 

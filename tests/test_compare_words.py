@@ -229,7 +229,7 @@ def test_a_side_of_one_run_shows_no_interval(n_base: int, n_cand: int, said: str
         ({"TTFT": UNKNOWN, "TPOT": UNKNOWN}, "TTFT, TPOT are inconclusive; about 7 more runs per side would decide."),
         ({"TTFT": SLOWER, "TPOT": SAME}, "The candidate is slower in TTFT; the same in TPOT."),
         ({"TTFT": FASTER, "TPOT": UNKNOWN}, "The candidate is faster in TTFT; TPOT is inconclusive."),
-        ({}, "No run has tokens, so speed was not compared."),
+        ({}, "No run has steps, so speed was not compared."),
     ],
 )
 def test_the_page_begins_with_every_metric_of_speed_by_its_verdict(verdicts: dict[str, str], sentence: str) -> None:

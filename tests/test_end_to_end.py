@@ -1,6 +1,7 @@
 """The main job, from the user's command to what they look at, held against the runtime's own log."""
 
 import threading
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from analyzer.questions import fidelity, npu_windows
 from analyzer.tables import store as tables_module
-from tests.conftest import DemoRun, trace
+from tests.conftest import ROOT, DemoRun, trace
 from tests.judge import Judge
 from tests.test_step_time import by_step
 from tests.test_views_browser import browser, complaints, opened, wait  # noqa: F401
@@ -58,6 +59,10 @@ def test_every_moment_of_the_demo_has_a_part_and_a_cause(tables: Tables) -> None
     windows = npu_windows.npu_windows(tables).dropna(subset=["accelerator_ns"])
     parts = windows[["before_ns", "accelerator_ns", "residual_ns", "after_ns"]].sum(axis=1)
     assert len(windows) > 30 and ((parts - windows["window_ns"]).abs() < 1).all()
+
+
+def test_the_manifest_has_the_declared_keys(demo: DemoRun) -> None:
+    assert set(demo.manifest) == set(tomllib.loads((ROOT / "tracer" / "recording" / "manifest.toml").read_text()))
 
 
 @pytest.mark.long

@@ -65,7 +65,7 @@ REFUSED = {
 }
 """The same of verbs that record."""
 SLOWER = 1 + 0.02 * np.arange(12) + 2 * (np.arange(12) == 7) + np.random.default_rng(1).normal(0, 0.01, 12)
-"""How much longer each step of `run` takes: a drift, and one slow token."""
+"""How much longer each step of `run` takes: a drift, and one slow step."""
 MEASURING = {"doctor", "compare --", "predict kernels", "predict ceilings", "bench prompts"}
 """Forms that print what this machine measured, or have a test of their own."""
 

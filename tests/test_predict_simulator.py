@@ -335,6 +335,16 @@ def test_costs_come_out_of_a_recording_as_they_went_in_with_what_lies_before_the
     assert found.expert_bytes == {"cpu": 5000}
 
 
+def test_chunks_that_nearly_all_run_beside_the_loader_cost_what_they_take_whatever_a_layers_first_chunk_does() -> None:
+    rows = np.tile([12.0, 96.0], 100)
+    chunks = pd.DataFrame({"rows": rows, "context": 0.0, "bare": 30e-6 + 2e-6 * rows, "beside": True, "asked": 0})
+    first = pd.DataFrame({"rows": np.tile([12.0, 96.0], 5), "context": 0.0, "bare": 600e-6, "beside": False, "asked": 0})
+    work = pd.concat([chunks, first]).assign(seconds=lambda part: part["bare"])
+    line = costs.line_of_work(work)
+    for size in (8, 64):
+        assert line.seconds(size) * line.beside == pytest.approx(30e-6 + 2e-6 * size, rel=0.25)
+
+
 def test_recordings_taken_while_the_machine_was_slower_are_brought_to_the_pace_of_the_first() -> None:
     found = costs.from_tables(recording(phase="decode"), recording(2.5, "decode", limited=False))
     for mode in (costs.DEMAND, costs.RESIDENT):

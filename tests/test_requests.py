@@ -209,6 +209,21 @@ class TestPlans:
         spans = [(tokens["begin_ns"][mine[0]], tokens["end_ns"][mine[-1]]) for mine in steps.values()]
         assert sorted(zip(rows["begin_ns"], rows["end_ns"], strict=True)) == sorted(spans)
 
+    def test_other_requests_prompts_hold_up_decode_for_the_steps_that_have_rows_of_them(self, run: Run) -> None:
+        if any(call.context != TARGET for call in run.plan.calls):  # its tokens are sampled later than its steps end
+            assert requests.request_table(run.tables)["held_ms"].sum() > 0
+            return
+        rows, tokens = run.tables["sequences"], run.tables["tokens"].set_index("token_id")
+        prompts = tokens.loc[rows.loc[rows["phase"] == "prefill", "token_id"].unique()]
+        for request in requests.request_table(run.tables).to_dict("records"):
+            mine, held = rows[rows["request"] == request["request"]].sort_values("token_id"), 0
+            for before, now, phase in zip(mine["token_id"], mine["token_id"].iloc[1:], mine["phase"].iloc[1:], strict=False):
+                begin, end = tokens.loc[before, "end_ns"], tokens.loc[now, "end_ns"]
+                if phase == "decode" and not tokens.loc[now, "disturbed"]:
+                    met = np.minimum(prompts["end_ns"], end) - np.maximum(prompts["begin_ns"], begin)
+                    held += int(met.clip(lower=0).sum())
+            assert request["held_ms"] == pytest.approx(held / 1e6)
+
     def test_the_verb_prints_what_the_tables_have(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["time", "requests", str(run.folder), "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)

@@ -170,7 +170,7 @@ def test_profiling_is_switched_while_the_model_runs(tmp_path: Path) -> None:
     model = MoE.load(folder, decode_backend="htp", tiers=(1,), qnn_profile_dir=csvs)
     list(model.generate(PROMPT, 2))
     assert not csvs.exists()
-    model.engine.backends[HTP].profiling.levels["attention"] = "basic"
+    model.engine.backends[HTP].profiling.levels["attention"] = "basic"  # type: ignore[attr-defined]
     list(model.generate(PROMPT, 3))
     model.close()
     assert {path.name.split("_")[0] for path in csvs.glob("*.csv")} == {"attention"}

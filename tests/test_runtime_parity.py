@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtime import MoE
-from runtime.cache_rules.forms import Reason
+from runtime.cache_rules.forms import CPU, Form, Reason
 from runtime.package.demo_model import write_demo_model
 from tests.runtime_models import PROMPT, fuse_experts, random_model, shard, trained_model, trained_package
 
@@ -85,7 +85,7 @@ def test_a_small_expert_cache_changes_no_token_and_the_log_adds_up(tmp_path: Pat
     assert [token.id for token in small.generate(PROMPT, NEW)] == expected
     log = small.log
     assert log.resident_bytes <= 1.2 * (1 << 20)
-    assert log.loads[Reason.DEMAND] - log.evictions == len(small.engine.experts.cache.forms())
+    assert (log.loads[Reason.DEMAND] - log.evictions) * small.engine.experts.bytes_of(Form(0, 0, CPU, 0)) == log.resident_bytes
     assert log.hits > 0
     decode = [experts.size for seq, _, experts, _ in log.routing if seq > 0]
     assert sum(log.expert_runs.values()) >= sum(decode)

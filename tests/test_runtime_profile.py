@@ -49,10 +49,10 @@ def test_host_stages_qnn_events_its_log_and_the_merged_trace_agree(model: Path, 
     for event in slices:
         took[names[event["pid"], event["tid"]]] += event["dur"]
     assert abs(took["QNN Node"] - took["QNN Device"]) < 0.01 * executes, "nodes fill the device's time"
-    runs = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["name"] == "npu run")
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["name"] == "npu run")
     for event in slices:
         if names[event["pid"], event["tid"]].startswith("QNN"):
-            assert any(begin - 0.01 <= event["ts"] and event["ts"] + event["dur"] <= end + 0.01 for begin, end in runs)
+            assert any(begin - 0.01 <= event["ts"] and event["ts"] + event["dur"] <= end + 0.01 for begin, end in spans)
     assert {e["args"]["name"] for e in trace if e["name"] == "process_name"} == {"Host", htp.LABEL}
 
 

@@ -1,28 +1,44 @@
 """Sampled stacks and those of waits are what the program knows of itself."""
 
+import importlib.util
 import json
 import platform
+import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from analyzer.questions.stacks import frame_names, function_shares, stack_lists, waiting_places
+from analyzer.questions.causes import COMPUTING, EXPERT_LOAD, NOT_COMPUTING
+from analyzer.questions.parts import LOAD
+from analyzer.questions.stacks import frame_names, function_shares, joined, stack_lists, waiting_places
+from analyzer.questions.step_time import step_time
 from analyzer.records.schema import Tables
 from analyzer.stacks.unwinding import PROGRAM
 from analyzer.tables.store import load_tables
 from moescope.__main__ import main as moescope
 from tests.conftest import ROOT, trace
+from tests.test_compare_planted import WITH_SITES
 from tracer.recording.format import Recording
+from workloads.compiling import compile_c
+from workloads.gguf_model import SHAPES, write_model
 
 pytestmark = pytest.mark.needs("probes")
 BRANCHES = ("branch_long", "branch_deep", "branch_short")
 LEVELS, SIGMAS, HZ = 40, 4.0, 997
 LINUX = tuple(map(int, platform.release().split(".")[:2]))
-FLAGS = {"frame pointers": ["-fno-omit-frame-pointer"], "none": ["-fomit-frame-pointer"], "static": ["-static"]}
+FLAGS = {
+    "frame pointers": ["-fno-omit-frame-pointer"],
+    "none": ["-fomit-frame-pointer"],
+    "static": ["-static"],
+    "frame pointers alone": ["-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-fno-asynchronous-unwind-tables"],
+}
+COMPILERS = {"frame pointers alone": "clang"}  # gcc's functions that call nothing have no frame pointer, whatever is asked
 
 
 @dataclass
@@ -39,7 +55,10 @@ class Run:
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     place = tmp_path_factory.mktemp("stacks")
     source, program = ROOT / "workloads" / "programs" / "stack_tree.c", place / "tree"
-    subprocess.run(["cc", "-O2", *FLAGS[request.param], "-o", program, source, "-lpthread"], check=True)
+    compiler = COMPILERS.get(request.param, "cc")
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    subprocess.run([compiler, "-O2", *FLAGS[request.param], "-o", program, source, "-lpthread"], check=True)
     shell = f"{program} 700 > {place}/said.json"
     done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(place / "run"), "--", "sh", "-c", shell)
     assert done.returncode == 0, done.stderr
@@ -115,6 +134,54 @@ def test_a_damaged_file_of_stacks_is_read_as_far_as_it_is_whole(ran: Run, tmp_pa
         for at in random.integers(0, len(data), 1 << (case % 12)):
             data[at] = random.integers(0, 256)
         (tmp_path / "stacks.bin").write_bytes(data[: random.integers(0, len(data)) if case % 4 == 0 else len(data)])
-        words: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", "x86_64", ids, ran.folder / "vdso.so", tmp_path / "out"]
+        words: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", "x86_64", ids, ran.folder, tmp_path / "out"]
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
         assert done.returncode == 0, (case, done.returncode, done.stderr)
+
+
+@dataclass
+class Joined:
+    """Samples of steps' deciding threads, and the pieces of `time`."""
+
+    samples: pd.DataFrame
+    time: pd.DataFrame
+    hz: int
+
+    def errors(self, by: str, causes: tuple[str, ...]) -> pd.Series:
+        """Of each value of a column, how many standard deviations its samples are from its share of the time of `causes`."""
+        spent = self.time[self.time["cause"].isin(causes)].groupby(by, observed=True)["duration_ns"].sum()
+        found = self.samples[self.samples["cause"].isin(causes)].groupby(by).size().reindex(spent.index, fill_value=0)
+        share, count = spent / spent.sum(), found.sum()
+        return ((found - share * count) / np.sqrt(share * (1 - share) * count)).fillna(0.0)
+
+
+def record_joined(folder: Path, *command: str, env: dict[str, str] | None = None) -> Joined:
+    """A program recorded with samples of stacks."""
+    done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(folder / "run"), "--", *command, env=env)
+    assert done.returncode == 0, done.stderr
+    tables = load_tables(folder / "run")
+    samples = joined(tables, "samples")
+    return Joined(samples[samples["decides"]], step_time(tables), HZ)
+
+
+def test_samples_of_each_part_and_cause_are_its_share_of_a_planted_steps_time(tmp_path: Path) -> None:
+    program = compile_c(tmp_path / "planted", "planted.c", flags=WITH_SITES)
+    run = record_joined(tmp_path, str(program), "1", "9000", "cold")
+    errors = [run.errors(by, (COMPUTING, EXPERT_LOAD)) for by in ("cause", "part")]
+    assert set(errors[0].index) == {COMPUTING, EXPERT_LOAD} and len(run.samples) > 1000
+    assert {"attention", "routing", "experts", LOAD} <= set(errors[1].index)
+    assert all((each.abs() < SIGMAS).all() for each in errors), errors
+    experts = run.samples[run.samples["part"] == LOAD]["expert"].value_counts()
+    assert experts.index[0] == 5, "the one that is loaded whenever it runs"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
+def test_samples_of_each_part_are_its_share_of_the_time_of_llama_cpp(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.gguf", SHAPES["tiny-moe"], quantized=True)
+    words = [str(ROOT / "workloads" / "programs" / "llama_steps.py"), str(tmp_path / "model.gguf"), "200,200", "400", "0.001"]
+    run = record_joined(tmp_path, sys.executable, *words, env={"LLAMA_THREADS": "1"})
+    errors = run.errors("part", (COMPUTING,))
+    assert len(errors) >= 7 and (errors.abs() < SIGMAS).all(), errors
+    computing, ms = (run.samples["cause"] == COMPUTING).sum(), run.time[run.time["cause"] == COMPUTING]["duration_ns"].sum() / 1e6
+    assert abs(computing - ms * HZ / 1e3) < SIGMAS * np.sqrt(ms * HZ / 1e3), "and as often as asked for"
+    assert (run.samples["cause"].isin(NOT_COMPUTING)).mean() < 0.03, "who has no CPU takes no sample"

@@ -63,7 +63,7 @@ def test_decode_loses_no_more_than_is_left_of_what_was_allowed_and_that_is_used(
 def test_a_pause_of_decode_ends_a_window_that_tells_nothing() -> None:
     budget = Budget(0.1)
     assert not budget.is_over(True, 1, 4_000_000_000) and budget.is_over(True, 1, 6_000_000_000)
-    assert budget.slowdown() is None and [window.token_ns for window in budget.windows] == [0]
+    assert budget.slowdown() is None and [window.step_ns for window in budget.windows] == [0]
 
 
 @over_recorders

@@ -143,7 +143,7 @@ def test_no_execution_of_a_busy_program_is_lost_after_its_table_was_found(tmp_pa
     assert len(run) > 100 and run.tolist() == list(range(run[0], run[-1] + 1)), (
         "each run of the program from the first recorded on"
     )
-    assert (executes["end_ns"].to_numpy() <= end[run]).all() and re.search(r"qnn: .* [\d.]+ s of CPU", done.stderr)
+    assert (executes["end_ns"].to_numpy() <= end[run]).all() and re.search(r"qnn: .* \([\d.]+ s of CPU", done.stderr)
 
 
 def test_a_mapped_backend_without_a_table_in_memory_is_said(tmp_path: Path, on: tuple[str, ...]) -> None:

@@ -220,5 +220,5 @@ def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(on
         again = next(r["ts_ns"] for r in rows if r["level"] == level and r["on"])
         ts = run.records(kind)["ts"]
         assert not ((ts > off) & (ts < again)).any() and (ts > again).any()
-    skip_where_stolen(host.share())  # then context alone may seem to explain a slow token
+    skip_where_stolen(host.share())  # then context alone may seem to explain a slow step
     assert learnt["withheld"] == 0

@@ -426,13 +426,13 @@ def test_counters_tell_decode_speed_and_work_in_flight(ahead: tuple[Judge, fixtu
     assert units["expert loads in flight"] == "count"
 
 
-def test_slow_tokens_and_switched_levels_are_marked(ahead: tuple[Judge, fixture.Tables]) -> None:
+def test_slow_steps_and_switched_levels_are_marked(ahead: tuple[Judge, fixture.Tables]) -> None:
     judge, tables = ahead
     sql = (
         "select t.name as t, s.name as n, s.ts as ts from slice s join track t on s.track_id = t.id where s.category = 'moescope'"
     )
     marks = {track: (name, ts - fixture.BOOT_OFFSET) for track, name, ts in judge.rows(sql)}
-    name, ts = marks["slow tokens"]
+    name, ts = marks["slow steps"]
     assert re.findall(r"[\d.]+", name)[:2] == ["11", "11.0"] and ts == tables["tokens"].begin_ns.iloc[-1]
     switched, ts = marks["missing from this recording"]
     assert re.search("operator .*10%", switched) and ts == fixture.START + 5000
@@ -462,7 +462,7 @@ def test_traces_of_two_recordings_are_read_as_one(usual: tuple[Judge, fixture.Ta
 def test_the_shipped_queries_answer_what_the_tables_say(ahead: tuple[Judge, fixture.Tables]) -> None:
     judge, tables = ahead
     answers = {name: judge.rows(sql) for name, sql in shipped_queries().items()}
-    spent = answers["token_breakdown"]
+    spent = answers["step_breakdown"]
     assert [row[2] - fixture.BOOT_OFFSET for row in spent] == tables["tokens"].begin_ns.tolist()
     threads = tables["op_threads"].assign(ns=lambda rows: rows.end_ns - rows.begin_ns)
     by_token = threads.groupby(tables["operators"].token_id.to_numpy()[threads.op_id]).ns.sum() / 1e6
@@ -470,7 +470,7 @@ def test_the_shipped_queries_answer_what_the_tables_say(ahead: tuple[Judge, fixt
     runs = tables["qnn_executes"].sort_values("begin_ns")
     idle = runs.begin_ns.to_numpy()[1:] - runs.end_ns.to_numpy()[:-1]
     assert sorted(row[1] for row in answers["npu_idle"]) == pytest.approx(sorted(idle / 1e3))
-    slow = answers["slow_tokens"]
+    slow = answers["slow_steps"]
     assert len(slow) == 1 and slow[0][2] == pytest.approx(11) and slow[0][3] == tables["tokens"].position.iloc[-1]
     loads = {row[0] - fixture.BOOT_OFFSET: row for row in answers["expert_loads"]}
     mine = tables["loads"].query("action == 'load'")

@@ -112,9 +112,9 @@ def test_findings_on_the_screen_keep_their_remedy() -> None:
     text = "evicted experts are reloaded; " * 4 + "a cache of 4.1 MiB instead of 3.0 MiB would avoid 68 of them: 1% of step time"
     answer = {"findings": [{"share": 0.01, "text": text}]}
     for width in (60, 80, 200):
-        screen = PlainConsole(width=width, file=io.StringIO())
-        screen.print(*top_findings(answer["findings"]))
-        lines = screen.file.getvalue().splitlines()
+        printed = io.StringIO()
+        PlainConsole(width=width, file=printed).print(*top_findings(answer["findings"]))
+        lines = printed.getvalue().splitlines()
         assert max(map(len, lines)) <= width
         assert text.rpartition(":")[0] in " ".join(" ".join(lines).split())
 
@@ -299,9 +299,9 @@ def test_the_rows_and_columns_of_a_step_add_up_however_many_there_are() -> None:
         ms = [float(1 + i * 7 % 5) for i in range(count)]
         cells = [{"part": f"part-{i}", "cause": f"cause-{i}", "ms": each} for i, each in enumerate(ms)]
         by = {f"{axis}_ms": {cell[axis]: cell["ms"] for cell in cells} for axis in ("part", "cause")}
-        screen = PlainConsole(width=200, file=io.StringIO())
-        screen.print(time_matrix("decode", {"ms": sum(ms), "cells": cells, **by}))
-        head, *rows, everything, _ = (line.split() for line in screen.file.getvalue().splitlines())
+        printed = io.StringIO()
+        PlainConsole(width=200, file=printed).print(time_matrix("decode", {"ms": sum(ms), "cells": cells, **by}))
+        head, *rows, everything, _ = (line.split() for line in printed.getvalue().splitlines())
         assert len(rows) <= PARTS_SHOWN + 1 and len(head) <= len(["decode,", "ms"]) + CAUSES_SHOWN + len(["others", "all"])
         shown = [[float(cell) for cell in row[1:-1]] for row in rows]
         assert sum(row[-1] for row in shown) == sum(ms) and all(sum(row[:-1]) == row[-1] for row in shown)

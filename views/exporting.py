@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from analyzer.questions.profdag import middle_token
+from analyzer.questions.profdag import middle_step
 from analyzer.records.schema import Tables
 from moescope.plain import for_output
 from views.errors import ViewError
@@ -124,15 +124,15 @@ def no_formula(texts: Any) -> Any:
     return compute.if_else(formula, compute.binary_join_element_wise("'", texts, ""), texts)
 
 
-def export_graph(run_dir: Path, out: Path | None, form: str, token: int | None, mean: bool, how: str) -> dict[str, Any] | None:
-    """Write one token's ProfDAG, its layers merged (`how` is fold) or without views (resolve); None on standard output."""
+def export_graph(run_dir: Path, out: Path | None, form: str, token_id: int | None, mean: bool, how: str) -> dict[str, Any] | None:
+    """Write one step's ProfDAG, its layers merged (`how` is fold) or without views (resolve); None on standard output."""
     from analyzer.questions import structure
-    from analyzer.questions.profdag import as_text, build_profdag, decode_tokens
+    from analyzer.questions.profdag import as_text, build_profdag, decode_steps
     from analyzer.tables.store import load_tables
 
     tables = load_tables(run_dir)
-    chosen = middle_token(tables) if token is None else token
-    built = build_profdag(tables, chosen, decode_tokens(tables) if mean else None)
+    chosen = middle_step(tables) if token_id is None else token_id
+    built = build_profdag(tables, chosen, decode_steps(tables) if mean else None)
     if how:
         built = structure.fold_layers(built) if how == "fold" else structure.without_views(built)
     path, text = out or run_dir / f"profdag.{form}", as_text(built, form)

@@ -77,17 +77,17 @@ def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None], ta
 
 
 def make_dag(
-    run_dir: Path, out: Path | None, step: Callable[[str], None], token: int | None = None, tables: "Tables | None" = None
+    run_dir: Path, out: Path | None, step: Callable[[str], None], token_id: int | None = None, tables: "Tables | None" = None
 ) -> dict[str, Any]:
-    """Write the ProfDAG page of one token."""
-    from analyzer.questions.profdag import build_profdag, middle_token
+    """Write the ProfDAG page of one step."""
+    from analyzer.questions.profdag import build_profdag, middle_step
     from analyzer.tables.store import load_tables
     from tracer.recording.format import Recording
     from views.profdag.page import write_profdag
 
     path, recording = out or run_dir / DAG, Recording(run_dir)
     tables = load_tables(run_dir) if tables is None else tables
-    chosen = middle_token(tables) if token is None else token
+    chosen = middle_step(tables) if token_id is None else token_id
     step(f"ProfDAG of step {chosen}")
     graph = build_profdag(tables, chosen)
     written = write_profdag(graph, tables, recording.manifest, path)

@@ -70,8 +70,8 @@ class Plan:
         decoding = [slot for slot in self.slots if slot.wanted and not slot.due]
         filling = [slot for slot in self.slots if slot.due]
         if self.rng.random() < 0.1:
-            rows = [(0, self.slots[0].position + i, False) for i in range(2000)]
-            self.calls.append(Call(TARGET, rows, [(0, "refused", -1, -1)], refused=True))
+            refused = [(0, self.slots[0].position + i, False) for i in range(2000)]
+            self.calls.append(Call(TARGET, refused, [(0, "refused", -1, -1)], refused=True))
         for slot in decoding:
             self._decode(call, slot)
         for slot in filling:

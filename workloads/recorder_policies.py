@@ -29,7 +29,7 @@ from tracer.recording.format import STREAMS
 from workloads import ROOT
 from workloads.compiling import compile_c
 
-SOURCES = ("growing", "tokens", "slow_tokens", "latency", "speed", "budget", "event_format")
+SOURCES = ("growing", "steps", "slow_steps", "latency", "speed", "budget", "event_format")
 
 
 class Change(NamedTuple):
@@ -43,10 +43,10 @@ class Change(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A time with levels on or off, and the typical time of its tokens."""
+    """A time with levels on or off, and the typical time of its steps."""
 
     on: bool
-    token_ns: float
+    step_ns: float
 
 
 class Field(Structure):
@@ -64,8 +64,10 @@ class LevelCost(Structure):
 class CChange(Structure):
     """struct change."""
 
-    _fields_ = (("ts_ns", c_uint64), ("done_ns", c_uint64), ("level", c_char_p), ("on", c_bool), ("tps", c_double))
-    _fields_ += (("why", c_char * 96),)
+    _fields_ = (
+        *(("ts_ns", c_uint64), ("done_ns", c_uint64), ("level", c_char_p), ("on", c_bool)),
+        *(("tps", c_double), ("why", c_char * 96)),
+    )
 
 
 class LatencyError(Structure):
@@ -77,7 +79,7 @@ class LatencyError(Structure):
 class CWindow(Structure):
     """struct window."""
 
-    _fields_ = (("on", c_bool), ("token_ns", c_double))
+    _fields_ = (("on", c_bool), ("step_ns", c_double))
 
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -86,12 +88,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "turn_filter": (None, [c_void_p, POINTER(c_void_p), POINTER(c_size_t), c_uint64, c_bool]),
     "kept_of": (c_void_p, [c_void_p, c_int, POINTER(c_size_t)]),
     "held_in": (c_uint64, [c_void_p]),
-    "fast_tokens": (c_uint64, [c_void_p]),
+    "fast_steps": (c_uint64, [c_void_p]),
     "dropped_of": (c_uint64, [c_void_p, c_int]),
     "count_misses": (c_int, [c_void_p, c_size_t, c_uint32, c_uint64, c_uint64]),
     "new_controller": (c_void_p, [c_double]),
     "hold_of": (c_uint64, [c_void_p]),
-    "observe_token": (None, [c_void_p, c_uint64]),
+    "observe_duration": (None, [c_void_p, c_uint64]),
     "speed": (c_double, [c_void_p]),
     "decide": (c_bool, [c_void_p, c_uint64, POINTER(LevelCost), c_int, POINTER(CChange)]),
     "new_explanation": (c_void_p, [c_double]),
@@ -130,7 +132,7 @@ def field_in(format_path: Path, name: str) -> tuple[int, int, int]:
 
 
 class Filter:
-    """`--only-slower-than`, with the pairing of tokens that it is used with."""
+    """`--only-slower-than`, with the pairing of steps that it is used with."""
 
     def __init__(self, limit_ns: int, kinds: dict[int, str], bound_bytes: int = 64 << 20):
         self.kinds, self._lib = kinds, load_library()
@@ -152,13 +154,13 @@ class Filter:
         return np.frombuffer(data, np.uint8).reshape(-1, width)
 
     def held_bytes(self) -> int:
-        """Bytes of records whose tokens are undecided."""
+        """Bytes of records whose steps are undecided."""
         return int(self._lib.held_in(self._at))
 
     def to_json(self) -> dict[str, Any]:
         """Counts of what was dropped."""
         counts = {name: int(self._lib.dropped_of(self._at, number)) for number, name in self.kinds.items()}
-        return {"tokens": self._lib.fast_tokens(self._at), "records": {name: n for name, n in counts.items() if n}}
+        return {"tokens": self._lib.fast_steps(self._at), "records": {name: n for name, n in counts.items() if n}}
 
 
 def misses_within(events: np.ndarray, pid: int, begin_ns: int, end_ns: int) -> int:
@@ -181,9 +183,9 @@ class Controller:
         return int(self._lib.hold_of(self._at))
 
     def observe(self, durations_ns: Iterable[int]) -> None:
-        """Add decode tokens in order."""
+        """Add decode steps in order."""
         for duration in durations_ns:
-            self._lib.observe_token(self._at, duration)
+            self._lib.observe_duration(self._at, duration)
 
     def tps(self) -> float:
         """Tokens per second; 0 if there are too few."""
@@ -199,7 +201,7 @@ class Controller:
 
 
 class Explanation:
-    """Whether slow tokens are explained by context and missed experts."""
+    """Whether slow steps are explained by context and missed experts."""
 
     def __init__(self, min_tps: float):
         self._lib = load_library()
@@ -230,11 +232,11 @@ class Budget:
         self._at = self._lib.new_budget(allowed, besides)
 
     def observe(self, on: bool, durations_ns: list[int]) -> None:
-        """Add decode tokens within the current window."""
+        """Add decode steps within the current window."""
         self._lib.observe_all(self._at, False, on, (c_double * len(durations_ns))(*durations_ns), len(durations_ns))
 
     def observe_change(self, durations_ns: list[int]) -> None:
-        """Add decode tokens that began while levels were switched."""
+        """Add decode steps that began while levels were switched."""
         self._lib.observe_all(self._at, True, True, (c_double * len(durations_ns))(*durations_ns), len(durations_ns))
 
     def is_over(self, on: bool, since_ns: int, now_ns: int) -> bool:
@@ -242,7 +244,7 @@ class Budget:
         return bool(self._lib.is_window_over(self._at, on, since_ns, now_ns))
 
     def slowdown(self) -> float | None:
-        """Relative increase of the time per token while the levels are on."""
+        """Relative increase of the time per step while the levels are on."""
         value = c_double()
         return value.value if self._lib.slowdown_while_on(self._at, byref(value)) else None
 
@@ -256,4 +258,4 @@ class Budget:
         """The latest windows."""
         count = c_int()
         rows = self._lib.windows_of(self._at, byref(count))
-        return [Window(row.on, row.token_ns) for row in rows[: count.value]]
+        return [Window(row.on, row.step_ns) for row in rows[: count.value]]

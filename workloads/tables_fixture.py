@@ -112,8 +112,9 @@ def make_steps(tokens: int, layers: int, op_ns: int) -> Tables:
         "maj_flt": 0,
         "min_flt": token % 3,
     }
-    run = {"op_id": op, "token_id": op_token, "layer": order // len(OPERATORS), "n_tokens": n_tokens[op_token], "order": order}
-    run |= {"type": [OPERATORS[i] for i in kind], "name": name[order], "tensor": order + 1, "shape": "2048x1"}
+    run: dict[str, Any] = {"op_id": op, "token_id": op_token, "layer": order // len(OPERATORS), "order": order}
+    run |= {"n_tokens": n_tokens[op_token], "shape": "2048x1"}
+    run |= {"type": [OPERATORS[i] for i in kind], "name": name[order], "tensor": order + 1}
     measured = {"n_threads": 2, "busy_ns": 2 * op_ns - wait, "wait_ns": wait, "maj_flt": 0, "min_flt": 0}
     graph = np.cumsum(kind == len(OPERATORS) - 1) - 1
     run["graph_id"] = np.where(kind == len(OPERATORS) - 1, graph, -1)

@@ -1,1 +1,1 @@
-"""The verbs of moescope."""
+"""One module per verb that reads."""

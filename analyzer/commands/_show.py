@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from analyzer.questions.step_origin import step_origin
+from analyzer.records.schema import Tables
 from analyzer.tables.recording_folders import Failure, RecordingFolder, map_folders
 from moescope.answers import json_value
 from moescope.plain import one_line
@@ -42,6 +44,12 @@ def print_table(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None
     screen.print(grid(*map(str, rows.columns), left=texts, title=title, rows=cells))
     if len(rows) > limit:
         screen.print(f"{len(rows) - limit} more rows: --json shows all")
+
+
+def print_origin(tables: Tables) -> None:
+    """Say where steps come from that no engine declared."""
+    if text := step_origin(tables):
+        console(soft_wrap=not sys.stdout.isatty()).print(text)
 
 
 def map_recordings(

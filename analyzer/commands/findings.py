@@ -9,8 +9,10 @@ examples:
 import argparse
 import sys
 
+from analyzer.commands._show import print_origin
 from analyzer.questions import ceilings
 from analyzer.questions.findings import findings
+from analyzer.questions.programs import has_only_threads
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
 from moescope.arguments import add_ceilings, add_json, add_run
@@ -34,9 +36,12 @@ def run(args: argparse.Namespace) -> int:
     ranked = findings(tables, roof)
     if print_if_json(args, {"findings": ranked}):
         return 0
+    print_origin(tables)
     screen = console(soft_wrap=not sys.stdout.isatty())
+    if ranked and has_only_threads(tables):
+        screen.print("no steps: of the life of the program's main thread")
     for rank, finding in enumerate(ranked, 1):
-        screen.print(f"{rank}. {finding.text} ({finding.ms:,.1f} ms)")
+        screen.print(f"{rank}. {finding.text} ({finding.ms:,.1f} ms, {finding.share:.0%})")
         if args.queries:
             screen.print(f"   {finding.query}", soft_wrap=True)
     if not ranked:

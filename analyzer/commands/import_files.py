@@ -9,6 +9,9 @@ QNN profiles are read into tables, and with --onto compared with a recording's e
 viewer's CSV and text (linting too), optrace and its summary (QHAS) in JSON. All may be compressed by gzip. QAIRT's other reports
 are refused by their type: their contents are not described in public.
 
+The file of an external power meter (CSV: a column of time, and power or voltage and current) joins a recording that was made with
+`run --meter`: the pattern of load that was played then gives the offset of its clock.
+
 examples:
   moescope import onnxruntime_profile.json --out recordings/imported
   moescope import model.etdp --out recordings/executorch
@@ -16,6 +19,7 @@ examples:
   moescope import qnn/expert.csv
   moescope import qnn/*.csv --onto recordings/run-1           tables go to RUN/imported, or to --out
   moescope import chrometrace.json --mhz 1100 --json
+  moescope import meter.csv --onto recordings/run-1
 
 Exit code 1: a QNN profile, or a part of one, could not be read, or an execution is not in the recording.
 """
@@ -33,12 +37,14 @@ from analyzer.imports.csv import match_executions, read_csv, text_of
 from analyzer.imports.optrace import critical_path, read_optrace, utilization
 from analyzer.imports.qhas import is_summary, read_qhas
 from analyzer.imports.run_folder import Run, write_run
+from analyzer.tables.meter import METER, is_meter, join_meter, read_meter
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_out
 from moescope.plain import print_plain
+from moescope.scratch import replaced_file
 from moescope.terminal import console, grid, words
-from tracer.recording.format import RecordingError
+from tracer.recording.format import Recording, RecordingError
 
 MOST = 8
 READERS = (
@@ -51,7 +57,9 @@ READERS = (
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="a program's profile, or QNN profiles")
-    parser.add_argument("--onto", metavar="RUN", type=Path, help="recording that QNN profiles belong to")
+    parser.add_argument(
+        "--onto", metavar="RUN", type=Path, help="recording that QNN profiles, or a power meter's file, belong to"
+    )
     add_out(parser, "of QNN profiles with --onto RUN/imported, otherwise none", "DIR")
     parser.add_argument("--mhz", type=float, metavar="MHZ", help="frequency of the NPU, to show cycles as time too")
     add_json(parser)
@@ -60,6 +68,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make a recording of a profile, or read QNN profiles, of which unreadable ones are reported and skipped."""
     for path in args.files:
+        if args.onto and is_meter_file(path):
+            return import_meter(path, args)
         if imported := run_from_file(path):
             if len(args.files) > 1 or args.out is None:
                 raise RecordingError(f"{path} becomes a recording: import it alone, with --out RUN")
@@ -96,6 +106,31 @@ def make_recording(path: Path, imported: Run, args: argparse.Namespace) -> int:
     for warning in imported.warnings:
         print_plain(f"not known: {warning}")
     print_plain(f"{args.out}: {', '.join(f'{count:,} {name}' for name, count in rows.items())}")
+    return 0
+
+
+def is_meter_file(path: Path) -> bool:
+    """Whether a file is of a power meter."""
+    try:
+        return is_meter(text_of(path))
+    except (RecordingError, OSError):
+        return False  # reported with the QNN profiles
+
+
+def import_meter(path: Path, args: argparse.Namespace) -> int:
+    """Join a power meter's file with a recording, whose tables it is part of from now on."""
+    text = text_of(path)
+    meter = read_meter(path, text)
+    joined = join_meter(meter, Recording(args.onto).manifest, path)
+    with replaced_file(args.onto / METER) as file:
+        file.write_text(text)
+    about = {"samples": len(meter.watts), "likeness": joined.likeness, "zero_ns": joined.zero_ns}
+    about |= {"off_watts": joined.off_watts, "on_watts": joined.on_watts}
+    if not print_if_json(args, about, "meter"):
+        print_plain(
+            f"{path}: {len(meter.watts):,} samples joined; the pattern of load took {joined.on_watts - joined.off_watts:.2f} W "
+            f"more than rest (correlation {joined.likeness:.2f})"
+        )
     return 0
 
 

@@ -18,6 +18,8 @@ from moescope.arguments import add_run_and_json
 from moescope.terminal import counted
 
 prepare_parser = add_run_and_json
+HELD = 0.05
+"""Share of the time between tokens from which the wait for other requests' prompts is named."""
 NEEDED = ("tokens", "sequences")
 
 
@@ -46,6 +48,10 @@ def request_lines(summary: dict[str, Any]) -> list[str]:
     for label, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms")):
         values = ", ".join(f"{name} {number(value, ',.2f')}" for name, value in summary[key].items())
         answer.append(f"{label} of requests in ms: {values.replace('most', 'longest')}")
+    if (share := summary["held_share"] or 0.0) >= HELD:
+        answer.append(
+            f"prompts of other requests hold up decode for {share:.0%} of the time between tokens; smaller batches shorten it"
+        )
     return answer
 
 
@@ -65,6 +71,6 @@ def request_columns(rows: pd.DataFrame) -> pd.DataFrame:
     """The columns of the screen."""
     begin = (rows["begin_ns"] - rows["begin_ns"].min()) / 1e6
     where = ["pid", "context"] if rows["pid"].nunique() > 1 else ["context"]
-    names = ["request", *where, "sequence", "begin", "ttft_ms", "tpot_ms", "prompt", "cached", "generated", "steps"]
+    names = ["request", *where, "sequence", "begin", "ttft_ms", "tpot_ms", "held_ms", "prompt", "cached", "generated", "steps"]
     more = ["drafted", "accepted"] if rows["checks"].sum() else []
     return rows.assign(begin=begin)[names + more]

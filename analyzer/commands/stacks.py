@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 import pandas as pd
 
-from analyzer.commands._show import print_table
+from analyzer.commands._show import print_origin, print_table
 from analyzer.questions import stacks
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
@@ -31,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Print functions by their share of samples, and waits by their sum."""
     tables, manifest = load_tables(args.run_dir), Recording(args.run_dir).manifest
     summary = stacks.stack_summary(tables, manifest)
-    samples = stacks.with_moments(tables, tables["samples"], "ts_ns")
-    waits = stacks.with_moments(tables, tables["waits"], "begin_ns")
+    samples, waits = (stacks.joined(tables, name) for name in ("samples", "waits"))
     functions = shares(tables, samples, args.by)
     waited = longest(tables, waits)
     if print_if_json(args, {"summary": summary, "functions": functions, "waits": waited}):
@@ -40,9 +39,11 @@ def run(args: argparse.Namespace) -> int:
     if not summary["hz"]:
         print("no stacks in this recording: record with --stacks")
         return 0
+    print_origin(tables)
     print(f"{summary['samples']} samples at {summary['hz']} Hz, {summary['whole'] or 0:.1%} of them with a whole stack;")
-    if least_us := summary["long_wait_us"]:
-        print(f"{summary['waits']} waits of {least_us / 1e3:g} ms or longer, {summary['waits_ms']:.1f} ms together")
+    if summary["long_wait_us"]:
+        least_ms = summary["long_wait_us"] / 1e3
+        print(f"{summary['waits']} waits of {least_ms:g} ms or longer, {summary['waits_ms']:.1f} ms together")
     else:
         print("waits were not recorded: their stacks need Linux 5.15, its BTF, and the loader libbpf")
     print_table(functions.head(MOST), "functions by samples, shares")
@@ -69,5 +70,5 @@ def longest(tables: stacks.Tables, waits: pd.DataFrame) -> pd.DataFrame:
         woken_in=places[waits["waker_stack_id"].to_numpy()],
         ms=waits["duration_ns"] * 1e-6,
     )
-    answer = rows.groupby(["waits_in", "woken_in", "part"], sort=False)["ms"].agg(["count", "sum", "max"]).reset_index()
+    answer = rows.groupby(["waits_in", "woken_in", "cause", "part"], sort=False)["ms"].agg(["count", "sum", "max"]).reset_index()
     return answer.rename(columns={"sum": "ms", "max": "most_ms"}).sort_values("ms", ascending=False, ignore_index=True)

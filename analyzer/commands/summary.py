@@ -25,11 +25,20 @@ from tracer.recording.format import Recording
 
 PARTS_SHOWN, CAUSES_SHOWN, FINDINGS = 6, 4, 3
 OTHERS, LEAST = "others", 0.005
+THREADS, FILES = 6, 4
+FILE_NOUNS = {"read": "read", "fault": "page fault"}
 APART = 0.02
 """Smallest share of TPOT outside of steps that is shown."""
 NOUNS = {"warm-up": "warm-up step", "refused": "refused call"}
 NOUNS |= {"blocks": "block request", "loads": "expert load", "qnn_executes": "NPU execution", "qnn_calls": "QNN call"}
 """One row of a table or step of a phase whose name does not say it."""
+DISTURBED = {
+    "gap": "others missing:",
+    "charging": "a charger:",
+    "stopped": "a sensor that stood still:",
+    "reset": "a counter reset:",
+}
+"""State of an interval between power readings, as text before its count."""
 LINES_OF_GRAPHS, TYPES_OF_GRAPHS = 6, 5
 """At most so many kinds of graphs, and types of operators of each, are shown."""
 Section = dict[str, Any]
@@ -89,8 +98,10 @@ def exit_text(code: int) -> str:
 def speed_lines(answer: Section) -> list[Line]:
     """Tokens per second and latencies."""
     t = answer["tokens"]
+    if not t and answer["program"]:
+        return []
     if not t:
-        return [line for row in answer["graphs"][:LINES_OF_GRAPHS] for line in graph_lines(row)] or ["no tokens recorded"]
+        return [line for row in answer["graphs"][:LINES_OF_GRAPHS] for line in graph_lines(row)] or ["no steps recorded"]
     tpot, other = t["tpot_ms"], t["other_step_ms"]
     if other["n"] and not t["generations"]:
         spread = f"median {number(other['median'], '.2f')} ms, p90 {number(other['p90'], '.2f')} ms"
@@ -169,11 +180,46 @@ def by_cause(part: Section) -> str:
     return f"{part['ms']:,.2f} ms: {causes}"
 
 
-def top_findings(findings: list[Section]) -> list[Line]:
+def top_findings(findings: list[Section], of: str = "of step time") -> list[Line]:
     """The first findings."""
     rows = [(f"{f['share']:.0%}", f["text"]) for f in findings[:FINDINGS]]
     what = "main costs (all: moescope findings)"
-    return [grid("of step time", what, left=(what,), rows=rows)]
+    return [grid(of, what, left=(what,), rows=rows)]
+
+
+def cost_lines(answer: Section) -> list[Line]:
+    """The first findings, of steps or of the run of a program without steps."""
+    of = "of step time" if answer["tokens"] or not answer["program"] else "of the run"
+    return top_findings(answer["findings"], of) if answer["findings"] else []
+
+
+def program_lines(p: Section) -> list[Line]:
+    """Threads by cause, disks, and files by thread, of a program that no engine declares."""
+    lives = pd.DataFrame([row["cause_ms"] for row in p["threads"]]).fillna(0.0)
+    named = [str(cause) for cause, ms in lives.sum().sort_values(ascending=False).items() if ms >= LEAST * lives.sum().sum()]
+    table = grid("thread, ms", *named, "lived", left=("thread, ms",))
+    for row in p["threads"][:THREADS]:
+        spent = (row["cause_ms"].get(cause, 0.0) for cause in named)
+        table.add_row(
+            f"{row['name']} {row['tid']}", *(number(ms, ",.1f") if ms else "" for ms in spent), number(row["ms"], ",.1f")
+        )
+    disks = [
+        f"disk {d['device']}: busy {d['busy_share']:.0%} of the time, then with {d['mean_depth']:.1f} requests at once "
+        f"(at most {d['most_depth']}); read {size_text(d['read_bytes'])}, wrote {size_text(d['write_bytes'])}"
+        for d in p["disks"]
+    ]
+    files = [
+        f"{f['thread']} {f['tid']} waited {number(f['ms'])} ms for {size_text(f['bytes'])} of {f['file'] or 'anonymous memory'} "
+        f"({counted(f['count'], FILE_NOUNS[f['how']])})"
+        for f in p["files"][:FILES]
+        if f["ms"] >= LEAST * p["ms"]
+    ]
+    return [table, *disks, *files]
+
+
+def size_text(count: float) -> str:
+    """Bytes in MiB."""
+    return f"{count / 2**20:,.1f} MiB"
 
 
 def expert_lines(e: Section) -> list[Line]:
@@ -233,6 +279,28 @@ def clock_lines(c: Section) -> list[Line]:
     return [words(("clocks ", "bold"), (line, "yellow")) for line in lines]
 
 
+def energy_lines(e: Section) -> list[Line]:
+    """Energy per token by power rail, what disturbed its readings, and rails of which nothing is known."""
+    lines: list[Line] = []
+    for rail in e["rails"]:
+        phases = [f"{name} {energy_text(figures)}" for name, figures in rail["phases"].items()]
+        floor = f"; idle floor {rail['floor_watts']:.2f} W" if rail["floor_watts"] is not None else ""
+        lines.append(words(("energy ", "bold"), f"{rail['rail']} ({rail['source']}): {', '.join(phases)}{floor}"))
+        odd = ", ".join(f"{DISTURBED[name]} {n}" for name, n in rail["disturbances"].items())
+        lines += [words((f"{rail['rail']}, intervals between readings with {odd}", "yellow"))] if odd else []
+    lines += [words((f"energy {row['rail']} ({row['source']}): {row['why']}", "yellow")) for row in e["untold"]]
+    return lines
+
+
+def energy_text(figures: Section) -> str:
+    """A phase's energy per token with its interval."""
+    if figures["j_per_token"] is None:
+        return "not known"
+    above = figures["above_floor_j_per_token"]
+    rest = f", {above:.3g} above the floor" if above is not None else ""
+    return f"{figures['j_per_token']:.3g} J/token ({figures['low']:.3g} to {figures['high']:.3g}{rest})"
+
+
 def io_lines(i: Section) -> list[Line]:
     """Bytes by what moved them, and time waiting for I/O."""
     mib = {name: f"{i[name] / 2**20:,.1f} MiB" for name in ("read_bytes", "fault_bytes", "device_read_bytes")}
@@ -260,14 +328,14 @@ def loss_lines(answer: Section) -> list[Line]:
     pause = [f"the program was stopped {c['held_ns'] / 1e6:,.0f} ms{stops} to place probes"] if c.get("held_ns") else []
     dropped = r["dropped"]
     dropped_records = sum((dropped.get("records") or {}).values())
-    fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
+    fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster steps" if dropped else ""
     lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast)]
     first, *more = [*c["lines"], *pause] or [""]
     lines += [words(("tracing", "bold"), f": {first}"), *more] if first else []
     if c.get("advice"):
         lines.append(words((c["advice"], "yellow")))
     if s := r["sampling"]:
-        slowdown = f"tokens took {number(s['slowdown_while_on'], '.1%')} longer meanwhile; " if "slowdown_while_on" in s else ""
+        slowdown = f"steps took {number(s['slowdown_while_on'], '.1%')} longer meanwhile; " if "slowdown_while_on" in s else ""
         on = f"costly levels were on for {number(s['share_on'], '.0%')} of the time"
         lines.append(f"{on}: {slowdown}limit {s['allowed']:.0%}")
     return [*lines, "incomplete: " + ", ".join(odd)] if odd else lines
@@ -283,11 +351,13 @@ PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("", speed_lines),
     ("", time_lines),
     ("requests", served_lines),
-    ("findings", top_findings),
+    ("program", program_lines),
+    ("", cost_lines),
     ("experts", expert_lines),
     ("npu", npu_lines),
     ("npu_queues", npu_queues),
     ("clocks", clock_lines),
+    ("energy", energy_lines),
     ("io", io_lines),
     ("", loss_lines),
     ("", next_steps),

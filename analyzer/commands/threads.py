@@ -7,7 +7,7 @@ examples:
 
 import argparse
 
-from analyzer.commands._show import print_table
+from analyzer.commands._show import print_origin, print_table
 from analyzer.questions import displacement, threads
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
     summary = threads.thread_summary(tables, lost)
     if print_if_json(args, {"summary": summary, "operators": states, "threads": shares, "displaced_by": displacers}):
         return 0
+    print_origin(tables)
     if len(tables["thread_states"]) == 0:
         print("no scheduling in this recording: record at level sched")
     print_table(states, "busy time of operators by state of the thread, shares", 15)

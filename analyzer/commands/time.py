@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import number, print_table
+from analyzer.commands._show import number, print_origin, print_table
 from analyzer.errors import AnalysisError
 from analyzer.questions import accelerators, step_time
 from analyzer.questions.npu_windows import npu_sum
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     answer = of_step(tables, time, args.step) if args.step is not None else of_run(tables, time, args.faster / 100)
     if print_if_json(args, answer, "" if args.step is None else "step"):
         return 0
+    print_origin(tables)
     if not answer["phases"]:
         print("no complete steps in this recording")
         return 0

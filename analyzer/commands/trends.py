@@ -1,4 +1,4 @@
-"""Show how steps spread, drift, swing and jump across tokens, and which operators grow with the context.
+"""Show how steps spread, drift, swing and jump from step to step, and which operators grow with the context.
 
 RUN is a recording; of one without phases (an imported profile) all steps count, of one without steps the executions of
 its NPU graph with the most time. A QNN profile as CSV (see `import`) works, too.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analyzer.commands._show import print_table
+from analyzer.commands._show import print_origin, print_table
 from analyzer.imports.csv import read_csv
 from analyzer.questions import trends
 from analyzer.records.schema import empty_table, fill_missing
@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     facts, growing = trends.trend_summary(tables), trends.context_growth(tables)
     if print_if_json(args, {**facts, "growth": growing, "steps": trends.decode_steps(tables)}):
         return 0
+    if "recurrences" in tables:
+        print_origin(tables)
     names = ("ttft_ms", "tpot_ms", "step_ms")
     print_table(pd.DataFrame([{"": name, **facts[name]} for name in names]), "ms")
     if "model" not in facts:

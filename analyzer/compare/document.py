@@ -9,6 +9,7 @@ import pandas as pd
 
 from analyzer.compare import clocks, environment, graph, statistics
 from analyzer.compare import structure as structures
+from analyzer.compare.functions import FRAME, changed_frames
 from analyzer.compare.metrics import DIMS
 from analyzer.compare.results import Result, value_matrices
 from analyzer.compare.verdict_text import HEADLINES, causal_rank, conclusions, direction, in_turns, verdict_sentence
@@ -94,7 +95,8 @@ def in_report_order(judged: pd.DataFrame) -> pd.DataFrame:
 
 def as_document(result: Comparison) -> dict[str, Any]:
     """The comparison, JSON-able (NaN as null); the views read nothing else."""
-    rows = in_report_order(result.judged).head(SHOWN_METRICS)
+    listed = result.judged[result.judged["family"] != FRAME]
+    rows = in_report_order(listed).head(SHOWN_METRICS)
     where = result.judged.index.get_indexer(rows.index)
     metrics = [
         {
@@ -111,8 +113,9 @@ def as_document(result: Comparison) -> dict[str, Any]:
         "left_out": result.left_out,
         "runs": {side: [run.name for run in runs] for side, runs in named_sides(result)},
         "metrics": metrics,
-        "metrics_total": len(result.judged),
-        "verdicts": {str(name): int(n) for name, n in result.judged["verdict"].value_counts().items()},
+        "metrics_total": len(listed),
+        "verdicts": {str(name): int(n) for name, n in listed["verdict"].value_counts().items()},
+        "frames": changed_frames(result.judged),
         "waterfalls": [
             {
                 "phase": fall.phase,

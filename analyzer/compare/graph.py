@@ -13,7 +13,7 @@ import pandas as pd
 
 from analyzer.compare.metrics import RunTables, described_operators
 from analyzer.compare.verdicts import APPEARED, FASTER, SLOWER, VANISHED
-from analyzer.questions.profdag import build_profdag, decode_tokens
+from analyzer.questions.profdag import build_profdag, decode_steps
 from analyzer.questions.structure import without_views
 
 PHASE = "decode"
@@ -43,15 +43,15 @@ def unpack_skeleton(data: bytes | None) -> Skeleton:
 
 def skeleton_of(facts: RunTables) -> Skeleton:
     """The skeleton of a recording; empty if no decode step has operators, or if there are too many to show."""
-    tokens = decode_tokens(facts.tables)
-    if not tokens:
+    steps = decode_steps(facts.tables)
+    if not steps:
         return Skeleton()
-    token = tokens[len(tokens) // 2]
+    step = steps[len(steps) // 2]
     frame = described_operators(facts, np.zeros(len(facts.tables["operators"])))
-    frame = frame[frame["token_id"] == token].sort_values("order")
+    frame = frame[frame["token_id"] == step].sort_values("order")
     if len(frame) > MOST_NODES:
         return Skeleton()
-    graph = without_views(build_profdag(facts.tables, token, time=facts.time))
+    graph = without_views(build_profdag(facts.tables, step, time=facts.time))
     number = {f"op {order}": i for i, order in enumerate(frame["order"].tolist())}
     edges = [(number[a], number[b]) for a, b in graph.edges if a in number and b in number]
     rows = zip(*(frame[name].tolist() for name in (*IDENTITY, "name")), strict=True)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import clocks, figures, step_time
+from analyzer.compare.functions import function_metrics
+from analyzer.questions import clocks, energy, figures, step_time
 from analyzer.questions.experts import activations
 from analyzer.records.schema import COMPARED, Tables
 
@@ -32,10 +33,10 @@ UNDISTURBED = 0.8
 
 
 class RunTables:
-    """A recording's tables, and intermediate results that several metrics share."""
+    """A recording's tables, and intermediate results that several metrics share; `hz`: of its samples of stacks, if any."""
 
-    def __init__(self, tables: Tables):
-        self.tables = tables
+    def __init__(self, tables: Tables, hz: int = 0):
+        self.tables, self.hz = tables, hz
         every, fed = figures.complete_steps(tables).sort_index(), figures.fed_sequences(tables)
         self.complete_steps = figures.undisturbed_steps(every)
         self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
@@ -54,9 +55,11 @@ def extract_metrics(facts: RunTables) -> pd.DataFrame:
         memory_metrics,
         scheduling_metrics,
         clock_metrics,
+        energy_metrics,
     )
     rows = [row for make in makers for row in make(facts)]
     parts = [pd.DataFrame(rows), operator_metrics(facts), expert_time_metrics(facts)]
+    parts.append(function_metrics(facts.tables, facts.steps, facts.hz))
     frame = pd.concat([pd.DataFrame([DEFAULTS]).iloc[:0], *(part for part in parts if len(part))], ignore_index=True)
     frame = frame.reindex(columns=[c.name for c in METRICS])
     for column in METRICS:
@@ -120,7 +123,7 @@ def phase_metrics(facts: RunTables) -> Iterator[Row]:
 
 
 def described_operators(facts: RunTables, charged: np.ndarray) -> pd.DataFrame:
-    """Operators with phase, kind and backend of their graph, and `charged`, their ns of their token's time."""
+    """Operators with phase, kind and backend of their graph, and `charged`, their ns of their step's time."""
     runs = facts.tables["graphs"].set_index("graph_id")
     frame = facts.tables["operators"]
     backend = frame["graph_id"].map(runs["backend"]).fillna("") if len(runs) else ""
@@ -286,6 +289,14 @@ def clock_metrics(facts: RunTables) -> Iterator[Row]:
     """The mean frequency of each policy's CPUs during decode."""
     for name, mhz in clocks.mean_frequencies(facts.tables).items():
         yield metric_row("clocks", "frequency", "MHz", mhz, len(facts.steps), type=name, phase="decode", better="higher")
+
+
+def energy_metrics(facts: RunTables) -> Iterator[Row]:
+    """Joules per token of each phase, by power rail."""
+    for row in energy.phase_energy(facts.tables).to_dict("records"):
+        yield metric_row(
+            "energy", "energy per token", "J", row["j_per_token"], row["tokens"], type=row["rail"], phase=row["phase"]
+        )
 
 
 def routed_rows(tables: Tables) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""One run's stored result: metrics, environment, token series and routing, small enough to store for every build.
+"""One run's stored result: metrics, environment, series of steps and routing, small enough to store for every build.
 
 A result is one Parquet file: the metrics are its rows, everything else JSON in its metadata. A recording has the same result.
 """
@@ -20,9 +20,11 @@ import pyarrow
 import pyarrow.parquet as parquet
 
 from analyzer.compare.environment import begin_s, environment_of
+from analyzer.compare.functions import with_unsampled
 from analyzer.compare.graph import Skeleton, skeleton_of, unpack_skeleton
 from analyzer.compare.metrics import DIMS, METRICS, RunTables, extract_metrics, metric_keys, routed_rows
 from analyzer.errors import AnalysisError
+from analyzer.records.manifest import section
 from analyzer.tables.recording_folders import RecordingFolder, is_pattern, recording_folders
 from analyzer.tables.store import TABLES_VERSION, input_fingerprint, load_tables
 from moescope.answers import note_emulator
@@ -30,7 +32,7 @@ from tracer.recording.format import Recording, RecordingError, is_whole, with_ch
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
-RESULT_VERSION = 7
+RESULT_VERSION = 8
 RENAMED = {"TPOT": "TPOT, median"}
 """Metrics with other names in older versions."""
 SERIES_STEPS = 4000
@@ -99,7 +101,7 @@ def of_recording(folder: Path) -> Result:
             return result
     tables = load_tables(folder)
     routes = [(int(a), int(b), int(c)) for a, b, c in routed_rows(tables).to_numpy().tolist()]
-    facts = RunTables(tables)
+    facts = RunTables(tables, int(section(recording.manifest, "stacks").get("hz") or 0))
     series = np.round(facts.itl.to_numpy()[:SERIES_STEPS], 5).tolist()
     about = environment_of(recording.manifest)
     seal = str(with_checksum(recording.manifest)["checksum"])
@@ -218,5 +220,6 @@ def value_matrices(base: list[Result], cand: list[Result]) -> tuple[pd.DataFrame
     dims = frame[~frame.index.duplicated()][[*DIMS, "unit", "better", "label"]].copy()
     dims["offset"] = frame["offset"].groupby(number).max().to_numpy()
     dims["share"] = frame["share"].groupby(number).mean().to_numpy()
+    with_unsampled(dims, out)
     n = len(base)
     return dims, out[0, :n], out[0, n:], out[1, :n], out[1, n:]

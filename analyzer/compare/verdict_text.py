@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare.environment import Difference
+from analyzer.compare.functions import FUNCTION
 from analyzer.compare.statistics import drift_factor
 from analyzer.compare.structure import Change, Drift
 from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN
 from analyzer.compare.waterfall import Waterfall
+from analyzer.questions.stacks import short_function
 from moescope.plain import markdown_text
 from moescope.terminal import counted
 
@@ -40,6 +42,8 @@ CAUSAL_ORDER = (
     ("npu", ""),
     ("pace", ""),
     ("operator", ""),
+    ("function", "CPU time itself"),
+    ("function", ""),
     ("expert", ""),
     ("closure", ""),
 )
@@ -90,6 +94,8 @@ def metric_name(row: dict[str, Any]) -> str:
     where += [str(row[name]) for name in ("shape", "graph") if row[name]]
     where += [f"on {row['backend']}"] if row["backend"] else []
     name = "" if row["family"] == "operator" else str(row["metric"])
+    if row["family"] == FUNCTION:
+        name, where = f"{name} of", [short_function(row["type"])]
     names = f" ({row['label']})" if row["label"] else ""
     phase = f" in {row['phase']}" if row["phase"] else ""
     return " ".join([*([name] if name else []), *where]) + names + phase
@@ -120,7 +126,7 @@ def conclusions(
     speed = judged[judged["family"] == "speed"].to_dict("records")
     out = [(LEVEL.get(row["verdict"], "info"), speed_sentence(row, practical)) for row in speed]
     if not speed:
-        out.append(("warn", "No run has tokens, so speed was not compared."))
+        out.append(("warn", "No run has steps, so speed was not compared."))
     changed = {PHASE_OF.get(str(row["metric"]), "") for row in speed if row["verdict"] in (SLOWER, FASTER)}
     out += [sentence for fall in falls if fall.phase in changed for sentence in waterfall_sentence(fall, judged)]
     out += changed_causes(judged)
@@ -144,7 +150,7 @@ def verdict_sentence(judged: pd.DataFrame) -> str:
     clauses = [f"The candidate is {'; '.join(parts)}"] if parts else []
     clauses += [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} inconclusive"] if unknown else []
     clauses += [runs_needed(max(rows, key=lambda row: row["more_runs"]))] if unknown and not parts else []
-    return f"{'; '.join(clauses)}." if clauses else "No run has tokens, so speed was not compared."
+    return f"{'; '.join(clauses)}." if clauses else "No run has steps, so speed was not compared."
 
 
 def spoken_name(metric: str) -> str:

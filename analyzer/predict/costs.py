@@ -26,6 +26,8 @@ FEW_RUNS = 8
 """Runs of a kind that are needed to distinguish its costs from those of others."""
 UNIT_OF = {"cpu": "cpu", "htp": "npu"}
 """Backend names in recordings → units of this package."""
+ROUNDS = 8
+"""Of fits of a line and of the loader's factor on it."""
 LAYER_KINDS = ("attention", "router", "dispatch", "mlp", "combine")
 SAME_EVERYWHERE = ("attention", "router", "combine")
 """Decode work that no setting changes; its times normalize recordings to one machine speed."""
@@ -132,7 +134,7 @@ def from_tables(*recordings: Tables) -> Costs:
     if len(runs) == 0:
         raise PredictError("the recordings hold no expert runs: record the runtime at levels operator,expert")
     by_kind = _pooled_lines(observed, lambda run: run.work).groupby(["kind", "unit", "phase", "mode"])
-    work: dict[tuple[str, ...], Line] = {key: _undisturbed_line(part) for key, part in by_kind}
+    work: dict[tuple[str, ...], Line] = {key: line_of_work(part) for key, part in by_kind}
     first: dict[tuple[str, str, str], float] = {}
     for (backend, phase, mode), part in runs.groupby(["backend", "phase", "mode"]):
         line, longer = _expert_runs(part)
@@ -392,21 +394,33 @@ def _pooled_lines(observed: list[RecordedCosts], part: Callable[[RecordedCosts],
     return pd.concat([part(run) for run in observed], ignore_index=True)
 
 
-def _undisturbed_line(part: pd.DataFrame) -> Line:
-    """The line of work without concurrent loader or requested loads, with the others' extra time; of all work if too little."""
+def line_of_work(part: pd.DataFrame) -> Line:
+    """The line of work without concurrent loader or requested loads, with the others' extra time; of all work if too little.
+
+    In a prompt, the loader works beside nearly all work but a layer's first chunk, which is not like the others: there the line
+    and the loader's factor are fitted to all chunks together.
+    """
     asked = part["asked"]
-    usual = part[~part["beside"] & (asked == 0)]
+    unasked = part[asked == 0]
+    usual, slow = unasked[~unasked["beside"]], unasked[unasked["beside"]]
     if len(usual) < FEW_RUNS:
         return _fitted_lines(part)
-    line = _fitted_lines(usual)
-    slow = part[part["beside"] & (asked == 0)]
-    if len(slow) >= FEW_RUNS:
-        slower = float(slow["bare"].sum()) / _expected_seconds(_fitted_lines(usual, "bare"), slow).sum()
-        line = replace(line, beside=max(slower, 1.0))
+    line = _line_beside(unasked if len(slow) > len(usual) else usual, slow)
     if asked.sum() >= FEW_RUNS:
         excess = part["seconds"] - _expected_seconds(line, part) * np.where(part["beside"], line.beside, 1.0)
         line = replace(line, per_load=max(float(excess.sum() / asked.sum()), 0.0))
     return line
+
+
+def _line_beside(fitted: pd.DataFrame, slow: pd.DataFrame) -> Line:
+    """The line of `fitted` with the factor by which the loader slows `slow` down; fitted alternately until they agree."""
+    beside = 1.0
+    for _ in range(ROUNDS if len(slow) >= FEW_RUNS else 0):
+        factor = np.where(fitted["beside"], beside, 1.0)
+        bare = _fitted_lines(fitted.assign(bare=fitted["bare"] / factor), "bare")
+        beside = max(float(slow["bare"].sum()) / _expected_seconds(bare, slow).sum(), 1.0)
+    line = _fitted_lines(fitted.assign(seconds=fitted["seconds"] / np.where(fitted["beside"], beside, 1.0)))
+    return replace(line, beside=beside)
 
 
 def _fitted_lines(part: pd.DataFrame, column: str = "seconds") -> Line:
@@ -435,11 +449,11 @@ def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
     """
     usual = next((how for how in ("", FOUND, LOADED) if (part["how"] == how).sum() >= FEW_RUNS), None)
     if usual is None:
-        return _undisturbed_line(part), {}
+        return line_of_work(part), {}
     together = part[part["how"].isin(("", FOUND))]
     mixed = together.groupby(["token_id", "layer"])["how"].transform("nunique").to_numpy() > 1
     clean = together[~mixed & (together["how"] == usual).to_numpy()]
-    line = _undisturbed_line(clean if len(clean) >= FEW_RUNS else part[part["how"] == usual])
+    line = line_of_work(clean if len(clean) >= FEW_RUNS else part[part["how"] == usual])
     longer = {}
     for how in {FOUND, LOADED, AWAITED} - {usual}:
         compared = together if how == FOUND else part[part["how"] == how]

@@ -13,14 +13,14 @@ from analyzer.tables.qnn.busy import accepted
 
 QUEUED = "hexagon"
 """The backend whose graphs go to the NPU through a queue, batch by batch, in `npu_batches`."""
-HANDING_OVER = ("submission", "queue", "transport", "completion")
+SUBMISSION_COSTS = ("submission", "queue", "transport", "completion")
 """Causes that occur with every submission to an accelerator, regardless of its work."""
 FASTER = 0.08
 """Default share by which `accelerator_saving` speeds the accelerator up."""
 
 
 def fallen_back(tables: Tables) -> np.ndarray:
-    """Which operators the CPU computes between operators of the same layer and token that ran on an accelerator.
+    """Which operators the CPU computes between operators of the same layer and step that ran on an accelerator.
 
     Only if the engine splits one graph over backends: separate graphs of a layer were assigned to backends on purpose.
     """
@@ -47,7 +47,7 @@ def queued_operators(tables: Tables) -> pd.DataFrame:
 
 
 def submissions(tables: Tables) -> pd.DataFrame:
-    """Work submitted to an accelerator within tokens, and the time at which the host knew that it was done."""
+    """Work submitted to an accelerator within steps, and the time at which the host knew that it was done."""
     executed, graphs = executions(tables), given_away(tables)
     graphs = graphs[(graphs["backend"] != QUEUED).to_numpy() | (len(tables["npu_batches"]) == 0)]
     waited = first_waits(tables, graphs)[["wait_ns", "done_ns"]]
@@ -113,9 +113,9 @@ def accelerator_waits(tables: Tables, pieces: pd.DataFrame) -> Intervals:
 
 
 def accelerator_saving(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[str, Any]:
-    """The saving of an accelerator that takes `share` less time, in ms over all tokens; {} if none was used.
+    """The saving of an accelerator that takes `share` less time, in ms over all steps; {} if none was used.
 
-    The saving of a submission is limited to the token's wait for it: time covered by CPU work saves nothing. If no profile
+    The saving of a submission is limited to the step's wait for it: time covered by CPU work saves nothing. If no profile
     gives the accelerator's working time, it is taken to work until the host knows that it is done. `spun_ms`: the part of
     the wait in which the waiting thread had a CPU.
     """

@@ -40,9 +40,9 @@ def events_of(tables: Tables, phase: str | None = None) -> list[Event]:
     columns = (rows[name].tolist() for name in ("token_id", "layer", "expert"))
     asked: dict[tuple[int, int], list[tuple[int, int]]] = {}
     counts: dict[tuple[int, int], bool] = {}
-    for token, layer, expert, its_phase in zip(*columns, phases, strict=True):
-        asked.setdefault((token, layer), []).append((layer, expert))
-        counts[token, layer] = phase is None or its_phase == phase
+    for step, layer, expert, its_phase in zip(*columns, phases, strict=True):
+        asked.setdefault((step, layer), []).append((layer, expert))
+        counts[step, layer] = phase is None or its_phase == phase
     return [Event(tuple(pairs), counts[step]) for step, pairs in asked.items()]
 
 

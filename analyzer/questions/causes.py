@@ -1,7 +1,7 @@
 """The cause of every moment of a step: what the thread that decides did, or what it waited for.
 
 Candidates are intervals by the step's own thread, in order of precedence: what an NPU's profile proves, the state of a
-thread that the step waits for, the lack of a CPU, then the own thread's hand-over to an accelerator, loads, reads, work, sleep.
+thread that the step waits for, the lack of a CPU, then the own thread's submission to an accelerator, loads, reads, work, sleep.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ Cause = tuple[str, Intervals]
 
 
 @dataclass(frozen=True)
-class HandOver:
-    """What threads do with accelerators, as intervals by thread."""
+class AcceleratorWork:
+    """The work that threads submit to accelerators, as intervals by thread."""
 
     tables: Tables
 
@@ -136,22 +136,22 @@ def of_others(tables: Tables, pieces: pd.DataFrame, proven: list[Cause], npu: li
     ]
 
 
-def of_graphs(hand: HandOver, asleep: Intervals) -> list[Cause]:
+def of_graphs(submitted: AcceleratorWork, asleep: Intervals) -> list[Cause]:
     """Within an accelerator's graphs: sleep until it is done, reading of results behind an execution, preparation."""
-    met = overlaps(hand.graphs, hand.answers)
-    behind = Intervals(hand.graphs.key[met.left], met.end, hand.graphs.end[met.left])
-    unknown = merge_intervals(hand.graphs.where(~np.isin(np.arange(len(hand.graphs)), met.left)))
-    return [(ACCELERATOR, common_time(merge_intervals(asleep), unknown)), (COMPLETION, behind), (SUBMISSION, hand.graphs)]
+    met = overlaps(submitted.graphs, submitted.answers)
+    behind = Intervals(submitted.graphs.key[met.left], met.end, submitted.graphs.end[met.left])
+    unknown = merge_intervals(submitted.graphs.where(~np.isin(np.arange(len(submitted.graphs)), met.left)))
+    return [(ACCELERATOR, common_time(merge_intervals(asleep), unknown)), (COMPLETION, behind), (SUBMISSION, submitted.graphs)]
 
 
-def cause_intervals(hand: HandOver, steps: StepThreads, pieces: pd.DataFrame) -> list[Cause]:
+def cause_intervals(submitted: AcceleratorWork, steps: StepThreads, pieces: pd.DataFrame) -> list[Cause]:
     """Every cause with its intervals, by the steps' own threads; the first one that covers a moment takes it."""
-    sending, working, ending = hand.messages()
-    disk, waits = disk_stalls(hand.tables), hand.beside("wait")
-    answered = (waits["backend"] == QUEUED).to_numpy() & bool(len(hand.tables["npu_batches"]))
-    mine = hand.waited["tid"].isin(steps.owner)
-    own, other = hand.waited[mine], hand.waited[~mine]
-    late = hand.executions[(hand.executions["backend"] == NPU) & (hand.executions["wait_ns"] < 0)]
+    sending, working, ending = submitted.messages()
+    disk, waits = disk_stalls(submitted.tables), submitted.beside("wait")
+    answered = (waits["backend"] == QUEUED).to_numpy() & bool(len(submitted.tables["npu_batches"]))
+    mine = submitted.waited["tid"].isin(steps.owner)
+    own, other = submitted.waited[mine], submitted.waited[~mine]
+    late = submitted.executions[(submitted.executions["backend"] == NPU) & (submitted.executions["wait_ns"] < 0)]
     late = late[late["token_id"] >= 0]
     theirs, of_late = (steps.owner[steps.rows(rows["token_id"])] for rows in (other, late))
     proven, npu = profiled_times(other, theirs), [*unprofiled_times(other, theirs), *unprofiled_times(late, of_late, "begin_ns")]
@@ -160,19 +160,19 @@ def cause_intervals(hand: HandOver, steps: StepThreads, pieces: pd.DataFrame) ->
         *profiled_times(own, own["tid"].to_numpy()),
         (SUBMISSION, sending),
         (COMPLETION, ending),
-        (COMPLETION, common_time(merge_intervals(steps.woken), hand.all)),
-        *of_others(hand.tables, by_others, proven, npu, disk),
+        (COMPLETION, common_time(merge_intervals(steps.woken), submitted.all)),
+        *of_others(submitted.tables, by_others, proven, npu, disk),
         (RUN_QUEUE, in_state(by_own, "runnable")),
         (STOPPED, in_state(by_own, "stopped")),
         (TRACING, in_state(by_own, "held")),
         *unprofiled_times(own, own["tid"].to_numpy()),
         (SUBMISSION, Intervals.of_table(late, end="submitted_ns")),
         (ACCELERATOR, working),
-        (SUBMISSION, Intervals.of_table(hand.executions[hand.executions["backend"] == QUEUED], end="submitted_ns")),
+        (SUBMISSION, Intervals.of_table(submitted.executions[submitted.executions["backend"] == QUEUED], end="submitted_ns")),
         (COMPLETION, Intervals.of_table(waits[answered])),
         (ACCELERATOR, Intervals.of_table(waits[~answered])),
-        (TRANSPORT, Intervals.of_table(hand.beside("copy"))),
-        *of_graphs(hand, in_state(by_own, "sleeping", "waiting")),
+        (TRANSPORT, Intervals.of_table(submitted.beside("copy"))),
+        *of_graphs(submitted, in_state(by_own, "sleeping", "waiting")),
         (EXPERT_LOAD, in_part(by_own, LOAD)),
         (DISK, disk),
         (DISK, in_state(by_own, "waiting")),

@@ -44,7 +44,7 @@ class CapCost:
 
 
 def decode_times(tables: Tables) -> Intervals:
-    """The times in which tokens were decoded."""
+    """The times of decode steps."""
     steps = tables["tokens"]
     steps = steps[(steps["phase"] == "decode") & steps["complete"]]
     return Intervals(np.zeros(len(steps), np.int64), steps["begin_ns"].to_numpy(np.int64), steps["end_ns"].to_numpy(np.int64))

@@ -26,7 +26,7 @@ STATES = ("running", "runnable", "waiting", "stopped", "held", "sleeping")
 _, RUNNABLE, WAITING, STOPPED, HELD, SLEEPING = range(len(STATES))
 SWITCH_NS = 20_000
 """The longest time from a wake-up to running on a CPU whose thread gives way at once: an interrupt to that CPU and a switch."""
-COLUMNS = ("step", "begin", "end", "tid", "role", "part", "op", "load")
+COLUMNS = ("step", "begin", "end", "tid", "role", "part", "operator", "load")
 """Pieces of steps are frames with these columns of integers: row of `tokens`, ns, ns, the thread that decides and why, index of
 PARTS, row of `operators` and row of `loads` or -1. `StepThreads.by_state` adds the thread's state."""
 
@@ -65,8 +65,8 @@ class StepThreads:
     @cached_property
     def operator(self) -> np.ndarray:
         """The row in `operators` of each of `op_threads`; -1 for none."""
-        op = self.tables["op_threads"]["op_id"].to_numpy(np.int64)
-        return np.where(op < len(self.tables["operators"]), op, NONE)
+        operator = self.tables["op_threads"]["op_id"].to_numpy(np.int64)
+        return np.where(operator < len(self.tables["operators"]), operator, NONE)
 
     @cached_property
     def windows(self) -> Intervals:
@@ -119,7 +119,7 @@ class StepThreads:
         begin, wait, end, tid = (shares[name].to_numpy() for name in ("begin_ns", "wait_ns", "end_ns", "tid"))
         step = np.append(self.rows(operators["token_id"]), NONE)[self.operator]
         part = np.append(pd.Categorical(operator_parts(operators), PARTS).codes, NONE)[self.operator]
-        pieces = piece_frame(step=step, begin=begin, end=end, tid=tid, part=part, op=self.operator)
+        pieces = piece_frame(step=step, begin=begin, end=end, tid=tid, part=part, operator=self.operator)
         return pieces.assign(wait=wait)[step >= 0]
 
     @cached_property
@@ -138,7 +138,7 @@ class StepThreads:
             pieces.append(piece_frame(step=met.left, begin=met.begin, end=met.end, tid=mine, part=code))
         every = pd.concat(pieces, ignore_index=True)
         around = innermost_span(self.tables["op_threads"], every.rename(columns={"begin": "begin_ns"}))
-        return every.assign(op=np.append(self.operator, NONE)[around])
+        return every.assign(operator=np.append(self.operator, NONE)[around])
 
     def is_own(self, pieces: pd.DataFrame) -> pd.Series:
         """Which pieces are of their step's own thread."""
@@ -148,7 +148,7 @@ class StepThreads:
 def barrier_waits(tables: Tables, shares: pd.DataFrame) -> pd.DataFrame:
     """The waits of steps' own threads within operators for the last thread to arrive at the barrier."""
     arrivals = tables["op_threads"].sort_values("wait_ns", kind="stable").drop_duplicates("op_id", keep="last")
-    last = arrivals.set_index("op_id").reindex(shares["op"])
+    last = arrivals.set_index("op_id").reindex(shares["operator"])
     opened = np.minimum(last["wait_ns"].to_numpy(), shares["end"])
     waits = shares.assign(begin=shares["wait"], end=opened, role=BARRIER, tid=last["tid"].to_numpy())
     return waits[(waits["end"] > waits["begin"]) & (waits["tid"] != shares["tid"])]
@@ -245,10 +245,10 @@ def of_workers(asleep: pd.DataFrame, working: pd.DataFrame) -> pd.DataFrame:
     A load is within the operator that waits for it.
     """
     met = overlaps(spans_of(asleep), spans_of(working))
-    row, owner, waker, op = (asleep[name].to_numpy()[met.left] for name in ("row", "owner", "waker", "op"))
+    row, owner, waker, operator = (asleep[name].to_numpy()[met.left] for name in ("row", "owner", "waker", "operator"))
     pieces = cut_pieces(working, met.right, met.begin, met.end).assign(row=row, owner=owner)
     loads = (pieces["part"] == PARTS.index(LOAD)).to_numpy()
-    pieces["op"] = np.where(loads & (op >= 0), op, pieces["op"])
+    pieces["operator"] = np.where(loads & (operator >= 0), operator, pieces["operator"])
     return pieces[~loads | (waker < 0) | (waker == pieces["tid"].to_numpy())]
 
 

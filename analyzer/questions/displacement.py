@@ -72,7 +72,7 @@ def split_by_runner(sched: pd.DataFrame, pieces: Intervals) -> tuple[Overlaps, n
 
 
 def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFrame:
-    """For each displacing thread: by_tid, name, `own` (thread of the program), `times`, `ms`, `cost_ms` of token time."""
+    """For each displacing thread: by_tid, name, `own` (thread of the program), `times`, `ms`, `cost_ms` of step time."""
     rows = displacements(tables) if rows is None else rows
     rows = rows[rows["by_tid"] != rows["tid"]]
     threads = tables["threads"].set_index("tid")

@@ -170,8 +170,8 @@ def requested_forms(runs: pd.DataFrame) -> list[tuple[tuple[int, int], list[Form
     runs = runs[runs["token_id"] >= 0].sort_values("begin_ns").drop_duplicates(["token_id", "layer", "expert", "backend", "tier"])
     events: dict[tuple[int, int], list[Form]] = {}
     columns = (runs[name].tolist() for name in ("token_id", "layer", "expert", "backend", "tier"))
-    for token, layer, expert, backend, tier in zip(*columns, strict=True):
-        events.setdefault((token, layer), []).append(Form(layer, expert, NUMBER.get(backend, 0), tier))
+    for step, layer, expert, backend, tier in zip(*columns, strict=True):
+        events.setdefault((step, layer), []).append(Form(layer, expert, NUMBER.get(backend, 0), tier))
     return list(events.items())
 
 

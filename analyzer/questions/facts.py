@@ -62,9 +62,9 @@ class RuleInputs:
         return step_time.of_counted(self.tables, accelerators.submissions(self.tables))
 
     @cached_property
-    def handing_over_ns(self) -> float:
+    def submission_cost_ns(self) -> float:
         """Mean time of a submission to the accelerator beyond its work."""
-        return self.ns(self.time["cause"].isin(accelerators.HANDING_OVER)) / max(len(self.submissions), 1)
+        return self.ns(self.time["cause"].isin(accelerators.SUBMISSION_COSTS)) / max(len(self.submissions), 1)
 
     def ns(self, rows: pd.Series) -> float:
         """The time of the rows of `time` that a mask selects."""

@@ -18,6 +18,8 @@ from analyzer.questions.ceilings import Ceilings
 from analyzer.questions.disk_faults import disk_faults
 from analyzer.questions.facts import Finding, RuleInputs, rows_equal
 from analyzer.questions.parts import HOST_CODE, LOAD, NPU
+from analyzer.questions.programs import has_only_threads, lives_as_steps, thread_lives
+from analyzer.questions.wait_findings import RULE, wait_findings
 from analyzer.records.intervals import Intervals, overlaps
 from analyzer.records.schema import Tables
 from moescope.terminal import counted
@@ -187,7 +189,7 @@ def cpu_fallback(facts: RuleInputs) -> Iterator[Finding]:
     there = accelerated_ns(facts.tables, rows)
     untimed, visits, worked = int(np.isnan(there).sum()), rows["graph_id"].nunique(), float(np.nansum(there))
     text += "; an upper bound: the accelerator's time for them is unknown" if untimed else ""
-    spent = facts.ns(facts.time["op_id"].isin(rows["op_id"])) + visits * facts.handing_over_ns
+    spent = facts.ns(facts.time["op_id"].isin(rows["op_id"])) + visits * facts.submission_cost_ns
     evidence = {"operators": len(rows), "untimed": untimed, "visits": visits}
     evidence |= {"cpu_and_hand_over_ms": spent / 1e6, "accelerator_ms": worked / 1e6}
     yield facts.finding("fallback", text, max(spent - worked, 0.0), evidence, "fallback")
@@ -202,7 +204,7 @@ def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
 
 def small_batches(facts: RuleInputs) -> Iterator[Finding]:
     """The overhead of each submission to the accelerator."""
-    count, each = len(facts.submissions), facts.handing_over_ns
+    count, each = len(facts.submissions), facts.submission_cost_ns
     if count:
         per_step = count / facts.submissions["token_id"].nunique()
         least = "at least " if facts.submissions["accelerator_ns"].isna().any() else ""  # its own time is unknown
@@ -226,17 +228,35 @@ def spinning_waits(facts: RuleInputs) -> Iterator[Finding]:
         yield facts.finding("spinning", text, answer["spun_ms"] * 1e6, answer, "spinning")
 
 
-COSTS = (by_cause, load_findings, disk_waits, shared_cpus, imbalance, below_roof, slower_backend, across_tokens, capped_clock)
+COSTS = (
+    by_cause,
+    wait_findings,
+    load_findings,
+    disk_waits,
+    shared_cpus,
+    imbalance,
+    below_roof,
+    slower_backend,
+    across_tokens,
+    capped_clock,
+)
 ON_ACCELERATOR = (cpu_fallback, small_batches, idle_accelerator, spinning_waits)
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, time: pd.DataFrame | None = None) -> list[Finding]:
-    """The findings worth at least LEAST_SHARE, the largest saving first, led by a cause. `time`: step_time.step_time."""
+    """The findings worth at least LEAST_SHARE, the largest saving first, led by a cause and, with stacks, by its longest wait.
+
+    `time`: step_time.step_time. Of a program without steps the findings are those of its main thread's life.
+    """
+    if has_only_threads(tables):
+        tables, time = lives_as_steps(tables, thread_lives(tables).iloc[:1]), None
     facts = RuleInputs(tables, step_time.step_time(tables) if time is None else time, ceilings)
     if facts.total_ns <= 0:
         return []
     every = [finding for rule in (*COSTS, *ON_ACCELERATOR) for finding in rule(facts)]
     worth = [finding for finding in every if max(finding.saving_share, finding.share) >= LEAST_SHARE]
     ranked = sorted(worth, key=lambda finding: -finding.saving_share)
-    first = [finding for finding in ranked if finding.rule in CAUSES][:1]
+    cause = next((finding for finding in ranked if finding.rule in CAUSES), None)
+    wait = next((finding for finding in ranked if cause and finding.rule == f"{RULE}{cause.rule}"), None)
+    first = [finding for finding in (wait, cause) if finding]
     return [*first, *(finding for finding in ranked if finding not in first)][:WORTH]

@@ -54,7 +54,7 @@ MAKERS: dict[str, Maker] = {
     "change point": lambda s, _, e: (rows_equal(s.tables["tokens"], token_id=e["token_id"]), LONG),
     "periodic": lambda s, _, e: (rows_equal(s.tables["tokens"], phase="decode", complete=True), LONG),
     "fallback": lambda s, _, e: (s.tables["operators"][accelerators.fallen_back(s.tables)], LONG),
-    "submissions": lambda s, _, e: (s.of_causes(*accelerators.HANDING_OVER), LONG),
+    "submissions": lambda s, _, e: (s.of_causes(*accelerators.SUBMISSION_COSTS), LONG),
     "starved": lambda s, _, e: (rows_equal(s.of_causes("computing"), part="host code"), LONG),
     "spinning": lambda s, _, e: (s.of_causes("accelerator"), LONG),
     "growth": lambda s, _, e: (rows_equal(s.tables["operators"], type=e["type"], complete=True), LONG),

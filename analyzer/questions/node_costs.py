@@ -17,7 +17,7 @@ def cycles_of(tables: Tables, operators: pd.DataFrame) -> dict[int, float]:
 
 
 def loads_of(tables: Tables, operators: pd.DataFrame, token_id: int) -> dict[int, int]:
-    """order → ns of the loads of its expert within the token, shared evenly by the expert's operators."""
+    """order → ns of the loads of its expert within the step, shared evenly by the expert's operators."""
     loads = tables["loads"].query("action == 'load' and complete")
     spent = loads[loads["token_id"] == token_id].groupby(["layer", "expert"])["duration_ns"].sum()
     of_experts = operators[operators["expert"] >= 0]

@@ -1,7 +1,7 @@
-"""ProfDAG: one token's operators as a graph with measurements.
+"""ProfDAG: one step's operators as a graph with measurements.
 
 Nodes are operators in execution order; an edge leads from an operator to one that reads its result. A source that no operator of
-the token made is a constant (a weight, or state of an earlier token), or a view if its structure was recorded. A prompt in
+the step made is a constant (a weight, or state of an earlier step), or a view if its structure was recorded. A prompt in
 chunks makes the same tensor in parts: an operator that reads more rows than the last part has also reads earlier parts.
 """
 
@@ -82,25 +82,25 @@ class _Builder:
             self.graph.add_edge(self.source(pid, above, ts, (*ancestors, tensor)), node, kind="data")
         return node
 
-    def sources(self, op: dict[str, Any], tensors: list[int]) -> Iterator[str]:
+    def sources(self, operator: dict[str, Any], tensors: list[int]) -> Iterator[str]:
         """The nodes that an operator reads; for a tensor made in parts, as many parts as have the operator's rows."""
         for tensor in tensors:
-            if tensor != op["tensor"]:
-                yield self.source(op["pid"], tensor, op["end_ns"])
-                made = [part for part in self.parts.get(tensor, ()) if part[2] == op["graph_id"]]
-                rows = made[-1][1] if made else op["n_tokens"]
+            if tensor != operator["tensor"]:
+                yield self.source(operator["pid"], tensor, operator["end_ns"])
+                made = [part for part in self.parts.get(tensor, ()) if part[2] == operator["graph_id"]]
+                rows = made[-1][1] if made else operator["n_tokens"]
                 for node, count, _ in made[-2::-1] if rows > 0 else ():
-                    if rows >= op["n_tokens"]:
+                    if rows >= operator["n_tokens"]:
                         break
                     rows += count
                     yield node
 
-    def made(self, op: dict[str, Any], node: str) -> str | None:
+    def made(self, operator: dict[str, Any], node: str) -> str | None:
         """Record that an operator made its tensor, or a part of it; returns the previous part if it reads that part's state."""
-        tensor = int(op["tensor"])
+        tensor = int(operator["tensor"])
         parts = self.parts.setdefault(tensor, [])
-        before = parts[-1][0] if parts and op["type"] in CACHING else None
-        parts.append((node, op["n_tokens"], op["graph_id"]))
+        before = parts[-1][0] if parts and operator["type"] in CACHING else None
+        parts.append((node, operator["n_tokens"], operator["graph_id"]))
         self.maker[tensor] = node
         return before
 
@@ -125,10 +125,10 @@ class _Builder:
         return {self.writer[base] for base in (self.base(pid, source, ts) for source in sources) if base in self.writer}
 
 
-def achieved_speed(op: dict[str, Any]) -> dict[str, float]:
+def achieved_speed(operator: dict[str, Any]) -> dict[str, float]:
     """An operator's achieved gflops and gbytes_per_s; NaN if its work is unknown."""
-    ns = max(int(op["duration_ns"]), 1)
-    return {"gflops": op["flops"] / ns, "gbytes_per_s": (op["read_bytes"] + op["written_bytes"]) / ns}
+    ns = max(int(operator["duration_ns"]), 1)
+    return {"gflops": operator["flops"] / ns, "gbytes_per_s": (operator["read_bytes"] + operator["written_bytes"]) / ns}
 
 
 def operator_counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, float]]:
@@ -136,46 +136,46 @@ def operator_counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict
     pmc = tables["pmc"]
     rows = pmc[pmc["op_id"].isin(operators["op_id"])]
     answer: dict[int, dict[str, float]] = {}
-    for (op, event), value in rows.groupby(["op_id", "event"])["value"].sum().items():
-        answer.setdefault(int(op), {})[str(event)] = float(value)
+    for (operator, event), value in rows.groupby(["op_id", "event"])["value"].sum().items():
+        answer.setdefault(int(operator), {})[str(event)] = float(value)
     return answer
 
 
 def build_profdag(
     tables: Tables, token_id: int, mean_over: list[int] | None = None, time: pd.DataFrame | None = None
 ) -> nx.DiGraph:
-    """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
-    begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
+    """The ProfDAG of a step. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
+    begin_ns, end_ns (from the step's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
     read_bytes, written_bytes, gflops, gbytes_per_s, hardware counters by name, and `causes`: ns of the step's time in it by cause
     (step_time). Edges: kind (data | memory | order), memory
     if one reads what the other wrote in place.
 
-    `mean_over`: token ids whose times are averaged if they ran the same types in the same layers and order; the graph's
+    `mean_over`: steps whose times are averaged if they ran the same types in the same layers and order; the graph's
     attributes `tokens_used` and `tokens_skipped` count them. Without any recorded structure, edges follow execution order.
     `time`: the table `time`, where the caller has it.
     """
-    operators = token_operators(tables, token_id)
+    operators = step_operators(tables, token_id)
     backends = dict(zip(tables["operators"]["op_id"].tolist(), operator_backends(tables).tolist(), strict=True))
     begun = tables["tokens"].loc[tables["tokens"]["token_id"] == token_id, "begin_ns"]
     origin = int(begun.iloc[0] if len(begun) else operators["begin_ns"].iloc[0])
     builder, structured = _Builder(tables["tensors"]), False
     counted = operator_counters(tables, operators)
-    for op in operators.to_dict("records"):
-        sources = builder.describe(op["pid"], op["tensor"], op["end_ns"])[3]
+    for operator in operators.to_dict("records"):
+        sources = builder.describe(operator["pid"], operator["tensor"], operator["end_ns"])[3]
         structured |= bool(sources)
-        makers = list(builder.sources(op, sources))
-        writers = builder.written_before(op["pid"], sources, op["end_ns"])
-        copied = {name: op[name] for name in COPIED}
-        times = {"begin_ns": op["begin_ns"] - origin, "end_ns": op["end_ns"] - origin}
-        node, backend = f"op {op['order']}", backends[op["op_id"]]
+        makers = list(builder.sources(operator, sources))
+        writers = builder.written_before(operator["pid"], sources, operator["end_ns"])
+        copied = {name: operator[name] for name in COPIED}
+        times = {"begin_ns": operator["begin_ns"] - origin, "end_ns": operator["end_ns"] - origin}
+        node, backend = f"op {operator['order']}", backends[operator["op_id"]]
         builder.graph.add_node(
-            node, role="op", **copied, **times, backend=backend, **achieved_speed(op), **counted.get(op["op_id"], {})
+            node, role="op", **copied, **times, backend=backend, **achieved_speed(operator), **counted.get(operator["op_id"], {})
         )
         builder.graph.add_edges_from(((writer, node) for writer in writers), kind="memory")
         builder.graph.add_edges_from(((maker, node) for maker in makers), kind="data")
-        before = builder.made(op, node)
+        before = builder.made(operator, node)
         builder.graph.add_edges_from([(before, node)] if before else [], kind="memory")
-        builder.note_writer(op["type"], op["pid"], sources, op["end_ns"], node)
+        builder.note_writer(operator["type"], operator["pid"], sources, operator["end_ns"], node)
     graph = builder.graph
     if not structured:
         nx.add_path(graph, [f"op {order}" for order in operators["order"].tolist()], kind="order")
@@ -185,8 +185,8 @@ def build_profdag(
     return graph
 
 
-def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
-    """The operators of a token in execution order; raises DagError if there are none."""
+def step_operators(tables: Tables, token_id: int) -> pd.DataFrame:
+    """The operators of a step in execution order; raises DagError if there are none."""
     operators = tables["operators"]
     rows = operators[operators["token_id"] == token_id].sort_values("order")
     if len(rows) == 0:
@@ -198,7 +198,7 @@ def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
 
 
 def same_structure(operators: pd.DataFrame, everything: pd.DataFrame, token_ids: list[int]) -> pd.DataFrame:
-    """The operators of a token and of those tokens that ran the same types in the same layers and order."""
+    """The operators of a step and of those steps that ran the same types in the same layers and order."""
     shape, token_id = operators[["type", "layer"]].to_numpy().tolist(), int(operators["token_id"].iloc[0])
     rows = everything[everything["token_id"].isin(set(token_ids) - {token_id})].sort_values(["token_id", "order"])
     same = [part for _, part in rows.groupby("token_id") if part[["type", "layer"]].to_numpy().tolist() == shape]
@@ -206,7 +206,7 @@ def same_structure(operators: pd.DataFrame, everything: pd.DataFrame, token_ids:
 
 
 def average_over(graph: nx.DiGraph, used: pd.DataFrame, time: pd.DataFrame) -> int:
-    """Replace measured values by means over the tokens `used`, and add `causes`; returns the number of tokens."""
+    """Replace measured values by means over the steps `used`, and add `causes`; returns the number of steps."""
     count, step = used["token_id"].nunique(), used.set_index("op_id")["order"]
     if count > 1:
         for order, values in used.groupby("order")[list(MEASURED)].mean().iterrows():
@@ -219,16 +219,16 @@ def average_over(graph: nx.DiGraph, used: pd.DataFrame, time: pd.DataFrame) -> i
     return count
 
 
-def decode_tokens(tables: Tables) -> list[int]:
-    """Ids of complete decode tokens that have operators."""
+def decode_steps(tables: Tables) -> list[int]:
+    """Ids of complete decode steps that have operators."""
     tokens = tables["tokens"]
     good = tokens[(tokens["phase"] == "decode") & tokens["complete"]]["token_id"]
     return sorted(set(good.tolist()) & set(tables["operators"]["token_id"].unique().tolist()))
 
 
-def middle_token(tables: Tables) -> int:
-    """The middle complete decode token, else the first token that has operators."""
-    decode = decode_tokens(tables)
+def middle_step(tables: Tables) -> int:
+    """The middle complete decode step, else the first step that has operators."""
+    decode = decode_steps(tables)
     with_operators = tables["operators"].loc[tables["operators"]["token_id"] >= 0, "token_id"]
     return decode[len(decode) // 2] if decode else int(with_operators.min()) if len(with_operators) else 0
 

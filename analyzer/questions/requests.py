@@ -8,7 +8,7 @@ import pandas as pd
 from analyzer.questions import figures
 from analyzer.questions.causes import ASLEEP, COMPUTING, DISK, RUN_QUEUE, STOPPED
 from analyzer.questions.deciders import StepThreads
-from analyzer.records.intervals import Intervals, split_intervals
+from analyzer.records.intervals import Intervals, overlaps, split_intervals
 from analyzer.records.schema import Tables, declared_columns
 
 MS = 1e6
@@ -44,6 +44,7 @@ def request_table(tables: Tables) -> pd.DataFrame:
     rows["begin_ns"], rows["end_ns"] = groups["begin_ns"].min(), groups["end_ns"].max()
     rows["ttft_ms"] = figures.ttft_ms(fed).reindex(rows.index)
     rows["tpot_ms"] = tpot_ms(decode).reindex(rows.index)
+    rows["held_ms"] = held_by_prompts_ms(fed, tables["tokens"]).reindex(rows.index).fillna(0.0)
     return rows.reset_index()[[column.name for column in declared_columns("requests")]]
 
 
@@ -52,6 +53,16 @@ def tpot_ms(decode: pd.DataFrame) -> pd.Series:
     known = decode.dropna(subset=["itl_ms"])
     spent = (known["itl_ms"] * known["kept"]).groupby(known["request"]).sum()
     return spent / known["kept"].groupby(known["request"]).sum()
+
+
+def held_by_prompts_ms(fed: pd.DataFrame, tokens: pd.DataFrame) -> pd.Series:
+    """By request, ms of the time between its tokens in which the process ran steps with rows of other requests' prompts."""
+    before = fed.groupby("request")["end_ns"].shift()
+    known = fed["itl_ms"].notna() & before.notna()
+    between = Intervals(fed["pid"].to_numpy()[known], before[known].to_numpy(np.int64), fed["end_ns"].to_numpy()[known])
+    prompts = tokens[tokens["token_id"].isin(fed.loc[fed["phase"] == "prefill", "token_id"])]
+    met = overlaps(between, Intervals.of_table(prompts, key="pid"))
+    return pd.Series(met.length / MS).groupby(fed["request"].to_numpy()[known][met.left]).sum()
 
 
 def between_tokens_ms(tables: Tables) -> dict[str, float]:
@@ -91,10 +102,14 @@ def quantiles(values: pd.Series) -> dict[str, float | None]:
 
 
 def request_summary(tables: Tables) -> dict[str, Any]:
-    """`count`, `concurrency`, quantiles of `ttft_ms` and `tpot_ms`, tokens, throughput, and `speculative` decoding if any."""
+    """`count`, `concurrency`, quantiles of `ttft_ms` and `tpot_ms`, tokens, throughput, and `speculative` decoding if any.
+
+    `held_ms` and its share of the time from first to last tokens: other requests' prompts ran meanwhile.
+    """
     rows = request_table(tables)
     if len(rows) == 0:
         return {}
+    decoding_ms = float((rows["end_ns"] - rows["begin_ns"]).sum() / MS - rows["ttft_ms"].sum())
     seconds = (rows["end_ns"].max() - rows["begin_ns"].min()) / 1e9
     return {
         "count": len(rows),
@@ -105,6 +120,8 @@ def request_summary(tables: Tables) -> dict[str, Any]:
         "cached": int(rows["cached"].clip(lower=0).sum()),
         "generated": int(rows["generated"].sum()),
         "generated_per_s": float(rows["generated"].sum() / seconds) if seconds else None,
+        "held_ms": float(rows["held_ms"].sum()),
+        "held_share": float(rows["held_ms"].sum()) / decoding_ms if decoding_ms > 0 else None,
         "speculative": speculation_figures(tables, rows),
     }
 

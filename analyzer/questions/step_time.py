@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.causes import CAUSES, NOT_COMPUTING, RESIDUAL, HandOver, cause_intervals
+from analyzer.questions.causes import CAUSES, NOT_COMPUTING, RESIDUAL, AcceleratorWork, cause_intervals
 from analyzer.questions.deciders import StepThreads, decisive_pieces, spans_of
 from analyzer.questions.figures import undisturbed_steps
 from analyzer.questions.parts import PARTS
@@ -34,16 +34,16 @@ def step_time(tables: Tables) -> pd.DataFrame:
 
 def make_time(tables: Tables) -> pd.DataFrame:
     """The table `time`."""
-    steps, hand = StepThreads(tables), HandOver(tables)
-    pieces = decisive_pieces(steps, hand.all)
-    spans, cause = by_precedence(steps.windows, cause_intervals(hand, steps, pieces), RESIDUAL)
+    steps, submitted = StepThreads(tables), AcceleratorWork(tables)
+    pieces = decisive_pieces(steps, submitted.all)
+    spans, cause = by_precedence(steps.windows, cause_intervals(submitted, steps, pieces), RESIDUAL)
     met = overlaps(spans_of(pieces, "owner"), spans)
     order = np.lexsort((met.begin, pieces["step"].to_numpy()[met.left]))
     codes = pd.Categorical(cause, CAUSES).codes[met.right[order]]
-    rows = pieces[["step", "tid", "part", "op", "load"]].iloc[met.left[order]]
+    rows = pieces[["step", "tid", "part", "operator", "load"]].iloc[met.left[order]]
     rows = rows.assign(cause=codes, begin_ns=met.begin[order], end_ns=met.end[order])
-    rows = merge_stretches(rows, "step", "tid", "part", "op", "load", "cause")
-    ids = {"token_id": ("tokens", "step"), "op_id": ("operators", "op"), "load_id": ("loads", "load")}
+    rows = merge_stretches(rows, "step", "tid", "part", "operator", "load", "cause")
+    ids = {"token_id": ("tokens", "step"), "op_id": ("operators", "operator"), "load_id": ("loads", "load")}
     named = {name: np.append(tables[table][name], NONE)[rows[row]] for name, (table, row) in ids.items()}
     named |= {"part": np.array(PARTS, object)[rows["part"]], "cause": np.array(CAUSES, object)[rows["cause"]]}
     return conform("time", rows.assign(**named, duration_ns=rows["end_ns"] - rows["begin_ns"]))

@@ -5,14 +5,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import accelerators, ceilings, clocks, disturbed, experts, figures, npu_queues, requests, step_time
+from analyzer.questions import (
+    accelerators,
+    ceilings,
+    clocks,
+    disturbed,
+    energy,
+    experts,
+    figures,
+    npu_queues,
+    programs,
+    requests,
+    stacks,
+    step_time,
+)
 from analyzer.questions.findings import findings
+from analyzer.questions.step_origin import NO_STEPS, USER, step_origin
 from analyzer.questions.threads import STATES
 from analyzer.records.manifest import listed_items, section
 from analyzer.records.observed import known_changes
 from analyzer.records.reading import Source
 from analyzer.records.schema import Tables
 from analyzer.records.spans import number_rows
+from analyzer.tables.found_steps import KERNEL
 from analyzer.tables.qnn.queue import own_ns
 from analyzer.tables.sequences import APART
 from analyzer.tables.store import UNRECORDED
@@ -22,7 +37,7 @@ from tracer.recording.format import Recording
 NEEDED = (
     *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
     *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired", "npu_batches", "npu_operators", "clocks"),
-    *("sequences", "driver_events"),
+    *("sequences", "driver_events", "rails", "power", "recurrences", *stacks.TABLES),
 )
 """The tables that a summary is made from."""
 TOP, MS = 12, 1e6
@@ -32,19 +47,19 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
     """Sections recording, machine, tokens, graphs, requests, time, between_tokens_ms, accelerator, findings, operators, experts,
-    npu, npu_queues, scheduling, clocks, io, records and cost.
+    npu, npu_queues, scheduling, clocks, energy, io, program, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
     is the recording's Source, if already read.
     """
     source, time = source or Source(recording), step_time.step_time(tables)
-    times = step_time.operator_times(tables, time)
+    times, undeclared = step_time.operator_times(tables, time), undeclared_remarks(recording.manifest, tables)
     return {
         "recording": recording_summary(recording, tables),
         "machine": machine_summary(recording.manifest),
         "missing": [
             *incompleteness(source),
-            *([] if is_imported(recording) else missing_levels(recording, tables)),
+            *([] if is_imported(recording) else undeclared or missing_levels(recording, tables)),
             *disturbed.disturbance_remarks(tables),
             *npu_queues.unknown_layouts(tables),
         ],
@@ -62,7 +77,9 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "npu_queues": npu_queues.queue_summary(tables),
         "scheduling": scheduling_summary(tables),
         "clocks": clocks.clock_summary(tables),
+        "energy": energy.energy_summary(tables),
         "io": io_summary(tables),
+        "program": programs.program_summary(tables) if undeclared else {},
         "records": record_summary(source, tables),
         "cost": cost_summary(recording.manifest, tables),
     }
@@ -74,6 +91,8 @@ ABSENT = (
     ("thread_states", "sched", "no scheduling: the causes of idle time are unknown"),
 )
 """(table, level that fills it, what its absence means)."""
+OF_NO_ENGINE = {KERNEL, USER}
+"""What has probes in a program that no engine declares: the kernel's events, and functions that the user named."""
 ONLY_GRAPHS = "no steps, only graphs: the program runs no language model, or its steps were not probed"
 
 
@@ -88,6 +107,15 @@ def missing_levels(recording: Recording, tables: Tables) -> list[str]:
     known = {"tokens": ONLY_GRAPHS} if len(tables["graphs"]) else {}
     where = {level: f"level {level} saw none" if level in levels else f"level {level}" for _, level, _ in ABSENT}
     return [f"{known.get(table, means)} ({where[level]})" for table, level, means in ABSENT if len(tables[table]) == 0]
+
+
+def undeclared_remarks(manifest: dict[str, Any], tables: Tables) -> list[str]:
+    """Where the steps of a program that no engine declares come from, and what shows more; nothing for others."""
+    engines = {probe.get("engine") for probe in listed_items(manifest.get("probes"), dict)}
+    if not engines or not engines <= OF_NO_ENGINE or not len(tables["thread_states"]):
+        return []
+    more = [] if manifest.get("stacks") else ["no stacks: --stacks shows in which functions threads compute and wait"]
+    return [step_origin(tables) or NO_STEPS, *more]
 
 
 def tracer_warnings(manifest: dict[str, Any]) -> list[str]:

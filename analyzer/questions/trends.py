@@ -1,4 +1,4 @@
-"""Trends across tokens: distribution, drifts, periodicity and shifts of step times, and operators that grow with the context."""
+"""Trends across steps: distribution, drifts, periodicity and shifts of step times, and operators that grow with the context."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -186,16 +186,16 @@ def trend_sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     if first := facts.get("first"):
         yield f"first {facts['of']}", f"{first['ms']:,.2f} ms, {first['times']:,.1f} times the following ones", place(first)[1]
     for jump in facts.get("change_points") or []:
-        where, token = place(jump)
-        yield f"from {where}", f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms each", token
+        where, step = place(jump)
+        yield f"from {where}", f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms each", step
     for moved in facts.get("drifts") or []:
         change = moved["to_ms"] / moved["from_ms"] - 1 if moved["from_ms"] else 0.0
-        where, token = place(moved)
+        where, step = place(moved)
         ends = f"{moved['from_ms']:,.2f} ms at {where} to {moved['to_ms']:,.2f} ms at {name} {moved['until']}"
-        yield "drift", f"{change:+.1%}: {ends}", token
+        yield "drift", f"{change:+.1%}: {ends}", step
     for burst in facts.get("bursts") or []:
-        where, token = place(burst)
-        yield "burst", f"{burst['steps']} in a row from {where} on take {burst['more_ms']:,.2f} ms more", token
+        where, step = place(burst)
+        yield "burst", f"{burst['steps']} in a row from {where} on take {burst['more_ms']:,.2f} ms more", step
     if beat := facts.get("periodic"):
         more = f", {beat['more_ms']:,.2f} ms more, {beat['count']} times" if "count" in beat else ""
         yield "periodic", f"every {beat['period']:.1f} {facts['of']}s{more}, {beat['share']:.0%} of the variance", -1

@@ -1,4 +1,4 @@
-"""Time intervals by key (thread, token): union, overlap, coverage, and uncovered time."""
+"""Time intervals by key (thread, step): union, overlap, coverage, and uncovered time."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

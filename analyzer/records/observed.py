@@ -1,4 +1,4 @@
-"""When each level was recorded: the overhead guard switches levels off and on, and the tracer drops the records of fast tokens.
+"""When each level was recorded: the overhead guard switches levels off and on, and the tracer drops the records of fast steps.
 
 A span with an inferred end must not extend across a time in which its level was not recorded.
 """
@@ -45,7 +45,7 @@ def disturbed_spans(rows: Any, begin: np.ndarray, end: np.ndarray) -> np.ndarray
 
 
 def token_gaps(begin: Rows, end: Rows, last_ns: int) -> Gaps:
-    """(begins, ends) of the times outside the tokens of these records; a token without an end lasts until `last_ns`."""
+    """(begins, ends) of the times outside the steps of these records; a step without an end lasts until `last_ns`."""
     matched = pair_spans(begin.marks(), end.marks()).end
     until = np.where(matched >= 0, end["ts"][matched], last_ns) if len(end) else np.full(len(begin), last_ns)
     order = np.argsort(begin["ts"], kind="stable")

@@ -26,6 +26,8 @@ BACKEND = np.array(BACKEND_NAMES.split(" "), object)
 """Names by enum backend_id of bpf/records.h."""
 
 
+USER, FOUND = 6, -1
+"""Engines of steps that begin at a function that the user named, and of steps found from outside (tables/found_steps.py)."""
 OF_OPERATORS = ("op_begin", "op_wait", "op_shares", "node", "tensor", "route")
 """Kinds that are ignored for engines whose manifest gives a reason for abandoning them."""
 
@@ -50,7 +52,7 @@ class Source:
         engines = section(self.manifest, "engines")
         declared = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
         declared.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, the one with libraries wins
-        self.engine_names = {int(e["id"]): name for name, e in declared}
+        self.engine_names = {USER: "user", FOUND: "found"} | {int(e["id"]): name for name, e in declared}
         opened = {int(e["id"]): [str(file.get("path")) for file in e.get("libraries") or []] for _, e in declared}
         others = {int(e["id"]): tuple(e.get("not_language") or ()) for _, e in declared}
         self.not_language = [i for i, files in opened.items() if any(Path(file).name.startswith(others[i]) for file in files)]

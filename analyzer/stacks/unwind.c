@@ -2,21 +2,15 @@
 /*
  * moescope-unwind: unwinds the stacks of a recording with elfutils' libdw, by the call frame information of the programs' files.
  *
- *	moescope-unwind STACKS ARCH CLOCK_ID,... VDSO OUT < REPLACED_FILES
+ *	moescope-unwind STACKS ARCH CLOCK_ID,... FOLDER OUT < REPLACED_FILES
  *
  * STACKS has the kernel's perf records (docs/recording.md). OUT.samples gets a `struct sample` each, OUT.stacks the numbers of each
  * stack's frames behind their count, innermost first, and OUT.frames a line of JSON each. REPLACED_FILES: lines "path<TAB>file" of
- * files that are read in place of others.
+ * files that are read in place of others. FOLDER: the recording's.
  */
-#include <dwarf.h>
-#include <elfutils/libdwfl.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <gelf.h>
-#include <jansson.h>
 #include <linux/perf_event.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,42 +18,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-typedef uint8_t u8;
-typedef uint32_t u32;
-typedef uint64_t u64;
+#include "unwind.h"
 
-#define MOST_FRAMES 512
 #define MOST_CALLERS 256
 #define X86_REGISTERS 17
 #define ARM_REGISTERS 33
-#define WORD 8
 #define PROBED_CALLS 8
 #define RETURNS 3 /* enum stack_reason */
-
-enum end {
-	WHOLE,	  /* the stack's outermost function was reached */
-	CUT,	  /* the copy of the stack ends before */
-	UNKNOWN,  /* no call frame information leads on */
-	TOO_DEEP, /* more than MOST_FRAMES */
-};
 
 struct sample {
 	u64 time, since; /* ns; since: when the wait began, 0 for samples of the clock */
 	u32 pid, tid, waited, stack;
 	u8 kind, end, pad[6]; /* kind: 0 of the clock, otherwise enum stack_reason */
-};
-
-struct mapping {
-	u64 start, end, offset;
-	char *path;
-};
-
-struct process {
-	u32 pid;
-	struct mapping *maps;
-	int count, room;
-	bool is_changed;
-	Dwfl *dwfl;
 };
 
 /* The bytes of a stack; from `same_from` on it is that of the thread's sample before. */
@@ -96,213 +66,31 @@ static struct {
 	u64 registers[ARM_REGISTERS];
 	u64 pc, stack_at;
 	const struct piece *stack;
-	bool was_cut, has_ended;
+	bool was_cut;
 	struct call calls[PROBED_CALLS];
 	int next_call;
 	u64 trampoline; /* 0: none */
-	u64 frames[MOST_FRAMES];
-	bool is_call[MOST_FRAMES];
-	int count;
+	struct frames frames;
 } now;
 
-static struct process *processes;
-static int process_count;
-static bool is_arm;
+bool is_arm;
 static u64 *clock_ids;
 static int clock_count;
-static const char *vdso;
-static json_t *replaced;
 static FILE *out_samples, *out_stacks, *out_frames;
 
-/* Of libstdc++: a C++ name as in the source; NULL for others. */
-char *__cxa_demangle(const char *mangled, char *buffer, size_t *length, int *status);
-
-static void fail(const char *what)
+void fail(const char *what)
 {
 	fprintf(stderr, "moescope-unwind: %s: %s\n", what, strerror(errno));
 	exit(1);
 }
 
-static void *grown(void *list, int *room, size_t each)
+void *grown(void *list, int *room, size_t each)
 {
 	*room = *room ? 2 * *room : 64;
 	list = realloc(list, *room * each);
 	if (!list)
 		fail("out of memory");
 	return list;
-}
-
-/* A set of byte strings, each with the number under which it was entered. */
-struct set {
-	struct entry {
-		u64 hash;
-		u32 bytes, number;
-		const u8 *key;
-	} *entries;
-	u32 room, count;
-};
-
-static u64 hash_of(const u8 *key, u32 bytes)
-{
-	u64 hash = 14695981039346656037ULL; /* FNV-1a */
-
-	for (u32 i = 0; i < bytes; i++)
-		hash = (hash ^ key[i]) * 1099511628211ULL;
-	return hash;
-}
-
-static struct entry *place(struct set *set, u64 hash, const u8 *key, u32 bytes)
-{
-	u32 at = hash & (set->room - 1);
-
-	while (set->entries[at].key &&
-	       (set->entries[at].hash != hash || set->entries[at].bytes != bytes || memcmp(set->entries[at].key, key, bytes)))
-		at = (at + 1) & (set->room - 1);
-	return &set->entries[at];
-}
-
-static void widen(struct set *set)
-{
-	struct set wide = {.room = set->room ? 2 * set->room : 1024, .count = set->count};
-
-	wide.entries = calloc(wide.room, sizeof(*wide.entries));
-	if (!wide.entries)
-		fail("out of memory");
-	for (u32 i = 0; i < set->room; i++) {
-		struct entry *e = &set->entries[i];
-
-		if (e->key)
-			*place(&wide, e->hash, e->key, e->bytes) = *e;
-	}
-	free(set->entries);
-	*set = wide;
-}
-
-/* The key's number; `is_new` if it was not in the set. */
-static u32 number_in(struct set *set, const void *key, u32 bytes, bool *is_new)
-{
-	u64 hash = hash_of(key, bytes);
-	struct entry *e;
-
-	if (2 * set->count >= set->room)
-		widen(set);
-	e = place(set, hash, key, bytes);
-	*is_new = !e->key;
-	if (!e->key) {
-		u8 *copy = malloc(bytes ? bytes : 1);
-
-		*e = (struct entry){hash, bytes, set->count++, memcpy(copy, key, bytes)};
-	}
-	return e->number;
-}
-
-static struct process *process_of(u32 pid)
-{
-	static int room;
-
-	for (int i = 0; i < process_count; i++)
-		if (processes[i].pid == pid)
-			return &processes[i];
-	if (process_count == room)
-		processes = grown(processes, &room, sizeof(*processes));
-	processes[process_count] = (struct process){.pid = pid};
-	return &processes[process_count++];
-}
-
-static void end_dwfl(struct process *p)
-{
-	if (p->dwfl)
-		dwfl_end(p->dwfl);
-	p->dwfl = NULL;
-}
-
-/*
- * What a new mapping covers is gone, and what was behind it: the kernel reports a program's interpreter with the gap between its
- * segments, where others may be.
- */
-static void add_mapping(struct process *p, struct mapping m)
-{
-	int kept = 0;
-
-	for (int i = 0; i < p->count; i++) {
-		struct mapping old = p->maps[i];
-
-		if (old.start < m.start && m.start < old.end)
-			old.end = m.start;
-		if (old.start >= m.end || old.end <= m.start)
-			p->maps[kept++] = old;
-	}
-	p->count = kept;
-	if (p->count == p->room)
-		p->maps = grown(p->maps, &p->room, sizeof(*p->maps));
-	p->maps[p->count++] = m;
-	p->is_changed = true;
-}
-
-static void clear(struct process *p)
-{
-	p->count = 0;
-	p->is_changed = true;
-}
-
-/* The bias of a file's addresses, if this mapping shows one of its segments; false otherwise. */
-static bool bias_of(Elf *elf, const struct mapping *m, u64 *bias)
-{
-	size_t count;
-	GElf_Phdr segment;
-
-	if (elf_getphdrnum(elf, &count))
-		return false;
-	for (size_t i = 0; i < count; i++) {
-		if (!gelf_getphdr(elf, i, &segment) || segment.p_type != PT_LOAD || !(segment.p_flags & PF_X))
-			continue;
-		if (m->offset < segment.p_offset + segment.p_filesz && m->offset + (m->end - m->start) > segment.p_offset) {
-			*bias = m->start - m->offset + segment.p_offset - segment.p_vaddr;
-			return true;
-		}
-	}
-	return false;
-}
-
-static void report(Dwfl *dwfl, const struct mapping *m)
-{
-	const char *other = json_string_value(json_object_get(replaced, m->path));
-	const char *path = !strcmp(m->path, "[vdso]") ? vdso : other ? other : m->path;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	struct stat file;
-	u64 bias;
-	Elf *elf;
-
-	if (fd < 0)
-		return;
-	if (fstat(fd, &file) || !S_ISREG(file.st_mode)) {
-		close(fd);
-		return;
-	}
-	elf = elf_begin(fd, ELF_C_READ_MMAP, NULL);
-	if (!elf || !bias_of(elf, m, &bias) || !dwfl_report_elf(dwfl, m->path, path, fd, bias, true)) {
-		elf_end(elf);
-		close(fd);
-		return;
-	}
-	elf_end(elf);
-}
-
-static pid_t next_thread(Dwfl *dwfl, void *process, void **thread)
-{
-	(void)dwfl;
-	if (*thread)
-		return 0;
-	*thread = process;
-	return ((struct process *)process)->pid;
-}
-
-static bool get_thread(Dwfl *dwfl, pid_t tid, void *process, void **thread)
-{
-	(void)dwfl;
-	(void)tid;
-	*thread = process;
-	return true;
 }
 
 /* The return address at a place of the stack, or in a register (at 0), where the kernel's trampoline has taken its place. */
@@ -321,10 +109,8 @@ static bool holds(const struct piece *p, u64 address)
 	return address >= p->at && p->bytes >= WORD && address - p->at <= p->bytes - WORD;
 }
 
-static bool read_memory(Dwfl *dwfl, Dwarf_Addr address, Dwarf_Word *result, void *process)
+bool read_stack(u64 address, u64 *value)
 {
-	(void)dwfl;
-	(void)process;
 	const struct piece *p = now.stack;
 
 	while (p && !holds(p, address))
@@ -333,132 +119,46 @@ static bool read_memory(Dwfl *dwfl, Dwarf_Addr address, Dwarf_Word *result, void
 		now.was_cut = now.was_cut || (address >= now.stack_at && address - now.stack_at < (64 << 20));
 		return false;
 	}
-	memcpy(result, p->data + (address - p->at), WORD);
-	*result = own_return(*result, address);
+	memcpy(value, p->data + (address - p->at), WORD);
+	*value = own_return(*value, address);
 	return true;
 }
 
-static bool set_registers(Dwfl_Thread *thread, void *process)
+bool was_cut(void)
 {
-	(void)process;
-	if (is_arm)
-		now.registers[30] = own_return(now.registers[30], 0);
-	if (!dwfl_thread_state_registers(thread, 0, is_arm ? ARM_REGISTERS - 1 : X86_REGISTERS, now.registers))
-		return false;
-	dwfl_thread_state_register_pc(thread, now.pc);
-	return true;
-}
-
-static const Dwfl_Thread_Callbacks callbacks = {
-	.next_thread = next_thread, .get_thread = get_thread, .memory_read = read_memory, .set_initial_registers = set_registers};
-
-static void prepare(struct process *p)
-{
-	static char *no_path = NULL;
-	static const Dwfl_Callbacks finding = {.find_elf = dwfl_build_id_find_elf, .find_debuginfo = dwfl_standard_find_debuginfo,
-					       .section_address = dwfl_offline_section_address, .debuginfo_path = &no_path};
-
-	if (p->dwfl && !p->is_changed)
-		return;
-	end_dwfl(p);
-	p->dwfl = dwfl_begin(&finding);
-	dwfl_report_begin(p->dwfl);
-	for (int i = 0; i < p->count; i++)
-		report(p->dwfl, &p->maps[i]);
-	dwfl_report_end(p->dwfl, NULL, NULL);
-	dwfl_attach_state(p->dwfl, NULL, p->pid, &callbacks, p);
-	p->is_changed = false;
-}
-
-static int add_frame(Dwfl_Frame *state, void *unused)
-{
-	Dwarf_Addr pc;
-	bool is_activation;
-
-	(void)unused;
-	if (now.count == MOST_FRAMES || !dwfl_frame_pc(state, &pc, &is_activation))
-		return DWARF_CB_ABORT;
-	now.has_ended = !pc && now.count; /* a return address of 0 ends a stack */
-	if (now.has_ended)
-		return DWARF_CB_ABORT;
-	now.frames[now.count] = pc;
-	now.is_call[now.count++] = !is_activation;
-	return DWARF_CB_OK;
+	return now.was_cut;
 }
 
 static enum end unwind(struct process *p)
 {
-	now.count = 0;
-	now.was_cut = now.has_ended = false;
+	now.was_cut = false;
 	now.next_call = 0;
 	now.trampoline = 0;
 	for (int i = 0; i < p->count; i++)
 		if (!strcmp(p->maps[i].path, "[uprobes]"))
 			now.trampoline = p->maps[i].start;
+	if (is_arm)
+		now.registers[30] = own_return(now.registers[30], 0);
 	prepare(p);
-	if (!dwfl_getthread_frames(p->dwfl, p->pid, add_frame, NULL))
-		return now.was_cut ? CUT : WHOLE;
-	if (now.has_ended)
-		return WHOLE;
-	if (!now.count) { /* the program counter alone is known */
-		now.frames[0] = now.pc;
-		now.is_call[now.count++] = false;
-	}
-	return now.count == MOST_FRAMES ? TOO_DEEP : now.was_cut ? CUT : UNKNOWN;
+	return unwind_registers(p, now.registers, now.pc, &now.frames);
 }
 
 struct frame_key {
-	u32 pid, is_call;
+	u32 pid, age;
 	u64 address;
+	u32 is_call, way;
 };
-
-static json_t *described(struct process *p, u64 address)
-{
-	Dwfl_Module *module = dwfl_addrmodule(p->dwfl, address);
-	GElf_Off offset = 0;
-	GElf_Sym symbol;
-	Dwarf_Addr bias, low;
-	const char *path = NULL, *name, *source;
-	const struct mapping *m = NULL;
-	Dwfl_Line *line;
-	int number, status;
-	json_t *frame = json_object();
-
-	for (int i = 0; i < p->count; i++)
-		if (p->maps[i].start <= address && address < p->maps[i].end)
-			m = &p->maps[i];
-	json_object_set_new(frame, "file", json_string(m ? m->path : ""));
-	if (!module) {
-		json_object_set_new(frame, "address", json_integer(address));
-		return frame;
-	}
-	dwfl_module_info(module, NULL, &low, NULL, NULL, NULL, &path, NULL);
-	dwfl_module_getelf(module, &bias);
-	json_object_set_new(frame, "address", json_integer(address - bias));
-	name = dwfl_module_addrinfo(module, address, &offset, &symbol, NULL, NULL, NULL);
-	if (name && offset < (symbol.st_size ? symbol.st_size : 4096)) {
-		char *plain = __cxa_demangle(name, NULL, NULL, &status);
-
-		json_object_set_new(frame, "function", json_string(plain ? plain : name));
-		free(plain);
-		json_object_set_new(frame, "offset", json_integer(offset));
-	}
-	line = dwfl_module_getsrc(module, address);
-	source = line ? dwfl_lineinfo(line, NULL, &number, NULL, NULL, NULL) : NULL;
-	if (source)
-		json_object_set_new(frame, "line", json_sprintf("%s:%d", source, number));
-	return frame;
-}
 
 static u32 frame_number(struct process *p, int at)
 {
 	static struct set known;
-	struct frame_key key = {p->pid, now.is_call[at], now.frames[at]};
+	const struct frame *f = &now.frames.rows[at];
+	struct frame_key key = {p->pid, p->age, f->address, f->is_call, f->way};
 	bool is_new;
 	u32 number = number_in(&known, &key, sizeof(key), &is_new);
 
 	if (is_new) {
-		json_t *frame = described(p, key.address - key.is_call);
+		json_t *frame = described(p, f->address - f->is_call, f->way);
 
 		json_dumpf(frame, out_frames, JSON_COMPACT | JSON_ENSURE_ASCII);
 		fputc('\n', out_frames);
@@ -478,7 +178,7 @@ static u32 stack_number(struct process *p, const u64 *callers, u64 caller_count)
 	for (u64 i = 0; i < caller_count && count < MOST_CALLERS; i++)
 		if (callers[i] >> 63 && callers[i] < (u64)-4095)
 			words[count++] = callers[i];
-	for (int i = 0; i < now.count; i++)
+	for (int i = 0; i < now.frames.count; i++)
 		words[count++] = frame_number(p, i);
 	number = number_in(&known, words, count * sizeof(*words), &is_new);
 	if (is_new) {
@@ -545,7 +245,7 @@ static void take_clock(struct sample *s, const struct record *record)
 
 	if (!registers)
 		return;
-	now.count = 0;
+	now.frames.count = 0;
 	s->end = UNKNOWN;
 	if (*registers) { /* 0: a thread of the kernel, or one that ends */
 		take_perf_registers(registers + 1);
@@ -647,7 +347,7 @@ static void take(const struct record *record)
 	case PERF_RECORD_FORK: take_fork(header); break;
 	case PERF_RECORD_COMM:
 		if (header->misc & PERF_RECORD_MISC_COMM_EXEC)
-			clear(process_of(*(const u32 *)(header + 1)));
+			clear_mappings(process_of(*(const u32 *)(header + 1)));
 	}
 }
 
@@ -736,21 +436,6 @@ static FILE *create(const char *folder, const char *name)
 	return file;
 }
 
-static void read_replaced(void)
-{
-	char line[8192], *tab;
-
-	replaced = json_object();
-	while (fgets(line, sizeof(line), stdin)) {
-		line[strcspn(line, "\n")] = 0;
-		tab = strchr(line, '\t');
-		if (tab) {
-			*tab = 0;
-			json_object_set_new(replaced, line, json_string(tab + 1));
-		}
-	}
-}
-
 int main(int argc, char **argv)
 {
 	struct record *records;
@@ -759,7 +444,7 @@ int main(int argc, char **argv)
 	int fd, count = 0, room = 0;
 
 	if (argc != 6) {
-		fputs("usage: moescope-unwind STACKS ARCH CLOCK_ID,... VDSO OUT < REPLACED_FILES\n", stderr);
+		fputs("usage: moescope-unwind STACKS ARCH CLOCK_ID,... FOLDER OUT < REPLACED_FILES\n", stderr);
 		return 2;
 	}
 	is_arm = !strcmp(argv[2], "aarch64");
@@ -768,8 +453,8 @@ int main(int argc, char **argv)
 			clock_ids = grown(clock_ids, &room, sizeof(*clock_ids));
 		clock_ids[clock_count++] = strtoull(each, NULL, 10);
 	}
-	vdso = argv[4];
-	read_replaced();
+	folder = argv[4];
+	read_replaced(stdin);
 	elf_version(EV_CURRENT);
 	fd = open(argv[1], O_RDONLY | O_CLOEXEC);
 	if (fd < 0 || fstat(fd, &file))

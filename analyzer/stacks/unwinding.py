@@ -48,7 +48,7 @@ def unwind(folder: Path, manifest: dict[str, Any]) -> Unwound | None:
         out = Path(place) / "out"
         arch = str((manifest.get("machine") or {}).get("arch"))
         ids = ",".join(map(str, recorded.get("clock_ids") or []))
-        command: list[str | Path] = [PROGRAM, path, arch, ids, folder / "vdso.so", out]
+        command: list[str | Path] = [PROGRAM, path, arch, ids, folder, out]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             raise UserError(f"{path} cannot be unwound: {done.stderr.strip() or f'{PROGRAM.name} ended with {done.returncode}'}")

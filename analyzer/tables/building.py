@@ -7,13 +7,13 @@ import pyarrow
 
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
-from analyzer.tables import calls, clocks, driver, genie, hexagon, io, moe, nodes, operators, pmc, sched
+from analyzer.tables import calls, clocks, driver, found_steps, genie, hexagon, io, moe, nodes, operators, pmc, power, sched
 from analyzer.tables.complexity import context_lengths
 from analyzer.tables.qnn import busy, events
 from analyzer.tables.qnn.executes import EnclosingGraphs
 from analyzer.tables.sessions import session_columns
 from analyzer.tables.stacks import build_stacks
-from analyzer.tables.steps import Steps, range_graphs, steps
+from analyzer.tables.steps import Steps, range_graphs, recorded_steps
 from analyzer.tables.subgraph_work import model_subgraphs
 
 Piece = dict[str, pyarrow.Table]
@@ -29,16 +29,22 @@ class TableBuilder:
 
     def __init__(self, source: Source):
         self.source = source
-        self.tokens = steps(source)
-        self.step_begins = self.tokens.begins_alone()
+        self.recurrences = found_steps.recurrences(source) if found_steps.is_undeclared(source) else []
+        self.steps = self._recorded_or_found()
+        self.step_begins = self.steps.begins_alone()
         self.known: list[Steps] = []
         """The steps with what only their stretch of time shows: tokens fed, and waits behind them."""
         self.definitions = operators.Definitions(source)
-        self.loads = moe.load_columns(source, self.tokens)
+        self.loads = moe.load_columns(source, self.steps)
         self.first = operators.FirstNumbers()
         self.scheduling, self.counters, self.readings = sched.SchedulingTables(source), moe.CounterTable(), pmc.CounterReadings()
         self.subgraphs = model_subgraphs(source.manifest)
         self.executes, self.events = EnclosingGraphs(source), io.IoEvents(source)
+
+    def _recorded_or_found(self) -> Steps:
+        """The steps that an engine or a user declared, else those found from outside."""
+        best = self.recurrences[:1]
+        return found_steps.steps_between(self.source, best[0]) if best and best[0].is_step else recorded_steps(self.source)
 
     def pieces(self, most: int = MOST) -> Iterator[Piece]:
         """The rows of the tables in LONG, for consecutive time ranges of about `most` records each."""
@@ -50,58 +56,63 @@ class TableBuilder:
         announced, readings = nodes.operator_records(source), self.readings.of(source)
         first, definitions = self.first, self.definitions
         runs = range_graphs(source, first.graph)
-        tokens = self.tokens.begun_in(source).awaited(*runs.waits())
-        self.known.append(tokens)
-        columns, threads, op = operators.build_operators(source, announced, tokens, runs, definitions, first)
+        steps = self.steps.begun_in(source).awaited(*runs.waits())
+        self.known.append(steps)
+        columns, threads, operator = operators.build_operators(source, announced, steps, runs, definitions, first)
         spans = source.spans("expert", ("layer", "expert"))
-        enclosing = operators.finish_operators(columns, definitions, threads, op, source.rows("expert_begin"))
-        experts = moe.expert_columns(source, tokens, spans, enclosing, first)
-        routes = moe.route_columns(source, tokens, definitions)
+        enclosing = operators.finish_operators(columns, definitions, threads, operator, source.rows("expert_begin"))
+        experts = moe.expert_columns(source, steps, spans, enclosing, first)
+        routes = moe.route_columns(source, steps, definitions)
         self.executes.note(source, runs)
-        self.events.note(source, io.RangeActivity(threads, op, columns["expert"], first.op, experts))
+        self.events.note(source, io.RangeActivity(threads, operator, columns["expert"], first.operator, experts))
         tables = {
-            "graphs": arrow_table("graphs", runs.table(source, tokens)),
-            "operators": arrow_table("operators", columns | self._work(columns, routes, tokens)),
-            "op_threads": operators.thread_table(threads, first.op + op),
+            "graphs": arrow_table("graphs", runs.table(source, steps)),
+            "operators": arrow_table("operators", columns | self._work(columns, routes, steps)),
+            "op_threads": operators.thread_table(threads, first.operator + operator),
             "routes": arrow_table("routes", routes),
             "experts": arrow_table("experts", experts),
             **self.scheduling.piece(source, final),
-            "pmc": pmc.build_pmc(source, readings, threads, first.op + op),
+            "pmc": pmc.build_pmc(source, readings, threads, first.operator + operator),
             "counters": self.counters.of(source, announced, experts, self.loads),
         }
         loose = int(np.count_nonzero(columns["token_id"] < 0))
         self.first = operators.FirstNumbers(
-            first.op + len(columns["op_id"]),
+            first.operator + len(columns["op_id"]),
             first.graph + len(runs.begin),
             first.run + len(experts["run_id"]),
             first.loose + loose,
         )
         return tables
 
-    def _work(self, columns: Columns, routes: Columns, tokens: Steps) -> dict[str, np.ndarray]:
+    def _work(self, columns: Columns, routes: Columns, steps: Steps) -> dict[str, np.ndarray]:
         """The columns flops, read_bytes and written_bytes of `operators`."""
-        figures = self.definitions.work.columns(columns, routes, tokens.lengths())
+        figures = self.definitions.work.columns(columns, routes, steps.lengths())
         if self.subgraphs is not None:
-            self.subgraphs.fill(columns, context_lengths(columns["token_id"], tokens.lengths()), figures)
+            self.subgraphs.fill(columns, context_lengths(columns["token_id"], steps.lengths()), figures)
         return figures
 
     def last_tables(self) -> Piece:
         """The other tables except `qnn_gaps`; valid only after all pieces."""
-        source, tokens = self.source, self.tokens.joined(self.known)
+        source, steps = self.source, self.steps.joined(self.known)
+        rails, readings = power.build_power(source)
         tables = {
-            **tokens.tables(source),
+            **steps.tables(source),
             "tensors": self.definitions.table,
             "loads": self.loads,
-            **events.build_qnn_tables(source, tokens, self.executes),
+            **events.build_qnn_tables(source, steps, self.executes),
             "sessions": session_columns(source),
             "genie_events": genie.genie_columns(source),
-            "calls": calls.build_calls(source, tokens),
-            **hexagon.build_npu_tables(source, tokens),
-            "driver_events": driver.build_driver_events(source, tokens),
+            "calls": calls.build_calls(source, steps),
+            **hexagon.build_npu_tables(source, steps),
+            "driver_events": driver.build_driver_events(source, steps),
             "threads": self.scheduling.threads(),
             "clocks": clocks.build_clocks(source),
-            **self.events.tables(tokens, self.loads),
-            **build_stacks(source, tokens),
+            "rails": rails,
+            "power": readings,
+            **self.events.tables(steps, self.loads),
+            "writes": found_steps.write_columns(source, steps),
+            "recurrences": found_steps.recurrence_columns(source, self.recurrences),
+            **build_stacks(source, steps),
             "unpaired": unpaired_table(source),
         }
         return {name: arrow_table(name, columns) for name, columns in tables.items()}

@@ -18,7 +18,7 @@ DECLARED = {"function": "name", "library": "library", "at": "at"}
 """Column → key of the manifest's functions."""
 
 
-def build_calls(source: Source, tokens: Steps) -> Columns:
+def build_calls(source: Source, steps: Steps) -> Columns:
     """The columns of `calls`: every call, in order of begin."""
     functions = {int(row["probe"]): row for row in source.manifest.get("functions") or []}
     begin, end = source.rows("call_begin"), source.rows("call_end")
@@ -35,7 +35,7 @@ def build_calls(source: Source, tokens: Steps) -> Columns:
     instants = RecordSpans(np.full(len(points), NONE), points["ts"], points["ts"], np.ones(len(points), bool))
     columns = {name: np.concatenate([part.columns()[name] for part in (spans, instants)]) for name in spans.columns()}
     columns |= {name: np.concatenate([rows[name] for rows in records]) for name in ("pid", "tid", "probe")}
-    columns["token_id"] = np.concatenate([tokens.of(rows) for rows in records])
+    columns["token_id"] = np.concatenate([steps.of(rows) for rows in records])
     columns["args"] = as_json(args + written.of(points, at_return=True))
     columns["depth"] = call_depths(columns["tid"], columns["begin_ns"], columns["end_ns"])
     columns |= {column: declared_texts(functions, columns["probe"], key) for column, key in DECLARED.items()}

@@ -220,14 +220,14 @@ class OperatorWork:
         types = operators["type"]
         rows = np.flatnonzero(self.computed[operators["described"]] & equals_any(types, *FORMULAS))
         if len(rows):
-            out, token, kind = operators["described"][rows], operators["token_id"][rows], types.indices.to_numpy()[rows]
+            out, step, kind = operators["described"][rows], operators["token_id"][rows], types.indices.to_numpy()[rows]
             shapes, inverse = self._shapes(kind, out, operators["pid"][rows], operators["described_ns"][rows])
             distinct = np.full(len(rows), nan)
             routed = np.flatnonzero(equals_any(types, "MUL_MAT_ID")[rows])
-            distinct[routed] = distinct_experts(token[routed], operators["layer"][rows[routed]], routes)
+            distinct[routed] = distinct_experts(step[routed], operators["layer"][rows[routed]], routes)
             context = np.full(len(rows), nan)
             attention = np.flatnonzero(equals_any(types, "FLASH_ATTN_EXT")[rows])
-            context[attention] = context_lengths(token[attention], lengths)
+            context[attention] = context_lengths(step[attention], lengths)
             answer, key = self._figures(types.dictionary.to_pylist(), shapes, inverse, distinct, context)
             for column, values in zip(figures.values(), answer.T, strict=True):
                 column[rows] = values[key]
@@ -291,17 +291,17 @@ def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
     return declared
 
 
-def context_lengths(token: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
+def context_lengths(step: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
     """Tokens in the context of each step, including its own; NaN if unknown."""
     length = (lengths["position"] + lengths["n_tokens"]).where(lengths["position"] >= 0).astype(np.float64)
-    return length.set_axis(lengths["token_id"]).reindex(token).to_numpy(np.float64)
+    return length.set_axis(lengths["token_id"]).reindex(step).to_numpy(np.float64)
 
 
-def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: Columns) -> np.ndarray:
+def distinct_experts(step: np.ndarray, layer: np.ndarray, routes: Columns) -> np.ndarray:
     """The number of distinct experts that the rows of a step chose in a layer; NaN if not recorded."""
-    if len(routes["token_id"]) == 0 or len(token) == 0:
-        return np.full(len(token), nan)
-    routed, asked = shared_codes((routes["token_id"], routes["layer"]), (token, layer))
+    if len(routes["token_id"]) == 0 or len(step) == 0:
+        return np.full(len(step), nan)
+    routed, asked = shared_codes((routes["token_id"], routes["layer"]), (step, layer))
     choices = number_rows(routed, routes["expert"])[1]
     counted = np.bincount(routed[choices], minlength=int(asked.max()) + 1)[asked]
     return np.where(counted > 0, counted.astype(np.float64), nan)

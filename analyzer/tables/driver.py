@@ -16,10 +16,10 @@ EVENTS = np.array([*(f"fastrpc_{name}" for name in FASTRPC), "qcom_glink_cmd_tx_
 METHOD_BIT, METHODS = 24, 0x1F
 
 
-def build_driver_events(source: Source, tokens: Steps) -> Columns:
+def build_driver_events(source: Source, steps: Steps) -> Columns:
     """The columns of `driver_events`."""
     rows = source.rows("driver_event")
     columns = {name: rows[name] for name in ("pid", "tid", "handle", "status")}
     columns |= {name: rows.raw(name) for name in ("context", "value")}
     event, method = np.minimum(rows["event"], len(EVENTS) - 1), rows["scalars"] >> METHOD_BIT & METHODS
-    return {**columns, "token_id": tokens.of(rows), "event": EVENTS[event], "method": method, "ts_ns": rows["ts"]}
+    return {**columns, "token_id": steps.of(rows), "event": EVENTS[event], "method": method, "ts_ns": rows["ts"]}

@@ -17,25 +17,25 @@ UNKNOWN_LAYOUT = 0
 IDENTITY = ["pid", "queue", "seq"]
 
 
-def build_npu_tables(source: Source, tokens: Steps) -> dict[str, Columns]:
+def build_npu_tables(source: Source, steps: Steps) -> dict[str, Columns]:
     """The tables npu_batches, npu_operators and npu_calls."""
-    batches = batch_table(source, tokens)
-    tables = {"npu_batches": batches, "npu_operators": operator_table(source, batches), "npu_calls": call_table(source, tokens)}
+    batches = batch_table(source, steps)
+    tables = {"npu_batches": batches, "npu_operators": operator_table(source, batches), "npu_calls": call_table(source, steps)}
     return {name: dict(fill_missing(name, frame)) for name, frame in tables.items()}
 
 
-def begun_step(tokens: Steps, rows: Rows) -> np.ndarray:
+def begun_step(steps: Steps, rows: Rows) -> np.ndarray:
     """The step that each record's thread began last: responses are often read after the step's call has returned."""
-    steps = pd.DataFrame({"ts": tokens.begin["ts"], "tid": tokens.begin["tid"], "token_id": np.arange(len(tokens.begin))})
-    return pd.merge_asof(_batch_columns(rows, "ts", "tid"), steps, "ts", by="tid").token_id.fillna(-1).to_numpy(np.int64)
+    begun = pd.DataFrame({"ts": steps.begin["ts"], "tid": steps.begin["tid"], "token_id": np.arange(len(steps.begin))})
+    return pd.merge_asof(_batch_columns(rows, "ts", "tid"), begun, "ts", by="tid").token_id.fillna(-1).to_numpy(np.int64)
 
 
-def batch_table(source: Source, tokens: Steps) -> pd.DataFrame:
+def batch_table(source: Source, steps: Steps) -> pd.DataFrame:
     """The table `npu_batches`: each batch from the begin of its write until its response was read."""
     rows, sent, done = (source.rows(f"hexagon_{kind}") for kind in ("batch", "sent", "done"))
     frame = _batch_columns(rows, *IDENTITY, "tid", "n_ops", "n_tensors", "bytes", "layout", begin_ns="ts")
     frame["engine"] = source.engines(rows["engine"]).to_pandas()
-    frame["batch_id"], frame["token_id"] = np.arange(len(frame)), begun_step(tokens, rows)
+    frame["batch_id"], frame["token_id"] = np.arange(len(frame)), begun_step(steps, rows)
     frame = frame.merge(_last_records(sent, sent_ns="ts"), "left", IDENTITY)
     frame = frame.merge(_last_records(done, end_ns="ts", asked_ns="began", usecs="usecs", status="status"), "left", IDENTITY)
     frame["complete"] = frame.end_ns.notna()
@@ -118,11 +118,11 @@ def profile_records(source: Source) -> pd.DataFrame:
     return frame
 
 
-def call_table(source: Source, tokens: Steps) -> pd.DataFrame:
+def call_table(source: Source, steps: Steps) -> pd.DataFrame:
     """The table `npu_calls`: remote calls of the driver."""
     rows = source.rows("hexagon_call")
     frame = _batch_columns(rows, "pid", "tid", "subject", "detail", "status", begin_ns="began", end_ns="ts")
-    frame["engine"], frame["token_id"] = source.engines(rows["engine"]).to_pandas(), tokens.of(rows)
+    frame["engine"], frame["token_id"] = source.engines(rows["engine"]).to_pandas(), steps.of(rows)
     frame["function"] = CALLS[np.minimum(rows["what"], len(CALLS) - 1)]
     frame["duration_ns"] = frame.end_ns - frame.begin_ns
     return frame

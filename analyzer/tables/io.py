@@ -10,7 +10,7 @@ from analyzer.records.reading import Source, pick_names
 from analyzer.records.rows import Rows, decode_texts, map_distinct
 from analyzer.records.schema import Columns
 from analyzer.records.spans import NONE, NestedSpans, SpanMarks, pair_spans, row_codes, shared_codes
-from analyzer.tables.operators import OpThreads
+from analyzer.tables.operators import OperatorThreads
 from analyzer.tables.steps import Steps
 
 CALLS = np.array(["read", "pread64", "readv", "preadv", "preadv2"], object)
@@ -26,7 +26,7 @@ class Enclosed:
 
     def __init__(self, rows: Rows, ts: np.ndarray):
         self.rows, self.ts = rows, ts
-        self.op, self.expert = np.full(len(ts), NONE, np.int64), np.full(len(ts), NONE, np.int64)
+        self.operator, self.expert = np.full(len(ts), NONE, np.int64), np.full(len(ts), NONE, np.int64)
 
     def note(self, piece: Source, activity: "RangeActivity") -> None:
         """Look up the operators and experts of the events in one time range."""
@@ -34,17 +34,17 @@ class Enclosed:
         if len(rows) == 0:
             return
         tid, ts = self.rows["tid"][rows], self.ts[rows]
-        op = values_at(activity.op_id, activity.ops.nest.innermost(tid, ts))
+        operator = values_at(activity.op_id, activity.operators.nest.innermost(tid, ts))
         run = values_at(activity.experts["expert"], activity.runs.innermost(tid, ts))
-        self.op[rows] = np.where(op >= 0, op + activity.first_op, NONE)
-        self.expert[rows] = np.where(run >= 0, run, values_at(activity.op_expert, op))
+        self.operator[rows] = np.where(operator >= 0, operator + activity.first_operator, NONE)
+        self.expert[rows] = np.where(run >= 0, run, values_at(activity.operator_expert, operator))
 
-    def columns(self, tokens: Steps, loads: Columns) -> dict[str, np.ndarray]:
+    def columns(self, steps: Steps, loads: Columns) -> dict[str, np.ndarray]:
         """The columns of the group `within`."""
         tid, pid = self.rows["tid"], self.rows["pid"]
         return {
-            "token_id": tokens.containing({"tid": tid, "pid": pid}, self.ts),
-            "op_id": self.op,
+            "token_id": steps.containing({"tid": tid, "pid": pid}, self.ts),
+            "op_id": self.operator,
             "expert": self.expert,
             "load_id": values_at(loads["load_id"], spans_of(loads).innermost(tid, self.ts)),
             "pid": pid,
@@ -54,12 +54,12 @@ class Enclosed:
 
 @dataclass(frozen=True)
 class RangeActivity:
-    """The operators and expert runs of one time range; `op_id` counts from 0 here and from `first_op` in the tables."""
+    """The operators and expert runs of one time range; `op_id` counts from 0 here and from `first_operator` in the tables."""
 
-    ops: OpThreads
+    operators: OperatorThreads
     op_id: np.ndarray
-    op_expert: np.ndarray
-    first_op: int
+    operator_expert: np.ndarray
+    first_operator: int
     experts: Columns
 
     @cached_property
@@ -185,13 +185,13 @@ class IoEvents:
         for part in self.parts:
             part.note(piece, activity)
 
-    def tables(self, tokens: Steps, loads: Columns) -> dict[str, Columns]:
+    def tables(self, steps: Steps, loads: Columns) -> dict[str, Columns]:
         """The columns of `faults`, `reads` and `blocks`."""
         if not any(len(part.rows) for part in self.parts) and not len(self.source.rows("read_end")):
             return {"faults": {}, "reads": {}, "blocks": {}}
         files, loaded = FilePaths(self.source), loads["action"] == "load"
         loads = {name: loads[name][loaded] for name in ("load_id", "tid", "begin_ns", "end_ns", "complete")}
-        fault, read, block = (part.columns(tokens, loads) for part in self.parts)
+        fault, read, block = (part.columns(steps, loads) for part in self.parts)
         return {
             "faults": fault_columns(self.parts[0].rows, fault, files),
             "reads": read_columns(self.source, read, files),

@@ -19,7 +19,7 @@ FAULTS = {"maj_flt": "major faults", "min_flt": "minor faults"}
 WIDE = 2  # ROUTE_WIDE of bpf/records.h
 
 
-def route_columns(source: Source, tokens: Steps, definitions: Definitions) -> Columns:
+def route_columns(source: Source, steps: Steps, definitions: Definitions) -> Columns:
     """The columns of `route_columns`: one row for each choice of the router."""
     rows = source.rows("route")
     names = rows.dtype.names or ()
@@ -32,7 +32,7 @@ def route_columns(source: Source, tokens: Steps, definitions: Definitions) -> Co
     used = slot < rows["count"][:, None]
     entry = (rows["first"][:, None] + slot)[used]
     record = np.repeat(np.arange(len(rows)), used.sum(axis=1))
-    token_id, layer = tokens.of(rows), route_layers(rows, definitions)
+    token_id, layer = steps.of(rows), route_layers(rows, definitions)
     steps_begun = np.searchsorted(source.step_begins, rows["ts"], "right")
     before = rows_before(rows, layer, np.where(token_id < 0, NONE - steps_begun, token_id))
     return {
@@ -59,13 +59,13 @@ def rows_before(rows: Rows, layer: np.ndarray, token_id: np.ndarray) -> np.ndarr
     return np.maximum(total - rows["n_tokens"], 0)
 
 
-def expert_columns(source: Source, tokens: Steps, spans: RecordSpans, op: np.ndarray, first: FirstNumbers) -> Columns:
-    """The columns of `experts`: one row for each run; `op` is the number of its operator, -1 for none."""
+def expert_columns(source: Source, steps: Steps, spans: RecordSpans, operator: np.ndarray, first: FirstNumbers) -> Columns:
+    """The columns of `experts`: one row for each run; `operator` is the number of its operator, -1 for none."""
     begin, end = source.rows("expert_begin"), source.rows("expert_end")
     return {
         "run_id": first.run + np.arange(len(begin)),
-        "token_id": tokens.of(begin),
-        "op_id": np.where(op >= 0, first.op + op, NONE),
+        "token_id": steps.of(begin),
+        "op_id": np.where(operator >= 0, first.operator + operator, NONE),
         **source.thread(begin),
         "layer": begin["layer"],
         "expert": begin["expert"],
@@ -79,12 +79,12 @@ def expert_columns(source: Source, tokens: Steps, spans: RecordSpans, op: np.nda
     }
 
 
-def load_columns(source: Source, tokens: Steps) -> Columns:
+def load_columns(source: Source, steps: Steps) -> Columns:
     """The columns of `loads`: loads as spans, evictions and hits as instants, in time order."""
     spans = source.spans("load", ("layer", "expert"))
     begin, end, evict = source.rows("load_begin"), source.rows("load_end"), source.rows("evict")
     loaded = {
-        **_transfer_columns(source, tokens, begin, "load"),
+        **_transfer_columns(source, steps, begin, "load"),
         "reason": np.asarray(pick_names(REASON, begin["reason"])),
         "backend": np.asarray(pick_names(BACKEND, begin["backend"])),
         "bytes": begin["bytes"],
@@ -92,16 +92,16 @@ def load_columns(source: Source, tokens: Steps) -> Columns:
         "resident_bytes": spans.of_end(end, "resident"),
         **spans.columns(),
     }
-    evicted = _instants(source, tokens, evict, "evict") | {"bytes": evict["bytes"], "resident_bytes": evict["resident"]}
-    parts = [loaded, evicted | _evicted_experts(evict, begin), _instants(source, tokens, source.rows("cache_hit"), "hit")]
+    evicted = _instants(source, steps, evict, "evict") | {"bytes": evict["bytes"], "resident_bytes": evict["resident"]}
+    parts = [loaded, evicted | _evicted_experts(evict, begin), _instants(source, steps, source.rows("cache_hit"), "hit")]
     rows = pd.concat([fill_missing("loads", pd.DataFrame(part)) for part in parts]).sort_values("begin_ns", kind="stable")
     return {str(name): rows[name].to_numpy() for name in rows} | {"load_id": np.arange(len(rows))}
 
 
-def _transfer_columns(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
+def _transfer_columns(source: Source, steps: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
     """The columns that loads, evictions and hits share."""
     return {
-        "token_id": tokens.of(rows),
+        "token_id": steps.of(rows),
         **source.thread(rows),
         "engine": np.asarray(source.engines(rows["engine"])),
         "action": np.full(len(rows), action, object),
@@ -110,9 +110,9 @@ def _transfer_columns(source: Source, tokens: Steps, rows: Rows, action: str) ->
     }
 
 
-def _instants(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
+def _instants(source: Source, steps: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
     nothing = {"begin_ns": rows["ts"], "end_ns": rows["ts"], "duration_ns": np.zeros(len(rows), np.int64)}
-    return _transfer_columns(source, tokens, rows, action) | nothing
+    return _transfer_columns(source, steps, rows, action) | nothing
 
 
 def _evicted_experts(evict: Rows, begin: Rows) -> dict[str, np.ndarray]:
@@ -135,7 +135,7 @@ def _evicted_experts(evict: Rows, begin: Rows) -> dict[str, np.ndarray]:
 
 @dataclass
 class CounterTable:
-    """The table `counters`: cache contents, cumulative hits and misses, and cumulative page faults of threads that run tokens."""
+    """The table `counters`: cache contents, cumulative hits and misses, and cumulative page faults of threads that run steps."""
 
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HITS, 0))
     readings: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
@@ -159,11 +159,11 @@ class CounterTable:
         return arrow_table("counters", {"ts_ns": ts[order], "name": names, "value": value[order]})
 
     def _faults(self, source: Source, announced: OperatorRecords) -> list[tuple[np.ndarray, str, np.ndarray]]:
-        """Fault counters of each thread that runs tokens, from 0 at its first reading; only readings with a change."""
-        tokens = [source.rows(kind) for kind in ("token_begin", "token_end")]
-        main = np.unique(np.concatenate([rows["tid"] for rows in tokens]))
+        """Fault counters of each thread that runs steps, from 0 at its first reading; only readings with a change."""
+        steps = [source.rows(kind) for kind in ("token_begin", "token_end")]
+        main = np.unique(np.concatenate([rows["tid"] for rows in steps]))
         begins = announced.begin.where(announced.begin["done_ns"] == 0)
-        kinds = [*(rows.where((rows["ts"] >= source.begin_ns) & (rows["ts"] < source.end_ns)) for rows in tokens)]
+        kinds = [*(rows.where((rows["ts"] >= source.begin_ns) & (rows["ts"] < source.end_ns)) for rows in steps)]
         kinds += [begins, source.rows("op_end")]
         parts: dict[str, list[tuple[np.ndarray, str, np.ndarray]]] = {name: [] for name in FAULTS}
         for thread in main.tolist():

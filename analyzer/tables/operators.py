@@ -48,7 +48,7 @@ def layer_of(name: str) -> int:
 
 
 @dataclass
-class OpThreads:
+class OperatorThreads:
     """One row for each operator on each thread, sorted by begin."""
 
     rows: Rows
@@ -59,7 +59,7 @@ class OpThreads:
     maj_flt: np.ndarray
     min_flt: np.ndarray
     merged: np.ndarray  # bool: the engine runs one operator on several threads
-    token: np.ndarray
+    step: np.ndarray
     graph: np.ndarray
     result: np.ndarray  # index of its result's identity in `results`
     results: np.ndarray
@@ -70,7 +70,7 @@ class OpThreads:
         return NestedSpans(self.rows["tid"], self.begin, self.end + ~self.complete)
 
 
-def op_threads(source: Source, announced: OperatorRecords, tokens: Steps, graphs: Graphs) -> OpThreads:
+def op_threads(source: Source, announced: OperatorRecords, steps: Steps, graphs: Graphs) -> OperatorThreads:
     """Every operator on every thread, with its end, its wait, and the graph and step that enclose it."""
     begin, ends = announced.begin, source.rows("op_end")
     paired = np.isin(begin["engine"], distinct_sorted(ends["engine"]))
@@ -82,47 +82,47 @@ def op_threads(source: Source, announced: OperatorRecords, tokens: Steps, graphs
     end[paired], complete[paired] = spans.end_ns, spans.complete
     major[paired], minor[paired] = (fault_counts(ending, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
     identity = address_numbers(begin["pid"], begin["tensor"])
-    token = steps_of(tokens, begin, identity)
+    step = steps_of(steps, begin, identity)
     if not paired.all():
         loose = ~paired
-        end[loose], complete[loose], major[loose], minor[loose] = bounded_ends(source, begin.where(loose), token[loose], tokens)
+        end[loose], complete[loose], major[loose], minor[loose] = bounded_ends(source, begin.where(loose), step[loose], steps)
     shared = begin["done_ns"] > 0
     major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
     wait = wait_begins(announced.wait, begin, end)
     result, first = number_rows(identity)
-    return OpThreads(
-        begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin), result, identity[first]
+    return OperatorThreads(
+        begin, begin["ts"], wait, end, complete, major, minor, ~paired, step, graphs.of(begin), result, identity[first]
     )
 
 
-def steps_of(tokens: Steps, begin: Rows, result: np.ndarray) -> np.ndarray:
+def steps_of(steps: Steps, begin: Rows, result: np.ndarray) -> np.ndarray:
     """token_id of each begin: of its thread's step, else of the step in which another thread began the same result.
 
     If the steps of several threads overlap, worker threads are assigned by the result that they work on; otherwise the step is
     that of the process.
     """
-    if len(distinct_sorted(tokens.begin["tid"])) < 2:
-        return tokens.of(begin)
+    if len(distinct_sorted(steps.begin["tid"])) < 2:
+        return steps.of(begin)
     row = np.full(len(begin), NONE, np.int64)
-    if_lasting((tokens.begin["tid"], tokens.begin["ts"], tokens.until), (begin["tid"], begin["ts"]), row)
-    row = share_spans(row, result, begin["ts"], (tokens.begin["ts"], tokens.until))
-    return np.where(row >= 0, row + tokens.first, tokens.of(begin))
+    if_lasting((steps.begin["tid"], steps.begin["ts"], steps.until), (begin["tid"], begin["ts"]), row)
+    row = share_spans(row, result, begin["ts"], (steps.begin["ts"], steps.until))
+    return np.where(row >= 0, row + steps.first, steps.of(begin))
 
 
-def bounded_ends(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, ...]:
+def bounded_ends(source: Source, begin: Rows, step: np.ndarray, steps: Steps) -> tuple[np.ndarray, ...]:
     """(end, end is known, major faults, minor faults) of operators for which the engine reports begins but no ends.
 
-    End: the thread's next operator, or the next end of a graph or token on the thread that runs the step (of the process, if
+    End: the thread's next operator, or the next end of a graph or step on the thread that runs the step (of the process, if
     there is no step). An operator that nothing of its step ends, ends with the step or with the recording. Faults: up to the
-    thread's next fault counts, those of its next operator or of the end of its token, whichever is first; -1 if the same token
-    and step has none.
+    thread's next fault counts, those of its next operator or of the end of its step, whichever is first; -1 if neither is of the
+    same step.
     """
     closing, graph = source.rows("token_end"), source.rows("graph_end")
-    ended = np.flatnonzero(tokens.spans.end >= 0)
-    ended = ended[np.argsort(closing["ts"][tokens.spans.end[ended]], kind="stable")]
-    reading, ts = closing.where(tokens.spans.end[ended]), int64_codes(begin["ts"])
+    ended = np.flatnonzero(steps.spans.end >= 0)
+    ended = ended[np.argsort(closing["ts"][steps.spans.end[ended]], kind="stable")]
+    reading, ts = closing.where(steps.spans.end[ended]), int64_codes(begin["ts"])
 
-    leader = at_rows(tokens.begin["tid"], np.where(token >= 0, token - tokens.first, NONE), NONE)
+    leader = at_rows(steps.begin["tid"], np.where(step >= 0, step - steps.first, NONE), NONE)
 
     def next_of(rows: Rows) -> np.ndarray:
         of_process = following(rows["pid"], rows["ts"], begin["pid"], ts)
@@ -134,8 +134,8 @@ def bounded_ends(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) 
     end = np.minimum(operator_ns, at_rows(graph["ts"], next_of(graph), EVER))
     end = np.minimum(end, at_rows(closing["ts"], next_of(closing), EVER))
     by_reading = read_ns < operator_ns
-    owner = np.where(by_reading, at_rows(tokens.first + ended, read, EVER), at_rows(token, after, EVER))
-    same = (owner == token) & (np.minimum(read_ns, operator_ns) < step_ns)
+    owner = np.where(by_reading, at_rows(steps.first + ended, read, EVER), at_rows(step, after, EVER))
+    same = (owner == step) & (np.minimum(read_ns, operator_ns) < step_ns)
     faults = []
     for field in ("maj_flt", "min_flt"):
         then = np.where(by_reading, at_rows(reading[field], read, 0), at_rows(begin[field], after, 0))
@@ -155,48 +155,48 @@ def wait_begins(mark: Rows, begin: Rows, end: np.ndarray) -> np.ndarray:
     return np.where((marked_ns > begin["ts"]) & (marked_ns < end), marked_ns, end)
 
 
-def merge_threads(source: Source, ops: OpThreads, graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
+def merge_threads(source: Source, operators: OperatorThreads, graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
     """(operator number of each row, first row of each operator): operators are numbered in order of begin.
 
-    Threads share an operator at the same occurrence of the same tensor in the same token, and in the same graph if known: some
+    Threads share an operator at the same occurrence of the same tensor in the same step, and in the same graph if known: some
     builds start new threads for each graph.
     """
-    rows = ops.rows
+    rows = operators.rows
     numbers = np.arange(len(rows))
-    if not ops.merged.any() or len(distinct_sorted(rows["tid"])) < 2:
+    if not operators.merged.any() or len(distinct_sorted(rows["tid"])) < 2:
         return numbers, numbers
-    token = ops.token
-    if token.min() < 0:  # operators between steps
-        token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
-    work, first = number_rows(ops.result, token, rows["engine"])
+    step = operators.step
+    if step.min() < 0:  # operators between steps
+        step = np.where(step < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), step)
+    work, first = number_rows(operators.result, step, rows["engine"])
     thread, threads = number_rows(rows["tid"])
     runs = work * len(threads) + thread
     if len(number_rows(runs)[1]) < len(runs):  # a thread runs an operator more than once within a step
-        own = np.where(ops.graph >= 0, ops.graph - graphs.first, NONE)
-        graph = share_spans(own, work, ops.begin, (graphs.begin["ts"], graphs.spans.until()))
-        work, first = number_rows(work, graph if (graph >= 0).all() else running_count(runs, ops.begin))
-    return (work, first) if ops.merged.all() else number_rows(np.where(ops.merged, work, len(rows) + numbers))
+        own = np.where(operators.graph >= 0, operators.graph - graphs.first, NONE)
+        graph = share_spans(own, work, operators.begin, (graphs.begin["ts"], graphs.spans.until()))
+        work, first = number_rows(work, graph if (graph >= 0).all() else running_count(runs, operators.begin))
+    return (work, first) if operators.merged.all() else number_rows(np.where(operators.merged, work, len(rows) + numbers))
 
 
-def reduce_threads(ops: OpThreads, op_id: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
+def reduce_threads(operators: OperatorThreads, op_id: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
     """The numeric columns of each operator, aggregated over its threads; `first` is its first row.
 
     It ends when its last thread is done: they leave its barrier one by one, when others already compute the next operator.
     """
     n = len(first)
-    end, graph = ops.wait[first], ops.graph[first]
-    np.maximum.at(end, op_id, ops.wait)
-    np.maximum.at(graph, op_id, ops.graph)
+    end, graph = operators.wait[first], operators.graph[first]
+    np.maximum.at(end, op_id, operators.wait)
+    np.maximum.at(graph, op_id, operators.graph)
     return {
-        "begin_ns": ops.begin[first],  # rows come in order of begin
+        "begin_ns": operators.begin[first],  # rows come in order of begin
         "end_ns": end,
-        "complete": np.bincount(op_id[~ops.complete], minlength=n) == 0,
+        "complete": np.bincount(op_id[~operators.complete], minlength=n) == 0,
         "n_threads": np.bincount(op_id, minlength=n),
-        "busy_ns": group_sums(op_id, ops.wait - ops.begin, n),
-        "wait_ns": group_sums(op_id, np.minimum(end[op_id], ops.end) - ops.wait, n),
-        "maj_flt": known_total(op_id, ops.maj_flt, n),
-        "min_flt": known_total(op_id, ops.min_flt, n),
-        "token": ops.token[first],
+        "busy_ns": group_sums(op_id, operators.wait - operators.begin, n),
+        "wait_ns": group_sums(op_id, np.minimum(end[op_id], operators.end) - operators.wait, n),
+        "maj_flt": known_total(op_id, operators.maj_flt, n),
+        "min_flt": known_total(op_id, operators.min_flt, n),
+        "step": operators.step[first],
         "graph": graph,
     }
 
@@ -281,38 +281,38 @@ class Definitions:
 
 @dataclass
 class FirstNumbers:
-    """The numbers of the first rows of a time range, and the number of earlier operators outside tokens."""
+    """The numbers of the first rows of a time range, and the number of earlier operators outside steps."""
 
-    op: int = 0
+    operator: int = 0
     graph: int = 0
     run: int = 0
     loose: int = 0
 
 
 def build_operators(
-    source: Source, announced: OperatorRecords, tokens: Steps, graphs: Graphs, definitions: Definitions, first_of: FirstNumbers
-) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
+    source: Source, announced: OperatorRecords, steps: Steps, graphs: Graphs, definitions: Definitions, first_of: FirstNumbers
+) -> tuple[dict[str, Any], OperatorThreads, np.ndarray]:
     """(columns of `operators` except names, rows per thread, operator number of each row, from 0)."""
-    ops = op_threads(source, announced, tokens, graphs)
-    op_id, first = merge_threads(source, ops, graphs)
-    merged = reduce_threads(ops, op_id, first)
-    rows = ops.rows.where(first)
-    token = merged.pop("token")
-    order = running_count(token - NONE, merged["begin_ns"])
+    operators = op_threads(source, announced, steps, graphs)
+    op_id, first = merge_threads(source, operators, graphs)
+    merged = reduce_threads(operators, op_id, first)
+    rows = operators.rows.where(first)
+    step = merged.pop("step")
+    order = running_count(step - NONE, merged["begin_ns"])
     columns: dict[str, Any] = {
-        "op_id": first_of.op + np.arange(len(first)),
-        "token_id": token,
+        "op_id": first_of.operator + np.arange(len(first)),
+        "token_id": step,
         "graph_id": merged.pop("graph"),
         **source.thread(rows),
         "type": source.named(rows["engine"], rows["type"], "operators"),
         "n_tokens": rows["n_tokens"],
         "tensor": rows.raw("tensor"),
-        "order": np.where(token < 0, first_of.loose + order, order),
+        "order": np.where(step < 0, first_of.loose + order, order),
         **merged,
         "duration_ns": merged["end_ns"] - merged["begin_ns"],
     }
     columns["described_ns"] = described_by(merged["end_ns"], columns["graph_id"] - first_of.graph, graphs, rows["done_ns"] > 0)
-    described = definitions.described.rows_of(ops.result[first], ops.results, columns["described_ns"])
+    described = definitions.described.rows_of(operators.result[first], operators.results, columns["described_ns"])
     columns["described"], columns["layer"] = described, rows["layer"]
     columns["shape"] = text_array(described, np.append(definitions.shapes, ""))
     made = np.where(np.append(np.isin(definitions.types, NEVER_RUN), False)[described], NONE, described)  # a copy has no producer
@@ -320,7 +320,7 @@ def build_operators(
     columns["type"] = fused_types(columns, definitions, rows["pid"])
     if len(definitions.layers):
         columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), definitions.layers[described], rows["layer"])
-    return columns, ops, op_id
+    return columns, operators, op_id
 
 
 def described_by(end_ns: np.ndarray, graph: np.ndarray, graphs: Graphs, by_share: np.ndarray) -> np.ndarray:
@@ -358,11 +358,13 @@ def fused_types(columns: Columns, definitions: Definitions, pid: np.ndarray) -> 
     return text_array(code, kinds)
 
 
-def finish_operators(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:
+def finish_operators(
+    columns: Columns, definitions: Definitions, operators: OperatorThreads, op_id: np.ndarray, experts: Rows
+) -> np.ndarray:
     """Add `expert` and `name` to the operators' columns; returns the operator number of each expert run."""
     enclosing = np.full(len(experts), NONE, np.int64)
     if len(experts) and len(op_id):
-        inner = ops.nest.innermost(experts["tid"], experts["ts"])
+        inner = operators.nest.innermost(experts["tid"], experts["ts"])
         enclosing = np.where(inner >= 0, op_id[inner], NONE)
     columns["expert"] = sole_expert(len(columns["op_id"]), enclosing, experts["expert"])
     named = np.append(definitions.names != "", False).astype(bool)[columns["described"]]
@@ -381,19 +383,19 @@ def composed_names(columns: Columns, unnamed: np.ndarray) -> pyarrow.DictionaryA
     return text_array(answer, [*names, ""])
 
 
-def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
+def sole_expert(n_operators: int, operator: np.ndarray, expert: np.ndarray) -> np.ndarray:
     """The expert that ran within each operator; -1 if none or several did."""
-    answer = np.full(n_ops, NONE, np.int64)
-    inside = np.flatnonzero(op >= 0)
-    order = inside[np.argsort(op[inside], kind="stable")]
-    starts = first_of_runs(op[order])
+    answer = np.full(n_operators, NONE, np.int64)
+    inside = np.flatnonzero(operator >= 0)
+    order = inside[np.argsort(operator[inside], kind="stable")]
+    starts = first_of_runs(operator[order])
     if len(starts):
         low, high = np.minimum.reduceat(expert[order], starts), np.maximum.reduceat(expert[order], starts)
-        answer[op[order[starts]]] = np.where(low == high, low, NONE)
+        answer[operator[order[starts]]] = np.where(low == high, low, NONE)
     return answer
 
 
-def thread_table(ops: OpThreads, op_id: np.ndarray) -> pyarrow.Table:
+def thread_table(operators: OperatorThreads, op_id: np.ndarray) -> pyarrow.Table:
     """The table `op_threads`; `op_id` as in the table `operators`."""
-    columns = {"op_id": op_id, "tid": ops.rows["tid"], "begin_ns": ops.begin, "wait_ns": ops.wait, "end_ns": ops.end}
-    return arrow_table("op_threads", columns)
+    times = {"begin_ns": operators.begin, "wait_ns": operators.wait, "end_ns": operators.end}
+    return arrow_table("op_threads", {"op_id": op_id, "tid": operators.rows["tid"], **times})

@@ -12,7 +12,7 @@ from analyzer.records.reading import Source
 from analyzer.records.rows import Rows
 from analyzer.records.schema import arrow_table, text_array
 from analyzer.records.spans import NONE, equal_rows, first_rows, next_in_group
-from analyzer.tables.operators import OpThreads
+from analyzer.tables.operators import OperatorThreads
 
 UNREAD = np.uint64(2**64 - 1)
 
@@ -48,7 +48,7 @@ class CounterReadings:
         return rows
 
 
-def build_pmc(source: Source, rows: Rows, ops: OpThreads, op_id: np.ndarray) -> pyarrow.Table:
+def build_pmc(source: Source, rows: Rows, operators: OperatorThreads, op_id: np.ndarray) -> pyarrow.Table:
     """The table `pmc`: counts from an operator's begin on a thread to the begin of the thread's wait, or to its end.
 
     `rows` are the readings of the time range.
@@ -57,8 +57,8 @@ def build_pmc(source: Source, rows: Rows, ops: OpThreads, op_id: np.ndarray) -> 
     if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):
         return arrow_table("pmc", {})
     # A reading has exactly the time of the operator record that precedes it.
-    first, last = (equal_rows((rows["tid"], rows["ts"]), (ops.rows["tid"], ts)) for ts in (ops.begin, ops.wait))
-    first = np.where(ops.rows["done_ns"] > 0, readings_before(rows, last), first)
+    first, last = (equal_rows((rows["tid"], rows["ts"]), (operators.rows["tid"], ts)) for ts in (operators.begin, operators.wait))
+    first = np.where(operators.rows["done_ns"] > 0, readings_before(rows, last), first)
     values = rows.records["values"].astype(np.uint64)[:, : len(names)]
     values = np.concatenate((values, np.full((1, len(names)), UNREAD)))
     before, after = values[first], values[last]
@@ -69,7 +69,7 @@ def build_pmc(source: Source, rows: Rows, ops: OpThreads, op_id: np.ndarray) -> 
         "pmc",
         {
             "op_id": np.repeat(op_id, n),
-            "tid": np.repeat(ops.rows["tid"], n),
+            "tid": np.repeat(operators.rows["tid"], n),
             "event": text_array(np.tile(np.arange(n), len(op_id)), names),
             "value": delta.reshape(-1),
         },

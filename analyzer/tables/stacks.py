@@ -26,7 +26,7 @@ def build_stacks(source: Source, tokens: Steps) -> dict[str, Columns]:
 
 def places(rows: np.ndarray, tokens: Steps) -> Columns:
     """Thread, step, and the stack with how its unwinding ended."""
-    threads = {"pid": rows["pid"].astype(np.int64), "tid": rows["tid"].astype(np.int64)}
+    threads = {name: rows[name].astype(np.int64) for name in ("tid", "pid")}
     return {
         **threads,
         "token_id": tokens.containing(threads, rows["ts"].astype(np.int64)),

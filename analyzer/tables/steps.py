@@ -1,4 +1,4 @@
-"""Tokens and graphs: the spans that everything else is attributed to."""
+"""Steps and graphs: the spans that everything else is attributed to."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +10,7 @@ import pyarrow.compute
 
 from analyzer.records.intervals import Intervals
 from analyzer.records.observed import disturbed_spans
-from analyzer.records.reading import BACKEND, Source, pick_names
+from analyzer.records.reading import BACKEND, USER, Source, pick_names
 from analyzer.records.rows import UNKNOWN_U32, RecordSpans, Rows
 from analyzer.records.schema import Columns, text_array
 from analyzer.records.spans import EVER, NONE, NestedSpans, first_of_runs, if_lasting, latest, next_in_group, number_rows
@@ -31,13 +31,13 @@ def fault_counts(begin: Rows, end: Rows, matched: np.ndarray, field: str) -> np.
 
 @dataclass
 class Steps:
-    """The tokens of a recording, sorted by begin; `token_id` is the row number."""
+    """The steps of a recording, sorted by begin; `token_id` is the row number."""
 
     begin: Rows
     end: Rows
     spans: RecordSpans
     until: np.ndarray
-    """Exclusive end; a token with a lost end lasts until the next token of its thread, or to the recording's end."""
+    """Exclusive end; a step with a lost end lasts until the next step of its thread, or to the recording's end."""
     n_tokens: np.ndarray
     """How many tokens each was fed; 0 where neither the engine nor a stretch of time looked at so far gives it."""
     position: np.ndarray
@@ -45,18 +45,18 @@ class Steps:
     sets: RowSets
     """The rows that each feeds to each sequence; `step` is the row number."""
     first: int = 0
-    """token_id of the first row: not 0 for the tokens of a stretch of time."""
+    """token_id of the first row: not 0 for the steps of a stretch of time."""
     not_language: tuple[int, ...] = ()
     """Engines whose graphs are steps of other models."""
 
     def begins_alone(self) -> np.ndarray:
-        """Times at which a token begins while none is open, except the first."""
+        """Times at which a step begins while none is open, except the first."""
         ts = self.begin["ts"]
         reach = np.maximum.accumulate(self.until) if len(ts) else ts
         return np.unique(ts[1:][reach[:-1] <= ts[1:]])
 
     def begun_in(self, piece: Source) -> "Steps":
-        """The tokens that begin in a time range, with the number of input tokens of each."""
+        """The steps that begin in a time range, with the number of input tokens of each."""
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
         rows, spans = np.arange(low, high), self.spans
         spans = RecordSpans(*(column[rows] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
@@ -178,7 +178,7 @@ def records_all(source: Source) -> bool:
     return not source.attached and not source.manifest.get("dropped")
 
 
-def steps(source: Source) -> Steps:
+def recorded_steps(source: Source) -> Steps:
     """The recording's steps. If the engine records no number of input tokens, `begun_in` takes it from the graphs."""
     begin, spans = source.rows("token_begin"), source.spans("token", ("seq",), unknown=NONE)
     after = next_in_group(begin["tid"], begin["ts"])
@@ -186,7 +186,7 @@ def steps(source: Source) -> Steps:
     until = np.where(spans.complete, spans.end_ns + 1, following_ns)
     position = np.where(begin["position"] == UNKNOWN_U32, NONE, begin["position"])
     counted = begin["n_tokens"], position, sequences.NO_SETS
-    ends, others = source.rows("token_end"), tuple(source.not_language)
+    ends, others = source.rows("token_end"), (USER, *source.not_language)
     return with_batches(Steps(begin, ends, spans, until, *counted, not_language=others), source)
 
 
@@ -230,7 +230,7 @@ class Graphs:
         row = self.nest.innermost(rows["tid"], rows["ts"])
         return np.where(row >= 0, row + self.first, NONE)
 
-    def table(self, source: Source, tokens: Steps) -> Columns:
+    def table(self, source: Source, steps: Steps) -> Columns:
         """The columns of `graphs`."""
         begin, matched = self.begin, self.spans.end
         handle = begin.raw("handle").copy()
@@ -238,7 +238,7 @@ class Graphs:
         handle[makes] = self.end.raw("handle")[matched[makes]]
         return {
             "graph_id": self.first + np.arange(len(begin)),
-            "token_id": tokens.of(begin),
+            "token_id": steps.of(begin),
             **source.thread(begin),
             "kind": self.kind,
             "layer": begin["layer"],

@@ -25,7 +25,7 @@ from moescope.scratch import scratch_folder
 from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError, is_whole, with_checksum
 
-TABLES_VERSION = 12
+TABLES_VERSION = 13
 """Increase it when the same records produce different tables: cached ones are then rebuilt."""
 
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")

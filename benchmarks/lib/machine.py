@@ -23,5 +23,5 @@ def instruction_sets() -> list[str]:
 def this_machine() -> Machine:
     """This machine."""
     about = describe_machine()
-    names = ("cpu_model", "cpus", "arch")
-    return Machine(*(about[name] for name in names), instruction_sets(), about["kernel"], about["os"], about["memory_bytes"])
+    names = ("cpu_model", "cpus", "arch", "kernel", "os", "memory_bytes")
+    return Machine(features=instruction_sets(), **{name: about[name] for name in names})

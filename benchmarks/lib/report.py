@@ -6,7 +6,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from benchmarks.lib import results
 from benchmarks.lib.machine import this_machine
@@ -74,8 +73,8 @@ class Report:
         own = [word for word in sys.argv[1:] if word != "--json" and Path(word) != self.path]  # the destination is no setting
         own = [Path(word).name if word.startswith("/") else word for word in own]  # nor is where this machine keeps its files
         words = shlex.join(["python", "-m", f"benchmarks.{self.benchmark}", *own])
-        described: Any = (datetime.now(UTC).date().isoformat(), commit_label(), this_machine(), words, self.rounds, self.figures)
-        return results.Result(self.benchmark, *described, notes="\n".join(self.notes))
+        described = (datetime.now(UTC).date().isoformat(), commit_label(), this_machine(), words)
+        return results.Result(self.benchmark, *described, self.rounds, self.figures, "\n".join(self.notes))
 
 
 def figure_line(figure: results.Figure) -> str:

@@ -11,6 +11,7 @@ quantizing five billion numbers takes minutes and would not affect the measured 
 import argparse
 import json
 import shutil
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -18,7 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from runtime.experts import predictor
-from runtime.graphs.quantize import Precision, Quantized
+from runtime.graphs.quantize import MeasuredPrecision, Precision, Quantized
 from runtime.models import Family, read_family
 from runtime.models.decoder import Precisions
 from runtime.moe import MoE
@@ -61,6 +62,7 @@ class SeededWeights:
     def __init__(self, seed: int = 0):
         self.rng = np.random.default_rng(seed)
         self.pool = self.rng.standard_normal(POOL, np.float32)
+        self.quantization: dict[str, Any] = {}
         # Codes 1 to 15 mean -7 to 7.
         self.codes = self.rng.integers(1, 16, CODES, np.uint8) | self.rng.integers(1, 16, CODES, np.uint8) << 4
         self.drawn = 0  # matrices
@@ -91,7 +93,7 @@ class SeededWeights:
             piece = self.codes[first : first + len(flat) - done]
             flat[done : done + len(piece)] = piece
             done += len(piece)
-        return Quantized(values, np.full(values.shape[:2], columns**-0.5 / SPREAD, np.float16), None)
+        return Quantized(values, np.full(values.shape[:2], columns**-0.5 / SPREAD, np.float16), None, 0.0)
 
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """The tensor, or None if the family has none of this name."""
@@ -101,14 +103,14 @@ class SeededWeights:
 def drawn_format(weights: SeededWeights, block: int) -> PackageFormat:
     """The format of 4 bits in blocks, drawn instead of computed from a matrix."""
 
-    class DrawnPrecision(Precision):
+    class DrawnPrecision(MeasuredPrecision):
         def pack(self, weight: np.ndarray) -> Quantized:
             return weights.draw(weight, self)
 
     class DrawnFormat(PackageFormat):
-        def precisions(self) -> Precisions:
-            every = DrawnPrecision(self.bits, self.block)
-            return Precisions(every, every, every)
+        def precisions(self, kind: Callable[..., Precision] = Precision) -> Precisions:
+            made = Precision if kind is Precision else DrawnPrecision
+            return Precisions(*(made(self.bits, self.block) for _ in range(3)))
 
     return DrawnFormat("cpu", 4, block)
 

@@ -27,7 +27,7 @@ from runtime.backends import calls
 from runtime.moe import MoE
 from runtime.step import token_path  # type: ignore[attr-defined]
 from runtime.step.sampling import Sampler, Sampling
-from runtime.telemetry import _probes, probes
+from runtime.telemetry import _probes, probes  # type: ignore[attr-defined]
 from runtime.telemetry.log import Step
 from runtime.telemetry.probes import Phase
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtime.backends.graph import Binding, Graph, run_error
+from runtime.errors import PackageError
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind, result_id
@@ -218,7 +219,7 @@ class TokenRun:
             row = next((row for row in range(first, len(self._ran)) if not self._times[row, 1]), first)
             failed = self._ran[row]
             del self._ran[row:]
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not isinstance(error, PackageError):
                 raise run_error(failed.kind, failed.layer, error) from None
             raise
 

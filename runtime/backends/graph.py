@@ -14,6 +14,11 @@ from runtime.telemetry.probes import Kind
 _handles = count(1)
 
 
+def new_handle() -> int:
+    """A number for a graph in the probes."""
+    return next(_handles)
+
+
 class Backend(Protocol):
     """Creates sessions of subgraphs."""
 
@@ -33,7 +38,7 @@ class Graph:
     """A session; `tier`: the rows of its static shape, 0 if dynamic."""
 
     def __init__(self, session: ort.InferenceSession, log: RunLog, kind: Kind, layer: int, expert: int, backend: int, tier: int):
-        self.handle = next(_handles)
+        self.handle = new_handle()
         self.session = session
         self.log = log
         self.kind, self.layer, self.expert, self.backend, self.tier = kind, layer, expert, backend, tier

@@ -50,18 +50,40 @@ class CpuExperts:
     def __init__(self, backend: CpuBackend, log: RunLog, mapped: bool, between: Callable[[], None] = lambda: None):
         self.backend, self.package, self.log, self.mapped = backend, backend.package, log, mapped
         self.reader, self.pool = Reader(between=between), BlockPool()
-        self._session = backend.create("an expert", weights_as_inputs(onnx.load_model_from_string(self.package.graph("expert"))))
+        self.session = backend.create("an expert", weights_as_inputs(onnx.load_model_from_string(self.package.graph("expert"))))
 
     def load(self, form: Form) -> CpuExpert:
         """The expert, ready to run."""
         memory, block = self._bring(form)
-        return CpuExpert(self._session, self.log, form, *self._widened(self.package.expert_weights(memory), block))
+        return CpuExpert(self.session, self.log, form, *self._widened(self.package.expert_weights(memory), block))
 
     def give_back(self, expert: Graph) -> None:
         """Return the expert's block after its last use."""
         if isinstance(expert, CpuExpert) and expert.block is not None and not self.mapped:
             block, expert.block, expert.weights = expert.block, None, {}
             self.pool.give(block)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of an expert's block."""
+        return self.backend.expert_bytes if self.package.half_experts else self.package.expert_stride
+
+    def weights_in(self, block: np.ndarray) -> dict[str, np.ndarray]:
+        """The inputs of the session that an expert in this block has."""
+        if not self.package.half_experts:
+            return self.package.expert_weights(block[: self.package.expert_bytes])
+        return self._wide_weights(self.package.expert_weights(block[: self.package.expert_bytes]), block)
+
+    def widen(self, block: np.ndarray) -> None:
+        """Widen half-precision matrices that were read to the end of the block."""
+        read = block[len(block) - self.package.expert_stride :][: self.package.expert_bytes].copy()
+        weights = self.package.expert_weights(read)
+        for name, wide in self._wide_weights(weights, block).items():
+            wide[...] = weights[name]
+
+    def expert_in(self, block: np.ndarray, form: Form) -> CpuExpert:
+        """The expert that is in this block."""
+        return CpuExpert(self.session, self.log, form, self.weights_in(block), block)
 
     def close(self) -> None:
         """Close the package's files."""
@@ -80,14 +102,22 @@ class CpuExperts:
         """Widen half-precision matrices to float32 in a separate block: a graph that casts at every run is ten times slower."""
         if not self.package.half_experts:
             return weights, block
-        wide, end, wider = self.pool.take(self.backend.expert_bytes), 0, {}
+        wide = self.pool.take(self.backend.expert_bytes)
+        wider = self._wide_weights(weights, wide)
         for name, value in weights.items():
-            wider[name] = wide[end : end + 4 * value.size].view(np.float32).reshape(value.shape)
             wider[name][...] = value
-            end += 4 * value.size
         if block is not None:
             self.pool.give(block)
         return wider, wide
+
+    @staticmethod
+    def _wide_weights(weights: dict[str, np.ndarray], block: np.ndarray) -> dict[str, np.ndarray]:
+        """Views of the block, one after another, with the shapes of these weights in float32."""
+        views, end = {}, 0
+        for name, value in weights.items():
+            views[name] = block[end : end + 4 * value.size].view(np.float32).reshape(value.shape)
+            end += 4 * value.size
+        return views
 
 
 def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -40,6 +40,14 @@ class LRU:
         """The forms by last use."""
         return self._held
 
+    def ranks(self) -> tuple[int, dict[Form, float]]:
+        """(number of held forms, place of each in the order of last use)."""
+        return len(self._held), {form: float(place) for place, form in enumerate(self._held, 1)}
+
+    def set_ranks(self, uses: int, ranks: dict[Form, float], held: set[Form]) -> None:
+        """Hold these forms in the order of their ranks."""
+        self._held = OrderedDict.fromkeys(sorted(held, key=ranks.__getitem__))
+
 
 class LFRU:
     """Smallest count first; counts halve every HALF_LIFE uses of any form (LRFU, Lee et al., 2001) and outlive eviction."""
@@ -73,6 +81,14 @@ class LFRU:
     def order(self) -> Iterable[Form]:
         """The forms by count."""
         return sorted(self._held, key=self._weight.__getitem__)
+
+    def ranks(self) -> tuple[int, dict[Form, float]]:
+        """(uses so far, the weight of each form ever used)."""
+        return self._clock, dict(self._weight)
+
+    def set_ranks(self, uses: int, ranks: dict[Form, float], held: set[Form]) -> None:
+        """Go on with these weights and held forms."""
+        self._clock, self._weight, self._held = uses, dict(ranks), set(held)
 
 
 class Static:

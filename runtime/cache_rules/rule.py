@@ -93,7 +93,7 @@ class CacheRule(Generic[E]):
         self.budget, self.policy, self.background = budget, policy or LRU(), background
         self.reserved = self.peak = self.begun = self.event = 0
         self.hits = self.misses = self.prefetched = 0
-        self.load_ns = 0.0
+        self.load_ns: float = 0.0
         self.allowance = Allowance()
         self._size, self._make = size, make
         self._held: dict[Form, E] = {}
@@ -266,15 +266,20 @@ class CacheRule(Generic[E]):
 
     def _begin(self, form: Form, reason: Reason, urgency: float) -> E:
         size = self._size(form)
-        entry = self._held[form] = self._make(form, size, reason, urgency)
+        entry = self._make(form, size, reason, urgency)
+        self._keep(entry)
+        self.begun += 1
+        self.policy.used(form)
+        return entry
+
+    def _keep(self, entry: E) -> None:
+        form = entry.form
+        self._held[form] = entry
         self._by_layer[form.layer].add(form)
         if self._absent is not None:
             self._absent[form.layer, form.expert] = False
-        self.begun += 1
-        self.reserved += size
+        self.reserved += entry.size
         self.peak = max(self.peak, self.reserved)
-        self.policy.used(form)
-        return entry
 
     def _make_room(self, size: int, needed: bool) -> bool:
         """Evict until `size` more bytes fit; unless `needed`, displace neither the event's forms nor other prefetches."""

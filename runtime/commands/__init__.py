@@ -1,4 +1,4 @@
-"""One module per verb: EXAMPLES, prepare_parser(parser), run(args) -> exit code."""
+"""One module per verb that runs models: EXAMPLES, prepare_parser(parser), run(args) -> exit code."""
 
 import argparse
 import sys

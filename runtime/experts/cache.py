@@ -9,8 +9,8 @@ from time import monotonic_ns
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from runtime.cache_rules.eviction import Policy
-from runtime.cache_rules.forms import Cache, Form, Reason
-from runtime.cache_rules.rule import CacheRule, Entry
+from runtime.cache_rules.forms import Form, Reason
+from runtime.cache_rules.rule import URGENT, CacheRule, Entry
 from runtime.errors import BudgetError
 from runtime.experts.loader import ExpertLoader, Ticket
 from runtime.units import show_bytes
@@ -75,19 +75,6 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         self.use(entry)
         return session
 
-    def resident_sessions(self, forms: list[Form]) -> list[tuple[Session, Cache]] | None:
-        """The (session, state) of each form if all were resident when the event named them; otherwise None.
-
-        They count as used and need no `acquire`: named forms are not evicted until another event names its own.
-        """
-        if not (self._in_time.issuperset(forms) and all(map(self.ready, forms))):
-            return None
-        entries = [self._held[form] for form in forms]
-        states = [self.state(form) for form in forms]
-        for entry in entries:
-            self.use(entry)
-        return [(entry.value, state) for entry, state in zip(entries, states, strict=True)]
-
     def all_hit(self, forms: int, events: int = 1) -> None:
         """Count events that run `forms` forms each, all resident and never evicted."""
         self.event += events
@@ -102,6 +89,25 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
     def busy(self) -> bool:
         """Whether another load would have to wait."""
         return self.loader is not None and self.loader.busy
+
+    def lend(self) -> list[tuple[Form, Session, bool]]:
+        """(form, session, whether it is an unused prefetch) of all held forms, which somebody else holds from now on."""
+        self.settle()
+        lent = [(form, entry.value, entry.unused_prefetch) for form, entry in self._held.items() if entry.landed]
+        for entry in list(self._held.values()):
+            self._forget(entry)
+        self.begin_event()
+        self.resident = 0
+        return lent
+
+    def take_back(self, lent: list[tuple[Form, Session, bool]]) -> None:
+        """Hold these forms again; the policy knows them."""
+        for form, session, unused in lent:
+            entry = self._make(form, self._size(form), Reason.PREFETCH if unused else Reason.DEMAND, URGENT)
+            entry.value, entry.landed, entry.used = session, True, not unused
+            entry.set_result(session)
+            self._keep(entry)
+        self.resident = self.reserved
 
     def settle(self) -> None:
         """Wait for all loads in progress."""

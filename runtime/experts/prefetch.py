@@ -10,12 +10,11 @@ Prefill has no prefetching: its chunks choose nearly every expert, and the cache
 from collections.abc import Iterable
 from math import log
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from runtime.cache_rules.forms import Form
-from runtime.cache_rules.rule import CacheRule
 from runtime.experts.predictor import probability_of
 from runtime.experts.routing import History
 from runtime.models import Family
@@ -41,6 +40,37 @@ class Odds(Protocol):
         """Log odds [E] of this layer and of the next from the state [1, H] that enters this one."""
 
 
+class Loads(Protocol):
+    """The interface of a cache for a Prefetcher; see CacheRule."""
+
+    @property
+    def load_ns(self) -> float:
+        """Mean time of a load."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no load is waiting."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether another load would have to wait."""
+
+    def absent(self, layers: int, experts: int) -> np.ndarray:
+        """[layers, E] bool, kept up to date: neither held nor being loaded."""
+
+    def waiting(self, layer: int) -> list[int]:
+        """Experts of the layer whose load can be cancelled."""
+
+    def ready(self, form: Form) -> bool:
+        """Whether the form needs no load."""
+
+    def prefetch(self, form: Form, urgency: float) -> bool:
+        """Load the form in the background."""
+
+    def cancel(self, form: Form) -> bool:
+        """Cancel a load that has not begun."""
+
+
 class Prefetcher:
     """Listens to the engine's steps and requests loads from the cache (runtime.experts.routing.Listener).
 
@@ -52,7 +82,7 @@ class Prefetcher:
     def __init__(
         self,
         predictor: Odds,
-        cache: CacheRule[Any],
+        cache: Loads,
         family: Family,
         backend: int,
         frugal: bool = True,

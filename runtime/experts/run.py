@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from runtime.backends.calls import Choice, Item, LogEntry, TokenRun, prepare_call
+from runtime.backends.calls import Choice, Item, LogEntry, prepare_call
 from runtime.backends.cpu import CpuBackend, return_freed_memory
 from runtime.backends.graph import Backend, Graph
 from runtime.backends.operators import Operator, made_from
@@ -157,37 +157,6 @@ class Experts:
         for future in work.pending:
             future.result()
 
-    def request_experts(self, layer: int, chosen: list[int]) -> list[Form]:
-        """Name one token's experts on the CPU to the cache, whose event has begun; missing ones are loaded in the background."""
-        layer_forms = self._forms[layer]
-        forms = [layer_forms[expert] for expert in chosen]
-        self.cache.name(forms)
-        return forms
-
-    def run_token(self, token: TokenRun, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
-        """The experts of `request_experts` on the CPU, each into its own of outputs [E].
-
-        `row` and `outputs` are the same memory for every token. If all experts are resident, they are only appended to `token`.
-        """
-        resident = self.cache.resident_sessions(forms)
-        if resident is not None:
-            for graph, state in resident:
-                token.put(graph.item or self._prepared(graph, row, outputs), state)
-            return
-        if not all(map(self.cache.ready, forms)):
-            token.flush()
-        ready = [form for form in forms if self.cache.ready(form)]
-        for form in ready:
-            state = self.cache.state(form)
-            token.put(self._prepared(self.cache.acquire(form), row, outputs), state)
-        try:
-            token.flush()
-        finally:
-            for form in ready:
-                self.cache.release(form)
-        if len(ready) < len(forms):
-            self._run_late([form for form in forms if form not in ready], row, outputs)
-
     def choices(self, layer: int, chosen: np.ndarray, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> list[Item]:
         """Items that run a token's experts of a layer by the router's choice, `chosen` [k]; for engines that keep all experts."""
         calls: list[Any] = [None] * self.family.experts
@@ -201,22 +170,6 @@ class Experts:
 
         places = [chosen[place, ...] for place in range(len(chosen))]
         return [Item(Choice(calls, prepared, place), LogEntry(Kind.EXPERT, layer, place, (Kind.EXPERT, CPU))) for place in places]
-
-    def _run_late(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
-        """Run a token's experts that were not ready: each one's operator begins before the wait for it."""
-        for i in self.cache.resident_first(forms):
-            form = forms[i]
-            layer, expert = form.layer, form.expert
-            with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, expert), expert):
-                probes.expert_begin(layer, expert, 1, self.cache.state(form), form.backend, 0)
-                graph = self.cache.acquire(form)
-                try:
-                    self._prepared(graph, row, outputs)
-                    graph.run_bound(graph.token_binding("rows", row), 1)
-                finally:
-                    self.cache.release(form)
-                probes.expert_end(layer, expert)
-            self.log.expert(form)
 
     @staticmethod
     def _prepared(graph: Graph, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> Item:

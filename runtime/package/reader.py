@@ -115,12 +115,22 @@ class Reader:
         if page_aligned(count) > len(block):
             raise ValueError(f"a block of {len(block)} bytes cannot take {count}")
         try:
-            done = self._fill(self._take(span.path), block.data[: page_aligned(count)], first, count)
+            done = self._fill(self.file(span.path), block.data[: page_aligned(count)], first, count)
         except OSError as error:
             raise PackageError(f"{span.path} cannot be read ({error.strerror}): {REMEDY}") from None
         if done < count:
             raise PackageError(f"{span.path} ends {count - done} bytes early: {REMEDY}")
         return block[skip:count]
+
+    def file(self, path: Path) -> OpenFile:
+        """The open file, which stays open while somebody holds it."""
+        with self._lock:
+            if path not in self._open:
+                self._open[path] = self._opened(path)
+                if len(self._open) > OPEN_FILES:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(path)
+            return self._open[path]
 
     def close(self) -> None:
         """Forget every file; the ones that are being read are closed afterwards."""
@@ -144,15 +154,6 @@ class Reader:
         if not file.direct:
             os.posix_fadvise(file.descriptor, first, page_aligned(count), os.POSIX_FADV_DONTNEED)
         return done
-
-    def _take(self, path: Path) -> OpenFile:
-        with self._lock:
-            if path not in self._open:
-                self._open[path] = self._opened(path)
-                if len(self._open) > OPEN_FILES:
-                    self._open.popitem(last=False)
-            self._open.move_to_end(path)
-            return self._open[path]
 
     def _opened(self, path: Path) -> OpenFile:
         if self.direct:

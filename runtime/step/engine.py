@@ -61,11 +61,12 @@ class Engine:
         self._head = self._graph("head", Kind.HEAD, -1)
         self._parts = self._make_parts()
         self._tokens = self._token_path()
+        self._slots = self._tokens.slots if self._tokens else None
         self._prefetching: Prefetching | None = None
         if predictor:
             cache, trial = self.experts.cache, Trial() if options.prefetch == AUTO else None
             log.prefetching = trial.reason if trial else "on: as requested"
-            prefetcher = Prefetcher(predictor, cache, self.family, CPU)
+            prefetcher = Prefetcher(predictor, self._slots or cache, self.family, CPU)
             self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial)
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
@@ -136,14 +137,17 @@ class Engine:
         n = len(ids)
         sequence.end = sequence.length + n
         sequence.turn_to(sequence.end)
+        decoded = self._tokens if step.phase == Phase.DECODE and n == 1 else None
+        if self._slots:
+            self._slots.take_over() if decoded else self._slots.hand_back()
         with Operator(self.log, Kind.EMBED, -1, n, made_from(Kind.EMBED, -1)):
             hidden = self._table[ids].astype(np.float32)
             if self.family.embedding_multiplier != 1:
                 hidden *= np.float32(self.family.embedding_multiplier)
         for listener in self.listeners:
             listener.step_begins(hidden)
-        if self._tokens and step.phase == Phase.DECODE and n == 1:
-            hidden = self._tokens.run(sequence, hidden, step.seq)
+        if decoded:
+            hidden = decoded.run(sequence, hidden, step.seq)
         else:
             hidden = RowPath(self._parts, self.placements[step.phase], sequence, step, hidden).run()
         sequence.length += n
@@ -160,6 +164,8 @@ class Engine:
 
     def close(self) -> None:
         """Stop threads."""
+        if self._slots:
+            self._slots.close()
         self.experts.close()
 
     def _placement(self, names: dict[str, str], rows: int) -> Placement:
@@ -184,9 +190,11 @@ class Engine:
         return Parts(self.family, self.log, self.experts, self.listeners, mixers, shared, norms)
 
     def _token_path(self) -> TokenPath | None:
-        """The fast path for one token; None unless all of it runs on the CPU."""
+        """The fast path for one token; None unless all of it runs on the CPU. A limited cache needs the extension."""
         place = self.placements[Phase.DECODE]
         if isinstance(place.attention, PortableAttention) or place.experts.id != CPU:
+            return None
+        if self.options.expert_cache is not None and not probes.built:
             return None
         return TokenPath(self._parts, place.attention)
 

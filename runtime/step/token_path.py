@@ -11,7 +11,8 @@ import onnxruntime as ort
 from runtime.backends.calls import Combine, Item, LogEntry, TokenItems, TokenRun, operator_call, prepare_call
 from runtime.backends.graph import Binding, to_ort
 from runtime.backends.operators import Operator, made_from
-from runtime.cache_rules.forms import Cache, Form
+from runtime.cache_rules.forms import Cache
+from runtime.experts.slots import SlotCache
 from runtime.models.rope import Rope
 from runtime.step.attention import FusedAttention, LatentAttention, Sequence
 from runtime.step.layers import LayerLoop, Parts
@@ -24,8 +25,8 @@ ONE_ROW = (slice(0, 1),)
 class TokenPath(LayerLoop):
     """Buffers of one row and the graphs bound to them.
 
-    If every expert stays in memory, nothing waits for a router's choice, and the loop's items are the same for each token: they
-    are collected once.
+    The loop's items are the same for each token, and are collected once: which expert an item runs is decided in the extension.
+    `slots`: the expert cache, None if every expert stays in memory.
     """
 
     def __init__(self, parts: Parts, attention: FusedAttention | LatentAttention):
@@ -52,13 +53,18 @@ class TokenPath(LayerLoop):
         self._routed_layers = family.routed
         self._ends = [self._end_items(layer) for layer in range(layers)]
         sources = [made_from(Kind.DISPATCH, layer) for layer in range(layers)]
-        self._dispatches = [Operator(self.log, Kind.DISPATCH, layer, 1, made) for layer, made in enumerate(sources)]
-        self._dispatch_items = [operator_call(Kind.DISPATCH, layer, made) for layer, made in enumerate(sources)]
-        self._forms: list[Form] = []
-        self._keeps_all = self._stays = self.experts.cache.budget is None
-        row, outputs = self._normed_value, self._row_values
-        kept = self._routed_layers if self._keeps_all else ()
-        self._choices = {layer: self.experts.choices(layer, self._choice[layer], row, outputs) for layer in kept}
+        self.slots: SlotCache | None = None
+        self._dispatch_items: dict[int, Item] = {}
+        self._choices: dict[int, list[Item]] = {}
+        row, outputs, cpu = self._normed_value, self._row_values, self.experts.cpu
+        if self.experts.cache.budget is not None and cpu is not None:
+            self.slots = SlotCache(self.experts.cache, cpu, self.log, row, self._rows)
+        for layer in self._routed_layers:
+            if self.slots:
+                self._dispatch_items[layer], self._choices[layer] = self.slots.items(layer, self._choice[layer], sources[layer])
+            else:
+                self._dispatch_items[layer] = operator_call(Kind.DISPATCH, layer, sources[layer])
+                self._choices[layer] = self.experts.choices(layer, self._choice[layer], row, outputs)
 
     def run(self, sequence: Sequence, embedded: np.ndarray, seq: int) -> np.ndarray:
         """Hidden [1, H] after the last layer."""
@@ -66,20 +72,21 @@ class TokenPath(LayerLoop):
         self.attention.move_to(sequence, sequence.length + 1)
         if self._bound_to != (sequence, sequence.rope):
             self._prepare(sequence)
-        self._stays = self._keeps_all and not self.parts.listeners
         try:
             self._run()
         finally:
             self._token.account()
+            if self.slots:
+                self.slots.account()
         chosen, weights = self._chosen.astype(np.uint16), self._weights.copy()
         for layer in self._routed_layers:
             self.log.route(seq, layer, chosen[layer], weights[layer])
         return self.hidden
 
     def _run(self) -> None:
-        if self._stays:
+        if not self.slots:
             self.experts.cache.all_hit(self.family.top_k, len(self._routed_layers))
-        if not self._stays or not self._attentions:
+        if self.parts.listeners or not self._attentions:
             self.run_layers(ONE_ROW)
             self._token.flush()
             return
@@ -96,10 +103,7 @@ class TokenPath(LayerLoop):
     def _begin(self, layer: int) -> None:
         if self.parts.listeners or not self._attentions:
             self._token.flush()
-        if not self._stays:
-            self.experts.cache.begin_event()
-        if self.parts.listeners:
-            self._notify_begin(layer)
+        self._notify_begin(layer)
 
     def _attend(self, layer: int, rows: slice) -> None:
         if self._attentions:
@@ -110,15 +114,11 @@ class TokenPath(LayerLoop):
 
     def _route(self, layer: int, rows: slice) -> None:
         self._token.put(self._mixer_items[layer])
-        if self._stays:
-            self._token.put(self._dispatch_items[layer])
-            return
-        self._token.flush()
+        # Before the shared expert runs, so that loads overlap it.
+        self._token.put(self._dispatch_items[layer])
         if self.parts.listeners:
+            self._token.flush()
             self._notify_routed(layer, self._attended, self._chosen[layer])
-        with self._dispatches[layer]:
-            # Before the shared expert runs, so that loads overlap it.
-            self._forms = self.experts.request_experts(layer, self._choice[layer].tolist())
 
     def _run_mlp(self, layer: int) -> None:
         self._token.put(self._mixer_items[layer])
@@ -128,9 +128,6 @@ class TokenPath(LayerLoop):
             self._token.put(common.item)
 
     def _run_experts(self, layer: int) -> None:
-        if not self._stays:
-            self.experts.run_token(self._token, self._forms, self._normed_value, self._row_values)
-            return
         for item in self._choices[layer]:
             self._token.put(item, Cache.HIT)
 

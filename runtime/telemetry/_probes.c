@@ -12,13 +12,9 @@
  * `run` calls prepared graphs in sequence, each between its probes: reading an expert's weights evicts the caches, so that data
  * which the interpreter uses between two graphs comes from memory each time. `graph` does the same for a single graph.
  */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
+#include "_probes.h"
 #include <signal.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <time.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -112,28 +108,6 @@ PROBE(route, I32_1 " " U32_2 " " U32_3 " " U64_4 " " U64_5);
 PROBE(load__begin, I32_1 " " I32_2 " " U64_3 " " U32_4 " " U32_5);
 PROBE(load__end, I32_1 " " I32_2 " " U64_3 " " U64_4);
 PROBE(evict, I32_1 " " I32_2 " " U64_3 " " U64_4);
-
-#define SITE __attribute__((visibility("protected"))) extern void
-SITE moescope_token__begin(uint64_t seq, uint32_t phase, uint32_t n_tokens, uint32_t position);
-SITE moescope_token__end(uint64_t seq, int64_t sampled, uint64_t ended_ns);
-SITE moescope_op__begin(uint32_t type, int32_t layer, uint32_t n_tokens, uint64_t result, const uint64_t *sources, uint32_t n_sources);
-SITE moescope_op__end(uint64_t result, uint64_t ended_ns);
-SITE moescope_graph__begin(uint64_t handle, uint32_t kind, int32_t layer, int32_t expert, uint32_t backend, uint64_t tier_tokens);
-SITE moescope_graph__end(uint64_t handle, int64_t status, uint64_t ended_ns);
-SITE moescope_expert__begin(int32_t layer, int32_t expert, uint32_t n_tokens, uint32_t cache, uint32_t backend, uint32_t tier);
-SITE moescope_expert__end(int32_t layer, int32_t expert);
-SITE moescope_route(int32_t layer, uint32_t n_tokens, uint32_t k, const uint16_t *experts, const float *weights);
-SITE moescope_load__begin(int32_t layer, int32_t expert, uint64_t bytes, uint32_t reason, uint32_t backend);
-SITE moescope_load__end(int32_t layer, int32_t expert, uint64_t bytes, uint64_t resident_bytes);
-SITE moescope_evict(int32_t layer, int32_t expert, uint64_t bytes, uint64_t resident_bytes);
-
-static uint64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 static int arity(Py_ssize_t count, Py_ssize_t expected)
 {
@@ -259,8 +233,6 @@ static PyObject *guard_mapped_files(PyObject *module, PyObject *const *arguments
 	sigaction(SIGBUS, &action, NULL);
 	Py_RETURN_NONE;
 }
-
-enum { EXPERT = 4, COMBINE = 5, MOST_CHOSEN = 64 }; /* kinds of runtime/telemetry/probes.py; experts of one token */
 
 /* A session's run for one token on the CPU, with everything bound, and its probes' arguments. A router's run also reports its
  * choice. If `run` is None, only the operator is reported. */
@@ -509,7 +481,8 @@ static int sum_one(const struct combine *self, int64_t *times)
 	return 0;
 }
 
-static PyTypeObject *call_type, *choice_type, *combine_type;
+static PyTypeObject *call_type, *choice_type, *combine_type, *work_type;
+PyTypeObject *slots_type;
 
 /* One of several calls, one per expert: the router's result determines which. */
 struct choice {
@@ -580,6 +553,8 @@ static int do_one(PyObject *item, uint32_t cache, int64_t *times)
 	times[1] = 0;
 	if (Py_TYPE(item) == combine_type)
 		return sum_one((struct combine *)item, times);
+	if (Py_TYPE(item) == work_type)
+		return do_slot_work(item, times);
 	call = Py_TYPE(item) == choice_type ? chosen_call((struct choice *)item) : NULL;
 	if (call && Py_TYPE(call) == call_type)
 		failed = run_one((struct call *)call, cache, times);
@@ -651,7 +626,8 @@ static int add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec)
 static int add_types(PyObject *module)
 {
 	int failed = add_type(module, &call_type, &call_spec) || add_type(module, &choice_type, &choice_spec) ||
-		     add_type(module, &combine_type, &combine_spec);
+		     add_type(module, &combine_type, &combine_spec) || add_type(module, &slots_type, &slots_spec) ||
+		     add_type(module, &work_type, &slot_work_spec);
 
 	return failed ? -1 : 0;
 }

@@ -62,6 +62,10 @@ def warn_if_missing() -> None:
     _warned = True
 
 
+native: Any = _probes
+"""The extension; None if it is not built."""
+
+
 def native_or(name: str, instead: Any) -> Any:
     """The extension's object with this name, or `instead` if it is not built."""
     return getattr(_probes, name) if built else instead

@@ -353,7 +353,7 @@ def results(printed: str) -> list[dict[str, Any]]:
 def climb(guest: Guest, rungs: tuple[str, ...], echo: bool = True, limit_s: int = LIMIT_S) -> list[dict[str, Any]]:
     """Boot a guest and climb its rungs; a rung that never ended is a row too.
 
-    What a guest did not come to is tried in a second boot: emulated kernels that patch themselves stand still or panic at times.
+    Rungs that a guest did not come to are tried in a second boot: emulated ones stand still where the kernel patches itself.
     """
     began, cpu_before, out = time.monotonic(), children_cpu_s(), CACHE / "out" / guest.name
     printed = boot(guest, rungs, out, echo, limit_s)

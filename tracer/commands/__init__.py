@@ -1,1 +1,1 @@
-"""One module per verb of `moescope`."""
+"""One module per verb that records."""

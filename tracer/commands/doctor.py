@@ -1,6 +1,7 @@
 """`moescope doctor`: every requirement, its state, and the remedy where it is missing."""
 
 import argparse
+import json
 import os
 import platform
 import resource
@@ -14,6 +15,7 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from moescope.answers import print_if_json
 from moescope.arguments import add_json
@@ -23,7 +25,7 @@ from tracer.engines import all_engines
 from tracer.errors import TracerError
 from tracer.kernel.bcc_helper import import_bcc, kernel_headers
 from tracer.kernel.features import ARCHITECTURES, VMLINUX, option_state
-from tracer.kernel.trial import Trial, features, try_programs
+from tracer.kernel.trial import Trial, features, try_power, try_programs
 from tracer.probes.denials import (
     OTHER_PIDS,
     bpf_denials,
@@ -35,6 +37,7 @@ from tracer.probes.denials import (
 )
 from tracer.probes.tracefs import MOUNT, has_tracepoint, tracefs_folder, why_absent
 from tracer.recording.paths import BUILT_PARTS, RECORDER, ROOT
+from tracer.sensors import power_sources
 
 EXAMPLES = """examples:
   sudo moescope doctor
@@ -120,10 +123,13 @@ def checks_of(target: str) -> list[Check]:
 
     with inspected_device(target) as device:
         root, features = device.way.root or "the shell itself", device.features
+        device.write("power.json", json.dumps(power_sources()).encode())
+        power = json.loads(device.way.ask(f"{device.recorder} --try-power < {device.folder}/power.json"))
     seen = [Check("root", "everything", True, True, root, "")]
     seen += [Check(key, "everything", True, True, features[key], "") for key in ("arch", "kernel")]
     words = {True: "there", False: "none"}
-    return seen + [Check(key, use, needed, features[key], words[features[key]], how) for key, use, needed, how in OFFERED]
+    offered = [Check(key, use, needed, features[key], words[features[key]], how) for key, use, needed, how in OFFERED]
+    return [*seen, *offered, power_check(power)]
 
 
 def _attempt(action: Callable[[], str]) -> tuple[bool, str]:
@@ -337,6 +343,38 @@ def engines_on_npus() -> Check:
     return Check("engines on an NPU", "no device has confirmed them", False, True, f"tested on: {seen}", remedy)
 
 
+POWER_REMEDY = (
+    "energy needs a sensor: RAPL (CONFIG_INTEL_RAPL, read by root alone), a board's INA2xx (hwmon), a battery, Android's ODPM "
+    "rails, or an external meter (`run --meter`); virtual machines have none"
+)
+
+
+def power_check(found: dict[str, Any]) -> Check:
+    """Check for power sensors: what the recorder found and how fine and how often each changed within a second."""
+    seen = "; ".join(power_text(found["sources"][rail["source"]], rail) for rail in found["rails"]) or "no sensor found"
+    return Check("power sensors", "energy per token; no device has confirmed it", False, bool(found["rails"]), seen, POWER_REMEDY)
+
+
+def power_text(source: dict[str, Any], rail: dict[str, Any]) -> str:
+    """A rail with its resolution."""
+    scopes = source.get("scopes", {})
+    scope = next((scope for name, scope in scopes.items() if rail["rail"].startswith(name)), source["scope"])
+    step = f"in steps of {rail['step'] * source['unit']:.2g}" if rail["step"] and "times" not in source else "steps unknown"
+    failed = f", {rail['failures']} failed" if rail["failures"] else ""
+    covers = f"of {scope}" if scope else "of what is not known"
+    return (
+        f"{rail['rail']} ({source['name']}, {source['kind']} {covers}): {rail['changes']} changes in {rail['readings']} readings"
+        f"{failed}, {step}, {rail['reading_ns'] / 1e3:.0f} us each"
+    )
+
+
+def _check_power() -> Check:
+    try:
+        return power_check(try_power())
+    except TracerError as error:
+        return Check("power sensors", "energy per token", False, False, str(error), POWER_REMEDY)
+
+
 def _check_program(name: str, purpose: str, remedy: str) -> Check:
     path = shutil.which(name)
     return Check(name, purpose, False, path is not None, path or "not found", remedy)
@@ -354,6 +392,7 @@ CHECKS: list[Callable[[], Check]] = [
     *(partial(_check_tracepoint, *event) for event in OPTIONAL_EVENTS),
     _check_built_parts,
     _check_cookies,
+    _check_power,
 ]
 PACKAGE_CHECKS: list[Callable[[], Check]] = [
     lambda: _check_package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),

@@ -12,13 +12,13 @@ from typing import Any
 
 from tracer.commands.machine_options import add_btf
 from tracer.config import add_config, effective_options
-from tracer.engines import LEVELS, choose_engines, with_needed
+from tracer.engines import LEVELS, Engine, choose_engines, with_needed
 from tracer.errors import RequirementError, TracerError
 from tracer.kernel.btf import check_file
 from tracer.kernel.pmc import Event, events_named
 from tracer.probes.denials import OTHER_PIDS, certain_denials, few_descriptors, has_other_namespace, has_own_rights
 from tracer.probes.fast_nop import has_fast_nop
-from tracer.probes.functions import read_probe_files
+from tracer.probes.functions import Function, read_probe_files, step_function
 from tracer.probes.planner import Planner
 from tracer.recording.paths import Owner, invoking_user
 
@@ -33,6 +33,7 @@ PASSED_ON = (
     "sched",
     "stacks",
     "long_wait",
+    "sysfs",
 )
 """Options that the recorder has by the same names, and without if they are 0."""
 RING_MIB, RING_MIB_ON_DEVICES = 32, 8
@@ -71,6 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="up to 4 counters per thread at operator boundaries: cycles,major-faults,r1c2 ... (default: none)",
     )
     add_stacks(parser)
+    add_power(parser)
     add_probe_files(parser)
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
     add_config(parser)
@@ -81,9 +83,9 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--duration", type=seconds, default=0.0, metavar="TIME", help="how long to record: 10, 10s, 500ms (default: to the end)"
     )
-    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="stop recording after N token steps")
+    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="stop recording after N steps")
     parser.add_argument(
-        "--only-slower-than", type=seconds, default=0.0, metavar="TIME", help="keep only tokens that take longer than this: 50ms"
+        "--only-slower-than", type=seconds, default=0.0, metavar="TIME", help="keep only steps that take longer than this: 50ms"
     )
     parser.add_argument(
         "--min-tps",
@@ -122,6 +124,15 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_power(parser: argparse.ArgumentParser) -> None:
+    """Declare how power sensors are read."""
+    text = "readings of power sensors a second; 0: none (default: 10, fewer where they are costly)"
+    parser.add_argument("--power", type=float, metavar="HZ", help=text)
+    text = "load the CPUs in a pattern first, for the file of an external power meter (`moescope import FILE --onto RUN`)"
+    parser.add_argument("--meter", action="store_true", help=text)
+    parser.add_argument("--sysfs", metavar="DIR", help="look for power sensors below this folder instead of /sys")
+
+
 def share(text: str) -> float:
     """Parse a share: 10, 10%, 0.5%."""
     with contextlib.suppress(ValueError):
@@ -147,6 +158,14 @@ def add_probe_files(parser: argparse.ArgumentParser) -> None:
     """Declare the option for files with the user's functions and engines."""
     text = "TOML file with further functions or an engine to probe (docs/engines.md); repeatable"
     parser.add_argument("--probes", type=Path, action="append", default=[], metavar="FILE", help=text)
+    text = "begin a step whenever a thread enters this function of the program or of a library; repeatable"
+    parser.add_argument("--step-at", action="append", default=[], metavar="[LIBRARY:]FUNCTION", help=text)
+
+
+def added_probes(args: argparse.Namespace) -> tuple[list[Engine], list[Function]]:
+    """The engines and functions that --probes and --step-at add."""
+    added, functions = read_probe_files(args.probes)
+    return added, [*functions, *map(step_function, args.step_at)]
 
 
 def need_root() -> None:
@@ -222,6 +241,8 @@ def refuse_impossible(args: argparse.Namespace) -> None:
     for name in ("tokens", "min_tps"):
         if not 0 <= getattr(args, name) < float("inf"):
             raise TracerError(f"--{name.replace('_', '-')} {getattr(args, name)} is not a positive number")
+    if args.power is not None and not 0 <= args.power <= 1000:
+        raise TracerError(f"--power {args.power:g} is not between 0 and 1000 readings a second")
     if args.btf:
         check_file(args.btf)
     if args.min_tps and args.max_overhead:
@@ -233,7 +254,7 @@ def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: 
     by_tokens = args.tokens or args.min_tps or args.max_overhead or args.only_slower_than
     if by_tokens and "token" not in levels:
         raise TracerError(
-            "--tokens, --min-tps, --max-overhead and --only-slower-than depend on tokens: add the level token to --levels"
+            "--tokens, --min-tps, --max-overhead and --only-slower-than depend on steps: add the level token to --levels"
         )
     if counters and "operator" not in levels:
         raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")
@@ -241,7 +262,7 @@ def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: 
 
 def planner_of(args: argparse.Namespace, fast_nop: Callable[[], bool] = has_fast_nop, everywhere: bool = False) -> Planner:
     """A planner for the engines, levels and functions that the user chose; `everywhere`: for a recorder that asks nothing."""
-    added, functions = read_probe_files(args.probes)
+    added, functions = added_probes(args)
     engines = choose_engines(names_in(args.engine, "--engine"), added)
     levels, brought = with_needed(chosen_levels(args.levels))
     planner = Planner(engines, levels, functions, fast_nop, everywhere)
@@ -259,6 +280,8 @@ def recorder_options(args: argparse.Namespace, events: tuple[Event, ...], btf: s
     chosen = {name: getattr(args, name) for name in PASSED_ON}
     options = [word for name, value in chosen.items() if value for word in (f"--{name.replace('_', '-')}", str(value))]
     options += ["--btf", str(btf)] if btf else []
+    options += ["--meter"] * args.meter
+    options += ["--power", f"{args.power:g}"] if args.power is not None else []
     return options + (["--pmc", ",".join(event.word for event in events)] if events else [])
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from moescope.plain import print_plain
-from tracer.commands.options import add_probe_files, chosen_levels, names_in
+from tracer.commands.options import add_probe_files, added_probes, chosen_levels, names_in
 from tracer.engines import choose_engines, with_needed
 from tracer.errors import TracerError
 from tracer.kernel.features import ARCHITECTURES
 from tracer.kernel.plan_file import FileRoot, compose_plan, write_plan
 from tracer.probes.fast_nop import has_fast_nop
-from tracer.probes.functions import read_probe_files
 from tracer.probes.learning import of_recording
 from tracer.probes.planner import Planner
 from tracer.recording.paths import invoking_user
@@ -48,7 +47,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the plan, and print what is missing."""
-    added, functions = read_probe_files(args.probes)
+    added, functions = added_probes(args)
     levels, brought = with_needed(chosen_levels(args.levels))
     features = read_features(args.features)
     sysroot = str(args.sysroot.resolve()) if args.sysroot else ""

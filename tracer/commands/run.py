@@ -34,7 +34,7 @@ EXAMPLES = """examples:
   sudo moescope run                                  the bundled demo: prefill on NPU (emulated on x86-64), decode on CPU
   sudo moescope run -- ./llama-bench -m model.gguf   any engine declared in tracer/engines
   sudo moescope run --levels token,expert -o out -- python my_program.py
-  sudo moescope run --only-slower-than 50ms -- ./llama-bench -m model.gguf   keep only what happened in slow tokens
+  sudo moescope run --only-slower-than 50ms -- ./llama-bench -m model.gguf   keep only what happened in slow steps
   sudo moescope run --min-tps 5 -- ./llama-bench -m model.gguf           costly levels are off while decode is slower
   sudo moescope run --config phone.toml -- ./llama-bench -m model.gguf   options from a file, e.g. levels = "token,expert"
   moescope run --on ssh:root@board -- ./llama-cli -m model.gguf   on another machine (docs/devices.md)
@@ -173,8 +173,8 @@ class Results:
         manifest = json.loads((folder / "manifest.json").read_text())
         saw_engine = any(row["engine"] != KERNEL for row in manifest["probes"])
         if not saw_engine:
-            print_progress("no engine that tracer/engines declares was seen, so only threads were recorded")
-        if self.with_views and saw_engine:
+            print_progress("no engine that tracer/engines declares was seen: steps are looked for from outside")
+        if self.with_views:
             with ended_by_signals(lambda: None):
                 write_results(folder, self.choice.owner, ended=manifest["target"]["exit_code"] is not None)
         sys.stdout.flush()
@@ -220,6 +220,6 @@ def show_results(output: Path, owner: Owner) -> None:
 def next_step(folder: Path, saw_engine: bool) -> str:
     """The suggested next command, in one line."""
     if not saw_engine:
-        return "next: `moescope probes PROGRAM` shows what can be probed; docs/engines.md: how to declare an engine"
+        return f"next: `moescope findings {shlex.quote(str(folder))}`; `moescope probes PROGRAM`: what --step-at may name"
     verb, what = ("open", "shows the timeline") if (folder / "trace.pftrace").exists() else ("write", "writes its views")
     return f"next: `moescope {verb} {shlex.quote(str(folder))}` {what}"

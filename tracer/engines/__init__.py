@@ -40,7 +40,7 @@ class Probe:
     usdt: str = ""
     symbols: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()  # alternatives, in this order, if none of `symbols` exists or is called
-    every_token: bool = False  # the engine hits it, or another such probe of its level, in every token
+    every_token: bool = False  # the engine hits it, or another such probe of its level, in every step
     slot: int = -1
     learnt: str = ""
     teaches: bool = False

@@ -1,1 +1,1 @@
-"""BPF objects: their layouts, loading, ring and counters."""
+"""The BPF object in Python: constants and layouts by name, the kernel's features, names of counters, plan files."""

@@ -22,6 +22,7 @@ from tracer.recorder.pack import number_of
 from tracer.recording.checksums import digest
 from tracer.recording.paths import BPF_SOURCE
 from tracer.recording.user_files import open_regular, read_bytes
+from tracer.sensors import power_sources
 
 PLAN_VERSION = 1
 """The kernel's name of a machine → its name in ELF headers."""
@@ -166,6 +167,7 @@ def common_entries(planner: Planner, place: FileRoot, files: list[dict[str, Any]
         "at_run_time": later,
         "functions": planner.named.found,
         "layouts": record_layouts(),
+        "power": power_sources(),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from tracer.errors import RequirementError
 from tracer.probes.denials import certain_denials
 from tracer.recording.paths import RECORDER
+from tracer.sensors import power_sources
 
 
 def recorder_path() -> Path:
@@ -39,9 +40,14 @@ def try_programs(btf: Path | None = None) -> Trial:
     return Trial(**recorder_output(*(("--btf", str(btf)) if btf else ()), "--try-programs"))
 
 
-def recorder_output(*options: str) -> dict[str, Any]:
-    """What the recorder prints."""
-    done = subprocess.run([str(recorder_path()), *options], capture_output=True, text=True, check=False)
+def try_power(below: str = "") -> dict[str, Any]:
+    """The power sensors that this machine has, read for a second; `below`: instead of /sys."""
+    return recorder_output(*(("--sysfs", below) if below else ()), "--try-power", given=json.dumps(power_sources()))
+
+
+def recorder_output(*options: str, given: str = "") -> dict[str, Any]:
+    """What the recorder prints; `given`: its standard input."""
+    done = subprocess.run([str(recorder_path()), *options], capture_output=True, text=True, input=given, check=False)
     if done.returncode:
         last = (done.stderr.splitlines() or [f"status {done.returncode}"])[-1]
         raise RequirementError(last.removeprefix("moescope: "))

@@ -74,7 +74,7 @@ class Answers:
         return order | {"warnings": said} if said else order or None
 
     def moves(self, hits: dict[str, int], levels: list[str]) -> Iterator[Message]:
-        """Orders that move probes that no token hits; `hits` by program so far, `levels` that are on."""
+        """Orders that move probes that no step hits; `hits` by program so far, `levels` that are on."""
         for gone, other in self._unhit.moves(hits, levels):
             yield {"retire": [{"program": gone.program, "library": self.place.shown(gone.library)}]}
             yield {"rows": [self._row(other)], "programs": self._bring({other.program})}

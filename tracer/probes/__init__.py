@@ -1,1 +1,1 @@
-"""Where probes are placed, why there, and how they are attached."""
+"""Where probes are placed, and why there: ELF files, symbols, stripped programs, instructions, learnt loops, tracepoints."""

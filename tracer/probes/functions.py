@@ -62,6 +62,7 @@ class Function:
     arguments: tuple[Argument, ...] = ()
     most: int = MOST
     source: str = field(default="", compare=False)
+    is_step: bool = False  # a step begins at each entry
 
     def owns(self, path: str, file_name: str, is_executable: bool) -> bool:
         """Whether a mapped file is the declared one: the executable, an absolute path, or a prefix of the file name."""
@@ -204,6 +205,14 @@ def read_probe_files(paths: list[Path]) -> tuple[list[Engine], list[Function]]:
         engines += [parse_engine(row, path) for row in list_of_tables(data, "engine", path)]
         functions += [parse_function(row, str(path)) for row in list_of_tables(data, "function", path)]
     return engines, functions
+
+
+def step_function(text: str) -> Function:
+    """The function that `[LIBRARY:]FUNCTION` of --step-at names; without a library it is the program's own."""
+    library, _, symbol = text.rpartition(":")
+    if not symbol:
+        raise EngineError(f"--step-at {text!r} names no function; write FUNCTION, or LIBRARY:FUNCTION")
+    return Function(library or EXECUTABLE, (symbol,), "token", "entry", most=1, is_step=True, source="--step-at")
 
 
 def list_of_tables(data: dict[str, Any], key: str, path: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ SOFTWARE = "software"  # the category of perf's software events; all others are 
 FAULT_ENDS = {"major_faults": 6, "minor_faults": 5}  # program → PERF_COUNT_SW_PAGE_FAULTS_MAJ and _MIN
 FAULT_BEGINS = "mm_filemap_fault"
 READ_CALLS = ("read", "pread64", "readv", "preadv", "preadv2")
+WRITE_CALLS = ("write", "writev", "sendto")
 KERNEL_PROBES = (
     ("sched_process_fork", "process", "sched"),
     ("sched_process_exit", "process", "sched"),
@@ -16,6 +17,7 @@ KERNEL_PROBES = (
     ("sched_waking", "sched", "sched"),
     ("sched_wakeup", "sched", "sched"),
     *((f"sys_{edge}_{call}", "io", "syscalls") for call in READ_CALLS for edge in ("enter", "exit")),
+    *((f"sys_enter_{call}", "io", "syscalls") for call in WRITE_CALLS),
     ("sys_enter_mmap", "io", "syscalls"),
     (FAULT_BEGINS, "io", "filemap"),
     ("mm_filemap_map_pages", "io", "filemap"),

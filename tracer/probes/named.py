@@ -13,6 +13,7 @@ from tracer.probes.functions import Function
 MAX_FUNCTIONS = 511  # MAX_CALL_SPECS of bpf/structs.h has two for each; number 0 means none
 CALL_ENDS = ("entry", "return", "exits")
 PROGRAMS = ("custom_begin", "custom_end", "custom_exit")
+STEP = "custom_step"
 USER = Engine("user", 6, (), ())
 NEAR = 3  # number of suggested names
 
@@ -29,7 +30,8 @@ class NamedSite:
 
     def probe(self, at: str) -> Probe:
         """The probe at the function's `entry`, `return` or `exits`."""
-        return Probe(PROGRAMS[CALL_ENDS.index(at)], self.function.level, at=at)
+        program = STEP if self.function.is_step else PROGRAMS[CALL_ENDS.index(at)]
+        return Probe(program, self.function.level, at=at)
 
 
 class NamedFunctions:
@@ -46,7 +48,8 @@ class NamedFunctions:
 
     def programs(self) -> set[str]:
         """Names of the required BPF programs."""
-        return set(PROGRAMS) if self.declared else set()
+        calls = [function for function in self.declared if not function.is_step]
+        return {*(PROGRAMS if calls else ()), *([STEP] if len(calls) < len(self.declared) else ())}
 
     def prefixes(self) -> set[str]:
         """Prefixes of the file names to watch for."""

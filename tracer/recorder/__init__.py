@@ -1,1 +1,1 @@
-"""moescope-recorder: records on machines without Python what a plan says (C)."""
+"""The recorder, in C (begin with `main.c`): loads and attaches programs, drains the kernel's buffers, writes the recording."""

@@ -3,9 +3,9 @@
 
 #include "budget.h"
 
-#define WINDOW_TOKENS 8
+#define WINDOW_STEPS 8
 #define WINDOW_NS 250000000.0	  /* minimum of a window */
-#define PATIENCE_NS 5000000000.0  /* after this, a window ends without that many tokens, since decode pauses */
+#define PATIENCE_NS 5000000000.0  /* after this, a window ends without that many steps, since decode pauses */
 #define LOOK_AGAIN_NS 10000000000.0 /* how long levels that cost less than allowed stay on between two checks */
 #define ON_WINDOWS 4		  /* minimum time off after each time on, in windows */
 #define AIM 0.85		  /* target share of the allowed slowdown: levels go off only after their cost was measured */
@@ -28,10 +28,10 @@ bool slowdown_while_on(const struct budget *budget, double *slowdown)
 	for (int i = 0; i < budget->window_count; i++) {
 		const struct window *window = &budget->windows[i];
 
-		if (!window->token_ns)
+		if (!window->step_ns)
 			continue;
 		if (before && before->on != window->on)
-			ratios[numbers.count++] = window->on ? window->token_ns / before->token_ns : before->token_ns / window->token_ns;
+			ratios[numbers.count++] = window->on ? window->step_ns / before->step_ns : before->step_ns / window->step_ns;
 		before = window;
 	}
 	*slowdown = median(&numbers) - 1;
@@ -62,7 +62,7 @@ static void decay_weight(struct weight *weight)
 
 void observe_within(struct budget *budget, bool on, double duration_ns)
 {
-	add_number(&budget->tokens, duration_ns);
+	add_number(&budget->steps, duration_ns);
 	add_weight(on ? &budget->with : &budget->without, duration_ns);
 }
 
@@ -108,12 +108,12 @@ static bool may_stay(const struct budget *budget, double lasted)
 
 static void end_window(struct budget *budget, bool on, bool enough)
 {
-	struct window window = {on, enough ? median(&budget->tokens) : 0};
+	struct window window = {on, enough ? median(&budget->steps) : 0};
 
 	if (budget->window_count == KEPT_WINDOWS)
 		memmove(budget->windows, budget->windows + 1, --budget->window_count * sizeof(window));
 	budget->windows[budget->window_count++] = window;
-	budget->tokens.count = 0;
+	budget->steps.count = 0;
 	if (!on) {
 		decay_weight(&budget->with);
 		decay_weight(&budget->without);
@@ -123,7 +123,7 @@ static void end_window(struct budget *budget, bool on, bool enough)
 bool is_window_over(struct budget *budget, bool on, u64 since_ns, u64 now_ns)
 {
 	double lasted = (s64)(now_ns - since_ns);
-	bool enough = budget->tokens.count >= WINDOW_TOKENS && lasted >= WINDOW_NS;
+	bool enough = budget->steps.count >= WINDOW_STEPS && lasted >= WINDOW_NS;
 
 	if (lasted < PATIENCE_NS && !enough)
 		return false;

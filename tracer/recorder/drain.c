@@ -15,7 +15,7 @@
 #include <xxhash.h>
 
 #include "buffers.h"
-#include "slow_tokens.h"
+#include "slow_steps.h"
 
 #define SEGMENT_BYTES (1ULL << 20)
 #define MOST_PICKED 4096 /* per turn; records that the target waits on come one at a time */
@@ -44,8 +44,8 @@ static const u8 *picked[MOST_PICKED];
 static u8 copies[MOST_PICKED][DETAIL_BYTES];
 static u64 pace_ns = QUICK_NS;
 static int poller, write_error;
-static bool pairs_tokens, counts_misses, filters;
-static struct tokens tokens;
+static bool pairs_steps, counts_misses, filters;
+static struct step_tracker steps;
 static struct misses misses;
 static struct sieve slow_only;
 
@@ -69,12 +69,12 @@ static void wake_on_all(const int *fds, int count)
 		wake_on(fds[i], false);
 }
 
-static void watch_tokens(const struct choice *choice)
+static void watch_steps(const struct choice *choice)
 {
 	filters = choice->only_slower_s > 0;
 	counts_misses = choice->min_tps > 0;
-	pairs_tokens = filters || counts_misses || choice->max_overhead > 0;
-	begin_sieve(&slow_only, &tokens, choice->only_slower_s * NS_PER_S + 0.5, MOST_HELD_BYTES);
+	pairs_steps = filters || counts_misses || choice->max_overhead > 0;
+	begin_sieve(&slow_only, &steps, choice->only_slower_s * NS_PER_S + 0.5, MOST_HELD_BYTES);
 }
 
 static void create_files(struct ring *r, const char *folder)
@@ -89,7 +89,7 @@ void open_rings(const struct choice *choice)
 {
 	const int *bells;
 
-	watch_tokens(choice);
+	watch_steps(choice);
 	poller = epoll_create1(EPOLL_CLOEXEC);
 	if (choice->perf) {
 		int count = open_doorbell(&bells);
@@ -169,7 +169,7 @@ const struct drained *drained(void)
 
 const struct steps *finished_steps(void)
 {
-	return &tokens.finished;
+	return &steps.finished;
 }
 
 struct misses *seen_misses(void)
@@ -251,19 +251,19 @@ void add_event(const struct header *record)
 	keep(&rings[0], slot, sizeof(slot));
 }
 
-/* Adds a batch of events to what is known of tokens. */
+/* Adds a batch of events to what is known of steps. */
 static void learn_from(const u8 *events, size_t bytes, bool last)
 {
 	u64 until = now_ns() - (last ? 0 : LAG_NS);
 
-	read_tokens(&tokens, events, bytes, until);
+	read_steps(&steps, events, bytes, until);
 	if (counts_misses)
 		read_misses(&misses, events, bytes);
 	if (filters)
-		learn_tokens(&slow_only, until, last);
+		learn_steps(&slow_only, until, last);
 }
 
-/* Writes a batch; if only slow tokens are kept, what is due of it and of earlier ones. */
+/* Writes a batch; if only slow steps are kept, what is due of it and of earlier ones. */
 static void keep_wanted(struct ring *r, const u8 *first)
 {
 	size_t bytes = r->taken;
@@ -305,7 +305,7 @@ int drain_turn(const bool *wanted, const u8 ***out, bool last)
 		const u8 *first = r->buffer->take(r->buffer, &r->taken);
 
 		count = look_through(r, first, wanted, count);
-		if (pairs_tokens && r == &rings[0])
+		if (pairs_steps && r == &rings[0])
 			learn_from(first, r->taken, last);
 		keep_wanted(r, first);
 		sums.seen += r->taken / r->slot;

@@ -36,6 +36,7 @@ static const char usage[] =
 	"       moescope-recorder --plan FILE -o FOLDER [options] --pid PID\n"
 	"       moescope-recorder --probe-features > FILE\n"
 	"       moescope-recorder --identify < FILE\n"
+	"       moescope-recorder --try-power < FILE\n"
 	"\n"
 	"Records according to a plan; `moescope plan` writes it on a host, which also reads the recording.\n"
 	"  -p, --plan FILE       what to attach\n"
@@ -44,8 +45,8 @@ static const char usage[] =
 	"  -o, --output FOLDER   new folder of the recording\n"
 	"  --pid PID             follow a running process, with its children\n"
 	"  --duration SECONDS    how long to record (default: to the end)\n"
-	"  --tokens N            stop recording after N token steps\n"
-	"  --only-slower-than S  keep only what happened in tokens that take longer, in seconds\n"
+	"  --tokens N            stop recording after N steps\n"
+	"  --only-slower-than S  keep only what happened in steps that take longer, in seconds\n"
 	"  --min-tps TPS         switch costly levels off while decode is slower, in tokens/s\n"
 	"  --max-overhead SHARE  largest slowdown of decode; costly levels are on only part of the time: 0.1 for 10 %\n"
 	"  --ring-mib N          size of each of the two rings, a power of two (default: 8)\n"
@@ -54,10 +55,14 @@ static const char usage[] =
 	"  --pmc EVENTS          counters per thread: NAME=TYPE:CONFIG,..., with perf's numbers (CONFIG in hexadecimal)\n"
 	"  --stacks HZ           samples of the threads' stacks a second\n"
 	"  --long-wait SECONDS   with --stacks: keep the stack of each wait as long as this (default: 0.001)\n"
+	"  --power HZ            readings of power sensors a second; 0: none (default: 10, fewer where they are costly)\n"
+	"  --sysfs DIR           look for power sensors below this folder instead of /sys\n"
+	"  --meter               load the CPUs in a pattern first, for the file of an external power meter\n"
 	"  --btf FILE            BTF types for a kernel without built-in BTF\n"
 	"  --programs-fd N       socket to a process that compiles the programs (tracer/kernel/bcc_helper.py)\n"
 	"  --probe-features      print this machine's features, for `moescope plan --features`\n"
 	"  --try-programs        load all programs, and print what the kernel refused and what a probe's hit costs, in ns\n"
+	"  --try-power           find and try the power sensors that standard input declares, as a plan does\n"
 	"  --identify            print the build ids of programs and libraries, whose paths are read line by line\n"
 	"  --version             print the version and the checksum of its programs' sources\n"
 	"Exit code: the command's, 128 + N if signal N ended it; 125 if nothing or only a part was recorded.\n"
@@ -180,6 +185,20 @@ static void print_identities(void)
 	exit(0);
 }
 
+static void print_power_sources(const struct choice *choice)
+{
+	json_error_t error;
+	json_t *declared = json_loadf(stdin, 0, &error);
+	char *text;
+
+	if (!declared)
+		fail("the declared power sensors are damaged: line %d: %s", error.line, error.text);
+	text = json_dumps(try_power(declared, choice->sysfs), JSON_REAL_PRECISION(9));
+	puts(text);
+	free(text);
+	exit(0);
+}
+
 static double positive(const char *option, const char *text)
 {
 	char *end;
@@ -231,9 +250,11 @@ static void read_options(int argc, char **argv, struct choice *choice)
 						{"programs-fd", 1, 0, 'F'},
 						{"only-slower-than", 1, 0, 'S'}, {"min-tps", 1, 0, 'T'}, {"max-overhead", 1, 0, 'O'},
 						{"stacks", 1, 0, 'K'}, {"long-wait", 1, 0, 'W'},
+						{"power", 1, 0, 'H'}, {"sysfs", 1, 0, 'Y'}, {"try-power", 0, 0, 'E'},
+						{"meter", 0, 0, 'M'},
 						{"try-programs", 0, 0, 'y'}, {0, 0, 0, 0}};
 	const char *plan = NULL;
-	bool tries = false;
+	bool tries = false, tries_power = false;
 	int each;
 
 	choice->ring_bytes = RING_MIB << 20;
@@ -256,6 +277,10 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 'O': choice->max_overhead = positive("--max-overhead", optarg); break;
 		case 'K': choice->stacks_hz = positive("--stacks", optarg); break;
 		case 'W': choice->long_wait_s = positive("--long-wait", optarg); break;
+		case 'H': choice->power_hz = strcmp(optarg, "0") ? positive("--power", optarg) : -1; break;
+		case 'Y': choice->sysfs = optarg; break;
+		case 'M': choice->meter = true; break;
+		case 'E': tries_power = true; break;
 		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
 		case 'b': choice->btf = optarg; break;
 		case 'B': choice->perf = is_second("--buffer", optarg, "ring", "perf"); break;
@@ -273,6 +298,8 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	choice->command = optind < argc ? argv + optind : NULL;
 	if (tries)
 		try_programs(choice);
+	if (tries_power)
+		print_power_sources(choice);
 	check(choice, plan);
 }
 
@@ -327,6 +354,7 @@ static bool turn(bool last)
 	int count;
 
 	stacks_mark();
+	power_turn();
 	count = drain_turn(answered, &records, last);
 
 	for (int i = 0; i < count; i++)
@@ -427,6 +455,7 @@ static void finish(struct target *target)
 	if (target->over) /* first: it may end while the rest is done */
 		tell_survivors(target->pid);
 	heat_turn(true);
+	power_end();
 	policy_end();
 	set_settings(false);
 	forget_threads();
@@ -528,6 +557,7 @@ int main(int argc, char **argv)
 	allow_many_files();
 	heat_begin();
 	heat_turn(false);
+	power_begin(&choice);
 	manifest_begin(&choice, &target);
 	if (choice.pid)
 		each_descendant(choice.pid, adopt, &choice);
@@ -539,6 +569,10 @@ int main(int argc, char **argv)
 	signal(SIGINT, stop);
 	signal(SIGTERM, stop);
 	unbegun = false;
+	if (choice.meter)
+		play_pattern();
+	if (choice.command)
+		power_floor();
 	release_target(&target);
 	record(&choice, &target);
 	finish(&target);

@@ -4,7 +4,7 @@
 
 #include "budget.h"
 #include "policy.h"
-#include "slow_tokens.h"
+#include "slow_steps.h"
 #include "switching.h"
 
 #define WATCHFUL_NS (NS_PER_S / 4)    /* most between two turns with a policy ... */
@@ -156,7 +156,7 @@ static int observe_speed(const struct steps *steps)
 
 	for (int i = 0; i < steps->count; i++)
 		if (is_settled(&steps->rows[i]))
-			observe_token(&controller, steps->rows[i].end_ns - steps->rows[i].begin_ns);
+			observe_duration(&controller, steps->rows[i].end_ns - steps->rows[i].begin_ns);
 	good = speed(&controller) >= controller.min_tps;
 	if (!has_misses)
 		forget_latest(&explanation);
@@ -221,7 +221,7 @@ static double spent_besides(void)
 
 static void switch_costly(u64 now, bool on)
 {
-	double typical = budget.windows[budget.window_count - 1].token_ns;
+	double typical = budget.windows[budget.window_count - 1].step_ns;
 	struct change all[MOST_LEVELS];
 
 	for (int i = 0; i < costly_count; i++) {
@@ -371,8 +371,8 @@ static json_t *dropped(void)
 		if (count)
 			json_object_set_new(records, name, json_integer(count));
 	}
-	return json_pack("{sI sI sI so}", "slower_than_ns", (json_int_t)s->limit_ns, "tokens", (json_int_t)s->tokens, "token_ns",
-			 (json_int_t)s->token_ns, "records", records);
+	return json_pack("{sI sI sI so}", "slower_than_ns", (json_int_t)s->limit_ns, "tokens", (json_int_t)s->fast_count, "token_ns",
+			 (json_int_t)s->fast_ns, "records", records);
 }
 
 json_t *policies(void)

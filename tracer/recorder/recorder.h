@@ -35,6 +35,9 @@ struct choice {
 	u32 stacks_hz; /* samples of stacks a second; 0: none */
 	double long_wait_s; /* stacks are kept of waits as long as this */
 	double only_slower_s, min_tps, max_overhead; /* 0: without */
+	double power_hz; /* readings of power sensors a second; 0: usual, less than 0: none */
+	bool meter; /* an external power meter runs */
+	const char *sysfs; /* where to look for power sensors instead of /sys; or NULL */
 };
 
 /* messages.c: one line on standard error each; warnings go into the manifest, too */
@@ -121,7 +124,7 @@ void seal(void);
 bool disk_failed(void);
 const struct drained *drained(void);
 json_t *lost_by_cpu(void);
-const struct steps *finished_steps(void); /* by the last turn; only with a policy that is about tokens */
+const struct steps *finished_steps(void); /* by the last turn; only with a policy that is about steps */
 struct misses *seen_misses(void);
 const struct sieve *sieve(void); /* NULL if all records are written */
 void add_event(const struct header *record);
@@ -295,6 +298,15 @@ void heat_begin(void);
 void heat_turn(bool last);
 json_t *heat_found(void);
 void governors(char *text, size_t bytes);
+
+/* power.c: power sensors, which threads of their own read */
+void power_begin(const struct choice *choice);
+void play_pattern(void);
+void power_floor(void); /* waits while the machine is idle */
+void power_turn(void);
+void power_end(void);
+json_t *power_found(void);
+json_t *try_power(json_t *declared, const char *below);
 
 /* manifest.c */
 void manifest_begin(const struct choice *choice, const struct target *target);

@@ -5,7 +5,7 @@
 
 #include "speed.h"
 
-#define NEEDED 5    /* minimum number of tokens for a median */
+#define NEEDED 5    /* minimum number of steps for a median */
 #define MARGIN 1.1  /* factor by which decode must exceed the target before a level is restored */
 #define HOLD_NS (2 * NS_PER_S)
 #define LONGEST_HOLD_NS (256 * NS_PER_S)
@@ -31,7 +31,7 @@ void begin_controller(struct controller *controller, double min_tps)
 	*controller = (struct controller){.min_tps = min_tps, .hold_ns = HOLD_NS};
 }
 
-void observe_token(struct controller *controller, u64 duration_ns)
+void observe_duration(struct controller *controller, u64 duration_ns)
 {
 	add_latest(&controller->times, duration_ns);
 }

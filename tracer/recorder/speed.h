@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* --min-tps: decides from the times of decode tokens which level to switch off or on; carries out nothing. */
+/* --min-tps: decides from the times of decode steps which level to switch off or on; carries out nothing. */
 #ifndef MOESCOPE_SPEED_H
 #define MOESCOPE_SPEED_H
 
 #include "latency.h"
 #include "types.h"
 
-#define WINDOW 15 /* maximum number of tokens for a median */
+#define WINDOW 15 /* maximum number of steps for a median */
 #define MOST_LEVELS 32
 
 /* The latest numbers. */
@@ -46,8 +46,8 @@ struct controller {
 };
 
 void begin_controller(struct controller *controller, double min_tps);
-void observe_token(struct controller *controller, u64 duration_ns);
-double speed(const struct controller *controller); /* tokens/s by the median; 0 if there are too few tokens */
+void observe_duration(struct controller *controller, u64 duration_ns);
+double speed(const struct controller *controller); /* tokens/s by the median; 0 if there are too few steps */
 /* Whether a change is to be made now; `on`: the levels that may be shed, with their recent cost. */
 bool decide(struct controller *controller, u64 now_ns, const struct level_cost *on, int count, struct change *change);
 

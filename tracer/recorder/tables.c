@@ -159,8 +159,10 @@ static void probe_qnn_table(pid_t pid, u32 backend, const u32 *version, const u6
 
 		if (strcmp(text_of(probe, "engine"), "qnn") || slot < 0 || slot >= QNN_SLOTS)
 			continue;
-		if (version[0] == major && at >= 0 && version[1] < number_of(probe, "since"))
-			continue; /* the version has no such function */
+		if (version[0] == major && at >= 0 && version[1] < number_of(probe, "since")) {
+			left_out += version[1] < number_of(engine, "same_since"); /* it may have the function, with other structs */
+			continue;
+		}
 		snprintf(symbol, sizeof(symbol), "table[%d] of backend %u", (int)at, backend);
 		if (version[0] == major && at >= 0 && slots[at] && !is_shared(slots, QNN_SLOTS, at))
 			attach_slot(pid, probe, slots[at], symbol, AT_TABLE);

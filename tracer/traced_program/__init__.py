@@ -1,1 +1,1 @@
-"""The traced processes: starting them, watching their libraries, and what they run."""
+"""The traced process, and which model its command runs."""

@@ -9,6 +9,7 @@ examples:
   moescope compare before/ after/ --html regression.html
   moescope compare base-1 base-2 base-3 base-4 base-5 :: cand-1 cand-2 cand-3 cand-4 cand-5
   sudo moescope compare --budget 600 -- ./old -m model.gguf :: ./new -m model.gguf
+  moescope compare before/ after/ --flame flame.html  which functions grew, of runs with --stacks
   moescope compare RUN OTHER_RUN --graphs            how the graphs of two models differ
   moescope compare main/ branch/ --fail-on slower:5% --junit junit.xml --markdown summary.md
 
@@ -30,11 +31,12 @@ from analyzer.compare.results import CompareError, read_all, refuse_repeats, sav
 from analyzer.compare.verdict_text import junit, markdown, metric_table
 from analyzer.compare.verdicts import Rules
 from analyzer.questions import structure
-from analyzer.questions.profdag import build_profdag, middle_token
+from analyzer.questions.profdag import build_profdag, middle_step
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
 from moescope.arguments import add_json
 from moescope.terminal import console, grid, progress, words
+from views.flame.change import write_change
 from views.regression import write_regression
 
 SEPARATOR = "::"
@@ -46,7 +48,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("runs", metavar="RUN", nargs="+", help="BASE CAND, or BASE... :: CAND...")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the report: one self-contained HTML file")
-    parser.add_argument("--graphs", action="store_true", help="compare the operators of the middle decode token instead")
+    parser.add_argument("--graphs", action="store_true", help="compare the operators of the middle decode step instead")
+    parser.add_argument(
+        "--flame", metavar="FILE", type=Path, help="write the flame graph of changed stacks, recorded with --stacks"
+    )
     add_json(parser)
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a summary in Markdown")
     parser.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit XML")
@@ -114,6 +119,8 @@ def write_files(args: argparse.Namespace, comparison: dict[str, Any]) -> None:
         args.markdown.write_text(markdown(comparison), encoding="utf-8")
     if args.junit:
         args.junit.write_text(junit(comparison, comparison["failures"]), encoding="utf-8")
+    if args.flame:
+        write_change(comparison, args.flame)
     if args.html:
         write_regression(comparison, args.html)
 
@@ -143,7 +150,7 @@ def compare_graphs(args: argparse.Namespace, base: list[str], cand: list[str]) -
     if len(base) != 1 or len(cand) != 1:
         raise CompareError("--graphs takes two recordings")
     first, second = (
-        build_profdag(tables, middle_token(tables)) for tables in (load_tables(Path(base[0])), load_tables(Path(cand[0])))
+        build_profdag(tables, middle_step(tables)) for tables in (load_tables(Path(base[0])), load_tables(Path(cand[0])))
     )
     difference = structure.model_difference(first, second)
     if print_if_json(args, difference, "graphs"):

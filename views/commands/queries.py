@@ -2,7 +2,7 @@
 
 examples:
   moescope query perfetto                   names and what each answers
-  moescope query perfetto slow_tokens       its SQL
+  moescope query perfetto slow_steps        its SQL
   trace_processor_shell -q <(moescope query perfetto npu_idle) RUN/trace.pftrace
 """
 

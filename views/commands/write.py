@@ -66,7 +66,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--gzip", action="store_true", help="trace: compress it to a third of the size or less, at half the speed")
     add("--optrace", metavar="FILE", type=Path, help="trace: draw the NPU's threads too, from an optrace in Chrome's format")
     add("--execute", metavar="N", type=int, help="trace: execute_id of the execution in the optrace")
-    add("--mean", action="store_true", help="graphs: times averaged over the decode tokens of the same structure")
+    add("--mean", action="store_true", help="graphs: times averaged over the decode steps of the same structure")
     add("--resolve", action="store_true", help="graphs: omit views: readers depend on the operator that wrote the memory")
     add("--fold", action="store_true", help="graphs: merge equal layers and sum their times; implies --resolve")
     add("--ceilings", action="store_true", help="first measure this machine's ceilings for a second, if they are unknown")

@@ -2,7 +2,7 @@
 
 Blocks show the model's repetition: layers that run the same operators in the same order share a class, which the page
 folds into one card. The page places the blocks, because positions change as cards open.
-Constants and other sources not made by the token are dots on every consumer, one copy each.
+Constants and other sources not made by the step are dots on every consumer, one copy each.
 """
 
 from dataclasses import dataclass
@@ -51,9 +51,9 @@ def drawn_operators(graph: nx.DiGraph) -> list[str]:
     """Operators in execution order, each after the views it reads."""
     order: list[str] = []
     placed = set[str]()
-    ops = sorted((node for node, data in graph.nodes(data=True) if data["role"] == "op"), key=lambda n: graph.nodes[n]["order"])
-    for op in ops:
-        stack = [op]
+    operators = (node for node, data in graph.nodes(data=True) if data["role"] == "op")
+    for operator in sorted(operators, key=lambda n: graph.nodes[n]["order"]):
+        stack = [operator]
         while stack:
             node = stack[-1]
             above = [p for p in graph.predecessors(node) if graph.nodes[p]["role"] == "view" and p not in placed]

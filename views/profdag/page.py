@@ -1,4 +1,4 @@
-"""`profdag.html`: one token's operators as an interactive page; layout.py computes positions, static/profdag.js draws."""
+"""`profdag.html`: one step's operators as an interactive page; layout.py computes positions, static/profdag.js draws."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from views.profdag.layout import drawn_operators, lay_out, page_data
 from views.report.page import write_page
 
 
-def about_token(tables: Tables, manifest: dict[str, Any], token_id: int) -> dict[str, Any]:
-    """The heading's data on the token, and its begin on Perfetto's clock."""
+def about_step(tables: Tables, manifest: dict[str, Any], token_id: int) -> dict[str, Any]:
+    """The heading's data on the step, and its begin on Perfetto's clock."""
     rows = tables["tokens"][tables["tokens"]["token_id"] == token_id]
     if not len(rows):
         return {"token_id": token_id}
@@ -33,7 +33,7 @@ def write_profdag(graph: nx.DiGraph, tables: Tables, manifest: dict[str, Any], p
     chain, spent = critical_path(graph, drawn_operators(graph))
     content = page_data(graph, lay_out(graph), frozenset(chain))
     content["critical_ns"], content["causes"] = spent, list(CAUSES)
-    content["token"] = about_token(tables, manifest, token_id) | {"tokens_used": graph.graph.get("tokens_used", 1)}
+    content["token"] = about_step(tables, manifest, token_id) | {"tokens_used": graph.graph.get("tokens_used", 1)}
     content["command"] = " ".join(command_of(manifest))
     content["emulator"] = bool((manifest.get("qnn") or {}).get("emulator"))
     return write_page(path, "profdag", f"ProfDAG: {content['command']}", content, stamp=recording_stamp(manifest))

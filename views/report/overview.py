@@ -49,9 +49,20 @@ def figure_cards(summary: dict[str, Any]) -> Block:
         items.append(("expert cache hits", number_text(100 * experts["hit_rate"], 1, " %"), f"{experts['misses']:,} misses"))
     if npu:
         items.append((str(npu["backend"] or "NPU"), duration_text(npu["ms"]), f"{npu['executes']:,} executions"))
+    items += energy_cards(summary.get("energy") or {})
     lost = sum((records.get("lost") or {}).values())
     items.append(("records lost", f"{lost:,}", f"{sum((records.get('kept') or {}).values()):,} kept"))
     return cards(items)
+
+
+def energy_cards(energy: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Energy per token by the rail that covers most."""
+    rail: dict[str, Any] = next(iter(energy.get("rails") or []), {})
+    return [
+        (f"{phase} energy", number_text(e["j_per_token"], 3, " J/token"), f"{rail['rail']}, {e['low']:.3g} to {e['high']:.3g}")
+        for phase, e in (rail.get("phases") or {}).items()
+        if e["j_per_token"] is not None
+    ]
 
 
 def cost_findings(run: Run) -> Block | None:

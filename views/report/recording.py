@@ -29,9 +29,7 @@ def missing_parts(run: Run) -> list[tuple[str, str]]:
     dropped = records.get("dropped") or {}
     if dropped:
         limit, fast = number_text((dropped.get("slower_than_ns") or 0) / 1e6, 1, " ms"), dropped.get("tokens") or 0
-        remarks.append(
-            ("warn", f"Only tokens slower than {limit} were kept: {fast:,} faster ones are missing from every figure.")
-        )
+        remarks.append(("warn", f"Only steps slower than {limit} were kept: {fast:,} faster ones are missing from every figure."))
     if about.get("state") == "recording":
         remarks.append(("warn", "The recording was not finished: it contains what had been written to disk."))
     for title, key in MISSING:
@@ -56,7 +54,7 @@ def sampling_notes(run: Run) -> list[tuple[str, str]]:
     text = f"{covered}: {limit}. Other steps have no operators, and sums over operators cover only that part."
     if slowdown is None:
         return [("warn", text), ("info", "The cost of recording is unknown: too few windows with and without it.")]
-    cost = f"While they were recorded a decode token took {100 * slowdown:.1f} % longer than the tokens before and after"
+    cost = f"While they were recorded a decode step took {100 * slowdown:.1f} % longer than the steps before and after"
     overall = slowdown * (share or 0) / (1 + slowdown * (1 - (share or 0)))
     return [("warn", text), ("info", f"{cost}; over the whole run recording cost about {100 * overall:.1f} %.")]
 

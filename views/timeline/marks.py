@@ -1,4 +1,4 @@
-"""Derived tracks of the timeline: decode speed, work in flight, time of steps by cause, slow tokens, gaps in the recording."""
+"""Derived tracks of the timeline: decode speed, work in flight, time of steps by cause, slow steps, gaps in the recording."""
 
 from operator import itemgetter
 from typing import Any
@@ -24,6 +24,7 @@ def counter_tracks(tables: Tables) -> list[Named]:
     recorded = [(str(name), rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)) for name, rows in by_name]
     recorded.sort(key=itemgetter(0))
     recorded += clock_tracks(tables["clocks"])
+    recorded += power_tracks(tables["rails"], tables["power"])
     loads, executes = tables["loads"], tables["qnn_executes"]
     loads = loads[["begin_ns", "end_ns"]][rows_equal(loads["action"], "load") & loads["complete"].to_numpy()]
     executes = executes[["begin_ns", "end_ns"]][executes["complete"].to_numpy()]
@@ -51,6 +52,16 @@ def clock_tracks(table: pd.DataFrame) -> list[Named]:
     return drawn
 
 
+def power_tracks(rails: pd.DataFrame, power: pd.DataFrame) -> list[Named]:
+    """A counter of watts for each power rail, each reading from the begin of what it is the mean of."""
+    drawn: list[Named] = []
+    for row in rails.to_dict("records"):
+        mine = power[(power["rail_id"] == row["rail_id"]) & power["watts"].notna()]
+        if len(mine):
+            drawn.append((f"{row['rail']} ({row['source']}) W", mine["begin_ns"].to_numpy(np.int64), mine["watts"].to_numpy()))
+    return drawn
+
+
 def time_slices(tables: Tables) -> Slices | None:
     """The cause of each moment of a step, with its part; concurrent steps of several threads are on separate lanes."""
     pieces = step_time.merge_stretches(step_time.step_time(tables), "token_id", "cause")
@@ -58,8 +69,8 @@ def time_slices(tables: Tables) -> Slices | None:
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))
     name = map_rows(str, pieces["cause"])
-    token = pieces["token_id"].to_numpy(np.int64)
-    return Slices("time", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": token})
+    step = pieces["token_id"].to_numpy(np.int64)
+    return Slices("time", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": step})
 
 
 def instant_slices(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None = None) -> Slices:
@@ -67,13 +78,13 @@ def instant_slices(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None
     return Slices("moescope", text_of(texts), ts, ts, ts, np.ones(len(ts), bool), args or {}, instant=True)
 
 
-def slow_tokens(tables: Tables) -> Slices | None:
+def slow_steps(tables: Tables) -> Slices | None:
     """Unusually slow decode steps."""
     slow = over_time.slow_steps(tables["tokens"])
     if not len(slow):
         return None
     named = zip(slow["token_id"].tolist(), slow["times_median"].tolist(), strict=True)
-    texts = [f"slow token {token}: {times:.1f} times the median" for token, times in named]
+    texts = [f"slow step {step}: {times:.1f} times the median" for step, times in named]
     args = {name: slow[name].to_numpy(np.int64) for name in ("duration_ns", "token_id")}
     return instant_slices(slow["begin_ns"].to_numpy(np.int64), texts, args)
 

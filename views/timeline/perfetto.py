@@ -1,12 +1,12 @@
 """`trace.pftrace`: the tables as a native Perfetto trace.
 
-    threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on their threads
+    threads    step ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on their threads
     NPU        host stages, QNN Execute, QNN Device, QNN Node, threads of an optrace; a flow leads from a graph to its execution
     flows      also from a prefetch to the expert run that used the loaded expert
     cpus       the kernel's scheduling events
-    process    counters: cache, faults, clocks and heat, decode speed, loads and NPU executions in flight
+    process    counters: cache, faults, clocks and heat, power, decode speed, loads and NPU executions in flight
     time       the cause of each moment of a step
-    marks      slow tokens; levels switched off and on; losses
+    marks      slow steps; levels switched off and on; losses
 
 Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, as Perfetto requires, with the offset read when recording began.
 """
@@ -44,7 +44,7 @@ from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
 PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
-DRAWN = (*WORKING, "op_threads", "threads", "counters", "clocks")
+DRAWN = (*WORKING, "op_threads", "threads", "counters", "clocks", "rails", "power")
 Progress = Callable[[str], None]
 
 
@@ -174,10 +174,10 @@ class TraceWriter:
             self.out.later(partial(counter_packets, self.sequence, ts, values, self.start))
 
     def marks(self) -> None:
-        """Write tracks of the program: time of steps, slow tokens, and gaps in the recording."""
+        """Write tracks of the program: time of steps, slow steps, and gaps in the recording."""
         tracks = (
             ("time", self.time_slices()),
-            ("slow tokens", marks.slow_tokens(self.tables)),
+            ("slow steps", marks.slow_steps(self.tables)),
             ("missing from this recording", marks.gap_slices(self.manifest, self.end)),
         )
         self.group(marks.GROUP, tracks)

@@ -100,18 +100,18 @@ def expert_place(kind: str, layer: int, expert: int) -> str:
     return ".".join([kind or "graph", *(str(i) for i in (layer, expert) if i >= 0)])
 
 
-def step_name(phase: str, token: int, position: int, n_tokens: int, context: int) -> str:
+def step_name(phase: str, step: int, position: int, n_tokens: int, context: int) -> str:
     """A step's phase, number and position: `decode 17 at position 64`, `prefill 0: 48 tokens`.
 
     Includes the context if the process has several: `decode 17 in context 1`.
     """
-    name = f"{phase or 'step'} {token}" + (f" in context {context}" if context >= 0 else "")
+    name = f"{phase or 'step'} {step}" + (f" in context {context}" if context >= 0 else "")
     if n_tokens > 1:
         return f"{name}: {n_tokens} tokens"
     return f"{name} at position {position}" if position >= 0 else name
 
 
-def token_slices(tables: Tables) -> Slices:
+def step_slices(tables: Tables) -> Slices:
     """One slice per step of the model."""
     frame = tables["tokens"]
     args = text_args(frame, "phase") | int_args(frame, "token_id", "seq", "n_tokens", "position", "context", "result")
@@ -158,7 +158,7 @@ def model_places(*frames: pd.DataFrame) -> list[np.ndarray]:
     """One number for the step, layer and expert of each row, consistent across frames and as small as possible for look-ups."""
     columns = [[frame[name].to_numpy(np.int64) + 1 for name in ("token_id", "layer", "expert")] for frame in frames]
     layers, experts = (max(int(column[i].max(initial=0)) for column in columns) + 1 for i in (1, 2))
-    return [(token * layers + layer) * experts + expert for token, layer, expert in columns]
+    return [(step * layers + layer) * experts + expert for step, layer, expert in columns]
 
 
 def graph_name(kind: str, layer: int, expert: int, backend: str, repeated: bool) -> str:
@@ -354,7 +354,7 @@ def on_program(tables: Tables) -> Iterator[Slices]:
     used = prefetched_runs(tables)
     operator, wait = operator_slices(tables)
     drawn: tuple[tuple[str, Callable[[], Iterable[Slices]]], ...] = (
-        ("tokens", lambda: [token_slices(tables)]),
+        ("tokens", lambda: [step_slices(tables)]),
         ("graphs", lambda: [graph_slices(tables)]),
         ("operators", lambda: [operator]),
         ("experts", lambda: [expert_slices(tables, used)]),

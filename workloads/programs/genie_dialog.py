@@ -5,8 +5,8 @@ import json
 import sys
 
 CONTEXT = {"version": 1, "size": 128, "n-vocab": 512, "bos-token": 1, "eos-token": 2}
-HTP = {"version": 1, "use-mmap": False, "spill-fill-bufsize": 0, "mmap-budget": 0, "poll": False, "pos-id-dim": 32}
-HTP |= {"cpu-mask": "0x1", "kv-dim": 64, "rope-theta": 10000}
+HTP: dict[str, object] = {"version": 1, "use-mmap": False, "spill-fill-bufsize": 0, "mmap-budget": 0, "poll": False}
+HTP |= {"pos-id-dim": 32, "cpu-mask": "0x1", "kv-dim": 64, "rope-theta": 10000}
 
 
 def dialog_config(binary: str, tokenizer: str) -> bytes:

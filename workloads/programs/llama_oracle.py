@@ -58,7 +58,9 @@ def set_callback(params: Opaque, callback: Any) -> None:
     mark = struct.pack("<QQii", 0, 0, TYPE_F16, TYPE_F16)
     places = [at for at in range(0, len(raw) - len(mark), 8) if raw[at : at + len(mark)] == mark]
     assert len(places) == 1, f"llama_context_params has changed: {places}"
-    ctypes.memmove(ctypes.addressof(params) + places[0], ctypes.cast(callback, ctypes.c_void_p).value.to_bytes(8, "little"), 8)
+    ctypes.memmove(
+        ctypes.addressof(params) + places[0], (ctypes.cast(callback, ctypes.c_void_p).value or 0).to_bytes(8, "little"), 8
+    )
 
 
 def tensor_contents(ids: Head, data: int) -> list[list[int]]:
@@ -73,8 +75,9 @@ class Oracle:
     """Collects the nodes that the callback gets."""
 
     def __init__(self, lib: ctypes.CDLL):
-        self.lib, self.nodes, self.tensors = lib, [], Tensors(lib)
-        self.at, self.steps = (0, 0), Counter()
+        self.lib, self.tensors, self.at = lib, Tensors(lib), (0, 0)
+        self.nodes: list[Any] = []
+        self.steps: Counter[Any] = Counter()
         lib.ggml_op_name.restype = ctypes.c_char_p
         lib.ggml_backend_buffer_name.restype, lib.ggml_backend_buffer_is_host.restype = ctypes.c_char_p, ctypes.c_bool
         lib.ggml_backend_buffer_name.argtypes = lib.ggml_backend_buffer_is_host.argtypes = [ctypes.c_void_p]

@@ -130,8 +130,8 @@ class Context:
         tokens = [*self.made[-1:], *((7 * i) % 500 for i in range(size - len(self.made[-1:])))]
         array = (ctypes.c_int32 * size)(*tokens)
         begin = time.monotonic_ns()
-        if CALLS[call] is not None:
-            status = fed_by_parts(lib, self.context, tokens, CALLS[call], self.fed)
+        if (parts := CALLS[call]) is not None:
+            status = fed_by_parts(lib, self.context, tokens, parts, self.fed)
         else:
             status = getattr(lib, f"llama_{call}")(self.context, lib.llama_batch_get_one(array, size, self.fed, 0))
         assert status == 0, f"{call}: {status}"

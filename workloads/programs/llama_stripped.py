@@ -7,6 +7,7 @@ import ctypes
 import json
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 from workloads.programs import llama_steps
 
@@ -20,7 +21,7 @@ class Functions:
         start, at = next((int(words[0].split("-")[0], 16), int(words[2], 16)) for words in lines if "x" in words[1])
         self._base = start - at
 
-    def __getattr__(self, name: str) -> ctypes._CFuncPtr:
+    def __getattr__(self, name: str) -> Any:
         function = self._library._FuncPtr(self._base + self._offsets[name])
         setattr(self, name, function)
         return function
@@ -29,7 +30,7 @@ class Functions:
 def main() -> None:
     path, offsets = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     del sys.argv[1:3]
-    lib = llama_steps.declare_functions(Functions(path, offsets))
+    lib = llama_steps.declare_functions(cast(ctypes.CDLL, Functions(path, offsets)))
     print(json.dumps(llama_steps.decode_batches(lib, lib.llama_context_default_params(), *llama_steps.parse_arguments())))
 
 

@@ -5,6 +5,7 @@ Arguments: folder for the provider's CSVs; libQnnHtp.so. Prints the data of its 
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -33,7 +34,8 @@ def main() -> None:
 
     through_onnx_runtime("profile0")
     qnn = qnn_c.Qnn(sys.argv[2])
-    backend, said = qnn.made("backendCreate", None, None), []
+    backend = qnn.made("backendCreate", None, None)
+    said: list[Any] = []
     qnn_c.work(qnn, backend, qnn.made("deviceCreate", None, None), 0, OPTIONS, said)
     through_onnx_runtime("profile1")
     print(json.dumps({"sessions": said}))

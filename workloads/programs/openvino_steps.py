@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import openvino
@@ -17,7 +18,7 @@ from openvino.op.util import Variable, VariableInfo
 VOCABULARY, WIDTH, HEADS, LAYERS, EXPERTS, TOP, CONTEXT = 256, 32, 2, 2, 4, 2, 512
 PROMPTS = {"SDPA": 7, "PA": 5}
 """Tokens of the prompt, by the pipeline's way to compute attention."""
-Node = openvino.Node
+Node: TypeAlias = openvino.Node
 
 
 def whole(*values: int) -> Node:
@@ -36,7 +37,8 @@ class TinyModel:
     """Builds the model, whose inputs have the names that exporters give them and whose cache is its state."""
 
     def __init__(self) -> None:
-        self.random, self.assigns = np.random.default_rng(0), []
+        self.random = np.random.default_rng(0)
+        self.assigns: list[Any] = []
         names = ("input_ids", "attention_mask", "position_ids")
         self.ids, self.mask, self.positions = (named_input(name, [-1, -1], openvino.Type.i64) for name in names)
         self.beam = named_input("beam_idx", [-1], openvino.Type.i32)

@@ -2,11 +2,11 @@
 #include <stdlib.h>
 
 #include "budget.h"
-#include "slow_tokens.h"
+#include "slow_steps.h"
 #include "speed.h"
 
 struct filter {
-	struct tokens tokens;
+	struct step_tracker steps;
 	struct sieve sieve;
 	const u8 *kept[STREAMS];
 	size_t bytes[STREAMS];
@@ -16,7 +16,7 @@ struct filter *new_filter(u64 limit_ns, u64 most_bytes)
 {
 	struct filter *filter = calloc(1, sizeof(*filter));
 
-	begin_sieve(&filter->sieve, &filter->tokens, limit_ns, most_bytes);
+	begin_sieve(&filter->sieve, &filter->steps, limit_ns, most_bytes);
 	return filter;
 }
 
@@ -33,9 +33,9 @@ void free_filter(struct filter *filter)
 	free(s->undecided.rows);
 	free(s->slow_spans.rows);
 	free(s->undecided_spans.rows);
-	free(filter->tokens.finished.rows);
-	free(filter->tokens.open.rows);
-	free(filter->tokens.waiting.rows);
+	free(filter->steps.finished.rows);
+	free(filter->steps.open.rows);
+	free(filter->steps.waiting.rows);
 	free(filter);
 }
 
@@ -44,8 +44,8 @@ void turn_filter(struct filter *filter, const u8 *const *batches, const size_t *
 {
 	static const size_t widths[STREAMS] = {EVENT_SLOT, DETAIL_SLOT};
 
-	read_tokens(&filter->tokens, batches[0], bytes[0], until_ns);
-	learn_tokens(&filter->sieve, until_ns, last);
+	read_steps(&filter->steps, batches[0], bytes[0], until_ns);
+	learn_steps(&filter->sieve, until_ns, last);
 	for (int i = 0; i < STREAMS; i++) {
 		filter->bytes[i] = bytes[i];
 		filter->kept[i] = slow_slots(&filter->sieve, i, widths[i], batches[i], &filter->bytes[i]);
@@ -63,9 +63,9 @@ u64 held_in(struct filter *filter)
 	return held_bytes(&filter->sieve);
 }
 
-u64 fast_tokens(struct filter *filter)
+u64 fast_steps(struct filter *filter)
 {
-	return filter->sieve.tokens;
+	return filter->sieve.fast_count;
 }
 
 u64 dropped_of(struct filter *filter, int kind)

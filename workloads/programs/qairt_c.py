@@ -58,7 +58,12 @@ def loop(qairt: Qairt, graph: int, runs: list[dict[str, Any]]) -> None:
     """Execute until a line comes."""
     print("ready", flush=True)
     asked = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), asked.set())).start()
+
+    def wait_for_line() -> None:
+        sys.stdin.readline()
+        asked.set()
+
+    threading.Thread(target=wait_for_line).start()
     while not asked.is_set():
         execute(qairt, graph, "", runs)
 
@@ -79,7 +84,8 @@ def execute_later(qairt: Qairt, graph: int, number: int) -> list[dict[str, int]]
 def main() -> None:
     options = {"executes": 10, "later": 0, "graph": 6000, "loop": 0}
     options |= {key: int(value) for key, value in (word.split("=") for word in sys.argv[2:])}
-    qairt, runs = Qairt(sys.argv[1], options["graph"]), []
+    qairt = Qairt(sys.argv[1], options["graph"])
+    runs: list[dict[str, Any]] = []
     backend = qairt.made("backendCreate", None, None)
     profile = qairt.made("createProfile", backend, 1)
     context = qairt.made("contextCreate", backend, None, None)

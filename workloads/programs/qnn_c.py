@@ -90,7 +90,7 @@ class Qnn:
         self.library = library
         lacks = [2, 16, 29, 33] if self.api[:2] == [2, 7] else []
         slots = {name: slot - sum(each < slot for each in lacks) for name, slot in SLOTS.items() if slot not in lacks}
-        self.functions = {name: make(c.c_void_p.from_address(provider + TABLE + 8 * at).value) for name, at in slots.items()}
+        self.functions = {name: make(c.c_void_p.from_address(provider + TABLE + 8 * at).value or 0) for name, at in slots.items()}
 
     def __call__(self, name: str, *args: Any) -> int:
         """Call a function by name; arguments are numbers or pointers. Returns QNN's error number."""
@@ -101,7 +101,7 @@ class Qnn:
 
     def add_node(self, graph: int, op: Op) -> None:
         """Add a node: the only call with a structure by value."""
-        add = c.CFUNCTYPE(c.c_uint64, c.c_void_p, Op)(c.cast(self.functions["graphAddNode"], c.c_void_p).value)
+        add = c.CFUNCTYPE(c.c_uint64, c.c_void_p, Op)(c.cast(self.functions["graphAddNode"], c.c_void_p).value or 0)
         with self.lock:
             self.calls["graphAddNode"] = self.calls.get("graphAddNode", 0) + 1
         status = add(graph, op)

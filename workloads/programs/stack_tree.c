@@ -10,6 +10,11 @@
 #include <unistd.h>
 
 #define WAITS 20
+#if defined(__clang__)
+#define APART __attribute__((noinline))
+#else
+#define APART __attribute__((noipa))
+#endif
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static volatile unsigned long sink;
@@ -24,14 +29,14 @@ static unsigned long now(clockid_t clock)
 	return t.tv_sec * 1000000000UL + t.tv_nsec;
 }
 
-__attribute__((noipa)) static void burn(long turns)
+APART static void burn(long turns)
 {
 	for (long i = 0; i < turns; i++)
 		sink += i * i;
 }
 
 /* Recursion: each level is a frame. */
-__attribute__((noipa)) static void deeper(int levels, long turns)
+APART static void deeper(int levels, long turns)
 {
 	if (levels)
 		deeper(levels - 1, turns);
@@ -40,9 +45,9 @@ __attribute__((noipa)) static void deeper(int levels, long turns)
 	sink++;
 }
 
-__attribute__((noipa)) void branch_long(void) { burn(500000); sink++; }
-__attribute__((noipa)) void branch_deep(void) { deeper(40, 300000); sink++; }
-__attribute__((noipa)) void branch_short(void) { burn(200000); sink++; }
+APART void branch_long(void) { burn(500000); sink++; }
+APART void branch_deep(void) { deeper(40, 300000); sink++; }
+APART void branch_short(void) { burn(200000); sink++; }
 
 static void timed(int branch, void (*work)(void))
 {
@@ -52,7 +57,7 @@ static void timed(int branch, void (*work)(void))
 	spent[branch] += now(CLOCK_THREAD_CPUTIME_ID) - begin;
 }
 
-__attribute__((noipa)) void release_lock(void) { pthread_mutex_unlock(&lock); sink++; }
+APART void release_lock(void) { pthread_mutex_unlock(&lock); sink++; }
 
 static void *hold(void *unused)
 {
@@ -68,7 +73,7 @@ static void *hold(void *unused)
 	return NULL;
 }
 
-__attribute__((noipa)) void wait_for_lock(int i)
+APART void wait_for_lock(int i)
 {
 	waited[i][0] = now(CLOCK_MONOTONIC);
 	pthread_mutex_lock(&lock);

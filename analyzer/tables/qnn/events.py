@@ -219,7 +219,7 @@ def host_times(events: Events, execute: np.ndarray, begin_ns: np.ndarray, end_ns
     return answer
 
 
-def build_qnn_tables(source: Source, tokens: Steps, enclosing: EnclosingGraphs) -> Mapping[str, pd.DataFrame | Columns]:
+def build_qnn_tables(source: Source, steps: Steps, enclosing: EnclosingGraphs) -> Mapping[str, pd.DataFrame | Columns]:
     """The tables of QNN: executes, events, calls, objects, stages and findings."""
     if not any(kind.startswith("qnn_") for kind in source.count()):
         return {name: {} for name in TABLES if name.startswith("qnn_") and name != "qnn_gaps"}
@@ -234,7 +234,7 @@ def build_qnn_tables(source: Source, tokens: Steps, enclosing: EnclosingGraphs) 
     )
     table = event_table(profile_events, parent, depth, by_execute, by_call)
     table["host_ns"] = host_times(profile_events, by_execute, execute.spans.begin_ns, execute.spans.end_ns)
-    runs = execute_table(source, execute, table, objects, tokens, enclosing)
+    runs = execute_table(source, execute, table, objects, steps, enclosing)
     return {
         "qnn_executes": runs,
         "qnn_events": table,

@@ -104,7 +104,7 @@ class EnclosingGraphs:
 
 
 def execute_table(
-    source: Source, runs: Executions, events: pd.DataFrame, objects: Objects, tokens: Steps, enclosing: EnclosingGraphs
+    source: Source, runs: Executions, events: pd.DataFrame, objects: Objects, steps: Steps, enclosing: EnclosingGraphs
 ) -> pd.DataFrame:
     """The table `qnn_executes`."""
     begin = source.rows("qnn_execute_begin")
@@ -114,7 +114,7 @@ def execute_table(
         "qnn_executes",
         {
             "execute_id": np.arange(len(begin)),
-            "token_id": tokens.of(begin),
+            "token_id": steps.of(begin),
             "graph_id": enclosing.columns["graph_id"],
             **source.thread(begin),
             "graph": begin.raw("graph"),

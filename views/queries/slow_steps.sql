@@ -1,4 +1,4 @@
--- Decode tokens that lasted more than 1.5 times the median, the slowest first, with the operator that took most of each.
+-- Decode steps that lasted more than 1.5 times the median, the slowest first, with the operator that took most of each.
 with decode as (
   select id, ts, dur, arg_set_id, row_number() over (order by dur) as rank, count(*) over () as n
   from slice where category = 'token' and extract_arg(arg_set_id, 'debug.phase') = 'decode'

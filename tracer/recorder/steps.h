@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Pairs the drained records to token steps, which the filter, the limits and the guard of decode speed use. */
-#ifndef MOESCOPE_TOKENS_H
-#define MOESCOPE_TOKENS_H
+/* Pairs the drained records to steps, which the filter, the limits and the guard of decode speed use. */
+#ifndef MOESCOPE_STEPS_H
+#define MOESCOPE_STEPS_H
 
 #include "types.h"
 
@@ -31,16 +31,16 @@ struct marks {
 	int count, room;
 };
 
-struct tokens {
+struct step_tracker {
 	struct steps finished; /* by the last batch, ordered by their ends */
 	struct steps open;
 	struct marks waiting; /* those newer than the last `until_ns` */
 };
 
-bool is_decode(const struct header *begin); /* a token's */
+bool is_decode(const struct header *begin); /* a step's */
 
 /* Adds a batch of events; records newer than `until_ns` wait, since older ones from another CPU may still arrive. */
-void read_tokens(struct tokens *tokens, const u8 *events, size_t bytes, u64 until_ns);
+void read_steps(struct step_tracker *tracker, const u8 *events, size_t bytes, u64 until_ns);
 
 /* Times of experts that ran without being in the cache, kept until the steps that waited for them have ended. */
 struct miss {

@@ -3,11 +3,11 @@
 #include <string.h>
 
 #include "growing.h"
-#include "slow_tokens.h"
+#include "slow_steps.h"
 
-#define MEMORY_NS NS_PER_S /* how long a slow token is remembered, for records that arrive late */
+#define MEMORY_NS NS_PER_S /* how long a slow step is remembered, for records that arrive late */
 #define NEVER UINT64_MAX
-#define OF_KERNEL 0ULL /* keys of spans: any process's tokens, a process's, and a thread's of one engine */
+#define OF_KERNEL 0ULL /* keys of spans: any process's steps, a process's, and a thread's of one engine */
 #define OF_PROCESS (1ULL << 62)
 #define OF_THREAD (1ULL << 63)
 
@@ -18,7 +18,7 @@ static const bool structural[256] = {
 	[KIND_SITE] = true,
 };
 
-void begin_sieve(struct sieve *sieve, struct tokens *source, u64 limit_ns, u64 most_bytes)
+void begin_sieve(struct sieve *sieve, struct step_tracker *source, u64 limit_ns, u64 most_bytes)
 {
 	sieve->source = source;
 	sieve->limit_ns = limit_ns;
@@ -84,7 +84,7 @@ static bool covers(const struct spans *spans, u64 key, u64 ts)
 	return low && spans->rows[low - 1].key == key && ts <= spans->rows[low - 1].end;
 }
 
-/* The finished tokens: slow or fast. */
+/* The finished steps: slow or fast. */
 static void judge_finished(struct sieve *sieve)
 {
 	const struct steps *done = &sieve->source->finished;
@@ -96,18 +96,18 @@ static void judge_finished(struct sieve *sieve)
 			*ADD(&sieve->slow) = *step;
 			continue;
 		}
-		sieve->tokens++;
-		sieve->token_ns += step->end_ns - step->begin_ns;
+		sieve->fast_count++;
+		sieve->fast_ns += step->end_ns - step->begin_ns;
 	}
 }
 
-/* Whether an open token is slow already. */
+/* Whether an open step is slow already. */
 static bool is_late(const struct sieve *sieve, const struct step *step)
 {
 	return sieve->until_ns - step->begin_ns > sieve->limit_ns || step->forced;
 }
 
-/* The open tokens: slow already, or undecided; at the end, fast. Returns whether one is slow. */
+/* The open steps: slow already, or undecided; at the end, fast. Returns whether one is slow. */
 static bool judge_open(struct sieve *sieve, bool last)
 {
 	const struct steps *open = &sieve->source->open;
@@ -123,14 +123,14 @@ static bool judge_open(struct sieve *sieve, bool last)
 		if (late)
 			*ADD(&sieve->slow) = step;
 		else if (last)
-			sieve->tokens++;
+			sieve->fast_count++;
 		else
 			*ADD(&sieve->undecided) = step;
 	}
 	return is_any_late;
 }
 
-/* Forgets slow tokens to which no record can belong any more, and those that were open, which are judged anew. */
+/* Forgets slow steps to which no record can belong any more, and those that were open, which are judged anew. */
 static void forget_slow(struct sieve *sieve)
 {
 	const struct steps *open = &sieve->source->open;
@@ -149,7 +149,7 @@ static void forget_slow(struct sieve *sieve)
 	sieve->slow.count = kept;
 }
 
-void learn_tokens(struct sieve *sieve, u64 until_ns, bool last)
+void learn_steps(struct sieve *sieve, u64 until_ns, bool last)
 {
 	sieve->until_ns = until_ns;
 	forget_slow(sieve);
@@ -195,7 +195,7 @@ u64 held_bytes(const struct sieve *sieve)
 	return sum;
 }
 
-/* Has the open tokens kept. */
+/* Has the open steps kept. */
 static void force(struct sieve *sieve)
 {
 	for (int i = 0; i < sieve->source->open.count; i++)

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "growing.h"
-#include "tokens.h"
+#include "steps.h"
 
 #define NO_POSITION 0xFFFFFFFFu
 #define MOST_MISSES 100000 /* remembered if no step ends */
@@ -15,11 +15,11 @@ bool is_decode(const struct header *begin)
 	return r->phase == PHASE_DECODE || (r->phase == PHASE_UNKNOWN && r->n_tokens <= 1);
 }
 
-static void note_mark(struct tokens *tokens, const struct header *h)
+static void note_mark(struct step_tracker *tracker, const struct header *h)
 {
-	struct mark *mark = ADD(&tokens->waiting);
+	struct mark *mark = ADD(&tracker->waiting);
 
-	*mark = (struct mark){.ts = h->ts, .kind = h->kind, .order = tokens->waiting.count};
+	*mark = (struct mark){.ts = h->ts, .kind = h->kind, .order = tracker->waiting.count};
 	mark->step = (struct step){.pid = h->pid, .tid = h->tid, .engine = h->engine, .begin_ns = h->ts};
 	if (h->kind == KIND_TOKEN_BEGIN) {
 		const struct rec_token_begin *r = (const void *)h;
@@ -39,9 +39,9 @@ static int by_time(const void *a, const void *b)
 }
 
 /* Ends the steps that a mark ends: its thread's of its engine, or of every engine if the thread is gone. */
-static void end_steps(struct tokens *tokens, const struct mark *mark)
+static void end_steps(struct step_tracker *tracker, const struct mark *mark)
 {
-	struct steps *open = &tokens->open;
+	struct steps *open = &tracker->open;
 
 	for (int i = 0; i < open->count; i++) {
 		struct step *step = &open->rows[i];
@@ -50,31 +50,31 @@ static void end_steps(struct tokens *tokens, const struct mark *mark)
 			continue;
 		step->end_ns = mark->ts;
 		step->complete = mark->kind == KIND_TOKEN_END;
-		*ADD(&tokens->finished) = *step;
+		*ADD(&tracker->finished) = *step;
 		*step = open->rows[--open->count];
 		i--;
 	}
 }
 
-void read_tokens(struct tokens *tokens, const u8 *events, size_t bytes, u64 until_ns)
+void read_steps(struct step_tracker *tracker, const u8 *events, size_t bytes, u64 until_ns)
 {
-	struct marks *waiting = &tokens->waiting;
+	struct marks *waiting = &tracker->waiting;
 	int due = 0;
 
-	tokens->finished.count = 0;
+	tracker->finished.count = 0;
 	for (size_t at = 0; at < bytes; at += EVENT_SLOT) {
 		u16 kind = header_of(events + at)->kind;
 
 		if (kind == KIND_TOKEN_BEGIN || kind == KIND_TOKEN_END || kind == KIND_TASK_EXIT)
-			note_mark(tokens, header_of(events + at));
+			note_mark(tracker, header_of(events + at));
 	}
 	if (!waiting->count)
 		return;
 	qsort(waiting->rows, waiting->count, sizeof(*waiting->rows), by_time);
 	for (; due < waiting->count && waiting->rows[due].ts <= until_ns; due++) {
-		end_steps(tokens, &waiting->rows[due]);
+		end_steps(tracker, &waiting->rows[due]);
 		if (waiting->rows[due].kind == KIND_TOKEN_BEGIN)
-			*ADD(&tokens->open) = waiting->rows[due].step;
+			*ADD(&tracker->open) = waiting->rows[due].step;
 	}
 	waiting->count -= due;
 	memmove(waiting->rows, waiting->rows + due, waiting->count * sizeof(*waiting->rows));

@@ -1,4 +1,4 @@
-"""`--only-slower-than` keeps exactly the records of slow tokens, whatever the batches they arrive in."""
+"""`--only-slower-than` keeps exactly the records of slow steps, whatever the batches they arrive in."""
 
 import sys
 from collections import Counter

@@ -1,0 +1,72 @@
+"""CPU time per step of functions and of call paths, from a run's samples of stacks: the families `function` and `frame`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions.stacks import joined, named_stacks
+from analyzer.records.schema import Tables
+
+FUNCTION, FRAME = "function", "frame"
+SAMPLED = (FUNCTION, FRAME)
+"""Families in which what a run lacks was not sampled in it, and took no time."""
+SELF, TOTAL = "CPU time itself", "CPU time"
+BETWEEN = ";"
+"""What separates the functions of a call path, the outermost first."""
+LEAST, NEGLIGIBLE = 0.001, 0.003
+"""Shares of a phase's samples below which a function is not listed, and that are added to both sides of a ratio."""
+
+
+def function_metrics(tables: Tables, steps: pd.DataFrame, hz: int) -> pd.DataFrame:
+    """ms of CPU time per step, by phase: of each function itself and with those it calls, and of each call path.
+
+    `steps`: phases by token_id; `hz`: samples taken in a second of CPU time, 0: none were recorded.
+    """
+    samples = joined(tables, "samples")
+    samples = samples[samples["token_id"].isin(steps.index)]
+    if not hz or not len(samples):
+        return pd.DataFrame()
+    rows = [row for phase, some in samples.groupby("phase") for row in phase_rows(tables, str(phase), some["stack_id"])]
+    frame = pd.DataFrame(rows, columns=["family", "metric", "phase", "type", "n", "of"])
+    ms = 1e3 / hz / frame["phase"].map(steps["phase"].value_counts())
+    value, share, offset = frame["n"] * ms, frame["n"] / frame["of"], NEGLIGIBLE * frame["of"] * ms
+    return frame.drop(columns="of").assign(unit="ms", value=value, mean=value, share=share, offset=offset)
+
+
+def phase_rows(tables: Tables, phase: str, stack_ids: pd.Series) -> Iterator[tuple[Any, ...]]:
+    """(family, metric, phase, name, its samples, all samples) of what has at least the share LEAST of a phase's samples."""
+    counts = {key: dict[str, int]() for key in ((FUNCTION, SELF), (FUNCTION, TOTAL), (FRAME, TOTAL))}
+    own, total, paths = counts.values()
+    stacks = named_stacks(tables)
+    for stack, count in stack_ids.value_counts().items():
+        names = stacks[stack]
+        for name in set(names):
+            total[name] = total.get(name, 0) + count
+        for name in names[-1:]:
+            own[name] = own.get(name, 0) + count
+        for depth in range(1, len(names) + 1):
+            path = BETWEEN.join(names[:depth])
+            paths[path] = paths.get(path, 0) + count
+    for (family, metric), found in counts.items():
+        for name, count in found.items():
+            if count >= LEAST * len(stack_ids):
+                yield family, metric, phase, name, count, len(stack_ids)
+
+
+def with_unsampled(dims: pd.DataFrame, values: np.ndarray) -> None:
+    """Fill in zeros for the functions that a run [.., runs, metrics] lacks though it was sampled in their phase."""
+    for phase in dims["phase"].unique():
+        columns = np.flatnonzero(dims["family"].isin(SAMPLED).to_numpy() & (dims["phase"] == phase).to_numpy())
+        runs = np.flatnonzero(np.isfinite(values[0][:, columns]).any(axis=1))
+        cells = np.ix_(np.arange(len(values)), runs, columns)
+        values[cells] = np.nan_to_num(values[cells])
+
+
+def changed_frames(judged: pd.DataFrame) -> list[dict[str, Any]]:
+    """Every call path with its ms per step on both sides, ratio, interval and verdict; callers before what they call."""
+    rows = judged[judged["family"] == FRAME].sort_values(["phase", "type"])
+    names = ["phase", "base", "cand", "ratio", "low", "high", "verdict"]
+    paths = [path.split(BETWEEN) for path in rows["type"]]
+    return [{"path": path, **row} for path, row in zip(paths, rows[names].to_dict("records"), strict=True)]

@@ -1,0 +1,74 @@
+"""Energy per token of planted laws: errors, and how often the intervals hold the truth.
+
+sudo python -m benchmarks.energy [--drawn 100] [--real 6]
+
+`drawn`: runs, sensors and their noise are drawn (workloads/drawn_power.py), which no method was chosen on: seeds from 100,000 on.
+`real`: a program is recorded under three stand-in sensors, a counter of 1,000 Hz, a power sensor of 70 Hz and a battery of 4 Hz,
+whose values follow its real CPU time (workloads/programs/power_sensors.c). No device has confirmed either.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from analyzer.questions.energy import phase_energy
+from analyzer.tables.store import load_tables
+from benchmarks.lib.report import Report, make_parser
+from benchmarks.lib.spread import extremes, single
+from workloads.drawn_power import drawn_run, fitted_joules
+from workloads.power_tree import PowerTree
+
+RATES = (10, 100, 1000)
+FIRST_SEED = 100_000
+Found = tuple[str, float, float, float, float]
+"""Sensor, truth, estimate, and the ends of its interval."""
+
+
+def drawn_figures(hz: int, count: int) -> Iterator[Found]:
+    """Joules of the phases of drawn runs."""
+    for seed in range(FIRST_SEED, FIRST_SEED + count):
+        run = drawn_run(seed + hz * count, float(hz))
+        yield from ((f"drawn, {hz} Hz", run.joules[phase], *found) for phase, found in fitted_joules(run).items())
+
+
+def real_figures(hz: int, count: int) -> Iterator[Found]:
+    """Joules per token of the phases of recorded runs, by each sensor."""
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            tree = PowerTree(Path(folder))
+            rows = phase_energy(load_tables(tree.record("--power", str(hz), steps=(5, 0.7, 100, 0.011, 0.006))))
+            truth = tree.joules_per_token()
+            for row in rows.dropna(subset=["joules"]).to_dict("records"):
+                ends = (row[name] for name in ("j_per_token", "low_per_token", "high_per_token"))
+                yield (f"real, {row['source']} read at {hz} Hz", truth[row["phase"]], *ends)
+
+
+def report_figures(report: Report, figures: list[Found]) -> None:
+    """The share of intervals that hold the truth, and the errors, by sensor."""
+    for name in dict.fromkeys(each[0] for each in figures):
+        mine = np.array([each[1:] for each in figures if each[0] == name])
+        truth, found, low, high = mine.T
+        report.add(f"{name}: intervals that hold the truth", "%", single(100 * float(np.mean((low <= truth) & (truth <= high)))))
+        report.add(f"{name}: error", "%", extremes(100 * np.abs(found / truth - 1)))
+        report.add(f"{name}: half an interval", "%", extremes(50 * (high - low) / truth))
+
+
+def main() -> int:
+    """Draw, record and report."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--drawn", type=int, default=100, help="drawn runs for each rate (default: %(default)s)")
+    parser.add_argument("--real", type=int, default=6, help="recorded runs for each rate (default: %(default)s)")
+    args = parser.parse_args()
+    report = Report("energy", args)
+    for hz in RATES:
+        report_figures(report, list(drawn_figures(hz, args.drawn)))
+        report_figures(report, list(real_figures(hz, args.real)))
+    report.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

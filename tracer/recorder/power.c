@@ -1,0 +1,536 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Reads sources of power at their own rates. Each has a thread, so that a slow one delays neither the drain nor the others; the
+ * plan says what their files mean (tracer/sensors/sources.toml).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "recorder.h"
+
+#define ROOT "/sys"
+#define MOST_SOURCES 32
+#define MOST_GAUGES 256
+#define MOST_RAILS 1024
+#define MOST_QUEUED 16384
+#define LINES_BYTES 8192
+#define USUAL_HZ 10.0
+#define SHARE 1000 /* of a core, whose part reading may cost unless a rate is asked for */
+#define FLOOR_NS NS_PER_S
+#define LARGEST_FILE (1 << 16)
+#define JOIN_S 2
+#define TRIAL_HZ 100.0
+#define CHIPS 63
+#define CHIP_NS 80000000ULL
+#define MOST_PLAYERS 256
+#define TRIAL_US 1000000
+
+/* Where a plan's patterns may lead: it comes from a process with fewer rights. */
+static const char *const folders[] = {"class/powercap/", "class/hwmon/", "class/power_supply/", "bus/iio/devices/"};
+
+enum { VALUE, FACTOR, STATE, FILES };
+
+struct gauge {
+	char *paths[FILES]; /* NULL: it has no such file */
+	int fds[FILES];     /* -1: it cannot be opened now */
+	int first_rail, rails;
+	bool lines;
+	bool fails; /* at its last reading; a sensor that comes back has files of its own */
+};
+
+static struct source {
+	pthread_t thread;
+	struct gauge *gauges;
+	int gauge_count;
+	u64 period_ns, cpu_ns;
+} sources[MOST_SOURCES];
+
+static struct gauge gauges[MOST_GAUGES];
+static int source_count, gauge_count, rail_count;
+static struct rec_power queue[MOST_QUEUED], taken[MOST_QUEUED];
+static u32 queued;
+static u64 missed, floor_ns[2], next_opening;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ending;
+static bool is_ending, asked_rate;
+static const char *root;
+static json_t *found_sources, *found_rails;
+static char chips[CHIPS + 1];
+static u64 pattern_ns;
+
+/* With root's rights below the kernel's own /sys alone. */
+static int open_sensor(const char *path)
+{
+	return root == (const char *)ROOT && !getuid() ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : open_as_user(path, LARGEST_FILE);
+}
+
+static ssize_t text_in(int fd, char *text, size_t bytes)
+{
+	ssize_t length = fd < 0 ? -1 : pread(fd, text, bytes - 1, 0);
+
+	text[length > 0 ? length : 0] = 0;
+	return length;
+}
+
+static bool number_from(const char *text, s64 *number)
+{
+	char *end;
+
+	errno = 0;
+	*number = strtoll(text, &end, 10);
+	return end != text && (!*end || *end == '\n') && !errno;
+}
+
+static bool number_in(int fd, s64 *number)
+{
+	char text[64];
+
+	return text_in(fd, text, sizeof(text)) > 0 && number_from(text, number);
+}
+
+static u8 supply_in(int fd)
+{
+	char text[32];
+
+	if (fd < 0 || text_in(fd, text, sizeof(text)) <= 0)
+		return SUPPLY_UNKNOWN;
+	return *text == 'D' ? SUPPLY_DISCHARGING : *text == 'C' ? SUPPLY_CHARGING : *text == 'F' || *text == 'N' ? SUPPLY_RESTING : SUPPLY_UNKNOWN;
+}
+
+static void push(const struct rec_power *record)
+{
+	pthread_mutex_lock(&lock);
+	if (queued < MOST_QUEUED)
+		queue[queued++] = *record;
+	else
+		missed++;
+	pthread_mutex_unlock(&lock);
+}
+
+/* A rail's line, "CH3(T=1234)[NAME], 5678": its name's place, its value and the sensor's time. */
+static bool parse_line(char *line, char **name, s64 *value, s64 *stamp)
+{
+	char *opens = strchr(line, '['), *closes = opens ? strstr(opens, "], ") : NULL, *at = strstr(line, "(T=");
+
+	if (!closes || !number_from(closes + 3, value))
+		return false;
+	*closes = 0;
+	*name = opens + 1;
+	*stamp = at && at < opens ? strtoll(at + 3, NULL, 10) : 0;
+	return true;
+}
+
+static void read_lines(struct gauge *g, struct rec_power *r)
+{
+	char text[LINES_BYTES], *rest = text, *name;
+	int rail = 0;
+	s64 stamp;
+
+	r->failed = text_in(g->fds[VALUE], text, sizeof(text)) <= 0;
+	g->fails = r->failed;
+	r->after = now_ns();
+	for (char *line; (line = strsep(&rest, "\n")) && rail < g->rails;) {
+		if (!parse_line(line, &name, (s64 *)&r->value, &stamp))
+			continue;
+		r->rail = g->first_rail + rail++;
+		r->factor = stamp;
+		push(r);
+	}
+}
+
+static void read_gauge(struct gauge *g)
+{
+	struct rec_power r = {.h = {.ts = now_ns(), .kind = KIND_POWER}, .rail = g->first_rail};
+	s64 value = 0, factor = 0;
+
+	if (g->lines) {
+		read_lines(g, &r);
+		return;
+	}
+	r.failed = !number_in(g->fds[VALUE], &value) || (g->paths[FACTOR] && !number_in(g->fds[FACTOR], &factor));
+	g->fails = r.failed;
+	r.after = now_ns();
+	r.value = value;
+	r.factor = factor;
+	r.supply = g->paths[STATE] ? supply_in(g->fds[STATE]) : SUPPLY_NONE;
+	push(&r);
+}
+
+static u64 thread_cpu_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	return now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+static bool wait_until(u64 due)
+{
+	struct timespec when = {due / NS_PER_S, due % NS_PER_S};
+	bool ends;
+
+	pthread_mutex_lock(&lock);
+	while (!is_ending && pthread_cond_timedwait(&ending, &lock, &when) != ETIMEDOUT)
+		;
+	ends = is_ending;
+	pthread_mutex_unlock(&lock);
+	return ends;
+}
+
+/* Reads until the end, and a last time then. What a round costs, its wake-up included, bounds the rate unless one was asked for. */
+static void *read_source(void *context)
+{
+	struct source *s = context;
+	u64 due = now_ns(), cost, pause, now, rounds = 0;
+
+	for (bool ends = false; !ends;) {
+		for (int i = 0; i < s->gauge_count; i++)
+			read_gauge(&s->gauges[i]);
+		s->cpu_ns = thread_cpu_ns();
+		cost = s->cpu_ns / ++rounds;
+		pause = cost * SHARE * source_count;
+		pause = asked_rate || pause < s->period_ns ? s->period_ns : pause;
+		now = now_ns();
+		due += pause;
+		if (due < now)
+			due += (now - due) / pause * pause + pause;
+		ends = wait_until(due);
+	}
+	return NULL;
+}
+
+/* The file beside a gauge's that `form` names; a * in it stands for what the last one of the pattern matched. */
+static char *beside(const char *path, const char *pattern, const char *form)
+{
+	const char *folder = strrchr(path, '/') + 1, *star = strchr(form, '*'), *of = strrchr(pattern, '/') + 1, *mark = strchr(of, '*');
+	int same = mark ? mark - of : 0, length = mark ? (int)strlen(folder) - (int)strlen(of) + 1 : 0;
+	char *answer = NULL;
+	int done = star ? asprintf(&answer, "%.*s%.*s%.*s%s", (int)(folder - path), path, (int)(star - form), form, length, folder + same, star + 1)
+			: asprintf(&answer, "%.*s%s", (int)(folder - path), path, form);
+
+	return done < 0 ? NULL : answer;
+}
+
+/* The first line of a file beside a gauge's; "" if it cannot be read or `form` is empty. */
+static char *text_beside(const char *path, const char *pattern, const char *form)
+{
+	static char text[128];
+	char *place = *form ? beside(path, pattern, form) : NULL;
+	int fd = place ? open_sensor(place) : -1;
+
+	text_in(fd, text, sizeof(text));
+	text[strcspn(text, "\n")] = 0;
+	if (fd >= 0)
+		close(fd);
+	free(place);
+	return text;
+}
+
+static bool is_wanted(json_t *row, const char *path, const char *pattern)
+{
+	json_t *only = json_object_get(row, "only");
+	const char *name = json_string_value(json_array_get(only, 0)), *unless = text_of(row, "unless");
+	char *other = *unless ? beside(path, pattern, unless) : NULL;
+	bool is_other = other && !access(other, F_OK);
+
+	free(other);
+	return !is_other && (!name || lists(only, text_beside(path, pattern, name)));
+}
+
+static void add_rail(int source, const char *path, const char *pattern, json_t *row, const char *name)
+{
+	json_t *rail = json_pack("{si ss so}", "source", source, "file", path + strlen(root) + 1, "rail", plain_text(name));
+	s64 range; /* `name` may be in text_beside's buffer */
+	bool wraps = number_from(text_beside(path, pattern, text_of(row, "wrap")), &range);
+
+	json_object_set_new(rail, "range", wraps ? json_integer(range) : json_null());
+	json_array_append_new(found_rails, rail);
+	rail_count++;
+}
+
+static void add_lines(struct gauge *g, int source, const char *pattern, json_t *row)
+{
+	char text[LINES_BYTES], *rest = text, *name;
+	s64 value, stamp;
+
+	text_in(g->fds[VALUE], text, sizeof(text));
+	for (char *line; (line = strsep(&rest, "\n")) && rail_count < MOST_RAILS;)
+		if (parse_line(line, &name, &value, &stamp))
+			add_rail(source, g->paths[VALUE], pattern, row, name);
+}
+
+static void forget(struct gauge *g)
+{
+	for (int i = 0; i < FILES; i++) {
+		free(g->paths[i]);
+		if (g->fds[i] >= 0)
+			close(g->fds[i]);
+	}
+}
+
+static void add_gauge(int source, const char *path, const char *pattern, json_t *row)
+{
+	struct gauge *g = &gauges[gauge_count];
+	const char *times = text_of(row, "times"), *state = text_of(row, "state"), *label;
+	s64 value;
+
+	*g = (struct gauge){.first_rail = rail_count, .lines = json_is_true(json_object_get(row, "lines"))};
+	g->paths[VALUE] = strdup(path);
+	g->paths[FACTOR] = *times ? beside(path, pattern, times) : NULL;
+	g->paths[STATE] = *state ? beside(path, pattern, state) : NULL;
+	for (int i = 0; i < FILES; i++)
+		g->fds[i] = g->paths[i] ? open_sensor(g->paths[i]) : -1;
+	if (g->lines) {
+		add_lines(g, source, pattern, row);
+	} else if (number_in(g->fds[VALUE], &value) && (!*times || number_in(g->fds[FACTOR], &value))) {
+		label = text_beside(path, pattern, text_of(row, "label"));
+		add_rail(source, path, pattern, row, *label ? label : strrchr(path, '/') + 1);
+	}
+	g->rails = rail_count - g->first_rail;
+	if (g->rails)
+		gauge_count++;
+	else
+		forget(g);
+}
+
+static bool is_allowed(const char *pattern)
+{
+	for (size_t i = 0; i < sizeof(folders) / sizeof(*folders); i++)
+		if (!strncmp(pattern, folders[i], strlen(folders[i])))
+			return !strstr(pattern, "..");
+	return false;
+}
+
+static void add_source(json_t *row, double hz)
+{
+	struct source *s = &sources[source_count];
+	const char *pattern = text_of(row, "files");
+	double most = json_number_value(json_object_get(row, "most_hz"));
+	char *place = NULL;
+	glob_t paths = {0};
+
+	if (source_count == MOST_SOURCES || !is_allowed(pattern) || asprintf(&place, "%s/%s", root, pattern) < 0)
+		return;
+	*s = (struct source){.gauges = &gauges[gauge_count]};
+	glob(place, 0, NULL, &paths);
+	for (size_t i = 0; i < paths.gl_pathc && gauge_count < MOST_GAUGES && rail_count < MOST_RAILS; i++)
+		if (is_wanted(row, paths.gl_pathv[i], place))
+			add_gauge(source_count, paths.gl_pathv[i], place, row);
+	globfree(&paths);
+	free(place);
+	s->gauge_count = &gauges[gauge_count] - s->gauges;
+	if (!s->gauge_count)
+		return;
+	hz = most > 0 && hz > most ? most : hz;
+	s->period_ns = NS_PER_S / hz;
+	json_array_append_new(found_sources, json_copy(row));
+	json_object_set_new(json_array_get(found_sources, source_count++), "hz", json_real(hz));
+}
+
+static void find_sources(json_t *declared, const char *below, double hz)
+{
+	size_t index;
+	json_t *row;
+
+	root = below ? below : ROOT;
+	asked_rate = hz > 0;
+	found_sources = json_array();
+	found_rails = json_array();
+	json_array_foreach(declared, index, row)
+		add_source(row, asked_rate ? hz : USUAL_HZ);
+}
+
+static void start_threads(void)
+{
+	pthread_condattr_t monotonic;
+	sigset_t every, before;
+
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&ending, &monotonic);
+	sigfillset(&every);
+	pthread_sigmask(SIG_SETMASK, &every, &before);
+	for (int i = 0; i < source_count; i++)
+		if (pthread_create(&sources[i].thread, NULL, read_source, &sources[i]))
+			fail("no thread to read %s", text_of(json_array_get(found_sources, i), "name"));
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void power_begin(const struct choice *choice)
+{
+	find_sources(choice->power_hz < 0 ? NULL : json_object_get(choice->plan, "power"), choice->sysfs, choice->power_hz);
+	start_threads();
+}
+
+/* Lets the machine be idle for a moment, if anything measures that. */
+void power_floor(void)
+{
+	if (!source_count && !pattern_ns)
+		return;
+	floor_ns[0] = now_ns();
+	floor_ns[1] = floor_ns[0] + FLOOR_NS;
+	while (now_ns() < floor_ns[1]) {
+		usleep(100000);
+		heed_planner();
+	}
+}
+
+/* A sequence that resembles itself at no other offset: a shift register of six bits, x^6 + x^5 + 1. */
+static void draw_chips(void)
+{
+	u32 state = 1;
+
+	for (int i = 0; i < CHIPS; i++) {
+		chips[i] = '0' + (state & 1);
+		state = state >> 1 | ((state ^ state >> 1) & 1) << 5;
+	}
+}
+
+static void *play(void *context)
+{
+	(void)context;
+	for (int i = 0; i < CHIPS; i++) {
+		u64 until = pattern_ns + (i + 1) * CHIP_NS, now;
+
+		while ((now = now_ns()) < until)
+			if (chips[i] == '0')
+				usleep((until - now) / 1000);
+	}
+	return NULL;
+}
+
+/* Computes on all CPUs and rests in turns, so that an external meter's file can be joined by what it saw of this. */
+void play_pattern(void)
+{
+	pthread_t players[MOST_PLAYERS];
+	int count = sysconf(_SC_NPROCESSORS_ONLN), started = 0;
+
+	draw_chips();
+	pattern_ns = now_ns() + CHIP_NS;
+	while (started < count && started < MOST_PLAYERS && !pthread_create(&players[started], NULL, play, NULL))
+		started++;
+	while (now_ns() < pattern_ns + CHIPS * CHIP_NS) {
+		usleep(100000);
+		heed_planner();
+	}
+	for (int i = 0; i < started; i++)
+		pthread_join(players[i], NULL);
+}
+
+static void open_again(struct gauge *g)
+{
+	for (int file = 0; file < FILES; file++) {
+		int fd = g->paths[file] ? open_sensor(g->paths[file]) : -1;
+
+		if (fd >= 0 && g->fds[file] < 0)
+			g->fds[file] = fd;
+		else if (fd >= 0 && dup3(fd, g->fds[file], O_CLOEXEC) >= 0) /* its thread never reads another's file */
+			close(fd);
+	}
+}
+
+static void open_failing(void)
+{
+	if (now_ns() < next_opening)
+		return;
+	next_opening = now_ns() + NS_PER_S;
+	for (int i = 0; i < gauge_count; i++)
+		if (gauges[i].fails)
+			open_again(&gauges[i]);
+}
+
+void power_turn(void)
+{
+	u32 count;
+
+	if (!source_count)
+		return;
+	pthread_mutex_lock(&lock);
+	count = queued;
+	memcpy(taken, queue, count * sizeof(*taken));
+	queued = 0;
+	pthread_mutex_unlock(&lock);
+	for (u32 i = 0; i < count; i++)
+		add_event(&taken[i].h);
+	open_failing();
+}
+
+static void end_threads(void)
+{
+	struct timespec limit;
+
+	pthread_mutex_lock(&lock);
+	is_ending = true;
+	pthread_cond_broadcast(&ending);
+	pthread_mutex_unlock(&lock);
+	clock_gettime(CLOCK_REALTIME, &limit);
+	limit.tv_sec += JOIN_S;
+	for (int i = 0; i < source_count; i++)
+		pthread_timedjoin_np(sources[i].thread, NULL, &limit);
+}
+
+void power_end(void)
+{
+	if (!source_count)
+		return;
+	end_threads();
+	power_turn();
+}
+
+/* null if there is nothing */
+json_t *power_found(void)
+{
+	if (!rail_count && !pattern_ns)
+		return json_null();
+	for (int i = 0; i < source_count; i++)
+		json_object_set_new(json_array_get(found_sources, i), "cpu_ns", json_integer(sources[i].cpu_ns));
+	return json_pack("{sO sO sI s[II] s{sI sI ss}}", "sources", found_sources, "rails", found_rails, "missed", (json_int_t)missed, "floor_ns",
+			 (json_int_t)floor_ns[0], (json_int_t)floor_ns[1], "pattern", "begin_ns", (json_int_t)pattern_ns, "chip_ns",
+			 (json_int_t)CHIP_NS, "chips", chips);
+}
+
+/* What a rail did while it was tried: readings, changes, the smallest of them, and how long a reading takes, ns. */
+static json_t *tried(int rail)
+{
+	s64 last = 0, least = 0, step;
+	u64 took = 0, count = 0, changes = 0, failures = 0;
+
+	for (u32 i = 0; i < queued; i++) {
+		struct rec_power *r = &queue[i];
+
+		if (r->rail != rail)
+			continue;
+		failures += r->failed;
+		step = llabs(r->value - last);
+		if (count++ && step) {
+			changes++;
+			least = least && least < step ? least : step;
+		}
+		last = r->value;
+		took += r->after - r->h.ts;
+	}
+	return json_pack("{sI sI sI sI sI}", "readings", (json_int_t)count, "changes", (json_int_t)changes, "step", (json_int_t)least, "failures",
+			 (json_int_t)failures, "reading_ns", (json_int_t)(count ? took / count : 0));
+}
+
+json_t *try_power(json_t *declared, const char *below)
+{
+	size_t index;
+	json_t *rail;
+
+	find_sources(declared, below, TRIAL_HZ);
+	start_threads();
+	usleep(source_count ? TRIAL_US : 0);
+	end_threads();
+	json_array_foreach(found_rails, index, rail)
+		json_object_update_new(rail, tried(index));
+	return json_pack("{sO sO}", "sources", found_sources, "rails", found_rails);
+}

@@ -1,0 +1,95 @@
+"""Drawn runs with power sensors of known laws: requests, readings with jitter, noise, resolution and delay, the truth."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzer.questions.energy import RailReadings, Running, fitted, thinned
+from analyzer.records.intervals import Intervals
+
+MS, S = 1_000_000, 1_000_000_000
+IDLE_S = 1.0
+
+
+@dataclass(frozen=True)
+class DrawnRun:
+    """What a recording would hold of a run, and the truth: joules by phase."""
+
+    running: Running
+    readings: RailReadings
+    joules: dict[str, float]
+    tokens: dict[str, int]
+
+
+def drawn_steps(rng: np.random.Generator) -> tuple[dict[str, Intervals], dict[str, Intervals]]:
+    """(steps by phase, CPU time by phase): requests of a prefill and decode steps that compute a share of their time."""
+    at = int(IDLE_S * S)
+    steps: dict[str, list[tuple[int, int]]] = {"prefill": [], "decode": []}
+    cpu: dict[str, list[tuple[int, int]]] = {"prefill": [], "decode": []}
+    share, decode_ms = rng.uniform(0.3, 1.0), rng.uniform(8, 60)
+    for _ in range(rng.integers(2, 6)):
+        for phase, count, usual_ms in (("prefill", 1, rng.uniform(300, 1500)), ("decode", rng.integers(40, 150), decode_ms)):
+            for _ in range(count):
+                length = int(usual_ms * rng.uniform(0.8, 1.25) * MS)
+                steps[phase].append((at, at + length))
+                cpu[phase].append((at, at + (length if phase == "prefill" else int(share * length))))
+                at += length + int(rng.uniform(0, 1) * MS)
+        at += int(rng.uniform(20, 400) * MS)
+    as_intervals = [{name: Intervals.of(*np.array(rows).T) for name, rows in each.items()} for each in (steps, cpu)]
+    return as_intervals[0], as_intervals[1]
+
+
+def drawn_run(seed: int, hz: float) -> DrawnRun:
+    """A run that a sensor of a drawn kind watched at `hz`."""
+    rng = np.random.default_rng(seed)
+    steps, cpu = drawn_steps(rng)
+    running = Running(tuple(cpu), tuple(cpu.values()), steps)
+    watts = np.append(rng.uniform(0.5, 4), rng.uniform(1, 8, len(cpu)))
+    end = max(int(span.end.max()) for span in steps.values()) + S // 2
+    delay = rng.choice([0.0, rng.uniform(0, 3 / hz)])
+    readings = drawn_readings(rng, running, watts, end, hz, delay)
+    joules = {}
+    for number, (phase, span) in enumerate(steps.items()):
+        amounts = np.zeros(len(watts))
+        amounts[0], amounts[1 + number] = span.length.sum() / S, cpu[phase].length.sum() / S
+        joules[phase] = float(amounts @ watts)
+    return DrawnRun(running, readings, joules, {name: len(span) for name, span in steps.items()})
+
+
+def drawn_readings(
+    rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, delay: float
+) -> RailReadings:
+    """Readings by a counter or by a power sensor with noise; other programs draw power too, that wanders."""
+    ts = np.arange(0, end, S / hz)
+    ts = np.sort(ts + rng.uniform(0, 0.02 * S / hz, len(ts)))  # as the recorder notes it
+    shown = (
+        ts - delay * S + rng.uniform(-1, 1, len(ts)) * rng.choice([0.1, 1.0]) * min(1.0, 100 / hz) * MS
+    )  # when the sensor took it
+    begin, close = shown[:-1], shown[1:]
+    joules = running.seconds(begin.astype(np.int64), close.astype(np.int64)) @ watts
+    wander, size, lasting = 0.0, rng.uniform(0, 0.15), np.exp(-1 / (hz * rng.uniform(0.05, 2)))
+    other = np.empty(len(joules))
+    for i, shock in enumerate(rng.normal(size=len(joules)) * size * np.sqrt(1 - lasting**2)):
+        wander = wander * lasting + shock
+        other[i] = wander
+    joules = joules + other * (close - begin) / S
+    of_counter = bool(rng.uniform() < 0.5)
+    if of_counter:
+        resolution = 10 ** rng.uniform(-5, -2) * joules.mean() * 10
+        joules = np.diff(np.floor(np.append(0, np.cumsum(joules)) / resolution)) * resolution
+    else:
+        joules = (joules / (close - begin) + rng.normal(size=len(joules)) * rng.uniform(0, 0.3) / S) * np.diff(ts)
+    return RailReadings(ts[:-1].astype(np.int64), ts[1:].astype(np.int64), joules, of_counter)
+
+
+def fitted_joules(run: DrawnRun) -> dict[str, tuple[float, float, float]]:
+    """(joules, low, high) of each phase, as the analyzer finds them."""
+    readings = thinned(run.readings)
+    fit = fitted(run.running, readings)
+    assert fit is not None
+    answer = {}
+    for number, (phase, span) in enumerate(run.running.steps.items()):
+        amounts = np.zeros(1 + len(run.running.names))
+        amounts[0], amounts[1 + number] = span.length.sum() / S, run.running.spans[number].length.sum() / S
+        answer[phase] = fit.total(amounts)
+    return answer
