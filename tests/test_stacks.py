@@ -93,8 +93,9 @@ def test_a_recursion_has_each_of_its_frames(ran: Run) -> None:
 
 
 def test_samples_have_whole_stacks(ran: Run) -> None:
-    ends = ran.tables["samples"]["end"].value_counts(normalize=True)
-    assert ends["whole"] > 0.95 and Recording(ran.folder).manifest["stacks"]["lost"] == 0
+    samples = ran.tables["samples"]
+    own = samples[has_function(ran, "burn")[samples["stack_id"].to_numpy()]]
+    assert (own["end"] == "whole").mean() > 0.95 and Recording(ran.folder).manifest["stacks"]["lost"] == 0
 
 
 def test_waits_have_the_stack_of_who_waits_and_of_who_wakes(ran: Run) -> None:
@@ -105,7 +106,7 @@ def test_waits_have_the_stack_of_who_waits_and_of_who_wakes(ran: Run) -> None:
         return
     mine = waits[has_function(ran, "wait_for_lock")[waits["stack_id"].to_numpy()]]
     truth = np.array(ran.said["waits"])
-    long = np.flatnonzero(truth[:, 1] - truth[:, 0] >= 2_000_000)
+    long = np.flatnonzero(truth[1:, 1] - truth[1:, 0] >= 2_000_000) + 1  # the first one has the dynamic linker's work in it
     at = np.searchsorted(truth[:, 0], mine["begin_ns"]) - 1
     assert len(long) > 10 and set(long.tolist()) <= set(at.tolist()), "each wait of the program"
     assert (mine["begin_ns"] >= truth[at, 0]).all() and (mine["end_ns"] <= truth[at, 1]).all()

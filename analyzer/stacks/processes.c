@@ -46,10 +46,14 @@ void add_mapping(struct process *p, struct mapping m)
 	int kept = 0;
 
 	for (int i = 0; i < p->count; i++) {
-		struct mapping *old = &p->maps[i];
+		struct mapping old = p->maps[i];
 
-		if (old->start >= m.end || old->end <= m.start)
-			p->maps[kept++] = *old;
+		if (old.start < m.start && m.start < old.end) {
+			old.end = m.start;
+			begin_anew(p);
+		}
+		if (old.start >= m.end || old.end <= m.start)
+			p->maps[kept++] = old;
 	}
 	if (kept < p->count)
 		begin_anew(p);

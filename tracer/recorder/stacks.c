@@ -244,7 +244,7 @@ static void keep_sample(const struct perf_event_header *header)
 		keep_stacks((const u8 *)header, header->size);
 		return;
 	}
-	bytes = *(const u64 *)(data + *size);
+	bytes = *(const u64 *)(data + *size) & ~7ULL; /* arm64's kernel may have copied a byte of the next word */
 	kept = new_bytes(last_of(words[1] >> 32), registers[1 + STACK_REGISTER] + bytes, data, bytes);
 	head.size = data - (const u8 *)header + kept + sizeof(u64);
 	keep_stacks((const u8 *)&head, sizeof(head));
