@@ -115,11 +115,6 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     os.replace(temporary, folder / "manifest.json")
 
 
-def c_string(value: bytes) -> str:
-    """A C string from a fixed-size field: up to the first NUL, undecodable bytes replaced."""
-    return bytes(value).split(b"\0", 1)[0].decode(errors="replace")
-
-
 class Recording:
     """A recording opened for reading.
 
