@@ -1,6 +1,6 @@
 """The recording on disk: a folder with `manifest.json` and two files of fixed-size slots; readable after any crash.
 
-    manifest.json   what was traced, on what, with which probes, and what was lost (see `Manifest` keys in docs/recording.md)
+    manifest.json   what was traced, on what, with which probes, and what was lost (keys: analyzer/records/manifest.toml)
     events.bin      64-byte slots as in the ring: 8 bytes of ring header, then a record of bpf/records.h
     details.bin     256-byte slots, likewise
 
