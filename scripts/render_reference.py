@@ -1,5 +1,5 @@
 """Renders docs/reference from the code: a page for every verb from its parser, pages of tables from analyzer/records/tables.toml,
-a page of subpackages from their docstrings, one of the manifest from tracer/recording/manifest.toml.
+a page of subpackages from their docstrings, one of the manifest from analyzer/records/manifest.toml.
 
 python -m scripts.render_reference            writes the pages
 """
@@ -160,7 +160,7 @@ def table_page(title: str, names: list[str], declared: dict[str, tuple[Column, .
 
 def manifest_page() -> str:
     """The keys of a recording's manifest."""
-    keys = tomllib.loads((ROOT / "tracer" / "recording" / "manifest.toml").read_text())
+    keys = tomllib.loads((ROOT / "analyzer" / "records" / "manifest.toml").read_text())
     parts = ["# Keys of `manifest.json`", GENERATED, wrap("How the files belong together: [the recording](../recording.md).")]
     return as_page([*parts, table("key", "meaning", lines=[(f"`{name}`", meaning) for name, meaning in keys.items()])])
 

@@ -405,6 +405,24 @@ class DemoRun:
         self.manifest = json.loads((folder / "manifest.json").read_text())
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter and write to."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def wait_until(condition: Callable[[], object], patience_s: float = 120) -> bool:
+    """Whether a condition holds before patience is lost."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
 @pytest.fixture(scope="session")
 def demo() -> DemoRun:
     """A traced run of the main job with the default loader and views, after one run that converts and compiles the model."""

@@ -23,9 +23,8 @@ from analyzer.questions.fidelity import log_truth
 from moescope.__main__ import main
 from moescope.verbs import VERBS
 from tests import docs_stage
-from tests.conftest import ROOT, rest_long, trace
+from tests.conftest import ROOT, rest_long, trace, wait_until
 from tests.test_docs import PAGES, commands
-from tests.test_recorder import wait_until
 from tracer.kernel.definitions import constant
 from tracer.recording.format import STREAMS, kinds_of, write_manifest
 from views.serving import UI_PORT

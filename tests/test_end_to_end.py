@@ -62,7 +62,7 @@ def test_every_moment_of_the_demo_has_a_part_and_a_cause(tables: Tables) -> None
 
 
 def test_the_manifest_has_the_declared_keys(demo: DemoRun) -> None:
-    assert set(demo.manifest) == set(tomllib.loads((ROOT / "tracer" / "recording" / "manifest.toml").read_text()))
+    assert set(demo.manifest) == set(tomllib.loads((ROOT / "analyzer" / "records" / "manifest.toml").read_text()))
 
 
 @pytest.mark.long

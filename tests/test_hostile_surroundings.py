@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RECORDED_BY, ROOT, over_recorders, recorded_so_far, rest_long, trace
-from tests.test_recorder import CALLS, STEPS, processes, wait_until
+from tests.conftest import RECORDED_BY, ROOT, over_recorders, recorded_so_far, rest_long, trace, wait_until
+from tests.test_recorder import CALLS, STEPS, processes
 from tests.test_tracer_series import state_of
 from tracer.errors import FAILED
 from workloads.compiling import WITH_SITES, compile_c

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONG
+from tests.conftest import LONG, wait_until
 from tests.test_on_device import Remote, recorder_of
-from tests.test_recorder import SITES, processes, wait_until
+from tests.test_recorder import SITES, processes
 from tests.test_tracer_series import changed_code, cpu_ticks, state_of
 from tracer.remote.device import PATIENCE_S as KEEPER_S
 from workloads.kernel_objects import Held, held_in_kernel, still_in_kernel

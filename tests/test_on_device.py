@@ -18,8 +18,8 @@ import pytest
 
 from analyzer.tables import store
 from tests.adb_stand_in import Phone
-from tests.conftest import LONG, ROOT, forget_loops, recorded_so_far, rest_long, trace
-from tests.test_recorder import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, processes, wait_until
+from tests.conftest import LONG, ROOT, forget_loops, recorded_so_far, rest_long, trace, wait_until
+from tests.test_recorder import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, processes
 from tests.test_tracer_series import state_of
 from tracer.commands.options import RING_MIB, RING_MIB_ON_DEVICES
 from tracer.errors import FAILED

@@ -13,7 +13,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ import pandas as pd
 import pytest
 
 from analyzer.tables import store
-from tests.conftest import LONG, RECORDER, ROOT, trace
+from tests.conftest import LONG, RECORDER, ROOT, trace, wait_until
 from tracer.errors import FAILED
 from tracer.kernel.plan_file import file_identity
 from tracer.kernel.trial import features
@@ -187,14 +186,6 @@ def as_nobody(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, user=NOBODY, group=NOBODY, extra_groups=[], check=False)
 
 
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder below one that others may enter, where everyone may write."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o777)
-        yield Path(name)
-
-
 def test_a_recorder_with_capabilities_records_for_a_user_and_opens_and_passes_on_no_more(
     of_sites: Path, open_folder: Path
 ) -> None:
@@ -342,15 +333,6 @@ def running(of_sites: Path, tmp_path: Path) -> Iterator[Running]:
     run = Running(of_sites, tmp_path / "running")
     yield run
     run.close()
-
-
-def wait_until(condition, patience_s: float = PATIENCE_S) -> bool:
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def is_changed(pid: int, address: int) -> bool:

@@ -22,7 +22,6 @@ from tracer.recording.format import (
     RING_HEADER_BYTES,
     STREAMS,
     RecordingError,
-    c_string,
     dtype_from_json,
     dtype_to_json,
     write_manifest,
@@ -167,8 +166,3 @@ def test_what_is_no_recording_is_refused_with_the_reason(tmp_path: Path, prepare
     prepare(tmp_path)
     with pytest.raises(RecordingError, match=words):
         RawRecording(tmp_path)
-
-
-@given(st.binary(max_size=16))
-def test_text_ends_at_the_first_nul(raw: bytes) -> None:
-    assert c_string(raw) == raw.split(b"\0")[0].decode(errors="replace")

@@ -1,7 +1,5 @@
 """Every kind of use: `time` tiles its steps exactly, and every screen that tells a cause's time or share tells that of `time`."""
 
-import base64
-import gzip
 import itertools
 import json
 import re
@@ -23,6 +21,7 @@ from moescope.__main__ import main
 from moescope.verbs import FORMS
 from tests.conftest import made_once, rest_long
 from tests.judge import Judge
+from tests.test_views_pages import data_of
 from tracer.recording.cost import cost_of
 from tracer.recording.format import Recording as Reader
 from workloads import six_kinds
@@ -268,14 +267,8 @@ def test_every_verb_tells_the_causes_of_time(
     assert all(count[verb] > 0 for verb in ("summary", "time", *(("findings",) if form == "json" else ())))
 
 
-def page_data(path: Path) -> Any:
-    found = re.search(r'id="asset-data">([^<]*)<', path.read_text())
-    assert found
-    return json.loads(gzip.decompress(base64.b64decode(found[1])))
-
-
 def test_the_report_tells_the_causes_of_time(recording: Recording) -> None:
-    data = page_data(recording.folder / "report.html")
+    data = data_of(recording.folder / "report.html")
     sections = [section for section in data["sections"] if section["name"] != "threads"]  # states of threads, in causes' colours
     told = [(*one[:3], max(one[3], 1e-4 * len(recording.tables["tokens"]))) for one in told_in(sections, "report")]
     assert len({cause for _, cause, _, _ in told}) == recording.pieces["cause"].nunique()
@@ -310,7 +303,7 @@ def sum_of_nodes(nodes: list[dict[str, Any]]) -> dict[str, float]:
 def test_the_nodes_of_a_profdag_add_up_to_the_causes_within_its_operators(
     recording: Recording, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = page_data(recording.folder / "profdag.html")
+    page = data_of(recording.folder / "profdag.html")
     assert sum_of_nodes(page["nodes"]) == pytest.approx(of_operators(recording, [page["token"]["token_id"]]))
     words = ["--format", "json", "--token", str(page["token"]["token_id"]), "--out", "-"]
     assert main(["write", str(recording.folder), *words]) == 0

@@ -7,15 +7,13 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from analyzer.tables import store as tables_module
-from tests.conftest import RECORDER, ROOT, begin_trace, manifest_when, recorded_so_far, trace
+from tests.conftest import RECORDER, ROOT, begin_trace, manifest_when, recorded_so_far, trace, wait_until
 from tracer.errors import FAILED
 from workloads.attach_cycles import changed_sites
 from workloads.raw_records import RawRecording
@@ -81,15 +79,6 @@ def traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Traced]:
     if run.tracer.poll() is None:
         run.tracer.kill()
         run.tracer.wait()
-
-
-def wait_until(condition) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def alive(pid: int) -> bool:
@@ -231,14 +220,6 @@ def test_a_full_disk_ends_the_recording_in_one_line_and_keeps_what_was_written(t
     assert f"status {FAILED}" in done.stdout and "True" in done.stdout
     assert "No space" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o777)
-        yield Path(name)
 
 
 def test_the_command_runs_as_the_invoking_user_and_the_output_is_theirs(open_folder: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,14 +29,6 @@ def seen(path: Path) -> tuple[int, ...]:
     return status.st_uid, status.st_gid, status.st_mode, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_nlink
 
 
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that everyone may write to."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o777)
-        yield Path(name)
-
-
 def furnished(folder: Path) -> Path:
     """A folder of another user's, with files, links and a setuid program; the user may write to it."""
     (folder / "inner").mkdir(parents=True)
@@ -54,8 +45,8 @@ def furnished(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("environment", [SUDO, {}], ids=["through sudo", "as root"])
-def test_a_folder_that_holds_files_is_refused_and_nothing_of_it_changes(shared: Path, environment: dict[str, str]) -> None:
-    folder = furnished(shared / "theirs")
+def test_a_folder_that_holds_files_is_refused_and_nothing_of_it_changes(open_folder: Path, environment: dict[str, str]) -> None:
+    folder = furnished(open_folder / "theirs")
     before = {path: seen(path) for path in (folder, *folder.rglob("*"))}
     done = record(folder, **environment)
     assert done.returncode == FAILED
@@ -63,39 +54,39 @@ def test_a_folder_that_holds_files_is_refused_and_nothing_of_it_changes(shared: 
     assert {path: seen(path) for path in (folder, *folder.rglob("*"))} == before
 
 
-def test_a_folder_where_the_user_may_not_write_is_refused_though_root_may(shared: Path) -> None:
-    (shared / "roots").mkdir(mode=0o755)
-    before = seen(shared / "roots")
-    for folder in (shared / "roots", shared / "roots" / "inner"):
+def test_a_folder_where_the_user_may_not_write_is_refused_though_root_may(open_folder: Path) -> None:
+    (open_folder / "roots").mkdir(mode=0o755)
+    before = seen(open_folder / "roots")
+    for folder in (open_folder / "roots", open_folder / "roots" / "inner"):
         done = record(folder, **SUDO)
         assert done.returncode == FAILED and f" {folder}: Permission denied" in done.stderr
-    assert seen(shared / "roots") == before
+    assert seen(open_folder / "roots") == before
 
 
-def test_a_link_to_where_the_user_may_not_write_leads_nowhere(shared: Path) -> None:
-    (shared / "roots").mkdir(mode=0o755)
-    (shared / "link").symlink_to(shared / "roots")
-    done = record(shared / "link", **SUDO)
+def test_a_link_to_where_the_user_may_not_write_leads_nowhere(open_folder: Path) -> None:
+    (open_folder / "roots").mkdir(mode=0o755)
+    (open_folder / "link").symlink_to(open_folder / "roots")
+    done = record(open_folder / "link", **SUDO)
     assert done.returncode == FAILED and "Permission denied" in done.stderr
-    assert not list((shared / "roots").iterdir())
+    assert not list((open_folder / "roots").iterdir())
 
 
-def test_all_that_a_recording_makes_is_the_users(shared: Path) -> None:
-    assert record(shared / "a" / "run", **SUDO).returncode == 0
-    made = [shared / "a", *(shared / "a").rglob("*")]
+def test_all_that_a_recording_makes_is_the_users(open_folder: Path) -> None:
+    assert record(open_folder / "a" / "run", **SUDO).returncode == 0
+    made = [open_folder / "a", *(open_folder / "a").rglob("*")]
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {(USER, USER)}
     assert {"manifest.json", "events.bin", "details.bin"} <= {path.name for path in made}
 
 
-def test_roots_rights_are_back_afterwards_even_after_an_error(shared: Path) -> None:
-    secret = shared / "secret"
+def test_roots_rights_are_back_afterwards_even_after_an_error(open_folder: Path) -> None:
+    secret = open_folder / "secret"
     secret.write_text("root's")
     os.chmod(secret, 0o600)
     with pytest.raises(PermissionError), NOBODY.acting():
         secret.read_text()
     assert secret.read_text() == "root's"
-    (shared / "new").touch()
-    assert (shared / "new").stat().st_uid == 0
+    (open_folder / "new").touch()
+    assert (open_folder / "new").stat().st_uid == 0
 
 
 PLANTED = """
@@ -113,22 +104,22 @@ __attribute__((constructor)) static void runs(void)
 """
 
 
-def test_no_code_of_a_library_that_another_users_program_has_is_run(shared: Path) -> None:
-    (shared / "planted.c").write_text(PLANTED)
-    library, output = shared / "libllama.so", shared / "recording"
-    flags = ["-O2", "-shared", "-fPIC", f'-DFOLDER="{shared}"']
-    subprocess.run(["cc", *flags, "-o", library, shared / "planted.c"], check=True)
+def test_no_code_of_a_library_that_another_users_program_has_is_run(open_folder: Path) -> None:
+    (open_folder / "planted.c").write_text(PLANTED)
+    library, output = open_folder / "libllama.so", open_folder / "recording"
+    flags = ["-O2", "-shared", "-fPIC", f'-DFOLDER="{open_folder}"']
+    subprocess.run(["cc", *flags, "-o", library, open_folder / "planted.c"], check=True)
     command = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "sleep", "600"]
     with subprocess.Popen(command, env={**os.environ, "LD_PRELOAD": str(library)}) as target:
-        while not list(shared.glob(f"run-by-{USER}")):
+        while not list(open_folder.glob(f"run-by-{USER}")):
             assert target.poll() is None
-        (shared / "run-by-0").unlink(missing_ok=True)  # setpriv's own
+        (open_folder / "run-by-0").unlink(missing_ok=True)  # setpriv's own
         options = ("--no-views", "--duration", "0.5", "--pid", str(target.pid), "-o", str(output))
         done = trace("attach", *options)
         target.kill()
     assert done.returncode == 0, done.stderr
     assert str(library) in (output / "manifest.json").read_text()
-    assert [path.name for path in shared.glob("run-by-*")] == [f"run-by-{USER}"]
+    assert [path.name for path in open_folder.glob("run-by-*")] == [f"run-by-{USER}"]
 
 
 NEVER = (12, 16, 17, 27)
@@ -136,9 +127,11 @@ NEVER = (12, 16, 17, 27)
 
 
 @pytest.mark.parametrize("environment", [SUDO, {}], ids=["through sudo", "as root"])
-def test_while_it_records_the_recorder_has_few_of_roots_capabilities_in_effect(shared: Path, environment: dict[str, str]) -> None:
+def test_while_it_records_the_recorder_has_few_of_roots_capabilities_in_effect(
+    open_folder: Path, environment: dict[str, str]
+) -> None:
     reads = ["/usr/bin/env", "sh", "-c", "sleep 0.3; grep -h -E '^(Name|CapEff)' /proc/$PPID/status"]
-    done = trace("run", "--no-views", "--levels", "token", "-o", str(shared / "run"), "--", *reads, env=environment)
+    done = trace("run", "--no-views", "--levels", "token", "-o", str(open_folder / "run"), "--", *reads, env=environment)
     assert done.returncode == 0, done.stderr
     told = dict(line.split(":\t") for line in done.stdout.splitlines() if line.startswith(("Name", "CapEff")))
     held = int(told["CapEff"], 16)
@@ -146,14 +139,14 @@ def test_while_it_records_the_recorder_has_few_of_roots_capabilities_in_effect(s
     assert [number for number in NEVER if held >> number & 1] == []
 
 
-def test_a_plan_is_written_with_the_users_rights(shared: Path) -> None:
+def test_a_plan_is_written_with_the_users_rights(open_folder: Path) -> None:
     with tempfile.TemporaryDirectory() as private:
         (Path(private) / "roots").write_text("roots")
-        (shared / "plan.json").symlink_to(Path(private) / "roots")
+        (open_folder / "plan.json").symlink_to(Path(private) / "roots")
         os.chmod(private, 0o755)
         options = ("--engine", "moescope", "--libraries", str(ROOT / "runtime" / "telemetry"))
-        done = trace("plan", *options, "-o", str(shared / "plan.json"), "--", "true", env=SUDO)
+        done = trace("plan", *options, "-o", str(open_folder / "plan.json"), "--", "true", env=SUDO)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Permission denied" in done.stderr
         assert (Path(private) / "roots").read_text() == "roots"
-        assert trace("plan", *options, "-o", str(shared / "own.json"), "--", "true", env=SUDO).returncode == 0
-        assert (shared / "own.json").stat().st_uid == USER
+        assert trace("plan", *options, "-o", str(open_folder / "own.json"), "--", "true", env=SUDO).returncode == 0
+        assert (open_folder / "own.json").stat().st_uid == USER

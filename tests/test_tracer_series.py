@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from analyzer.tables import store as tables_module
-from tests.conftest import LONG, ROOT, begin_trace, manifest_when, recorded_when, trace
+from tests.conftest import LONG, ROOT, begin_trace, manifest_when, recorded_when, trace, wait_until
 from tests.test_truth_llama import library
 from workloads.compiling import WITH_SITES, compile_c
 from workloads.kernel_objects import held_in_kernel, recorder_of, still_in_kernel
@@ -37,15 +37,6 @@ LEVELS = "token,graph,operator"
 STEPS, PROMPT, PAUSE_US = 1900, 10, 20_000  # far longer than a moment takes
 PATIENCE_S = 120.0
 STEPS_PROGRAM = str(ROOT / "workloads" / "programs" / "steps.py")
-
-
-def wait_until(condition) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def state_of(pid: int) -> str:

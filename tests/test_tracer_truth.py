@@ -12,7 +12,6 @@ import pytest
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, DemoRun, trace
 from tests.truth import skip_where_stolen
-from tracer.recording.format import c_string
 from workloads.raw_records import RawRecording
 
 pytestmark = pytest.mark.needs("probes")
@@ -139,7 +138,7 @@ def probe_events(run: RawRecording) -> Events:
     found: Events = collections.Counter()
     for row in run.records("qnn_event"):
         kind = "BACKEND" if row["type"] >= 1000 else TYPES[int(row["type"])]
-        found[kind, c_string(row["name"]), UNITS[int(row["unit"])], int(row["value"])] += 1
+        found[kind, row["name"].decode(), UNITS[int(row["unit"])], int(row["value"])] += 1
     return found
 
 

@@ -1,7 +1,7 @@
 """Which expert a full cache evicts: the least recently used, least recently and frequently used, or least popular one."""
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from math import exp2, inf, log2
 from typing import Protocol
 
@@ -89,26 +89,6 @@ class LFRU:
     def set_ranks(self, uses: int, ranks: dict[Form, float], held: set[Form]) -> None:
         """Go on with these weights and held forms."""
         self._clock, self._weight, self._held = uses, dict(ranks), set(held)
-
-
-class Static:
-    """The least popular first, by given counts: after some loads the cache permanently holds the most popular forms."""
-
-    def __init__(self, popularity: Mapping[tuple[int, int], float] | None = None):
-        self.popularity: Mapping[tuple[int, int], float] = popularity or Counter()
-        self._held: set[Form] = set()
-
-    def used(self, form: Form) -> None:
-        """Uses do not change the order."""
-        self._held.add(form)
-
-    def left(self, form: Form) -> None:
-        """The form has left the cache."""
-        self._held.discard(form)
-
-    def order(self) -> Iterable[Form]:
-        """The forms by popularity."""
-        return sorted(self._held, key=lambda form: self.popularity.get((form.layer, form.expert), 0.0))
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"lru": LRU, "lfru": LFRU}

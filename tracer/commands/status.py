@@ -44,10 +44,6 @@ class Status:
         self._last: Reading | None = None
         self._at = self._due = time.monotonic()
 
-    def due(self) -> bool:
-        """Whether `show` would print now; avoids readings, which cost time."""
-        return self._last is None or time.monotonic() >= self._due
-
     def show(self, now: Reading) -> None:
         """Add a reading; prints the line if it is due."""
         moment = time.monotonic()

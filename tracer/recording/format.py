@@ -1,6 +1,6 @@
 """The recording on disk: a folder with `manifest.json` and two files of fixed-size slots; readable after any crash.
 
-    manifest.json   what was traced, on what, with which probes, and what was lost (see `Manifest` keys in docs/recording.md)
+    manifest.json   what was traced, on what, with which probes, and what was lost (keys: analyzer/records/manifest.toml)
     events.bin      64-byte slots as in the ring: 8 bytes of ring header, then a record of bpf/records.h
     details.bin     256-byte slots, likewise
 
@@ -113,11 +113,6 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     with temporary.open("xb") as file:  # exclusive creation: others who may write to the folder cannot redirect it by a link
         file.write(sealed_bytes(manifest, indent))
     os.replace(temporary, folder / "manifest.json")
-
-
-def c_string(value: bytes) -> str:
-    """A C string from a fixed-size field: up to the first NUL, undecodable bytes replaced."""
-    return bytes(value).split(b"\0", 1)[0].decode(errors="replace")
 
 
 class Recording:
