@@ -93,6 +93,11 @@ class Engine:
     settings: dict[str, Any] = field(default_factory=dict)  # by name in struct settings (bpf/structs.h): numbers, or rows of them
     source: str = field(default="", compare=False)
 
+    @property
+    def is_bundled(self) -> bool:
+        """Whether it is declared in this folder, not by the user."""
+        return Path(self.source).parent == FOLDER
+
     def owns(self, file_name: str) -> bool:
         """Whether a library with this file name may contain the engine's code."""
         return file_name.startswith(self.libraries)
