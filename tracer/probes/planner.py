@@ -170,23 +170,23 @@ class Planner:
         return known
 
     def _placed(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[tuple[Probe, Site]]:
-        """A probe at its sites; a return probe of a user's engine at the function's own returns where exceptions may pass it."""
+        """A probe at its sites; a return probe at the function's own returns where exceptions may pass it."""
+        throws = probe.at == "return" and (probe.throws or not engine.is_bundled) and engine.inspects(binary.path)
         for offset, name, place in self._chosen_sites(engine, probe, binary):
-            ends = self._own_returns(engine, binary, offset, name) if probe.at == "return" else []
+            ends = self._own_returns(engine, binary, offset, name) if throws and uses_exceptions(binary) else []
             yield from ((replace(probe, at="exits"), (offset, name, end)) for end in ends)
             if not ends:
                 yield probe, (offset, name, place)
 
     def _own_returns(self, engine: Engine, binary: Binary, offset: int, name: str) -> list[Placement]:
-        """Empty if no exception may pass the function; empty, and a warning, if not all of its ends are known."""
-        if engine.is_bundled or not engine.inspects(binary.path) or not uses_exceptions(binary):
-            return []
+        """Empty if no exception may pass the function, or not all of its ends are known: a user's engine then gets a warning."""
         code = FunctionCode(binary, offset, name)
         try:
             return code.returns() if code.may_be_passed() else []
         except ProbeError:
             danger = "an exception that passes its return probe would end the program, as not all of its ends are known"
-            self.warnings.append(f"{binary.path}: {name}: {danger}; record its entry alone if it throws")
+            if not engine.is_bundled:
+                self.warnings.append(f"{binary.path}: {name}: {danger}; record its entry alone if it throws")
             return []
 
     def _chosen_sites(self, engine: Engine, probe: Probe, binary: Binary) -> list[Site]:
