@@ -89,7 +89,7 @@ def traced_tables(tmp_path: Path, program: str, *arguments: str) -> tuple[dict, 
 @needs_openvino
 @pytest.mark.needs("probes")
 def test_steps_of_openvino_genai_are_those_that_it_measured_itself(tmp_path: Path) -> None:
-    told, tables = traced_tables(tmp_path, "openvino_steps.py", str(tmp_path / "model"), str(ANSWER))
+    told, tables = traced_tables(tmp_path, "openvino_steps.py", str(tmp_path / "model"), str(ANSWER), "SDPA", "PA")
     tokens, graphs = tables["tokens"], tables["graphs"]
     assert len(tokens) == 2 * ANSWER and tokens["complete"].all() and tokens["tid"].nunique() == tokens["context"].nunique() == 2
     for way, rows in (("SDPA", 7), ("PA", 5)):
@@ -104,6 +104,23 @@ def test_steps_of_openvino_genai_are_those_that_it_measured_itself(tmp_path: Pat
     runs = graphs[graphs["kind"].isin(["infer", "start_async"])]
     assert sorted(runs["token_id"]) == tokens["token_id"].tolist() and set(runs["backend"]) == {"cpu"}
     assert graphs["kind"].value_counts()["compile_model"] == 2 and set(tokens["engine"]) == {"openvino"}
+
+
+@needs_openvino
+@pytest.mark.needs("probes")
+def test_parts_that_openvinos_npu_plugin_runs_are_rows_in_their_steps(tmp_path: Path) -> None:
+    told, tables = traced_tables(tmp_path, "openvino_steps.py", str(tmp_path / "model"), str(ANSWER), "NPUW")
+    steps, graphs = tables["tokens"].sort_values("begin_ns"), tables["graphs"]
+    assert steps["n_tokens"].tolist() == [9] + [1] * (ANSWER - 1) and steps["complete"].all()
+    assert steps["position"].tolist() == [0, *range(9, 9 + ANSWER - 1)]
+    around_us = np.array(told["NPUW"]) - (steps["end_ns"] - steps["begin_ns"]).to_numpy() / 1000
+    assert around_us.min() > -1 and np.median(around_us) < 100
+    runs = graphs[graphs["kind"].isin(["infer", "start_async"])]
+    assert runs["complete"].all() and set(runs["name"]) == {"model on NPU", "model on CPU"}
+    models = runs.groupby("token_id")["handle"].agg(list)[steps["token_id"].tolist()]
+    assert all(len(each) == len(set(each)) > 3 for each in models) and len({frozenset(each) for each in models[1:]}) == 1
+    waited = graphs[graphs["kind"] == "wait_async"]["handle"].value_counts()
+    assert waited.to_dict() == graphs[graphs["kind"] == "start_async"]["handle"].value_counts().to_dict()
 
 
 @needs_openvino

@@ -358,11 +358,31 @@ int main() {
 """
 
 
+def build_throwing(folder: Path) -> Path:
+    (folder / "throwing.cpp").write_text(THROWING)
+    subprocess.run(["c++", "-O2", "-o", str(folder / "throwing"), str(folder / "throwing.cpp")], check=True)
+    return folder / "throwing"
+
+
+@pytest.mark.needs("probes")
+def test_an_exception_passes_the_functions_of_a_users_engine(tmp_path: Path) -> None:
+    probe = '{ program = "llama_decode_begin", returns = "llama_decode_end", symbols = ["cleans"], level = "token" }'
+    text = 'name = "my-llama"\nid = 2\nlibraries = ["libmyllama"]\nmarker = "caught"\n'
+    engine = declare(tmp_path, f"{text}probes = [{probe}]\n")
+    options = ["--no-views", "--levels", "token", "--probes", engine, "-o", str(tmp_path / "run")]
+    done = trace("run", *options, "--", str(build_throwing(tmp_path)))
+    assert done.returncode == 0 and "caught 6" in done.stdout, done.stderr
+    tokens = tables_module.load_tables(tmp_path / "run")["tokens"]
+    assert tokens["complete"].tolist() == [n % 3 != 0 for n in range(9)]
+    jumping = Path(engine)
+    jumping.write_text(jumping.read_text().replace("cleans", "jumps"))
+    done = trace("probes", "--levels", "token", "--probes", engine, str(tmp_path / "throwing"))
+    assert "jumps: an exception" in done.stdout + done.stderr
+
+
 @pytest.mark.needs("probes")
 def test_an_exception_passes_the_functions_that_a_user_names(tmp_path: Path) -> None:
-    program = tmp_path / "throwing"
-    (tmp_path / "throwing.cpp").write_text(THROWING)
-    subprocess.run(["c++", "-O2", "-o", str(program), str(tmp_path / "throwing.cpp")], check=True)
+    program = build_throwing(tmp_path)
     names = '["throws", "cleans", "jumps", "leaf"]'
     text = f'[[function]]\nlibrary = "executable"\nsymbols = {names}\nargs = {{ n = "s32 @1", result = "s32 return" }}\n'
     options = ["--no-views", "--probes", declare(tmp_path, text), "-o", str(tmp_path / "run")]

@@ -49,6 +49,7 @@ class Probe:
     at: str = "entry"
     every: bool = False  # all functions whose names begin as one of `symbols`, which end in *
     needed: bool = False  # a library without the function is reported
+    throws: bool = False  # exceptions may pass the function: its return is probed at its own returns, if all are known
     unless: tuple[str, ...] = ()  # not used in a file that has one of these symbols
     once: bool = False  # not used if the program is already attached in another library of the folder: they call each other
     late: bool = False  # attached, and its BPF program loaded, only once a late engine's library is opened
@@ -92,6 +93,11 @@ class Engine:
     backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that identify a ggml backend
     settings: dict[str, Any] = field(default_factory=dict)  # by name in struct settings (bpf/structs.h): numbers, or rows of them
     source: str = field(default="", compare=False)
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether it is declared in this folder, not by the user."""
+        return Path(self.source).parent == FOLDER
 
     def owns(self, file_name: str) -> bool:
         """Whether a library with this file name may contain the engine's code."""

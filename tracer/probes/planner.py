@@ -152,7 +152,7 @@ class Planner:
         wanted = [probe for probe in placed if probe.wanted(self.levels)]
         for probe in wanted if self._is_known(engine, binary, bool(wanted)) else ():
             with self.reported():
-                plan.rows += [probe_row(engine, probe, plan.path, *site) for site in self._chosen_sites(engine, probe, binary)]
+                plan.rows += [probe_row(engine, each, plan.path, *site) for each, site in self._placed(engine, probe, binary)]
         is_probed = len(plan.rows) > before
         if is_probed or engine.owns(os.path.basename(plan.path)):
             plan.engines.append(engine.name)
@@ -168,6 +168,26 @@ class Planner:
             why = "in a version that is not known" if named else "without its symbols (stripped)"
             self.warnings.append(f"{binary.path} holds {engine.name} {why}: that part is not recorded")
         return known
+
+    def _placed(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[tuple[Probe, Site]]:
+        """A probe at its sites; a return probe at the function's own returns where exceptions may pass it."""
+        throws = probe.at == "return" and (probe.throws or not engine.is_bundled) and engine.inspects(binary.path)
+        for offset, name, place in self._chosen_sites(engine, probe, binary):
+            ends = self._own_returns(engine, binary, offset, name) if throws and uses_exceptions(binary) else []
+            yield from ((replace(probe, at="exits"), (offset, name, end)) for end in ends)
+            if not ends:
+                yield probe, (offset, name, place)
+
+    def _own_returns(self, engine: Engine, binary: Binary, offset: int, name: str) -> list[Placement]:
+        """Empty if no exception may pass the function, or not all of its ends are known: a user's engine then gets a warning."""
+        code = FunctionCode(binary, offset, name)
+        try:
+            return code.returns() if code.may_be_passed() else []
+        except ProbeError:
+            danger = "an exception that passes its return probe would end the program, as not all of its ends are known"
+            if not engine.is_bundled:
+                self.warnings.append(f"{binary.path}: {name}: {danger}; record its entry alone if it throws")
+            return []
 
     def _chosen_sites(self, engine: Engine, probe: Probe, binary: Binary) -> list[Site]:
         """All sites in a binary at which a probe is placed."""

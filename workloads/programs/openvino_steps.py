@@ -1,6 +1,7 @@
-"""Two OpenVINO GenAI pipelines of a tiny Mixture-of-Experts model, each in a thread: with attention as in the model, and paged.
+"""OpenVINO GenAI pipelines of a tiny Mixture-of-Experts model, each in a thread.
 
-Arguments: a folder for the model; number of tokens to generate. Prints what each pipeline measured of its own inference, as JSON.
+Arguments: a folder for the model; number of tokens to generate; ways: attention as in the model (SDPA) or paged (PA) on the CPU,
+or the NPU's plugin, whose parts run on the CPU (NPUW). Prints what each pipeline measured of its own inference, as JSON.
 """
 
 import json
@@ -16,8 +17,10 @@ import openvino_genai
 from openvino.op.util import Variable, VariableInfo
 
 VOCABULARY, WIDTH, HEADS, LAYERS, EXPERTS, TOP, CONTEXT = 256, 32, 2, 2, 4, 2, 512
-PROMPTS = {"SDPA": 7, "PA": 5}
-"""Tokens of the prompt, by the pipeline's way to compute attention."""
+PROMPTS = {"SDPA": 7, "PA": 5, "NPUW": 9}
+"""Tokens of the prompt, by way."""
+ON_CPU = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_LLM_OPTIMIZE_V_TENSORS": "NO", "MAX_PROMPT_LEN": 32}
+"""Lets the NPU's plugin do without an NPU."""
 Node: TypeAlias = openvino.Node
 
 
@@ -111,20 +114,21 @@ class TinyModel:
         (folder / "config.json").write_text('{"model_type": "qwen3_moe"}')
 
 
-def generate(folder: Path, backend: str, tokens: int, measured: dict[str, list[float]]) -> None:
+def generate(folder: Path, way: str, tokens: int, measured: dict[str, list[float]]) -> None:
     """Generate tokens; `measured` gets the duration of each step's inference in microseconds."""
-    pipeline = openvino_genai.LLMPipeline(folder, "CPU", ATTENTION_BACKEND=backend)
+    device, options = ("NPU", ON_CPU) if way == "NPUW" else ("CPU", {"ATTENTION_BACKEND": way})
+    pipeline = openvino_genai.LLMPipeline(folder, device, **options)
     config = pipeline.get_generation_config()
     config.max_new_tokens, config.ignore_eos = tokens, True
-    prompt = openvino.Tensor(np.arange(PROMPTS[backend], dtype=np.int64)[None])
+    prompt = openvino.Tensor(np.arange(PROMPTS[way], dtype=np.int64)[None])
     raw = pipeline.generate(prompt, config).perf_metrics.raw_metrics
-    measured[backend] = list(raw.token_infer_durations)
+    measured[way] = list(raw.token_infer_durations)
 
 
 if __name__ == "__main__":
     TinyModel().write(Path(sys.argv[1]))
     durations: dict[str, list[float]] = {}
-    arguments = ((Path(sys.argv[1]), backend, int(sys.argv[2]), durations) for backend in PROMPTS)
+    arguments = ((Path(sys.argv[1]), way, int(sys.argv[2]), durations) for way in sys.argv[3:])
     threads = [threading.Thread(target=generate, args=each) for each in arguments]
     for thread in threads:
         thread.start()
