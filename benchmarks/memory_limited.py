@@ -26,8 +26,8 @@ second half, or of the second half of the tokens decoded within --seconds. Bytes
 the kernel reads at a page fault, the slower a mapped file is where memory is scarce.
 
 A token's bounds are the time to read the experts loaded on demand, at the best speed of random direct reads of whole experts
-from this disk, and the resident run's time: the larger one is reached if reads and computing overlap fully. Reading for
-embedding and head's time would need choices that are not known yet. Hidden is the share of load time that no layer waited for.
+from this disk, and the resident run's time: the larger one is reached if reads and computing overlap fully. While the head
+runs, nothing is known of the next token's choices. Hidden is the share of load time that no layer waited for.
 """
 
 import argparse
