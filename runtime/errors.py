@@ -25,3 +25,7 @@ class BackendError(MoEError):
 
 class RequestError(MoEError):
     """A generation request does not fit the model."""
+
+
+class InterruptedStepError(MoEError):
+    """Nobody waits for the step any more."""

@@ -1,6 +1,6 @@
 """The interface: load a model, generate text."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral
@@ -147,13 +147,15 @@ class MoE:
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         logprobs: int | None = None,
+        unwanted: Callable[[], bool] = lambda: False,
     ) -> Iterator[Token]:
         """Yield tokens until the end token or a text of `stop`, both of which are omitted, or the limit.
 
         prompt: text, ids, or messages {role, content} for the model's chat template. Generators may run in several threads:
         their steps take turns. keep_kv: keys and values are kept for the next call with keep_kv, which computes only the part of
         its prompt after the common beginning. logprobs: give each token its log probability, and those of this many most likely
-        tokens. Sampling settings are those of transformers.
+        tokens. unwanted: asked before each chunk of the prompt; if so, the iterator raises InterruptedStepError.
+        Sampling settings are those of transformers.
         """
         if self._closed:
             raise RequestError("this model is closed: load it again")
@@ -169,7 +171,7 @@ class MoE:
         if len(ids) + max_new_tokens > context:
             length = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
             raise RequestError(f"{length} exceeds the model's context of {context}: shorten it")
-        tokens = self._steps(ids, max_new_tokens, Sampler(sampling, ids), ignore_end, keep_kv, logprobs)
+        tokens = self._steps(ids, max_new_tokens, Sampler(sampling, ids), ignore_end, keep_kv, logprobs, unwanted)
         return until_stop(tokens, stops) if stops else tokens
 
     def prompt_ids(self, prompt: str | Iterable[int] | list[Message]) -> list[int]:
@@ -244,14 +246,22 @@ class MoE:
             self.log.timers = None
 
     def _steps(
-        self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool, keep_kv: bool, logprobs: int | None
+        self,
+        ids: list[int],
+        limit: int,
+        sampler: Sampler,
+        ignore_end: bool,
+        keep_kv: bool,
+        logprobs: int | None,
+        unwanted: Callable[[], bool],
     ) -> Iterator[Token]:
         stream, sequence, room = TextStream(self.tokenizer), None, len(ids) + limit
         try:
             for i in range(limit):
                 with self._stepping:
                     running, sequence = sequence or self._begin(ids, room, keep_kv), None
-                    step, logits = self.engine.step(running, ids[running.length :] if i == 0 else ids, sampler, prompt=i == 0)
+                    rest = ids[running.length :] if i == 0 else ids
+                    step, logits = self.engine.step(running, rest, sampler, i == 0, unwanted)
                     sequence = running  # an interrupted step leaves no sequence to continue
                 if step.sampled in self.end_ids and not ignore_end:
                     return

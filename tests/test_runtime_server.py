@@ -21,6 +21,7 @@ import pytest
 
 from moescope.__main__ import main
 from runtime import MoE
+from runtime.errors import InterruptedStepError
 from runtime.package.convert import convert
 from runtime.package.demo_model import TEXT, write_demo_model
 from tests.conftest import ROOT, made_once
@@ -273,6 +274,24 @@ def test_a_client_that_leaves_ends_its_request(served: Served) -> None:
         time.sleep(0.05)
     after = served.metric("moescope_requests_cancelled_total"), served.metric("moescope_tokens_total")
     assert after == (before[0] + 2, before[1])
+
+
+@pytest.mark.parametrize("keep_kv", [False, True])
+def test_a_prompt_that_nobody_waits_for_ends_within_a_chunk_and_the_next_answer_is_right(tmp_path: Path, keep_kv: bool) -> None:
+    package = write_demo_model(tmp_path)
+    asked: list[int] = []
+
+    def unwanted() -> bool:
+        asked.append(len(model.log.routing))
+        return len(asked) > 7
+
+    with MoE.load(package) as whole, MoE.load(package, "2MiB", chunk=8) as model:
+        prompt = list(range(64))
+        expected = [token.id for token in whole.generate(prompt, 8)]
+        with pytest.raises(InterruptedStepError):
+            list(model.generate(prompt, 8, keep_kv=keep_kv, unwanted=unwanted))
+        assert len(asked) == 8 and len(model.log.routing) == 7, "of chunks of 8 rows, the eighth has not run"
+        assert [token.id for token in model.generate(prompt, 8, keep_kv=keep_kv)] == expected
 
 
 def test_a_full_queue_and_a_request_out_of_time_are_said() -> None:

@@ -45,6 +45,11 @@ class LayerWork:
     ran: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     pending: list[Future[None]] = field(default_factory=list)
 
+    def settle(self) -> None:
+        """Wait for the batches that run."""
+        for future in self.pending:
+            future.result()
+
 
 class LoadLog:
     """Reports the cache's loads and evictions to probes and log, on the threads that perform them."""
@@ -154,8 +159,7 @@ class Experts:
             rest = [(batch, work.normed[batch.tokens]) for batch in work.buffers.flush()]
         if rest:
             self._start(work, backend, rest)
-        for future in work.pending:
-            future.result()
+        work.settle()
 
     def choices(self, layer: int, chosen: np.ndarray, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> list[Item]:
         """Items that run a token's experts of a layer by the router's choice, `chosen` [k]; for engines that keep all experts."""

@@ -18,7 +18,7 @@ from runtime.cache_rules.eviction import LFRU, LRU
 from runtime.cache_rules.forms import CPU, Form, Reason
 from runtime.errors import PackageError
 from runtime.experts.cache import ExpertCache
-from runtime.package.reader import REMEDY, FileRange, OpenFile
+from runtime.package.reader import REMEDY, OpenFile
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind
@@ -65,7 +65,8 @@ class SlotCache:
     def __init__(self, cache: ExpertCache[Graph], experts: CpuExperts, log: RunLog, row: ort.OrtValue, rows: np.ndarray):
         package, family = experts.package, experts.package.family
         self.cache, self.experts, self.log, self.row = cache, experts, log, row
-        self.policy: LRU | LFRU = cache.policy
+        policy: Any = cache.policy
+        self.policy: LRU | LFRU = policy
         assert isinstance(self.policy, LRU | LFRU)
         self.size, self.shape = experts.backend.expert_bytes, (family.layers, family.experts)
         self.most = min((cache.budget or 0) // self.size, len(family.routed) * family.experts)
@@ -81,7 +82,7 @@ class SlotCache:
         self._loads = np.zeros((KEPT_LOADS, 3), np.int64)  # form, begin and end, ns
         self._rows = rows
         self._native: Any = None
-        self._files: dict[int, OpenFile] = {}
+        self._files, self._open = np.full(family.layers + 1, -1, np.int32), list[OpenFile]()
 
     def items(self, layer: int, chosen: np.ndarray, sources: bytes) -> tuple[Item, list[Item]]:
         """(the request for a token's choice [k] in this layer, the run of each expert in the order in which they are ready)."""
@@ -96,6 +97,8 @@ class SlotCache:
         if self.active:
             return
         self.active = True
+        if not self._open:
+            self._open_files()
         clock, ranks = self.policy.ranks()
         self._rank[...] = -np.inf
         for form, rank in ranks.items():
@@ -146,7 +149,9 @@ class SlotCache:
     def _note_loads(self) -> None:
         """Add loads to the profile, if there is one."""
         last, timers = int(self.counts[Counter.LOADED]), self.log.timers
-        for number in range(max(int(self._seen[Counter.LOADED]), last - KEPT_LOADS), last) if timers else ():
+        if not timers:
+            return
+        for number in range(max(int(self._seen[Counter.LOADED]), last - KEPT_LOADS), last):
             place, began, ended = self._loads[number % KEPT_LOADS].tolist()
             layer, expert, *_ = self._form(place)
             timers.add("load", began, ended, layer, expert)
@@ -193,23 +198,20 @@ class SlotCache:
 
     def _extension(self) -> Any:
         if self._native is None:
-            family, reader = self.experts.package.family, self.experts.reader
-            spans = {layer: self.experts.package.expert_range(layer, 0) for layer in family.routed}
-            self._try_reading(spans[family.routed[0]])
-            self._files = {layer: reader.file(span.path) for layer, span in spans.items()}
-            descriptors = [self._files[layer].descriptor if layer in spans else -1 for layer in range(family.layers)]
             half_life = LFRU.HALF_LIFE if isinstance(self.policy, LFRU) else 0
             widen = self.experts.widen if self.experts.package.half_experts else None
-            sizes = (*self.shape, self.most, self._bytes, self._aligned, self.size, reader.direct, half_life, descriptors)
-            shared = (self.counts, self._rank, self._absent, self._held, self._unused, self._rows, self._loads)
+            sizes = (*self.shape, self.most, self._bytes, self._aligned, self.size, half_life)
+            shared = (self.counts, self._rank, self._absent, self._held, self._unused, self._rows, self._loads, self._files)
             self._native = probes.native.Slots(*sizes, self._add_empty, self._refuse, widen, *shared)
         return self._native
 
-    def _try_reading(self, span: FileRange) -> None:
-        """Have the reader find out whether the file system supports direct reads."""
-        block = self.experts.pool.take(self._aligned)
-        self.experts.reader.read(span, block)
-        self.experts.pool.give(block)
+    def _open_files(self) -> None:
+        """Once the reader has read from them, it knows whether they support direct reads."""
+        package, reader = self.experts.package, self.experts.reader
+        for layer in package.family.routed:
+            self._open.append(reader.file(package.expert_range(layer, 0).path))
+            self._files[layer] = self._open[-1].descriptor
+        self._files[-1] = reader.direct
 
     def _add_empty(self) -> None:
         self._add(self._slot_of(self.experts.pool.take(self.experts.block_bytes)), -1, False)

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from time import monotonic
 
+from runtime.errors import InterruptedStepError
 from runtime.moe import MoE, Token, until_stop
 from runtime.server.answers import CacheUse, Ending
 from runtime.server.requests import Request
@@ -31,7 +32,9 @@ class CountedTokens:
 
 
 class Turn:
-    """A request in the queue: `arrived` receives its tokens, then its ending or an error. `cancel` ends it at its next token."""
+    """A request in the queue: `arrived` receives its tokens, then its ending or an error. `cancel` ends it at its next token, or
+    at the next chunk of its prompt.
+    """
 
     def __init__(self, model: MoE, request: Request, ids: list[int], limit: int):
         self.model, self.request, self.ids, self.limit = model, request, ids, limit
@@ -49,13 +52,16 @@ class Turn:
             return
         try:
             self._generate()
+        except InterruptedStepError:
+            return
         except Exception as error:
             self._report(error)
 
     def _generate(self) -> None:
         request, log = self.request, self.model.log
         before, first = _counts(log), log.next_seq
-        tokens = self.model.generate(self.ids, self.limit, keep_kv=True, logprobs=request.logprobs, **request.sampling)
+        settings = {"keep_kv": True, "logprobs": request.logprobs, "unwanted": self._cancelled.is_set, **request.sampling}
+        tokens = self.model.generate(self.ids, self.limit, **settings)
         counted = CountedTokens(tokens, self._cancelled)
         for token in until_stop(iter(counted), request.stops):
             self.first_at = self.first_at or monotonic()

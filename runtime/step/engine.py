@@ -1,5 +1,6 @@
 """The engine: forward steps over subgraphs, layer by layer, each phase on its backend."""
 
+from collections.abc import Callable
 from itertools import takewhile
 from time import monotonic_ns
 
@@ -103,10 +104,18 @@ class Engine:
         compiled = self.package.manifest.get("compiled", {}).get("contexts", ())
         return min((room for room in compiled if room >= tokens), default=tokens)
 
-    def step(self, sequence: Sequence, ids: list[int], sampler: Sampler, prompt: bool = False) -> tuple[Step, np.ndarray]:
+    def step(
+        self,
+        sequence: Sequence,
+        ids: list[int],
+        sampler: Sampler,
+        prompt: bool = False,
+        unwanted: Callable[[], bool] = lambda: False,
+    ) -> tuple[Step, np.ndarray]:
         """Feed tokens and choose the next one; returns the finished step and the logits [V] that it was chosen from.
 
         prompt: these tokens are the rest of a prompt and run as prefill after the kept rows; in an empty sequence they always do.
+        unwanted: asked before each chunk; if so, the step ends with InterruptedStepError and the sequence cannot be continued.
         If they lead to another rotary table (LongRoPE), all tokens of the sequence are recomputed.
         """
         if sequence.turn_to(sequence.length + len(ids)) and sequence.length:
@@ -120,7 +129,7 @@ class Engine:
         # Timed between the probes, so that the time of a tracer's trap is not part of the step.
         probes.token_begin(step.seq, phase, step.n_tokens, step.position)
         step.begin_ns = monotonic_ns()
-        logits = np.asarray(self.logits(self.hidden(sequence, ids, step)[-1:])[0])
+        logits = np.asarray(self.logits(self.hidden(sequence, ids, step, unwanted)[-1:])[0])
         with Operator(self.log, Kind.SAMPLE, -1, 1, made_from(Kind.SAMPLE, -1)):
             step.sampled = sampler.choose(logits)
         step.end_ns = monotonic_ns()
@@ -132,7 +141,7 @@ class Engine:
             self._prefetching.step_ends(step)
         return step, logits
 
-    def hidden(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
+    def hidden(self, sequence: Sequence, ids: list[int], step: Step, unwanted: Callable[[], bool] = lambda: False) -> np.ndarray:
         """Hidden [n, H] of the fed tokens after the last layer; extends the sequence."""
         n = len(ids)
         sequence.end = sequence.length + n
@@ -149,7 +158,7 @@ class Engine:
         if decoded:
             hidden = decoded.run(sequence, hidden, step.seq)
         else:
-            hidden = RowPath(self._parts, self.placements[step.phase], sequence, step, hidden).run()
+            hidden = RowPath(self._parts, self.placements[step.phase], sequence, step, hidden, unwanted).run()
         sequence.length += n
         sequence.ids.extend(ids)
         return hidden

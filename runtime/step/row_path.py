@@ -1,6 +1,8 @@
 """Runs the rows of a step through all layers on any backend, in chunks; each call allocates its outputs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -8,6 +10,7 @@ from runtime.backends.calls import combine_experts
 from runtime.backends.graph import Backend
 from runtime.backends.operators import Operator, made_from
 from runtime.cache_rules.batches import slice_chunks
+from runtime.errors import InterruptedStepError
 from runtime.experts.run import LayerWork
 from runtime.step.attention import Attention, PortableAttention, Sequence
 from runtime.step.layers import LayerLoop, Parts
@@ -47,12 +50,14 @@ class RowPath(LayerLoop):
     weights: np.ndarray
     common: np.ndarray | None
 
-    def __init__(self, parts: Parts, placement: Placement, sequence: Sequence, step: Step, hidden: np.ndarray):
+    def __init__(
+        self, parts: Parts, placement: Placement, sequence: Sequence, step: Step, hidden: np.ndarray, unwanted: Callable[[], bool]
+    ):
         super().__init__(parts, hidden)
-        self.placement, self.sequence, self.step = placement, sequence, step
+        self.placement, self.sequence, self.step, self.unwanted = placement, sequence, step, unwanted
 
     def run(self) -> np.ndarray:
-        """Hidden [n, H] after the last layer."""
+        """Hidden [n, H] after the last layer. Raises InterruptedStepError before a chunk that is `unwanted`."""
         self.run_layers([*slice_chunks(len(self.hidden), self.placement.rows, self.placement.static)])
         return self.hidden
 
@@ -65,9 +70,17 @@ class RowPath(LayerLoop):
         self.attended = np.empty_like(self.hidden)
 
     def _attend(self, layer: int, rows: slice) -> None:
+        if self.unwanted():
+            self._interrupt(layer)
         attention, position = self.placement.attention, self.step.position + rows.start
         with Operator(self.parts.log, Kind.ATTENTION, layer, rows.stop - rows.start, self.parts.attention_from(layer)):
             self.attended[rows] = attention.run(layer, self.hidden[rows], self.sequence, position)
+
+    def _interrupt(self, layer: int) -> NoReturn:
+        """End the step; another thread may still run experts of this layer."""
+        if layer not in self.parts.family.dense:
+            self.work.settle()
+        raise InterruptedStepError("this step was interrupted: its answer is not wanted any more")
 
     def _route(self, layer: int, rows: slice) -> None:
         attended, log = self.attended[rows], self.parts.log

@@ -46,18 +46,17 @@ struct slots {
 	PyObject_HEAD
 	int32_t layers, experts, most, count, holding;
 	uint64_t bytes, aligned, size; /* read of an expert, rounded up to pages; its bytes in memory */
-	int direct;
 	double half_life; /* of LFRU's counts, in uses; 0: LRU */
 	double allowance;
 	struct slot *slot;
-	int32_t *files, *place; /* place: of each form, -1: none */
+	int32_t *place; /* of each form, -1: none */
 	struct wish wish[MOST_QUEUED];
 	Py_ssize_t wishes;
 	aio_context_t ring;
 	int in_flight, demanded;
 	uint64_t busy_since;
 	PyObject *take, *failed, *widen;
-	Py_buffer counters, rank, absent, held, unused, rows, loads;
+	Py_buffer counters, rank, absent, held, unused, rows, loads, files; /* files: of each layer; then whether reads are direct */
 	/* of the event: the forms that it runs, hits first; and which have run */
 	int32_t event[MOST_CHOSEN];
 	int state[MOST_CHOSEN], ran[MOST_CHOSEN];
@@ -134,7 +133,7 @@ static void landed(struct slots *s, struct slot *slot, int64_t result)
 	load[2] = (int64_t)now();
 	if (result < (int64_t)s->bytes)
 		slot->error = result < 0 ? (int)-result : -1;
-	if (!s->direct)
+	if (!((const int32_t *)s->files.buf)[s->layers])
 		posix_fadvise((int)slot->read.aio_fildes, slot->read.aio_offset, (off_t)s->aligned, POSIX_FADV_DONTNEED);
 	slot->state = LANDED;
 	slot->fresh = 1;
@@ -180,7 +179,7 @@ static void submit(struct slots *s, struct slot *slot)
 	memset(read, 0, sizeof(*read));
 	read->aio_data = (uint64_t)(slot - s->slot);
 	read->aio_lio_opcode = IOCB_CMD_PREAD;
-	read->aio_fildes = (uint32_t)s->files[layer];
+	read->aio_fildes = ((const uint32_t *)s->files.buf)[layer];
 	read->aio_buf = (uint64_t)(uintptr_t)slot->memory;
 	read->aio_nbytes = s->aligned;
 	read->aio_offset = (int64_t)((uint64_t)expert * s->aligned);
@@ -469,25 +468,13 @@ static int view(PyObject *object, Py_buffer *buffer, size_t bytes, int writable)
 	return -1;
 }
 
-static int keep_files(struct slots *s, PyObject *files)
-{
-	if (!PyList_Check(files) || PyList_Size(files) != s->layers) {
-		PyErr_SetString(PyExc_ValueError, "files must be a list, one for each layer");
-		return -1;
-	}
-	for (int32_t layer = 0; layer < s->layers; layer++)
-		s->files[layer] = (int32_t)PyLong_AsLong(PyList_GetItem(files, layer));
-	return PyErr_Occurred() ? -1 : 0;
-}
-
 static int set_up(struct slots *s)
 {
 	size_t forms = (size_t)s->layers * (size_t)s->experts;
 
 	s->slot = calloc((size_t)s->most, sizeof(*s->slot));
-	s->files = calloc((size_t)s->layers, sizeof(*s->files));
 	s->place = malloc(forms * sizeof(*s->place));
-	if (!s->slot || !s->files || !s->place) {
+	if (!s->slot || !s->place) {
 		PyErr_NoMemory();
 		return -1;
 	}
@@ -498,11 +485,11 @@ static int set_up(struct slots *s)
 	return 0;
 }
 
-/* Slots(layers, experts, most, bytes, aligned, size, direct, half_life, files, take, failed, widen,
- *       counters, rank, absent, held, unused, rows, loads) */
+/* Slots(layers, experts, most, bytes, aligned, size, half_life, take, failed, widen,
+ *       counters, rank, absent, held, unused, rows, loads, files) */
 static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 {
-	PyObject *files, *shared[7];
+	PyObject *shared[8];
 	unsigned long long bytes, aligned, size;
 	size_t forms;
 
@@ -511,9 +498,9 @@ static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 		PyErr_SetString(PyExc_TypeError, "slots are made once");
 		return -1;
 	}
-	if (!PyArg_ParseTuple(arguments, "iiiKKKpdOOOOOOOOOOO", &s->layers, &s->experts, &s->most, &bytes, &aligned, &size, &s->direct,
-			      &s->half_life, &files, &s->take, &s->failed, &s->widen, shared, shared + 1, shared + 2, shared + 3,
-			      shared + 4, shared + 5, shared + 6)) {
+	if (!PyArg_ParseTuple(arguments, "iiiKKKdOOOOOOOOOOO", &s->layers, &s->experts, &s->most, &bytes, &aligned, &size,
+			      &s->half_life, &s->take, &s->failed, &s->widen, shared, shared + 1, shared + 2, shared + 3,
+			      shared + 4, shared + 5, shared + 6, shared + 7)) {
 		s->take = s->failed = s->widen = NULL;
 		return -1;
 	}
@@ -531,9 +518,10 @@ static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 	if (view(shared[0], &s->counters, COUNTERS * sizeof(int64_t), 1) || view(shared[1], &s->rank, forms * sizeof(double), 1) ||
 	    view(shared[2], &s->absent, forms, 1) || view(shared[3], &s->held, (size_t)s->most * sizeof(int32_t), 1) ||
 	    view(shared[4], &s->unused, (size_t)s->most, 1) ||
-	    view(shared[6], &s->loads, 3 * KEPT_LOADS * sizeof(int64_t), 1) || PyObject_GetBuffer(shared[5], &s->rows, PyBUF_WRITABLE))
+	    view(shared[6], &s->loads, 3 * KEPT_LOADS * sizeof(int64_t), 1) ||
+	    view(shared[7], &s->files, (size_t)(s->layers + 1) * sizeof(int32_t), 0) || PyObject_GetBuffer(shared[5], &s->rows, PyBUF_WRITABLE))
 		return -1;
-	return set_up(s) || keep_files(s, files) ? -1 : 0;
+	return set_up(s);
 }
 
 static void drop_slot(struct slot *slot)
@@ -563,7 +551,6 @@ static void slots_dealloc(struct slots *s)
 	for (int32_t i = 0; i < s->count; i++)
 		drop_slot(s->slot + i);
 	free(s->slot);
-	free(s->files);
 	free(s->place);
 	PyBuffer_Release(&s->counters);
 	PyBuffer_Release(&s->rank);
@@ -572,6 +559,7 @@ static void slots_dealloc(struct slots *s)
 	PyBuffer_Release(&s->unused);
 	PyBuffer_Release(&s->rows);
 	PyBuffer_Release(&s->loads);
+	PyBuffer_Release(&s->files);
 	Py_XDECREF(s->take);
 	Py_XDECREF(s->failed);
 	Py_XDECREF(s->widen);
