@@ -125,6 +125,37 @@ def test_the_screen_and_the_page_show_them(ran: Run, capsys: pytest.CaptureFixtu
     assert (ran.folder / "flame.html").stat().st_size > 5000
 
 
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    place = tmp_path_factory.mktemp("generated")
+    program = place / "generated"
+    subprocess.run(["cc", "-O2", "-o", program, ROOT / "workloads" / "programs" / "stack_generated.c"], check=True)
+    shell = f"{program} 900 > {place}/said.json"
+    done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(place / "run"), "--", "sh", "-c", shell)
+    assert done.returncode == 0, done.stderr
+    said = json.loads((place / "said.json").read_text())
+    Path(f"/tmp/perf-{said['pid']}.map").unlink()
+    return Run("generated", place / "run", load_tables(place / "run"), said)
+
+
+def test_generated_code_has_the_names_of_its_map_and_its_callers(generated: Run) -> None:
+    names, frames = frame_names(generated.tables), generated.tables["frames"]
+    samples = generated.tables["samples"]
+    stacks = [stack[::-1] for stack in stack_lists(generated.tables)]
+    under = [next((stack[at + 1] for at in range(len(stack) - 1) if names[stack[at]] == "burn"), -1) for stack in stacks]
+    callers = np.array(under)[samples["stack_id"]]
+    functions = np.array([*frames["function"], ""], object)[callers]
+    in_memory = np.array([*frames["file"].str.startswith("//anon"), False])[callers]
+    found = np.array([(functions == "generated_function").sum(), (functions == "Model.decode").sum(), 0])
+    found[2] = (in_memory & (functions == "")).sum()
+    truth = np.array(generated.said["spent"]) / sum(generated.said["spent"])
+    assert found.sum() > 300
+    assert (np.abs(found - truth * found.sum()) < SIGMAS * np.sqrt(truth * (1 - truth) * found.sum())).all(), (found, truth)
+    assert frames["file"][frames["function"] == "Model.decode"].tolist() == ["/somewhere/model.py"]
+    assert (samples["end"] == "whole").mean() > 0.95
+    assert set(frames["found_by"][names == "main"]) == {"", "frame pointer"}, "of the three, one way is CPython's own"
+
+
 def test_a_damaged_file_of_stacks_is_read_as_far_as_it_is_whole(ran: Run, tmp_path: Path) -> None:
     whole = (ran.folder / "stacks.bin").read_bytes()
     ids = ",".join(map(str, Recording(ran.folder).manifest["stacks"]["clock_ids"]))

@@ -74,6 +74,13 @@ static const struct code *code_at(struct process *p, u64 address)
 	return low && address - p->jit->rows[low - 1].start < p->jit->rows[low - 1].bytes ? &p->jit->rows[low - 1] : NULL;
 }
 
+bool is_python(struct process *p, u64 address)
+{
+	const struct code *code = code_at(p, address);
+
+	return code && !strncmp(code->name, "py::", 4);
+}
+
 /* CPython names its functions py::NAME:FILE. */
 static void describe_code(json_t *frame, const struct code *code, u64 address)
 {

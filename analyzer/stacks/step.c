@@ -377,6 +377,31 @@ static bool step_by_pointer(struct process *p, struct state *s)
 	return true;
 }
 
+/*
+ * CPython calls a function with `-X perf` through code of its own (Python/asm_trampoline.S), which keeps two words: the frame
+ * pointer, or nothing, and the return address.
+ */
+static bool step_by_trampoline(struct process *p, struct state *s)
+{
+	u64 at, frame, next, address;
+
+	if (s->is_exact || !is_python(p, s->pc - 1) || !value_of(s, stack_register(), &at) || !read_stack(at + WORD, &address))
+		return false;
+	if (value_of(s, frame_register(), &frame) && frame == at && read_stack(at, &next))
+		set_value(s, frame_register(), next);
+	set_value(s, stack_register(), at + 2 * WORD);
+	s->pc = plain_address(address);
+	return true;
+}
+
+/* How the caller was found; -1: it was not. */
+static int step(struct process *p, const struct row *row, struct state *s)
+{
+	if (row->rules)
+		return step_by_rules(row, s) ? BY_RULES : -1;
+	return step_by_trampoline(p, s) ? BY_RULES : step_by_pointer(p, s) ? BY_POINTER : -1;
+}
+
 /* A call makes the stack deeper and is in executable memory; only a function that has called nothing has no frame on arm64. */
 static bool is_plausible(const struct process *p, const struct state *caller, const struct state *s, const struct row *row)
 {
@@ -395,7 +420,7 @@ enum end unwind_registers(struct process *p, const u64 *registers, u64 pc, struc
 {
 	struct state s = {.known = (1ULL << register_count()) - 1, .pc = pc, .is_exact = true}, caller;
 	bool is_elsewhere = false; /* on the stack that a signal interrupted, which may not be the one that was copied */
-	u8 way = BY_RULES;
+	int way = BY_RULES;
 
 	memcpy(s.values, registers, register_count() * sizeof(*registers));
 	for (frames->count = 0; frames->count < MOST_FRAMES;) {
@@ -405,8 +430,8 @@ enum end unwind_registers(struct process *p, const u64 *registers, u64 pc, struc
 		if (row->rules ? row->is_outermost : is_end_of_chain(p, &s))
 			return WHOLE;
 		caller = s;
-		way = row->rules ? BY_RULES : BY_POINTER;
-		if (!(row->rules ? step_by_rules(row, &caller) : step_by_pointer(p, &caller)) || !is_plausible(p, &caller, &s, row))
+		way = step(p, row, &caller);
+		if (way < 0 || !is_plausible(p, &caller, &s, row))
 			return is_elsewhere || was_cut() ? CUT : UNKNOWN;
 		is_elsewhere = is_elsewhere || row->is_signal;
 		s = caller;

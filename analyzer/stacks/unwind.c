@@ -246,8 +246,8 @@ static void take_clock(struct sample *s, const struct record *record)
 	if (!registers)
 		return;
 	now.frames.count = 0;
-	s->end = UNKNOWN;
-	if (*registers) { /* 0: a thread of the kernel, or one that ends */
+	s->end = WHOLE;
+	if (*registers) { /* 0: a thread that ends and has no memory of the user any more */
 		take_perf_registers(registers + 1);
 		now.stack = record->stack;
 		memset(now.calls, 0, sizeof(now.calls));

@@ -77,6 +77,7 @@ enum end unwind_registers(struct process *process, const u64 *registers, u64 pc,
 void forget_rows(struct process *process);
 
 /* names.c */
+bool is_python(struct process *process, u64 address); /* a function of CPython's, with `-X perf` */
 json_t *described(struct process *process, u64 address, u8 way);
 
 /* sets.c: a set of byte strings, each with the number under which it was entered */

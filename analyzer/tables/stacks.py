@@ -72,7 +72,7 @@ def stack_columns(unwound: Unwound) -> Columns:
 def frame_columns(unwound: Unwound) -> Columns:
     """The columns of `frames`."""
     frames = unwound.frames
-    text = {name: np.array([str(frame.get(name, "")) for frame in frames], object) for name in ("file", "function", "line")}
+    text = {name: np.array([str(frame.get(name, "")) for frame in frames], object) for name in ("file", "function", "line", "found_by")}
     return {
         "frame_id": np.arange(len(frames)),
         **text,

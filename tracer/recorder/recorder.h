@@ -277,6 +277,7 @@ json_t *sites(void);
 json_t *io_files(void);
 json_t *held(void);
 json_t *disturbances(void);
+void keep_code_maps(const char *folder, time_t since); /* since: files from before do not count */
 json_t *keep_qnn_logs(const char *folder, bool whole);
 void note_mapped_files(pid_t pid);
 

@@ -59,6 +59,7 @@ static bool has_waits;
 static u64 kernel_places[MOST_KERNEL_PLACES];
 static u8 *turned; /* a record that continues at its buffer's begin */
 static const struct choice *choice;
+static time_t began; /* s since 1970 */
 
 /* Both kinds of samples begin with the event's id, thread and time. */
 static struct perf_event_attr attributes(u32 config, u64 more)
@@ -119,6 +120,7 @@ void stacks_begin(const struct choice *chosen)
 
 	choice = chosen;
 	hz = choice->stacks_hz;
+	began = time(NULL);
 	if (!hz)
 		return;
 	load_more(programs);
@@ -396,8 +398,10 @@ void stacks_end(void)
 {
 	stacks_mark();
 	stacks_turn();
-	if (hz)
-		keep_vdso();
+	if (!hz)
+		return;
+	keep_vdso();
+	keep_code_maps(choice->folder, choice->pid ? 0 : began);
 }
 
 /* The manifest's key `stacks`; null without. */

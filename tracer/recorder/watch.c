@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "recorder.h"
@@ -268,8 +269,10 @@ static s64 copy_file(const char *from, const char *to)
 	int in = open_as_user(from, INT64_MAX), out = -1;
 	s64 bytes = -1;
 
+	act_as_caller(true);
 	if (in >= 0)
 		out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	act_as_caller(false);
 	if (out >= 0) {
 		ssize_t part;
 
@@ -308,6 +311,24 @@ json_t *keep_qnn_logs(const char *folder, bool whole)
 							      (json_int_t)bytes, "whole", whole));
 	}
 	return rows;
+}
+
+/* Copies what processes wrote for perf about the code that they generated. A file from before the recording is of another process. */
+void keep_code_maps(const char *folder, time_t since)
+{
+	char path[64], place[PATH_MOST];
+	struct statx status;
+
+	for (int i = 0; i < count; i++) {
+		snprintf(path, sizeof(path), "/tmp/perf-%d.map", list[i].pid);
+		if (list[i].tid != list[i].pid || statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_BTIME | STATX_MTIME, &status))
+			continue;
+		snprintf(place, sizeof(place), "%s/perf-%d.map", folder, list[i].pid);
+		if ((status.stx_mask & STATX_BTIME ? status.stx_btime.tv_sec : status.stx_mtime.tv_sec) < since)
+			warn("%s is older than process %d: its names are not used", path, list[i].pid);
+		else if (copy_file(path, place) < 0)
+			warn("%s could not be kept: generated code has no names", path);
+	}
 }
 
 static void on_io_file(const struct rec_io_file *r)
