@@ -65,8 +65,8 @@ def with_unsampled(dims: pd.DataFrame, values: np.ndarray) -> None:
 
 
 def changed_frames(judged: pd.DataFrame) -> list[dict[str, Any]]:
-    """Every call path with its ms per step on both sides, ratio, interval and verdict; callers before what they call."""
+    """Every call path with its ms per step on both sides, the interval of their difference, and its verdict; callers first."""
     rows = judged[judged["family"] == FRAME].sort_values(["phase", "type"])
-    names = ["phase", "base", "cand", "ratio", "low", "high", "verdict"]
+    names = ["phase", "base", "cand", "least", "most", "verdict"]
     paths = [path.split(BETWEEN) for path in rows["type"]]
     return [{"path": path, **row} for path, row in zip(paths, rows[names].to_dict("records"), strict=True)]

@@ -16,8 +16,8 @@ from analyzer.records.spans import NONE, innermost_span
 from analyzer.tables.store import LazyTables
 
 TABLES = ("samples", "waits", "stacks", "frames")
-SYSTEM = r"(?:^|/)(?:\[kernel\]|\[vdso\]|(?:libc|libpthread|ld-linux[^/]*|libm|libgcc_s|libstdc\+\+)[.-][^/]*)$"
-"""Files whose functions say how a thread waits, not for what."""
+SYSTEM = r"(?:^|/)(?:\[kernel\]|\[vdso\]|(?:libc|libpthread|ld-linux[^/]*|libm|libgcc_s|libstdc\+\+|libgomp|libomp|libiomp5)[.-][^/]*)$"
+"""Files whose functions say how a thread waits, not for what: the kernel, C, C++ and OpenMP."""
 SPANS = ("op_threads", "experts", "loads")
 OUTSIDE, UNKNOWN = "outside of steps", "unknown"
 

@@ -15,7 +15,7 @@ from views.flame.page import kind_data
 from views.report.page import write_page
 
 SIDES = {"candidate": "cand", "base": "base"}
-FIGURES = ("base", "cand", "ratio", "low", "high", "verdict")
+FIGURES = ("base", "cand", "least", "most", "verdict")
 
 
 def changed_functions(document: dict[str, Any]) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 "use strict";
 
 /* Draws the flame graph: a button a frame, as wide as its share; what is narrower than a pixel is left out. */
-const ROW = 19, LEAST = 1, MOST_OPTIONS = 60, STRONGEST = Math.log(1.5);
+const ROW = 19, LEAST = 1, MOST_OPTIONS = 60, STRONGEST = 0.5;
 const PASSES = 0.99, SHORTEST_CHAIN = 4;
 let data, kind, zoomed, graph, about, folds = true;
 const chosen = {};
@@ -39,17 +39,18 @@ function hueOf(text) {
 }
 
 /* By file; in a comparison by change, grey where the interval has no change in it. */
-const isChanged = (change) => Boolean(change && (change.low > 1 || change.high < 1));
+const isChanged = (change) => Boolean(change && (change.least > 0 || change.most < 0));
 function colourOf(at) {
   if (!data.changes) return at.frame === null ? "hsl(220 15% 85%)" : `hsl(${hueOf(data.files[at.frame])} 60% 74%)`;
   if (!isChanged(at.change)) return "hsl(220 8% 84%)";
-  const strength = Math.min(1, Math.abs(Math.log(at.change.ratio)) / STRONGEST);
-  return `hsl(${at.change.low > 1 ? 8 : 212} 85% ${88 - 26 * strength}%)`;
+  const { base, cand, least } = at.change, strength = Math.min(1, Math.abs(cand - base) / Math.max(Math.min(cand, base), 1e-9) / STRONGEST);
+  return `hsl(${least > 0 ? 8 : 212} 85% ${88 - 26 * strength}%)`;
 }
 
-const percent = (ratio) => (ratio === null ? "from 0" : `${ratio < 1 ? "" : "+"}${(100 * (ratio - 1)).toFixed(1)} %`);
-function changeText({ base, cand, ratio, low, high, verdict }) {
-  return `${base.toPrecision(3)} → ${cand.toPrecision(3)} ms per step: ${percent(ratio)}, 95 % interval ${percent(low)} to ${percent(high)}; ${verdict}`;
+const signed = (ms) => `${ms < 0 ? "" : "+"}${ms.toPrecision(3)}`;
+function changeText({ base, cand, least, most, verdict }) {
+  const percent = base ? ` (${signed((100 * (cand - base)) / base)} %)` : "";
+  return `${base.toPrecision(3)} → ${cand.toPrecision(3)} ms per step${percent}, 95 % interval ${signed(least)} to ${signed(most)} ms; ${verdict}`;
 }
 
 function describe(at, root) {
