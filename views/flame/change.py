@@ -41,7 +41,8 @@ def change_data(document: dict[str, Any]) -> dict[str, Any]:
         "changes": [{name: frame[name] for name in FIGURES} for frame in frames],
         "functions": changed_functions(document),
         "kinds": kinds,
-        "title": document["sentence"],
+        "title": "What changed, by stack",
+        "sentence": document["sentence"],
         "emulator": "emulator" in str(document["conditions"].get("NPU")),
     }
 

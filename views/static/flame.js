@@ -12,7 +12,8 @@ function treeOf() {
   for (let row = 0; row < columns.weight.length; row++) {
     if (Object.entries(chosen).some(([name, value]) => value >= 0 && columns[name][row] !== value)) continue;
     const weight = columns.weight[row], path = [root];
-    for (const frame of data.stacks[columns.stack[row]]) {
+    const isWhole = !columns.unwinding || data.kinds[kind].values.unwinding[columns.unwinding[row]] === "whole";
+    for (const frame of [...(isWhole ? [] : [data.names.length - 1]), ...data.stacks[columns.stack[row]]]) {
       const name = data.names[frame], at = path.at(-1);
       if (name[0] === "[" && at !== root && nameOf(at) === name) continue;
       if (!at.children.has(name)) at.children.set(name, node(frame, at));
@@ -31,12 +32,6 @@ const node = (frame, parent) => ({ frame, parent, weight: 0, own: 0, children: n
 const nameOf = (at) => (at.frame === null ? "all" : data.names[at.frame]);
 const shortOf = (at) => (at.frame === null ? "all" : data.short[at.frame]);
 const figure = (value) => `${value.toLocaleString(undefined, { maximumFractionDigits: value < 10 ? 3 : 1 })} ${data.kinds[kind].unit}`;
-
-function hueOf(text) {
-  let hash = 0;
-  for (const letter of text) hash = (hash * 31 + letter.charCodeAt(0)) >>> 0;
-  return hash % 360;
-}
 
 /* By file; in a comparison by change, grey where the interval has no change in it. */
 const isChanged = (change) => Boolean(change && (change.least > 0 || change.most < 0));
@@ -183,7 +178,7 @@ function changedFunctions() {
 }
 
 function factsText() {
-  if (data.changes) return "CPU time per step by stack, medians over runs. Red: more, blue: less, the stronger the larger; framed: a change by the rules of the comparison; grey: the 95 % interval spans no change.";
+  if (data.changes) return data.sentence + " CPU time per step by stack, medians over runs. Red: more, blue: less, the stronger the larger; framed: a change by the rules of the comparison; grey: the 95 % interval spans no change.";
   const { summary } = data, whole = summary.whole === null ? "" : `, ${(100 * summary.whole).toFixed(1)} % with a whole stack`;
   return `${summary.samples} samples at ${summary.hz} Hz${whole}; ${summary.waits} waits of ${summary.long_wait_us / 1000} ms or longer`;
 }
@@ -191,7 +186,7 @@ function factsText() {
 function layOut() {
   graph = el("div", { class: "graph", onkeydown: move, role: "group", "aria-label": "flame graph; arrows move, Enter zooms" });
   about = el("p", { class: "about" });
-  document.body.replaceChildren(el("main", {}, el("h1", {}, data.title, " ", themeButton()),
+  document.body.replaceChildren(el("main", {}, themeButton(), el("h1", { title: data.title }, data.title),
     el("p", { class: "facts" }, factsText() + (data.emulator ? "; HTP emulator: its times are the host's, not a device's" : "")),
     changedFunctions(), controls(), about, graph));
   draw();
