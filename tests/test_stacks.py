@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,14 @@ from moescope.__main__ import main as moescope
 from tests.conftest import ROOT, trace
 from tests.test_compare_planted import WITH_SITES
 from tracer.recording.format import Recording
+from views.timeline.perfetto import write_trace
 from workloads.compiling import compile_c
 from workloads.gguf_model import SHAPES, write_model
 
 pytestmark = pytest.mark.needs("probes")
 BRANCHES = ("branch_long", "branch_deep", "branch_short")
 LEVELS, SIGMAS, HZ = 40, 4.0, 997
+WAITS = "select dur, extract_arg(arg_set_id, 'debug.stack') as stack from slice where category = 'off-cpu'"
 LINUX = tuple(map(int, platform.release().split(".")[:2]))
 FLAGS = {
     "frame pointers": ["-fno-omit-frame-pointer"],
@@ -154,6 +157,27 @@ def test_generated_code_has_the_names_of_its_map_and_its_callers(generated: Run)
     assert frames["file"][frames["function"] == "Model.decode"].tolist() == ["/somewhere/model.py"]
     assert (samples["end"] == "whole").mean() > 0.95
     assert set(frames["found_by"][names == "main"]) == {"", "frame pointer"}, "of the three, one way is CPython's own"
+
+
+def test_perfetto_counts_the_same_samples_by_thread_and_by_function(ran: Run, tmp_path: Path) -> None:
+    manifest = Recording(ran.folder).manifest
+    write_trace(manifest, ran.tables, tmp_path / "trace.pftrace")
+    engine = pytest.importorskip("workloads.trace_processor").TraceProcessorWasm(trace=str(tmp_path / "trace.pftrace"))
+    samples, names = ran.tables["samples"], frame_names(ran.tables)
+    innermost = [names[stack[-1]] if len(stack) else None for stack in stack_lists(ran.tables)]
+    told = engine.query("select tid, count(*) as n from perf_sample join thread using (utid) group by tid")
+    assert {row.tid: row.n for row in told} == samples["tid"].value_counts().to_dict()
+    sites = "perf_sample s join stack_profile_callsite c on s.callsite_id = c.id join stack_profile_frame f on c.frame_id = f.id"
+    told = engine.query(f"select f.name, count(*) as n from {sites} group by f.name")
+    assert {row.name: row.n for row in told} == Counter(name for name in map(innermost.__getitem__, samples["stack_id"]) if name)
+    whole = engine.query("select count(*) as n from perf_sample where unwind_error is null")
+    assert next(iter(whole)).n == (samples["end"] == "whole").sum()
+    assert [row.name for row in engine.query("select name from stats where severity != 'info' and value > 0")] == []
+    waits = [(row.dur, row.stack.split(" ← ")) for row in engine.query(WAITS)]
+    assert len(waits) == len(ran.tables["waits"])
+    assert sum("wait_for_lock" in stack for _, stack in waits) == int(
+        has_function(ran, "wait_for_lock")[ran.tables["waits"]["stack_id"]].sum()
+    )
 
 
 def test_a_damaged_file_of_stacks_is_read_as_far_as_it_is_whole(ran: Run, tmp_path: Path) -> None:

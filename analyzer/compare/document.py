@@ -19,7 +19,7 @@ from analyzer.questions import changepoints
 from moescope.answers import json_value
 
 PHASES = ("prefill", "decode")
-FIGURES = ("base", "cand", "change", "at_pace", "ratio", "low", "high", "p", "threshold", "share")
+FIGURES = ("base", "cand", "change", "at_pace", "ratio", "low", "high", "least", "most", "p", "threshold", "share")
 VERDICT_FIELDS = ("unit", "better", "label", "verdict", "more_runs", "more_runs_known", "n_base", "n_cand", "paced")
 SHOWN_METRICS = 600
 VALUES_SHOWN = 200

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.stacks import joined, named_stacks
+from analyzer.questions.stacks import joined, rooted_stacks
 from analyzer.records.schema import Tables
 
 FUNCTION, FRAME = "function", "frame"
@@ -28,20 +28,20 @@ def function_metrics(tables: Tables, steps: pd.DataFrame, hz: int) -> pd.DataFra
     samples = samples[samples["token_id"].isin(steps.index)]
     if not hz or not len(samples):
         return pd.DataFrame()
-    rows = [row for phase, some in samples.groupby("phase") for row in phase_rows(tables, str(phase), some["stack_id"])]
+    rows = [row for phase, some in samples.groupby("phase") for row in phase_rows(tables, str(phase), some)]
     frame = pd.DataFrame(rows, columns=["family", "metric", "phase", "type", "n", "of"])
     ms = 1e3 / hz / frame["phase"].map(steps["phase"].value_counts())
     value, share, offset = frame["n"] * ms, frame["n"] / frame["of"], NEGLIGIBLE * frame["of"] * ms
     return frame.drop(columns="of").assign(unit="ms", value=value, mean=value, share=share, offset=offset)
 
 
-def phase_rows(tables: Tables, phase: str, stack_ids: pd.Series) -> Iterator[tuple[Any, ...]]:
+def phase_rows(tables: Tables, phase: str, samples: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
     """(family, metric, phase, name, its samples, all samples) of what has at least the share LEAST of a phase's samples."""
     counts = {key: dict[str, int]() for key in ((FUNCTION, SELF), (FUNCTION, TOTAL), (FRAME, TOTAL))}
     own, total, paths = counts.values()
-    stacks = named_stacks(tables)
-    for stack, count in stack_ids.value_counts().items():
-        names = stacks[stack]
+    numbers, stacks = rooted_stacks(tables, samples)
+    for stack, count in enumerate(np.bincount(numbers).tolist()):
+        names = stacks[stack] if count else []
         for name in set(names):
             total[name] = total.get(name, 0) + count
         for name in names[-1:]:
@@ -51,8 +51,8 @@ def phase_rows(tables: Tables, phase: str, stack_ids: pd.Series) -> Iterator[tup
             paths[path] = paths.get(path, 0) + count
     for (family, metric), found in counts.items():
         for name, count in found.items():
-            if count >= LEAST * len(stack_ids):
-                yield family, metric, phase, name, count, len(stack_ids)
+            if count >= LEAST * len(samples):
+                yield family, metric, phase, name, count, len(samples)
 
 
 def with_unsampled(dims: pd.DataFrame, values: np.ndarray) -> None:
@@ -65,8 +65,8 @@ def with_unsampled(dims: pd.DataFrame, values: np.ndarray) -> None:
 
 
 def changed_frames(judged: pd.DataFrame) -> list[dict[str, Any]]:
-    """Every call path with its ms per step on both sides, ratio, interval and verdict; callers before what they call."""
+    """Every call path with its ms per step on both sides, the interval of their difference, and its verdict; callers first."""
     rows = judged[judged["family"] == FRAME].sort_values(["phase", "type"])
-    names = ["phase", "base", "cand", "ratio", "low", "high", "verdict"]
+    names = ["phase", "base", "cand", "least", "most", "verdict"]
     paths = [path.split(BETWEEN) for path in rows["type"]]
     return [{"path": path, **row} for path, row in zip(paths, rows[names].to_dict("records"), strict=True)]

@@ -79,11 +79,13 @@ def direction(row: dict[str, Any]) -> str:
 
 
 def interval_text(row: dict[str, Any]) -> str:
-    """The 95 % interval of the change; a single run shows none."""
+    """The 95 % interval of the change, from 0 in the metric's unit; a single run shows none."""
     if min(row["n_base"], row["n_cand"]) < 2:
         return "unknown"
-    has_ends = not any(row[end] is None or np.isnan(row[end]) for end in ("low", "high"))
-    return f"{percent_text(row['low'])} to {percent_text(row['high'])}" if has_ends else "unknown"
+    if not any(row[end] is None or np.isnan(row[end]) for end in ("low", "high")):
+        return f"{percent_text(row['low'])} to {percent_text(row['high'])}"
+    ends = [row.get(end) for end in ("least", "most")]
+    return "unknown" if None in ends else " to ".join(figure_text(end, row["unit"]) for end in ends)
 
 
 def metric_name(row: dict[str, Any]) -> str:

@@ -50,7 +50,8 @@ def judge_apart(
 def judge_metrics(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()) -> pd.DataFrame:
     """`dims` (a row per metric: family, better, offset, share ...) with the columns
     base, cand (medians), change (cand / base, NaN from 0), at_pace (cand at the base's pace, NaN where not paced),
-    ratio, low, high (as judged: at the base's pace if paced, else of the medians; NaN from 0), p (adjusted in its family),
+    ratio, low, high (as judged: at the base's pace if paced, else of the medians; NaN from 0), least, most (low and high as
+    differences in the metric's unit), p (adjusted in its family),
     threshold, verdict, more_runs, more_runs_known (False: at least that many), n_base, n_cand, paced.
 
     `paced`: ratio, interval and p are relative to the pace of the runs (see pace), if `dims` have one.
@@ -70,6 +71,8 @@ def judge_metrics(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules:
     middle = _column_medians(base)
     for name, logs in (("ratio", interval.estimate), ("low", interval.low), ("high", interval.high)):
         frame[name] = plain_ratio(logs, middle, offset)
+    with np.errstate(over="ignore"):
+        frame["least"], frame["most"] = ((middle + offset) * np.expm1(logs) for logs in (interval.low, interval.high))
     with np.errstate(divide="ignore", invalid="ignore"):
         frame["change"] = (frame["cand"] / frame["base"]).where(frame["base"] != 0)
     frame["at_pace"] = (frame["base"] * frame["ratio"]).where(frame["paced"])

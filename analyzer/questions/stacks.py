@@ -17,10 +17,12 @@ from analyzer.records.spans import NONE, innermost_span
 from analyzer.tables.store import LazyTables
 
 TABLES = ("samples", "waits", "stacks", "frames")
-SYSTEM = r"(?:^|/)(?:\[kernel\]|\[vdso\]|(?:libc|libpthread|ld-linux[^/]*|libm|libgcc_s|libstdc\+\+)[.-][^/]*)$"
-"""Files whose functions say how a thread waits, not for what."""
+SYSTEM = r"(?:^|/)(?:\[kernel\]|\[vdso\]|(?:libc|libpthread|ld-linux[^/]*|libm|libgcc_s|libstdc\+\+|libi?g?omp5?)[.-][^/]*)$"
+"""Files whose functions say how a thread waits, not for what: the kernel, C, C++ and OpenMP."""
 SPANS = ("op_threads", "experts", "loads")
 OUTSIDE, UNKNOWN = "outside of steps", "unknown"
+WHOLE, CALLERS_UNKNOWN = "whole", "[callers unknown]"
+"""How a whole stack ended, and the frame that others have below their outermost one."""
 
 
 def joined(tables: Tables, name: str) -> pd.DataFrame:
@@ -127,6 +129,13 @@ def named_stacks(tables: Tables) -> list[list[str]]:
     return [[name for name, caller in pairs if name != caller or name[0] != "["] for pairs in with_callers]
 
 
+def rooted_stacks(tables: Tables, rows: pd.DataFrame) -> tuple[np.ndarray, list[list[str]]]:
+    """(for each row of `samples` or `waits` the number of its stack, stacks as of `named_stacks`): those not whole below a frame."""
+    stacks = named_stacks(tables)
+    number = rows["stack_id"].to_numpy() + len(stacks) * (rows["end"] != WHOLE).to_numpy()
+    return number, [*stacks, *([CALLERS_UNKNOWN, *stack] for stack in stacks)]
+
+
 def function_shares(tables: Tables, rows: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
     """A row a function: `self`, the sum of weights where it is innermost, and `total`, where it is anywhere in the stack."""
     lists = named_stacks(tables)
@@ -190,6 +199,6 @@ def stack_summary(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
         "samples": len(samples),
         "waits": len(waits),
         "waits_ms": float(waits["duration_ns"].sum() * 1e-6),
-        "whole": float((samples["end"] == "whole").mean()) if len(samples) else None,
+        "whole": float((samples["end"] == WHOLE).mean()) if len(samples) else None,
         "ends": counts_of(samples["end"]),
     }

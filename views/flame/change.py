@@ -15,7 +15,7 @@ from views.flame.page import kind_data
 from views.report.page import write_page
 
 SIDES = {"candidate": "cand", "base": "base"}
-FIGURES = ("base", "cand", "ratio", "low", "high", "verdict")
+FIGURES = ("base", "cand", "least", "most", "verdict")
 
 
 def changed_functions(document: dict[str, Any]) -> list[dict[str, str]]:
@@ -41,7 +41,8 @@ def change_data(document: dict[str, Any]) -> dict[str, Any]:
         "changes": [{name: frame[name] for name in FIGURES} for frame in frames],
         "functions": changed_functions(document),
         "kinds": kinds,
-        "title": document["sentence"],
+        "title": "What changed, by stack",
+        "sentence": document["sentence"],
         "emulator": "emulator" in str(document["conditions"].get("NPU")),
     }
 

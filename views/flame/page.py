@@ -6,13 +6,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.stacks import base_name, frame_names, joined, short_function, stack_lists, stack_summary
+from analyzer.questions.stacks import CALLERS_UNKNOWN, base_name, frame_names, joined, short_function, stack_lists, stack_summary
 from analyzer.records.manifest import command_of
 from analyzer.records.schema import Tables
 from analyzer.records.stamps import recording_stamp
 from views.report.page import write_page
 
-FILTERS = {"phase": "phase", "step": "token_id", "part": "part", "expert": "expert", "cause": "cause", "thread": "thread"}
+FILTERS = {
+    "phase": "phase",
+    "step": "token_id",
+    "part": "part",
+    "expert": "expert",
+    "cause": "cause",
+    "thread": "thread",
+    "unwinding": "end",
+}
 """Filter → its column."""
 THREADS = ("another thread", "the one that decides")
 KINDS = {"samples": "samples", "waits": "ms"}
@@ -47,12 +55,12 @@ def kind_data(unit: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 def flame_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     """The page's data: frames, stacks from the outermost frame on, and the weights of each kind."""
-    frames, names = tables["frames"], frame_names(tables).tolist()
+    frames, names = tables["frames"], [*frame_names(tables).tolist(), CALLERS_UNKNOWN]
     return {
         "names": names,
         "short": [short_function(name) for name in names],
-        "files": [base_name(file) for file in frames["file"]],
-        "lines": frames["line"].tolist(),
+        "files": [*map(base_name, frames["file"]), ""],
+        "lines": [*frames["line"], ""],
         "stacks": [stack.tolist() for stack in stack_lists(tables)],
         "kinds": {table: kind_data(unit, weights(tables, table)) for table, unit in KINDS.items()},
         "summary": stack_summary(tables, manifest),

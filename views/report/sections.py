@@ -11,6 +11,7 @@ A section is a title and a list of blocks. A block is one of
     chart     Plotly traces; `slot` is the number of a theme colour, `cause` the name of a cause with its own (views/colours.py)
     time      bars of a mean step by cause and part (time_bars.py)
     heat      iteration by expert, one matrix per layer
+    flame     frames of a flame graph (report/stacks.py)
     graph     cards of operators, coloured by change (views/profdag/change_graph.py)
 
 A chart, heat or table may have the `query` that its data comes from: SQL for `moescope query RUN`. If SQL does not

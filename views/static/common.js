@@ -52,6 +52,13 @@ function readableOn(colour) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
 }
 
+/* A hue for each text. */
+function hueOf(text) {
+  let hash = 0;
+  for (const letter of text) hash = (hash * 31 + letter.charCodeAt(0)) >>> 0;
+  return hash % 360;
+}
+
 function remembered() {
   try { return localStorage.getItem("moescope-theme"); } catch { return null; }
 }

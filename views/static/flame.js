@@ -1,7 +1,7 @@
 "use strict";
 
 /* Draws the flame graph: a button a frame, as wide as its share; what is narrower than a pixel is left out. */
-const ROW = 19, LEAST = 1, MOST_OPTIONS = 60, STRONGEST = Math.log(1.5);
+const ROW = 19, LEAST = 1, MOST_OPTIONS = 60, STRONGEST = 0.5;
 const PASSES = 0.99, SHORTEST_CHAIN = 4;
 let data, kind, zoomed, graph, about, folds = true;
 const chosen = {};
@@ -12,7 +12,8 @@ function treeOf() {
   for (let row = 0; row < columns.weight.length; row++) {
     if (Object.entries(chosen).some(([name, value]) => value >= 0 && columns[name][row] !== value)) continue;
     const weight = columns.weight[row], path = [root];
-    for (const frame of data.stacks[columns.stack[row]]) {
+    const isWhole = !columns.unwinding || data.kinds[kind].values.unwinding[columns.unwinding[row]] === "whole";
+    for (const frame of [...(isWhole ? [] : [data.names.length - 1]), ...data.stacks[columns.stack[row]]]) {
       const name = data.names[frame], at = path.at(-1);
       if (name[0] === "[" && at !== root && nameOf(at) === name) continue;
       if (!at.children.has(name)) at.children.set(name, node(frame, at));
@@ -32,24 +33,19 @@ const nameOf = (at) => (at.frame === null ? "all" : data.names[at.frame]);
 const shortOf = (at) => (at.frame === null ? "all" : data.short[at.frame]);
 const figure = (value) => `${value.toLocaleString(undefined, { maximumFractionDigits: value < 10 ? 3 : 1 })} ${data.kinds[kind].unit}`;
 
-function hueOf(text) {
-  let hash = 0;
-  for (const letter of text) hash = (hash * 31 + letter.charCodeAt(0)) >>> 0;
-  return hash % 360;
-}
-
 /* By file; in a comparison by change, grey where the interval has no change in it. */
-const isChanged = (change) => Boolean(change && (change.low > 1 || change.high < 1));
+const isChanged = (change) => Boolean(change && (change.least > 0 || change.most < 0));
 function colourOf(at) {
   if (!data.changes) return at.frame === null ? "hsl(220 15% 85%)" : `hsl(${hueOf(data.files[at.frame])} 60% 74%)`;
   if (!isChanged(at.change)) return "hsl(220 8% 84%)";
-  const strength = Math.min(1, Math.abs(Math.log(at.change.ratio)) / STRONGEST);
-  return `hsl(${at.change.low > 1 ? 8 : 212} 85% ${88 - 26 * strength}%)`;
+  const { base, cand, least } = at.change, strength = Math.min(1, Math.abs(cand - base) / Math.max(Math.min(cand, base), 1e-9) / STRONGEST);
+  return `hsl(${least > 0 ? 8 : 212} 85% ${88 - 26 * strength}%)`;
 }
 
-const percent = (ratio) => (ratio === null ? "from 0" : `${ratio < 1 ? "" : "+"}${(100 * (ratio - 1)).toFixed(1)} %`);
-function changeText({ base, cand, ratio, low, high, verdict }) {
-  return `${base.toPrecision(3)} → ${cand.toPrecision(3)} ms per step: ${percent(ratio)}, 95 % interval ${percent(low)} to ${percent(high)}; ${verdict}`;
+const signed = (ms) => `${ms < 0 ? "" : "+"}${ms.toPrecision(3)}`;
+function changeText({ base, cand, least, most, verdict }) {
+  const percent = base ? ` (${signed((100 * (cand - base)) / base)} %)` : "";
+  return `${base.toPrecision(3)} → ${cand.toPrecision(3)} ms per step${percent}, 95 % interval ${signed(least)} to ${signed(most)} ms; ${verdict}`;
 }
 
 function describe(at, root) {
@@ -182,7 +178,7 @@ function changedFunctions() {
 }
 
 function factsText() {
-  if (data.changes) return "CPU time per step by stack, medians over runs. Red: more, blue: less, the stronger the larger; framed: a change by the rules of the comparison; grey: the 95 % interval spans no change.";
+  if (data.changes) return data.sentence + " CPU time per step by stack, medians over runs. Red: more, blue: less, the stronger the larger; framed: a change by the rules of the comparison; grey: the 95 % interval spans no change.";
   const { summary } = data, whole = summary.whole === null ? "" : `, ${(100 * summary.whole).toFixed(1)} % with a whole stack`;
   return `${summary.samples} samples at ${summary.hz} Hz${whole}; ${summary.waits} waits of ${summary.long_wait_us / 1000} ms or longer`;
 }
@@ -190,7 +186,7 @@ function factsText() {
 function layOut() {
   graph = el("div", { class: "graph", onkeydown: move, role: "group", "aria-label": "flame graph; arrows move, Enter zooms" });
   about = el("p", { class: "about" });
-  document.body.replaceChildren(el("main", {}, el("h1", {}, data.title, " ", themeButton()),
+  document.body.replaceChildren(el("main", {}, themeButton(), el("h1", { title: data.title }, data.title),
     el("p", { class: "facts" }, factsText() + (data.emulator ? "; HTP emulator: its times are the host's, not a device's" : "")),
     changedFunctions(), controls(), about, graph));
   draw();

@@ -223,6 +223,14 @@ function heat(block) {
   return el("div", { class: "block" }, el("h3", {}, block.title), el("div", { class: "tools" }, layer, kind, remark), item.node, queryOf(block));
 }
 
+/* The top of a flame graph; the whole one is a page of its own. */
+function flame(block) {
+  const frame = ([level, x, width, name, about]) => el("span", { class: "frame", title: about, style: `left:${x}%;width:${width}%;top:${19 * level}px;background:hsl(${hueOf(name)} 60% 74%)` }, width > 2 ? name : "");
+  const graph = el("div", { class: "frames", role: "img", "aria-label": block.title }, ...block.frames.map(frame));
+  graph.style.height = 19 * (1 + Math.max(0, ...block.frames.map(([level]) => level))) + "px";
+  return el("div", { class: "block" }, el("h3", {}, block.title), el("p", { class: "note" }, withUnits(block.note), " ", el("a", { href: "flame.html" }, "The whole flame graph, with filters")), graph);
+}
+
 /* SVG elements; text never becomes markup. */
 function svg(name, attributes, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -268,7 +276,7 @@ function graph(block) {
   return el("div", { class: "block" }, el("h3", {}, block.title), el("p", { class: "note" }, block.note), legend, about, cards, left);
 }
 
-const BLOCKS = { note: (block) => el("p", { class: "note" }, withUnits(block.text)), cards, findings, pairs, table, chart, heat, graph, time };
+const BLOCKS = { note: (block) => el("p", { class: "note" }, withUnits(block.text)), cards, findings, pairs, table, chart, heat, flame, graph, time };
 
 /* A section that folds; it opens when something links to it. */
 function section(s) {

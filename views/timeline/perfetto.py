@@ -1,6 +1,7 @@
 """`trace.pftrace`: the tables as a native Perfetto trace.
 
-    threads    step ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on their threads
+    threads    step ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, long waits, on their threads
+    samples    of stacks, by thread
     NPU        host stages, QNN Execute, QNN Device, QNN Node, threads of an optrace; a flow leads from a graph to its execution
     flows      also from a prefetch to the expert run that used the loaded expert
     cpus       the kernel's scheduling events
@@ -33,7 +34,7 @@ from analyzer.records.schema import TABLES, Tables
 from analyzer.records.stamps import recording_stamp
 from analyzer.tables.store import LazyTables
 from moescope.scratch import replaced_file
-from views.timeline import marks, npu_slices, sched
+from views.timeline import marks, npu_slices, sched, stacks
 from views.timeline.columns import drawn_frame, integer_codes
 from views.timeline.protobuf import field_bytes, valid_text
 from views.timeline.sequence import PACKET, Level, Names, TrackEvents, counter_packets, head, slice_packets, track_opening
@@ -44,7 +45,7 @@ from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
 PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
-DRAWN = (*WORKING, "op_threads", "threads", "counters", "clocks", "rails", "power")
+DRAWN = (*WORKING, "op_threads", "threads", "counters", "clocks", "rails", "power", "stacks", "frames")
 Progress = Callable[[str], None]
 
 
@@ -69,6 +70,7 @@ class TraceWriter:
         self.written, self.names = TraceCounts(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
         self.roles: dict[int, str] = {}
+        self.shown: dict[int, int] = {}
         self.pids = thread_pids(manifest, self.tables)
         target = manifest.get("target") or {}
         self.pid = int(target.get("pid") or next(iter(self.pids.values()), 1))
@@ -120,7 +122,7 @@ class TraceWriter:
             described = ProcessDescriptor(pid=process.pid, process_name=name, cmdline=command)
             self.track(PROCESS | process.pid, process=described)
             for tid, name in process.threads:
-                self.roles[tid] = name
+                self.roles[tid], self.shown[tid] = name, process.pid
                 thread = ThreadDescriptor(pid=process.pid, tid=tid, thread_name=valid_text(name))
                 self.track(THREAD | tid, PROCESS | process.pid, thread=thread)
 
@@ -165,6 +167,14 @@ class TraceWriter:
         if tracks := self.npu_tracks():
             self.group(npu_slices.group_name(self.manifest), tracks)
 
+    def samples(self) -> None:
+        """Write the samples of stacks as a sequence of their own."""
+        if len(self.tables["samples"]):
+            self.sequence += 1
+            hz = int((self.manifest.get("stacks") or {}).get("hz") or 0)
+            self.out.emit(stacks.sample_head(self.tables, self.sequence, hz))
+            self.out.later(partial(stacks.sample_packets, private_frames(self.arrow, ["samples"]), self.sequence, self.shown))
+
     def counters(self) -> None:
         """Write the counters as tracks of the process."""
         for name, ts, values in marks.counter_tracks(self.tables):
@@ -194,7 +204,8 @@ class TraceWriter:
         self.processes()
         progress("scheduling")
         self.scheduling(boot)
-        for name, step in (("threads", self.threads), ("NPU", self.npu), ("counters", self.counters), ("marks", self.marks)):
+        parts = {"threads": self.threads, "stacks": self.samples, "NPU": self.npu, "counters": self.counters, "marks": self.marks}
+        for name, step in parts.items():
             progress(name)
             step()
         self.out.finish()

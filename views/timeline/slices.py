@@ -11,12 +11,14 @@ import pyarrow
 from analyzer.questions.accelerators import first_waits
 from analyzer.questions.experts import prefetched_runs
 from analyzer.questions.parts import given_away
+from analyzer.questions.stacks import named_stacks, short_function, waiting_places
 from analyzer.records.schema import Tables
 from views.timeline.columns import map_rows, rows_equal, rows_of, text_column, text_of
 
 PREFETCH, STEP, BATCH = 1 << 41, 1 << 42, 1 << 43  # offsets of flow ids of loads, steps and batches, distinct from graphs'
 
-
+CALLER = " ← "
+"""Between the functions of a stack, the innermost first."""
 Column: TypeAlias = np.ndarray | pyarrow.DictionaryArray
 
 
@@ -337,6 +339,20 @@ def major_fault_slices(tables: Tables) -> tuple[Slices, Slices]:
     return both.take(np.flatnonzero(timed)), replace(both.take(np.flatnonzero(~timed)), instant=True)
 
 
+def wait_slices(tables: Tables) -> Slices:
+    """One slice per long wait, named after where the thread waited, with its stack and who woke it in which function."""
+    frame = tables["waits"].assign(complete=True)
+    places = waiting_places(tables).tolist()
+    stacks = [*(CALLER.join(map(short_function, reversed(stack))) for stack in named_stacks(tables)), ""]
+    name = map_rows(lambda stack: f"wait: {short_function(places[stack])}", frame["stack_id"])
+    args: dict[str, Column] = {
+        "stack": text_column(frame["stack_id"].to_numpy(), stacks),
+        **positive(frame, "waker_tid"),
+        "woken_in": text_column(frame["waker_stack_id"].to_numpy() % len(stacks), [*places]),
+    }
+    return of_frame("off-cpu", name, frame, args)
+
+
 def close_open(slices: Slices, end: int) -> Slices:
     """Limit an unfinished slice to the begin of its thread's next one of the kind, else to the trace's end."""
     opened = ~slices.complete
@@ -366,5 +382,6 @@ def on_program(tables: Tables) -> Iterator[Slices]:
         ("operators", lambda: [wait]),
         ("reads", lambda: [read_slices(tables)]),
         ("faults", lambda: major_fault_slices(tables)),
+        ("waits", lambda: [wait_slices(tables)]),
     )
     return (slices for table, make in drawn if len(tables[table]) for slices in make() if len(slices))

@@ -26,8 +26,8 @@ WORK = "work of"
 """What distinguishes the name of a thread's slices from that of its states."""
 TOKEN_TRACKS = rf"^{WORK} tokens(: | \(|$)"
 """The work of threads that compute steps, as `thread_roles` names them; the UI adds their ids."""
-DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "npu_batches", "calls")
-WORKING = (*DOING, "reads", "faults")
+DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "npu_batches", "calls", "samples")
+WORKING = (*DOING, "reads", "faults", "waits")
 """Tables of the program's work by thread; reads and page faults also occur on threads without other work."""
 
 
