@@ -23,6 +23,7 @@ from analyzer.compare.environment import begin_s, environment_of
 from analyzer.compare.graph import Skeleton, skeleton_of, unpack_skeleton
 from analyzer.compare.metrics import DIMS, METRICS, RunTables, extract_metrics, metric_keys, routed_rows
 from analyzer.errors import AnalysisError
+from analyzer.questions.step_origin import step_event
 from analyzer.tables.recording_folders import RecordingFolder, is_pattern, recording_folders
 from analyzer.tables.store import TABLES_VERSION, input_fingerprint, load_tables
 from moescope.answers import note_emulator
@@ -30,7 +31,7 @@ from tracer.recording.format import Recording, RecordingError, is_whole, with_ch
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
-RESULT_VERSION = 7
+RESULT_VERSION = 8
 RENAMED = {"TPOT": "TPOT, median"}
 """Metrics with other names in older versions."""
 SERIES_STEPS = 4000
@@ -102,6 +103,7 @@ def of_recording(folder: Path) -> Result:
     facts = RunTables(tables)
     series = np.round(facts.itl.to_numpy()[:SERIES_STEPS], 5).tolist()
     about = environment_of(recording.manifest)
+    about |= {"steps": event} if (event := step_event(tables)) else {}
     seal = str(with_checksum(recording.manifest)["checksum"])
     result = Result(
         folder.name, extract_metrics(facts), about, series, routes, skeleton_of(facts), begin_s(recording.manifest), seal=seal
