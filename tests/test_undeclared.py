@@ -61,7 +61,7 @@ def ran(how: str) -> Run:
     engine = made_once("streaming engine", build_engine)
 
     def record(folder: Path) -> None:
-        words = [engine / "streaming", engine / "weights", STEPS, 40, 10, STALL_EVERY, how]
+        words = [engine / "streaming", engine / "weights", STEPS, 40, 10, STALL_EVERY, 1, how]
         done = trace("run", "--no-views", *OPTIONS[how], "-o", str(folder / "run"), "--", *map(str, words))
         assert done.returncode == 0, done.stderr
         (folder / "said.json").write_text(next(line for line in done.stdout.splitlines() if line.startswith("{")))

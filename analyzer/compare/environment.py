@@ -9,7 +9,7 @@ from typing import Any
 from analyzer.records.manifest import command_of, section
 
 MACHINE = ("arch", "cpu_model", "cpus", "memory_bytes", "kernel", "os", "governor")
-MUST_MATCH = {"arch", "cpu_model", "cpus", "kernel", "governor", "memory_bytes", "NPU", "model"}
+MUST_MATCH = {"arch", "cpu_model", "cpus", "kernel", "governor", "memory_bytes", "NPU", "model", "steps"}
 MAYBE_UNKNOWN = {"model", "model file"}
 """In some recordings only: no difference is reported where one side lacks them."""
 TRACING = ("loader", "buffer", "levels", "program")

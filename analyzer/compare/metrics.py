@@ -31,6 +31,9 @@ NEGLIGIBLE_TIME = 0.01
 UNDISTURBED = 0.8
 """Share of an operator's executions, the fastest, that determine its time: the others mostly waited for something."""
 
+UNDECLARED, STEP = ("found", "user"), "step"
+"""The engines of steps that no engine declares, and what their phase is called."""
+
 
 class RunTables:
     """A recording's tables, and intermediate results that several metrics share; `hz`: of its samples of stacks, if any."""
@@ -39,7 +42,8 @@ class RunTables:
         self.tables, self.hz = tables, hz
         every, fed = figures.complete_steps(tables).sort_index(), figures.fed_sequences(tables)
         self.complete_steps = figures.undisturbed_steps(every)
-        self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
+        named = self.complete_steps["phase"].mask(self.complete_steps["engine"].isin(UNDECLARED), STEP)
+        self.steps = self.complete_steps.assign(phase=named)[named != ""].set_index("token_id")
         self.time = step_time.step_time(tables)
         self.itl, self.ttfts = figures.itls_ms(fed), figures.ttft_ms(fed)
 
@@ -87,10 +91,12 @@ def speed_metrics(facts: RunTables) -> Iterator[Row]:
     """TTFT, TPOT, prefill and decode speed, as defined in questions/figures.py; medians as the robust values."""
     steps, itl, waited = facts.complete_steps, facts.itl, facts.ttfts
     decode, n_prefill = steps[steps["phase"] == "decode"], int((steps["phase"] == "prefill").sum())
+    undeclared = facts.steps[facts.steps["phase"] == STEP]
     yield metric_row("speed", "TTFT", "ms", waited.median(), len(waited))
     yield metric_row("speed", "TPOT, median", "ms", itl.median(), len(itl))
     yield metric_row("speed", "decode step", "ms", decode["duration_ns"].median() / MS, len(decode))
     yield metric_row("speed", "decode speed", "tok/s", figures.decode_tokens_per_s(itl), len(itl), better="higher")
+    yield metric_row("speed", STEP, "ms", undeclared["duration_ns"].median() / MS, len(undeclared))
     yield metric_row("speed", "prefill speed", "tok/s", figures.prefill_tokens_per_s(steps), n_prefill, better="higher")
 
 
@@ -108,7 +114,7 @@ def tail_metrics(facts: RunTables) -> Iterator[Row]:
 def phase_metrics(facts: RunTables) -> Iterator[Row]:
     """ms per step of every part (median) and of every cause (mean, as on all screens: few steps have some), by phase."""
     steps = facts.steps
-    if len(steps) == 0 or len(facts.tables["operators"]) == 0:
+    if len(steps) == 0 or (len(facts.tables["operators"]) == 0 and not (steps["phase"] == STEP).any()):
         return
     for by in ("part", "cause"):
         spent = step_time.per_step(facts.tables, facts.time, by).reindex(steps.index, fill_value=0.0) / MS

@@ -24,6 +24,7 @@ from analyzer.compare.functions import with_unsampled
 from analyzer.compare.graph import Skeleton, skeleton_of, unpack_skeleton
 from analyzer.compare.metrics import DIMS, METRICS, RunTables, extract_metrics, metric_keys, routed_rows
 from analyzer.errors import AnalysisError
+from analyzer.questions.step_origin import step_event
 from analyzer.records.manifest import section
 from analyzer.tables.recording_folders import RecordingFolder, is_pattern, recording_folders
 from analyzer.tables.store import TABLES_VERSION, input_fingerprint, load_tables
@@ -104,6 +105,7 @@ def of_recording(folder: Path) -> Result:
     facts = RunTables(tables, int(section(recording.manifest, "stacks").get("hz") or 0))
     series = np.round(facts.itl.to_numpy()[:SERIES_STEPS], 5).tolist()
     about = environment_of(recording.manifest)
+    about |= {"steps": event} if (event := step_event(tables)) else {}
     seal = str(with_checksum(recording.manifest)["checksum"])
     result = Result(
         folder.name, extract_metrics(facts), about, series, routes, skeleton_of(facts), begin_s(recording.manifest), seal=seal

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analyzer.questions import causes, displacement, expert_loads
 from analyzer.questions.facts import Finding, RuleInputs
-from analyzer.records.intervals import Intervals
+from analyzer.records.intervals import Intervals, merge_intervals, overlaps
 from moescope.packaged import toml_beside
 
 MEANING: dict[str, str] = toml_beside(__file__, "findings.toml")["causes"]
@@ -28,6 +28,7 @@ def by_cause(facts: RuleInputs) -> Iterator[Finding]:
         named = ", ".join(f"{name} {ns / facts.total_ns:.0%}" for name, ns in below.items() if ns >= 0.005 * facts.total_ns)
         above = f"; {saving / facts.total_ns:.0%} above the roofline" if cause == causes.COMPUTING and saving else ""
         text = f"{cause} ({MEANING[str(cause)]}{above})" + (f": {named}" if named else "")
+        text = KNOB_OF[str(cause)](facts, rows, text) if cause in KNOB_OF else text
         phases = rows.groupby("phase")["duration_ns"].sum() / phase_ns
         evidence = {
             "cause": cause,
@@ -57,6 +58,38 @@ def largest_amounts(facts: RuleInputs, cause: str, rows: pd.DataFrame) -> pd.Ser
     ranked = names[names > 0].sort_values(ascending=False)
     rest = ranked.iloc[NAMED:].sum()
     return pd.concat([ranked.iloc[:NAMED], pd.Series({"other": rest})]) if rest else ranked
+
+
+def cpu_knob(facts: RuleInputs, rows: pd.DataFrame, text: str) -> str:
+    """The text with what to turn for a lack of CPUs: the one that others take, or that the program's threads take each other."""
+    by = displacing_programs(facts, rows).drop([UNKNOWN, LATE], errors="ignore")
+    own = float(by.get(OWN_THREADS, 0.0))
+    others = float(by.sum()) - own
+    return facts.with_knob(text, *(("cpus", others) if others >= own else ("threads", own)))
+
+
+def disk_knob(facts: RuleInputs, rows: pd.DataFrame, text: str) -> str:
+    """The text with what to turn for `rows` of `time` that wait for the disk, by what they wait for.
+
+    Reading ahead saves no more than the steps compute meanwhile.
+    """
+    tables, spans = facts.tables, Intervals.of_table(rows)
+    faulted = float(overlaps(spans, merge_intervals(Intervals.of_table(tables["faults"]))).length.sum())
+    met = overlaps(spans, merge_intervals(Intervals.of_table(tables["reads"])))
+    own = (rows["tid"].to_numpy() == facts.steps["tid"].reindex(rows["token_id"]).to_numpy())[met.left]
+    here, elsewhere = float(met.length[own].sum()), float(met.length[~own].sum())
+    if faulted >= max(here, elsewhere):
+        return facts.with_knob(text, "memory", faulted)
+    if here >= elsewhere:
+        return facts.with_knob(text, "read ahead", min(here, facts.ns(facts.time["cause"] == causes.COMPUTING)))
+    blocks = tables["blocks"]
+    flight = merge_intervals(Intervals.of(blocks["begin_ns"].to_numpy(), blocks["end_ns"].to_numpy())).length.sum()
+    depth = float(blocks["duration_ns"].sum()) / max(int(flight), 1)
+    return facts.with_knob(text, "queue depth", elsewhere, depth=depth) if len(blocks) else text
+
+
+KNOB_OF = {causes.RUN_QUEUE: cpu_knob, causes.DISK: disk_knob}
+"""What names the knob of a cause."""
 
 
 def displacing_programs(facts: RuleInputs, rows: pd.DataFrame) -> pd.Series:

@@ -12,6 +12,9 @@ from analyzer.records.schema import Tables
 from moescope.packaged import toml_beside
 
 QUERIES: dict[str, str] = toml_beside(__file__, "findings.toml")["queries"]
+KNOBS: dict[str, str] = toml_beside(__file__, "findings.toml")["knobs"]
+WORTH_TURNING = 0.005
+"""A knob that would save less of the time is not named."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class RuleInputs:
     def ns(self, rows: pd.Series) -> float:
         """The time of the rows of `time` that a mask selects."""
         return float(self.time.loc[rows, "duration_ns"].sum())
+
+    def with_knob(self, text: str, knob: str, most_ns: float, **figures: Any) -> str:
+        """A finding's text with what to turn, and the share of the time that this saves at most, `most_ns`."""
+        share = most_ns / self.total_ns if self.total_ns else 0.0
+        return f"{text}; {KNOBS[knob].format_map(figures)}: at most {share:.0%}" if share >= WORTH_TURNING else text
 
     def finding(
         self, rule: str, text: str, saving_ns: float, evidence: dict[str, Any], query: str, named: dict[str, Any] | None = None

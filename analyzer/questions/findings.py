@@ -16,7 +16,7 @@ from analyzer.questions.cause_findings import NAMED, by_cause, thread_labels
 from analyzer.questions.causes import CAUSES, COMPUTING, DISK
 from analyzer.questions.ceilings import Ceilings
 from analyzer.questions.disk_faults import disk_faults
-from analyzer.questions.facts import Finding, RuleInputs, rows_equal
+from analyzer.questions.facts import KNOBS, Finding, RuleInputs, rows_equal
 from analyzer.questions.parts import HOST_CODE, LOAD, NPU
 from analyzer.questions.programs import has_only_threads, lives_as_steps, thread_lives
 from analyzer.questions.wait_findings import RULE, wait_findings
@@ -49,11 +49,13 @@ def load_findings(facts: RuleInputs) -> Iterator[Finding]:
         evidence = {"loads": len(rows), "first": len(first), "bytes": int(rows["bytes"].sum()), **asdict(better)}
         yield facts.finding("expert loads", _reload_text(rows, again, better, facts), better.won_ns, evidence, "expert_loads")
     waited = float((first["cost_ns"] - first["compile_ns"]).sum())
-    text = f"first loads of {counted(len(first), 'expert')} fall into steps, which no cache avoids: load before the first step"
+    text = f"first loads of {counted(len(first), 'expert')} fall into steps, which no cache avoids"
+    text = facts.with_knob(text, "load first", waited)
     yield facts.finding("first loads", text, waited, {"loads": len(first)}, "expert_loads")
     made = rows[rows["compile_ns"] > 0]
-    text = f"steps compile the NPU graphs of {counted(len(made), 'expert')}: compile ahead of time"
-    yield facts.finding("compiling", text, float(made["compile_ns"].sum()), {"loads": len(made)}, "compiling")
+    compiled = float(made["compile_ns"].sum())
+    text = facts.with_knob(f"steps compile the NPU graphs of {counted(len(made), 'expert')}", "compile first", compiled)
+    yield facts.finding("compiling", text, compiled, {"loads": len(made)}, "compiling")
 
 
 def _reload_text(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.AvoidedLoads, facts: RuleInputs) -> str:
@@ -62,11 +64,11 @@ def _reload_text(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.A
     text = f"evicted experts are loaded again: {len(again)} of {counted(len(rows), 'load')} ({size(rows['bytes'].sum())}); "
     if not np.isfinite(better.budget_bytes) or had is None:
         return text + "a cache that holds everything would avoid them"
-    cache = f"a cache of {at_least(better.budget_bytes)} instead of {size(had)}"
+    cache = KNOBS["cache"].format(wanted=at_least(better.budget_bytes), had=size(had), loads=better.loads)
     cliff = cache_curves.lru_cliff(facts.tables)
     below = cliff is not None and cliff.bytes == cliff.bytes and had <= cliff.nothing_below
     why = f"; the cache is smaller than one token's experts ({size(cliff.bytes)}), so LRU hits nothing" if cliff and below else ""
-    return f"{text}{cache} would avoid {better.loads} of them (replayed, LRU){why}"
+    return f"{text}{cache}{why}"
 
 
 def disk_waits(facts: RuleInputs) -> Iterator[Finding]:
@@ -74,16 +76,16 @@ def disk_waits(facts: RuleInputs) -> Iterator[Finding]:
     waited = (facts.time["cause"] == DISK) & (facts.time["op_id"] >= 0)
     for row in disk_faults(facts.tables):
         evidence = {"phase": row.phase, "faults": row.faults, "steps": row.steps, "of_steps": row.of_steps}
-        yield facts.finding("disk", row.text, facts.ns(waited & (facts.time["phase"] == row.phase)), evidence, "disk")
+        lost = facts.ns(waited & (facts.time["phase"] == row.phase))
+        yield facts.finding("disk", facts.with_knob(row.text, "memory", lost), lost, evidence, "disk")
 
 
 def shared_cpus(facts: RuleInputs) -> Iterator[Finding]:
     """More threads than CPUs: they displace each other."""
     crowd = facts.crowd
     if crowd:
-        text = f"{crowd.threads} threads compute on {counted(crowd.cpus, 'CPU')} and displace each other; use {crowd.cpus}"
-        bound = " (an upper bound: fewer threads wait for each other too)" if crowd.cpus > 1 else ""
-        yield facts.finding("crowded", text + bound, crowd.won_ns, asdict(crowd), "crowded")
+        text = f"{crowd.threads} threads compute on {counted(crowd.cpus, 'CPU')} and displace each other"
+        yield facts.finding("crowded", facts.with_knob(text, "threads", crowd.won_ns), crowd.won_ns, asdict(crowd), "crowded")
 
 
 def imbalance(facts: RuleInputs) -> Iterator[Finding]:
@@ -139,6 +141,7 @@ def slower_backend(facts: RuleInputs) -> Iterator[Finding]:
         device = {NPU: "the NPU"}.get(row["backend"], row["backend"])
         graphs = f"{row['kind']} graphs of {counted(row['n_tokens'], 'row')}"
         text = f"{graphs} take {row['times_cpu']:,.1f} times as long on {device} as on the CPU"
+        text = facts.with_knob(text, "placement", lost)
         yield facts.finding(f"backend: {row['kind']}", text, lost, row, "slower_backend", row)
 
 
@@ -152,7 +155,7 @@ def across_tokens(facts: RuleInputs) -> Iterator[Finding]:
     if first := trend["first"]:
         text = f"the first {trend['of']} takes {first['ms']:,.0f} ms, {first['times']:,.1f} times the following ones"
         saving = first["ms"] * (1 - 1 / first["times"]) * 1e6
-        yield facts.finding("first step", f"{text}; warm up before measuring", saving, first, "change_points")
+        yield facts.finding("first step", facts.with_knob(text, "warm up", saving), saving, first, "change_points")
     for jump in trend["change_points"]:
         if jump["after_ms"] > jump["before_ms"]:
             later = int((steps["token_id"] >= jump["token_id"]).sum())

@@ -31,3 +31,10 @@ def step_origin(tables: Tables) -> str:
     if (tables["tokens"]["engine"] == USER).any():
         return "steps by --step-at: each lasts until its thread enters the function again"
     return ""
+
+
+def step_event(tables: Tables) -> str:
+    """What begins steps that no engine declared, in terms that two runs of a program share; "" for those of engines."""
+    for _, row in tables["recurrences"][tables["recurrences"]["chosen"]].iterrows():
+        return f"found, at each {row['what']}: {row['file'] or 'descriptor'} {row['offset'] if row['file'] else row['fd']}"
+    return "--step-at" if (tables["tokens"]["engine"] == USER).any() else ""

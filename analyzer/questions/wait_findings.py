@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import causes
+from analyzer.questions.cause_findings import disk_knob
 from analyzer.questions.facts import Finding, RuleInputs
 from analyzer.questions.stacks import base_name, own_functions, waiting_places
 from analyzer.records.intervals import Intervals, merge_intervals, overlaps, split_intervals
@@ -28,7 +29,8 @@ def waiting_pieces(facts: RuleInputs) -> pd.DataFrame:
     """
     tables, owners = facts.tables, facts.steps["tid"]
     rows = facts.time[facts.time["cause"].isin(CAUSES)]
-    rows = rows.assign(waiter=owners.reindex(rows["token_id"]).to_numpy())[["cause", "waiter", "tid", "begin_ns", "end_ns"]]
+    rows = rows.assign(waiter=owners.reindex(rows["token_id"]).to_numpy())
+    rows = rows[["token_id", "cause", "waiter", "tid", "begin_ns", "end_ns"]]
     cut = split_intervals(Intervals.of_table(rows, "waiter"), Intervals.of_table(tables["waits"]))
     stacks = np.append(tables["waits"]["stack_id"].to_numpy(), NONE)[cut.right]
     rows = rows.iloc[cut.left].assign(begin_ns=cut.begin, end_ns=cut.end, place=waiting_places(tables)[stacks])
@@ -107,6 +109,7 @@ def finding_of(facts: RuleInputs, about: dict[str, Any], rows: pd.DataFrame, ns:
         text += f": it {does}"
     else:
         text += ", which no thread of the program ends" * (about["cause"] == causes.ASLEEP)
+    text = disk_knob(facts, rows, text) if about["cause"] == causes.DISK else text
     evidence = {"cause": about["cause"], "ms": ns / 1e6, "share": ns / facts.total_ns, "place": about["place"], "does": does}
     evidence |= {"waiter": int(about["waiter"]), "tid": int(about["tid"]), "disk_idle": about["disk"] == IDLE}
     return facts.finding(f"{RULE}{about['cause']}", text, ns, evidence, "waits", {"tid": int(about["waiter"])})

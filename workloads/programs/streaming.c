@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * An engine that nobody declared: its thread `loader` reads a layer's weights (O_DIRECT), dequantizes them into a ring of buffers,
- * and its main thread multiplies them.
+ * An engine that nobody declared: LOADERS threads `loader` read a layer's weights (O_DIRECT) and dequantize them into a ring of
+ * buffers, and its main thread multiplies them.
  *
- *	streaming WEIGHTS STEPS DEQUANTIZE COMPUTE STALL_EVERY [quiet] > tokens
+ *	streaming WEIGHTS STEPS DEQUANTIZE COMPUTE STALL_EVERY LOADERS [quiet] > tokens
  *
  * DEQUANTIZE and COMPUTE: turns over a layer. In each STALL_EVERY-th step (0: none) a layer is dequantized eight times as long.
  * A token is printed after each step, unless `quiet`. The last line is JSON, CLOCK_MONOTONIC in ns: [begin, end] of `steps`, of the
- * main thread's `waits` for a layer, of the loader's `reads` and of its `work` on them.
+ * main thread's `waits` for a layer, of the loaders' `reads` and of their `work` on them.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -20,7 +20,8 @@
 
 #define LAYERS 8
 #define LAYER_BYTES (256 * 1024)
-#define RING 2
+#define RING 4
+#define MOST_LOADERS 8
 #define MOST 100000
 
 struct times {
@@ -32,9 +33,8 @@ struct times {
 static struct times steps = {.name = "steps"}, waits = {.name = "waits"}, reads = {.name = "reads"}, work = {.name = "work"};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t filled = PTHREAD_COND_INITIALIZER, emptied = PTHREAD_COND_INITIALIZER;
-static int n_filled, n_steps, dequantize_turns, compute_turns, stall_every, file;
+static int filled_by[RING], n_used, n_steps, n_loaders, dequantize_turns, compute_turns, stall_every, file;
 static float *ring[RING], sum;
-static signed char *raw;
 
 static unsigned long now(void)
 {
@@ -46,10 +46,12 @@ static unsigned long now(void)
 
 static void note(struct times *times, unsigned long begin)
 {
-	if (times->count < MOST) {
-		times->at[times->count][0] = begin;
-		times->at[times->count++][1] = now();
-	}
+	int row = __atomic_fetch_add(&times->count, 1, __ATOMIC_RELAXED);
+
+	if (row >= MOST)
+		abort();
+	times->at[row][0] = begin;
+	times->at[row][1] = now();
 }
 
 __attribute__((noipa)) void dequantize(float *out, const signed char *in, int turns)
@@ -69,23 +71,24 @@ __attribute__((noipa)) float multiply(const float *weights, int turns)
 	return answer;
 }
 
-__attribute__((noipa)) void wait_for_space(void)
+__attribute__((noipa)) void wait_for_space(int layer)
 {
 	pthread_mutex_lock(&lock);
-	while (n_filled == RING)
+	while (layer >= n_used + RING)
 		pthread_cond_wait(&emptied, &lock);
 	pthread_mutex_unlock(&lock);
 }
 
-static void *load(void *unused)
+static void *load(void *first)
 {
-	(void)unused;
+	signed char *raw = aligned_alloc(4096, LAYER_BYTES);
+
 	pthread_setname_np(pthread_self(), "loader");
-	for (int i = 0; i < n_steps * LAYERS; i++) {
+	for (int i = (long)first; i < n_steps * LAYERS; i += n_loaders) {
 		int stalls = stall_every && i / LAYERS % stall_every == stall_every - 1 && i % LAYERS == LAYERS / 2;
 		unsigned long begin;
 
-		wait_for_space();
+		wait_for_space(i);
 		begin = now();
 		if (pread(file, raw, LAYER_BYTES, (long)(i % LAYERS) * LAYER_BYTES) != LAYER_BYTES)
 			abort();
@@ -94,19 +97,19 @@ static void *load(void *unused)
 		dequantize(ring[i % RING], raw, dequantize_turns * (stalls ? 8 : 1));
 		note(&work, begin);
 		pthread_mutex_lock(&lock);
-		n_filled++;
+		filled_by[i % RING] = i + 1;
 		pthread_cond_signal(&filled);
 		pthread_mutex_unlock(&lock);
 	}
 	return NULL;
 }
 
-__attribute__((noipa)) void wait_for_layer(void)
+__attribute__((noipa)) void wait_for_layer(int layer)
 {
 	unsigned long begin = now();
 
 	pthread_mutex_lock(&lock);
-	while (!n_filled)
+	while (filled_by[layer % RING] != layer + 1)
 		pthread_cond_wait(&filled, &lock);
 	pthread_mutex_unlock(&lock);
 	note(&waits, begin);
@@ -114,12 +117,12 @@ __attribute__((noipa)) void wait_for_layer(void)
 
 __attribute__((noipa)) void run_step(int step)
 {
-	for (int layer = 0; layer < LAYERS; layer++) {
-		wait_for_layer();
-		sum += multiply(ring[(step * LAYERS + layer) % RING], compute_turns);
+	for (int layer = step * LAYERS; layer < (step + 1) * LAYERS; layer++) {
+		wait_for_layer(layer);
+		sum += multiply(ring[layer % RING], compute_turns);
 		pthread_mutex_lock(&lock);
-		n_filled--;
-		pthread_cond_signal(&emptied);
+		n_used++;
+		pthread_cond_broadcast(&emptied);
 		pthread_mutex_unlock(&lock);
 	}
 }
@@ -134,22 +137,25 @@ static void print_times(const struct times *times, const char *before)
 
 int main(int argc, char **argv)
 {
-	int quiet = argc > 6 && !strcmp(argv[6], "quiet");
-	pthread_t loader;
+	int quiet = argc > 7 && !strcmp(argv[7], "quiet");
+	pthread_t loaders[MOST_LOADERS];
 
-	if (argc < 6)
+	if (argc < 7)
 		return 2;
 	n_steps = atoi(argv[2]);
 	dequantize_turns = atoi(argv[3]);
 	compute_turns = atoi(argv[4]);
 	stall_every = atoi(argv[5]);
+	n_loaders = atoi(argv[6]);
+	if (n_loaders < 1 || n_loaders > MOST_LOADERS)
+		return 2;
 	file = open(argv[1], O_RDONLY | O_DIRECT);
 	if (file < 0)
 		file = open(argv[1], O_RDONLY);
-	raw = aligned_alloc(4096, LAYER_BYTES);
 	for (int i = 0; i < RING; i++)
 		ring[i] = calloc(LAYER_BYTES / 4, sizeof(float));
-	pthread_create(&loader, NULL, load, NULL);
+	for (long i = 0; i < n_loaders; i++)
+		pthread_create(&loaders[i], NULL, load, (void *)i);
 	for (int step = 0; step < n_steps; step++) {
 		unsigned long begin = now();
 
@@ -160,7 +166,8 @@ int main(int argc, char **argv)
 		}
 		note(&steps, begin);
 	}
-	pthread_join(loader, NULL);
+	for (int i = 0; i < n_loaders; i++)
+		pthread_join(loaders[i], NULL);
 	print_times(&steps, "\n{");
 	print_times(&waits, ", ");
 	print_times(&reads, ", ");
