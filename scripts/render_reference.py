@@ -36,6 +36,7 @@ SUBJECTS = {
         "Threads, page faults, reads, writes, block I/O, clocks",
         "thread_states threads sched faults reads writes recurrences blocks clocks",
     ),
+    "energy": ("Power sensors and energy", "rails power energy"),
     "stacks": ("Stacks of samples and of waits", "samples waits stacks frames"),
     "other": (
         "Functions, sessions, counters, imports, comparisons",

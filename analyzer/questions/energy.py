@@ -12,8 +12,10 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import figures
+from analyzer.questions.causes import ACCELERATOR
 from analyzer.questions.energy_fit import EnergyFit, fit_energy
 from analyzer.questions.requests import request_table
+from analyzer.questions.step_time import step_time
 from analyzer.records.intervals import Intervals, common_time, merge_intervals, ns_since, uncovered_parts
 from analyzer.records.schema import Tables, declared_columns, empty_table
 from analyzer.tables.power import POWER
@@ -117,12 +119,19 @@ class Running:
         every = merge_intervals(Intervals.joined(*steps.values()))
         parts = {name: common_time(*on_threads(cpu, span)) for name, span in steps.items()}
         parts[OUTSIDE] = uncovered_parts(cpu, on_threads(cpu, every)[1])
+        parts |= {f"{name} on {ACCELERATOR}": common_time(span, accelerator_times(tables)) for name, span in steps.items()}
         names = tuple(name for name, part in parts.items() if len(part))
         return cls(names, tuple(parts[name] for name in names), steps)
 
     def seconds(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
         """What ran in each window: shape [windows, 1 + names], the first column all the time."""
         return np.column_stack([(end - begin) * NS, *(seconds_within(span, begin, end) for span in self.spans)])
+
+
+def accelerator_times(tables: Tables) -> Intervals:
+    """When steps waited for an accelerator that worked."""
+    rows = step_time(tables)
+    return merge_intervals(Intervals.of_table(rows[rows["cause"] == ACCELERATOR].assign(key=0), "key"))
 
 
 def on_threads(cpu: Intervals, spans: Intervals) -> tuple[Intervals, Intervals]:
@@ -222,11 +231,8 @@ def phase_energy(tables: Tables, fits: list[RailFit] | None = None) -> pd.DataFr
 def energy_row(each: RailFit, phase: str, spans: Intervals, tokens: int) -> dict[str, Any]:
     """The energy of a phase by one rail; NaN where the readings cannot tell it."""
     seconds, names = float(spans.length.sum()) * NS, each.running.names
-    amounts = np.zeros(1 + len(names))
-    amounts[0] = seconds
-    if phase in names:
-        number = names.index(phase)
-        amounts[1 + number] = float(each.running.spans[number].length.sum()) * NS
+    ran = [float(span.length.sum()) * NS for span in each.running.spans]
+    amounts = np.array([seconds, *(ran[i] if name.split(" on ")[0] == phase else 0.0 for i, name in enumerate(names))])
     joules, low, high = each.fit.total(amounts)
     if not (high - low) / 2 <= WIDEST * joules:
         joules = low = high = np.nan
