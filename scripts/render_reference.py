@@ -34,13 +34,13 @@ SUBJECTS = {
     ),
     "kernel": (
         "Threads, page faults, reads, writes, block I/O, clocks",
-        "thread_states threads sched faults reads writes recurrences blocks clocks",
+        "thread_states threads sched faults reads writes blocks clocks",
     ),
     "energy": ("Power sensors and energy", "rails power energy"),
     "stacks": ("Stacks of samples and of waits", "samples waits stacks frames"),
     "other": (
         "Functions, sessions, counters, imports, comparisons",
-        "calls sessions genie_events pmc unpaired qnn_imported qnn_optrace metrics",
+        "calls sessions genie_events pmc unpaired qnn_imported qnn_optrace metrics recurrences",
     ),
 }
 """Page → title, and the tables on it."""

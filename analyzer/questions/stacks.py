@@ -20,6 +20,8 @@ TABLES = ("samples", "waits", "stacks", "frames")
 SYSTEM = r"(?:^|/)(?:\[kernel\]|\[vdso\]|(?:libc|libpthread|ld-linux[^/]*|libm|libgcc_s|libstdc\+\+|libi?g?omp5?)[.-][^/]*)$"
 """Files whose functions say how a thread waits, not for what: the kernel, C, C++ and OpenMP."""
 SPANS = ("op_threads", "experts", "loads")
+FALLEN_ASLEEP_NS = 100_000
+"""From a wait's begin to where its thread surely sleeps."""
 OUTSIDE, UNKNOWN = "outside of steps", "unknown"
 WHOLE, CALLERS_UNKNOWN = "whole", "[callers unknown]"
 """How a whole stack ended, and the frame that others have below their outermost one."""
@@ -32,7 +34,7 @@ def joined(tables: Tables, name: str) -> pd.DataFrame:
 
 
 def with_moments(tables: Tables, name: str) -> pd.DataFrame:
-    """The rows of `samples`, or of `waits` (at their middle), with operator, expert, part and cause of that moment.
+    """The rows of `samples`, or of `waits` (at their begin), with operator, expert, part and cause of that moment.
 
     A sample of a step's deciding thread, and a wait of a step's own, have the step's part and cause in `time`; other threads'
     have those of what they did themselves. Without steps, they have those of their thread's life.
@@ -45,8 +47,9 @@ def with_moments(tables: Tables, name: str) -> pd.DataFrame:
     if of_lives or name == "waits":
         time = time.assign(tid=tables["tokens"].set_index("token_id")["tid"].reindex(time["token_id"]).to_numpy())
     spans = {"time": time, **{table: tables[table] for table in SPANS}}
-    middle = rows["ts_ns"] if name == "samples" else rows["begin_ns"] + rows["duration_ns"] // 2
-    moment = rows.assign(begin_ns=middle)
+    # A wait ends with the way back to a CPU: its first moments tell why.
+    moments = rows["ts_ns"] if name == "samples" else rows["begin_ns"] + np.minimum(rows["duration_ns"] // 2, FALLEN_ASLEEP_NS)
+    moment = rows.assign(begin_ns=moments)
     within = {table: innermost_span(frame, moment) for table, frame in spans.items()}
 
     def of(table: str, column: str, blank: int | str = NONE) -> np.ndarray:
@@ -57,7 +60,7 @@ def with_moments(tables: Tables, name: str) -> pd.DataFrame:
     at_op = pd.Index(operators["op_id"]).get_indexer(op)
     token = np.where(decides & (not of_lives), of("time", "token_id"), rows["token_id"])
     loading, running = within["loads"] >= 0, within["experts"] >= 0
-    waiting = (within["op_threads"] >= 0) & (middle.to_numpy() >= of("op_threads", "wait_ns"))
+    waiting = (within["op_threads"] >= 0) & (moments.to_numpy() >= of("op_threads", "wait_ns"))
     own = (
         np.where(waiting, OTHER_THREAD, COMPUTING)
         if name == "samples"
