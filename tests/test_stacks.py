@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -32,7 +33,8 @@ from workloads.gguf_model import SHAPES, write_model
 
 pytestmark = pytest.mark.needs("probes")
 BRANCHES = ("branch_long", "branch_deep", "branch_short")
-LEVELS, SIGMAS, HZ = 40, 4.0, 997
+LEVELS, SIGMAS = 40, 4.0
+HZ = int(os.environ.get("STACKS_HZ", "997"))
 WAITS = "select dur, extract_arg(arg_set_id, 'debug.stack') as stack from slice where category = 'off-cpu'"
 LINUX = tuple(map(int, platform.release().split(".")[:2]))
 FLAGS = {
