@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from runtime.telemetry import _probes
+from runtime.telemetry import _probes  # type: ignore[attr-defined]
 
 PREFILL, DECODE, PROMPT = 1, 2, 64
 
