@@ -27,7 +27,6 @@ from moescope.__main__ import main as moescope
 from tests.conftest import ROOT, trace
 from tests.test_compare_planted import WITH_SITES
 from tracer.recording.format import Recording
-from views.timeline.perfetto import write_trace
 from workloads.compiling import compile_c
 from workloads.gguf_model import SHAPES, write_model
 
@@ -162,6 +161,8 @@ def test_generated_code_has_the_names_of_its_map_and_its_callers(generated: Run)
 
 
 def test_perfetto_counts_the_same_samples_by_thread_and_by_function(ran: Run, tmp_path: Path) -> None:
+    from views.timeline.perfetto import write_trace  # whose package is not in the guests of tests/vm
+
     manifest = Recording(ran.folder).manifest
     write_trace(manifest, ran.tables, tmp_path / "trace.pftrace")
     engine = pytest.importorskip("workloads.trace_processor").TraceProcessorWasm(trace=str(tmp_path / "trace.pftrace"))
