@@ -223,8 +223,8 @@ def answers() -> tuple[bool, str]:
 def tests(*arguments: str) -> tuple[bool, str]:
     """Tests of the project itself."""
     done = command("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
-    print(done.stdout[-6000:], flush=True)
-    return done.returncode == 0, done.stdout.strip().splitlines()[-1]
+    print(done.stdout[-6000:], done.stderr[-3000:], flush=True)
+    return done.returncode == 0, (done.stdout.strip() or f"pytest ended with {done.returncode}").splitlines()[-1]
 
 
 def truth() -> tuple[bool, str]:
