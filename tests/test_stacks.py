@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -26,13 +27,13 @@ from moescope.__main__ import main as moescope
 from tests.conftest import ROOT, trace
 from tests.test_compare_planted import WITH_SITES
 from tracer.recording.format import Recording
-from views.timeline.perfetto import write_trace
 from workloads.compiling import compile_c
 from workloads.gguf_model import SHAPES, write_model
 
 pytestmark = pytest.mark.needs("probes")
 BRANCHES = ("branch_long", "branch_deep", "branch_short")
-LEVELS, SIGMAS, HZ = 40, 4.0, 997
+LEVELS, SIGMAS = 40, 4.0
+HZ = int(os.environ.get("STACKS_HZ", "997"))
 WAITS = "select dur, extract_arg(arg_set_id, 'debug.stack') as stack from slice where category = 'off-cpu'"
 LINUX = tuple(map(int, platform.release().split(".")[:2]))
 FLAGS = {
@@ -160,6 +161,8 @@ def test_generated_code_has_the_names_of_its_map_and_its_callers(generated: Run)
 
 
 def test_perfetto_counts_the_same_samples_by_thread_and_by_function(ran: Run, tmp_path: Path) -> None:
+    from views.timeline.perfetto import write_trace  # whose package is not in the guests of tests/vm
+
     manifest = Recording(ran.folder).manifest
     write_trace(manifest, ran.tables, tmp_path / "trace.pftrace")
     engine = pytest.importorskip("workloads.trace_processor").TraceProcessorWasm(trace=str(tmp_path / "trace.pftrace"))

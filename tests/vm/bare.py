@@ -92,7 +92,8 @@ def furnish(guest: Guest, place: Path) -> None:
         "-fPIC",
         "-DPy_LIMITED_API=0x030B0000",
         f"-I{headers}",
-        ROOT / "runtime" / "telemetry" / "_probes.c",
+        *(ROOT / "runtime" / "telemetry" / name for name in ("_probes.c", "_slots.c")),
+        "-lm",
     ]
     run(compiler, *sites, "-o", place / "lib" / "_probes.so")
     links = [

@@ -18,6 +18,6 @@ SITE(load__begin, int32_t layer, int32_t expert, uint64_t bytes, uint32_t reason
 SITE(load__end, int32_t layer, int32_t expert, uint64_t bytes, uint64_t resident_bytes);
 SITE(evict, int32_t layer, int32_t expert, uint64_t bytes, uint64_t resident_bytes);
 
-void *PyExc_TypeError, *PyExc_ValueError, *PyExc_MemoryError, *_Py_NoneStruct;
+void *PyExc_MemoryError, *PyExc_OSError, *PyExc_TypeError, *PyExc_ValueError, *_Py_FalseStruct, *_Py_NoneStruct, *_Py_TrueStruct;
 
 #endif
