@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from analyzer.tables.store import LazyTables
 
 TRACE, REPORT, DAG, FLAME = "trace.pftrace", "report.html", "profdag.html", "flame.html"
+LABELS = {"token": "step"}
+"""Fields of what was written that are printed by another name."""
 
 
 def make_trace(
@@ -113,7 +115,8 @@ def print_written(args: argparse.Namespace, files: list[dict[str, Any]], no_prof
     if print_if_json(args, {"files": files, "no_profdag": no_profdag}):
         return
     for written in files:
-        counts = ", ".join(f"{name} {value:,}" for name, value in written.items() if name not in ("path", "bytes"))
+        counted = {LABELS.get(name, name): value for name, value in written.items() if name not in ("path", "bytes")}
+        counts = ", ".join(f"{name} {value:,}" for name, value in counted.items())
         print_plain(f"{written['path']}  {written['bytes'] / 1e6:.2f} MB" + (f"  ({counts})" if counts else ""))
     if no_profdag:
         print_plain(f"no ProfDAG page: {no_profdag}", sys.stderr)

@@ -9,11 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-PROG_LOAD, LINK_CREATE = 5, 28
-KPROBE_PROGRAM, UPROBE_MULTI = 2, 48
-BPF, PERF_EVENT_OPEN = {"x86_64": (321, 298), "aarch64": (280, 241)}[platform.machine()]
-RETURN_0 = struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
-EXPECTED_ATTACH_TYPE_AT = 68  # offset in the attributes of PROG_LOAD
+PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}[platform.machine()]
 UPROBE = Path("/sys/bus/event_source/devices/uprobe")
 ATTR_BYTES, FLAG_CLOEXEC = 128, 8
 IOC_ENABLE, IOC_SET_BPF = 0x2400, 0x40042408
@@ -28,25 +24,6 @@ def call_for_descriptor(number: int, *arguments: object) -> int:
     if fd < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return fd
-
-
-def bpf(command: int, attributes: bytes) -> int:
-    """bpf(2); raises OSError."""
-    return call_for_descriptor(BPF, ctypes.c_int(command), attributes, ctypes.c_uint(len(attributes)))
-
-
-def empty_program(multi: bool) -> int:
-    """A program that does nothing, for perf events or for uprobe_multi links; raises OSError."""
-    code, licence = ctypes.create_string_buffer(RETURN_0), ctypes.create_string_buffer(b"GPL")
-    head = struct.pack("<IIQQ", KPROBE_PROGRAM, len(RETURN_0) // 8, ctypes.addressof(code), ctypes.addressof(licence))
-    return bpf(PROG_LOAD, head.ljust(EXPECTED_ATTACH_TYPE_AT, b"\0") + struct.pack("<I", UPROBE_MULTI if multi else 0))
-
-
-def multi_link(program_fd: int, path: str, offset: int) -> int:
-    """Run a program at an offset of a file by a uprobe_multi link (Linux 6.6); raises OSError."""
-    text, place = ctypes.create_string_buffer(path.encode()), ctypes.c_uint64(offset)
-    where = (ctypes.addressof(text), ctypes.addressof(place), 0, 0)
-    return bpf(LINK_CREATE, struct.pack("<IIIIQQQQIIII", program_fd, 0, UPROBE_MULTI, 0, *where, 1, 0, 0, 0))
 
 
 def perf_event(path: str, offset: int, at_return: bool = False) -> int:
