@@ -413,6 +413,14 @@ static INLINE bool is_news(u64 address, u64 signature)
 	return is_news_to(0, address, signature);
 }
 
+/* Whether a table of functions, or a function, is to be probed: another library may lie where one that was closed did. */
+static INLINE bool is_to_be_probed(u64 address, u64 signature)
+{
+	struct settings *s = settings();
+
+	return is_news(address, signature ^ (u64)(s ? s->round : 0) << 40);
+}
+
 static INLINE void keep_args(u8 call, u64 a, u64 b, u64 c, u64 d)
 {
 	u64 key = (bpf_get_current_pid_tgid() << 8) | call;

@@ -51,7 +51,7 @@ UPROBE(ort_get_api_base_end)
 	const char name[16] = "OrtApiBase";
 	u64 table = RESULT(ctx);
 
-	if (!table || !is_news(table, 1))
+	if (!table || !is_to_be_probed(table, 1))
 		return 0;
 	stop_target();
 	send_api_table(ctx, name, table, 0, 0, true);
@@ -71,7 +71,7 @@ UPROBE(ort_get_api_end)
 	u64 table = RESULT(ctx);
 	struct call_args args;
 
-	if (!take_args(CALL_ORT_GET_API, &args) || !table || !is_news(table, args.arg[0]))
+	if (!take_args(CALL_ORT_GET_API, &args) || !table || !is_to_be_probed(table, args.arg[0]))
 		return 0;
 	stop_target();
 	for (u32 part = 0; part < ORT_API_PARTS; part++) {

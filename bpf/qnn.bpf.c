@@ -84,7 +84,7 @@ UPROBE(qnn_providers_end)
 		if (i < count && list && !RESULT(ctx) && provider_at(list, i))
 			given = i;
 	}
-	if (!is_news(list, (u64)given << 32 | count))
+	if (!is_to_be_probed(list, (u64)given << 32 | count))
 		return 0;
 	if (given == MAX_PROVIDERS)
 		return send_no_table(ctx);
@@ -161,6 +161,12 @@ static INLINE u64 arg7(struct pt_regs *ctx)
 	return stacked_arg(ctx, 7);
 }
 
+/* A notify function's parameter as it is recorded: never 0, which marks synchronous executions. */
+static INLINE u64 notice_param(u64 param)
+{
+	return param ? param : ~0ULL;
+}
+
 /*
  * graphExecuteAsync(graph, inputs, n_inputs, outputs, n_outputs, profile, signal, notify, parameter): notify is called with
  * the parameter at the end, on any thread. A notify function that was not seen before is reported, to be probed.
@@ -170,8 +176,8 @@ UPROBE(qnn_execute_async_begin)
 	u64 notify = stacked_arg(ctx, 8), param = stacked_arg(ctx, 9);
 	RECORD(rec_qnn_callback, r);
 
-	execute_begin(ctx, QNN_GRAPH_EXECUTE_ASYNC, param);
-	if (!notify || !is_news(notify, QNN_GRAPH_EXECUTE_ASYNC))
+	execute_begin(ctx, QNN_GRAPH_EXECUTE_ASYNC, notice_param(param));
+	if (!notify || !is_to_be_probed(notify, QNN_GRAPH_EXECUTE_ASYNC))
 		return 0;
 	if (!reserve(r, KIND_QNN_CALLBACK, ENGINE_QNN))
 		return 0;
@@ -193,7 +199,7 @@ UPROBE(qnn_async_done)
 
 	if (!reserve(r, KIND_QNN_DONE, ENGINE_QNN))
 		return 0;
-	r->param = ARG1(ctx);
+	r->param = notice_param(ARG1(ctx));
 	r->status = ARG2(ctx);
 	r->pad[0] = r->pad[1] = 0;
 	submit(ctx, r);
@@ -473,7 +479,7 @@ UPROBE(qairt_get_interface_end)
 	if (!take_args(CALL_GET_INTERFACE, &args) || RESULT(ctx))
 		return 0;
 	table = provider_at(args.arg[1], 0);
-	if (!table || !is_news(table, args.arg[0]) || !reserve(r, KIND_API_TABLE, ENGINE_QNN))
+	if (!table || !is_to_be_probed(table, args.arg[0]) || !reserve(r, KIND_API_TABLE, ENGINE_QNN))
 		return 0;
 	__builtin_memset(r->table, 0, sizeof(r->table));
 	__builtin_memcpy(r->table, "qairt", 5);

@@ -259,3 +259,15 @@ def test_cycles_become_time_only_at_a_frequency_that_the_user_states(capsys: pyt
     assert "µs" not in capsys.readouterr().out
     assert main(["import", str(DATA / "optrace.json"), "--mhz", "100"]) == 0
     assert "10.0 µs" in capsys.readouterr().out
+
+
+def test_tables_of_profiles_are_no_recording_and_do_not_replace_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twin = tmp_path / "onnxruntime.csv"
+    twin.write_text("".join((DATA / "onnxruntime.csv").read_text().splitlines(keepends=True)[:4]))
+    assert main(["import", str(DATA / "onnxruntime.csv"), str(twin), "--out", str(tmp_path / "out")]) == 1
+    shown = capsys.readouterr()
+    assert str(twin) in shown.err and "not a recording" in shown.out
+    assert len(pd.read_parquet(tmp_path / "out" / "onnxruntime.parquet")) == 16
+    assert main(["summary", str(tmp_path / "out")]) == 2 and "--onto" in capsys.readouterr().err

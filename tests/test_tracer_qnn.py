@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -340,6 +341,45 @@ def test_a_provider_without_a_table_is_told_and_the_program_goes_on(fake: Path, 
     run = traced(tmp_path, str(fake), env={"FAKE_QNN": "none"})
     assert run.said == {"no table": True}
     assert [line.split(":")[0] for line in run.manifest["warnings"]] == ["qnn"]
+
+
+REPLACING = """
+import _ctypes, os, shutil, sys
+import ctypes as c
+from workloads.programs.qnn_c import Qnn
+path, other = sys.argv[1:]
+for source in (None, other):
+    if source:
+        _ctypes.dlclose(qnn.library._handle)
+        shutil.copyfile(source, path + ".new")
+        os.replace(path + ".new", path)
+    qnn = Qnn(path)
+    for _ in range(7):
+        qnn("graphExecute", 3)
+    notify = c.cast(qnn.library.fake_notify, c.c_void_p)
+    for done in range(3):
+        qnn("graphExecuteAsync", 3, None, 0, None, 0, None, None, notify, None)
+        while qnn.library.fake_done() <= done:
+            pass
+"""
+
+
+@pytest.mark.needs("probes")
+def test_a_library_that_is_replaced_on_disk_is_probed_again_and_asynchronous_calls_need_no_parameter(
+    fake: Path, tmp_path: Path
+) -> None:
+    mine, other = shutil.copyfile(fake, tmp_path / "libQnnMine.so"), tmp_path / "other.so"
+    source = str(ROOT / "workloads" / "programs" / "fake_qnn.c")
+    subprocess.run(["cc", "-g3", "-shared", "-fPIC", "-o", str(other), source, "-lpthread"], check=True)
+    command = [sys.executable, "-c", REPLACING, str(mine), str(other)]
+    done = trace(
+        "run", "--no-views", "--levels", "qnn", "-o", str(tmp_path / "run"), "--", *command, env={"PYTHONPATH": str(ROOT)}
+    )
+    executes = load_tables(tmp_path / "run")["qnn_executes"]
+    assert done.returncode == 0 and executes["complete"].all(), done.stderr
+    assert executes["asynchronous"].tolist() == 2 * ([False] * 7 + [True] * 3)
+    late = executes[executes["asynchronous"]]
+    assert (late["duration_ns"] > 20e6).all() and (late["returned_ns"] < late["end_ns"]).all()
 
 
 def test_a_table_of_2_7_has_other_slots_and_every_call_is_seen(fake: Path, tmp_path: Path) -> None:

@@ -139,8 +139,11 @@ def import_qnn(args: argparse.Namespace) -> int:
     events = load_tables(args.onto)["qnn_events"] if args.onto else None
     out = args.out or (args.onto / "imported" if args.onto else None)
     answers: list[dict[str, Any]] = []
+    written: dict[str, Path] = {}
     for path in args.files:
         try:
+            if out and (other := written.setdefault(table_name(path), path)) is not path:
+                raise RecordingError(f"{path}: its table would replace that of {other}; import it alone, with another --out")
             is_json = path.name.lower().removesuffix(".gz").endswith(".json") or text_of(path).lstrip()[:1] in ("{", "[")
             answers.append(of_json(path, out) if is_json else of_csv(path, out, events))
         except (RecordingError, OSError) as error:
@@ -151,14 +154,21 @@ def import_qnn(args: argparse.Namespace) -> int:
             print_plain(f"import: {complaint}", sys.stderr)
     if not print_if_json(args, {"files": answers}):
         print_lines(answers, args.mhz)
+        if out and not args.onto:
+            print_plain(f"{out}: tables, not a recording, as these files lack the host's times; --onto RUN joins them to one")
     return int(any(answer["complaints"] or answer.get("unmatched") for answer in answers))
 
 
+def table_name(path: Path) -> str:
+    """The file that holds a profile's table."""
+    return f"{path.name.removesuffix('.gz').rpartition('.')[0]}.parquet"
+
+
 def write_table(frame: Any, out: Path | None, path: Path) -> None:
-    """Write a table to the file that the user named."""
+    """Write a table to the folder that the user named."""
     if out:
         out.mkdir(parents=True, exist_ok=True)
-        frame.to_parquet(out / f"{path.name.removesuffix('.gz').rpartition('.')[0]}.parquet", index=False)
+        frame.to_parquet(out / table_name(path), index=False)
 
 
 def of_csv(path: Path, out: Path | None, events: Any) -> dict[str, Any]:

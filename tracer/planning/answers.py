@@ -1,5 +1,6 @@
 """What a planner answers to a recorder's messages: probes for files, and for the graph loop that it learns from records."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from tracer.kernel.definitions import constant, name_in, program_numbers
 from tracer.kernel.plan_file import FileRoot, common_entries, file_entry, found_at_run_time
 from tracer.planning.unhit import Unhit
 from tracer.probes import reach
+from tracer.probes.elf import file_stamp
 from tracer.probes.learning import (
     GRAPHS,
     MISFITS,
@@ -24,6 +26,14 @@ MASKS = ("address", "here", "before", "graph", "last_but_one")
 """Fields of a site that are unsigned; JSON's numbers have a sign in the recorder."""
 INFINITY_NS = 1 << 63
 Message = dict[str, Any]
+
+
+def current_file(path: str) -> tuple[str, Any]:
+    """Tells a file from others, also from the one that was at its path before."""
+    real = reach.resolved_path(path)
+    with contextlib.suppress(OSError):
+        return real, file_stamp(real)
+    return real, None
 
 
 @dataclass
@@ -43,7 +53,7 @@ class Answers:
         self._numbers = program_numbers()
         self._late = self.planner.programs(late=True)
         self._waiting: list[Row] = []
-        self._seen: set[str] = set()
+        self._seen: set[tuple[str, Any]] = set()
         self._learning: dict[int, Learning] = {}
         self._loop: Loop | None = None
         self._learns, self._graphs_since = constant("LEARN_PLACES"), 0
@@ -85,8 +95,9 @@ class Answers:
     def _files(self, path: str, is_executable: bool) -> Message:
         """The plans of a file and of those that its engine opens together with it."""
         beside = [] if is_executable else self.planner.beside(path)
-        names = [name for name in dict.fromkeys([path, *beside]) if reach.resolved_path(name) not in self._seen]
-        self._seen |= set(map(reach.resolved_path, names))
+        identities = {name: current_file(name) for name in [path, *beside]}
+        names = [name for name, identity in identities.items() if identity not in self._seen]
+        self._seen |= set(identities.values())
         plans = [self.planner.file(name, is_executable) for name in names if self.place.is_of(name)]
         rows = [row for plan in plans for row in self._ready(plan)]
         files = [file_entry(self.planner, self.place, plan, self.loops) for plan in plans]

@@ -23,6 +23,7 @@ struct file {
 	ino_t ino;
 	char *path;
 	char id[64];
+	off_t size;
 	struct timespec changed;
 	bool is_opened; /* by the target; others are probed beside one that is */
 	json_t *planned;
@@ -103,12 +104,16 @@ static bool is_away(json_t *row)
 
 static void add_row(json_t *row, int fd, int cpu)
 {
+	struct stat status = {0};
+
 	if (row_count == MOST_PROBES) {
 		warn("%d probes are placed, which is the maximum: no more are added", MOST_PROBES);
 		close(fd);
 		return;
 	}
-	rows[row_count++] = (struct row){.row = row, .fd = fd, .cpu = cpu};
+	if (*text_of(row, "library"))
+		stat(opening_path(text_of(row, "library")), &status);
+	rows[row_count++] = (struct row){.row = row, .fd = fd, .cpu = cpu, .dev = status.st_dev, .ino = status.st_ino};
 }
 
 static json_t *row_of_kernel(const char *name, const char *level, const char *category, const char *at)
@@ -216,13 +221,22 @@ void attach_kernel(const struct choice *choice)
 	}
 }
 
+/* Whether the file of a row is still the one at this path: libraries are replaced, also while they are mapped. */
+static bool is_same_file(const struct row *row, const char *path)
+{
+	struct stat status;
+
+	return stat(opening_path(path), &status) || (status.st_dev == row->dev && status.st_ino == row->ino);
+}
+
 static bool stands_already(json_t *row, const char *path)
 {
 	for (int i = 0; i < row_count; i++) {
 		json_t *other = rows[i].row;
 
 		if (!strcmp(text_of(other, "program"), text_of(row, "program")) && !strcmp(text_of(other, "library"), path) &&
-		    number_of(other, "offset") == number_of(row, "offset") && number_of(other, "cookie") == number_of(row, "cookie"))
+		    number_of(other, "offset") == number_of(row, "offset") && number_of(other, "cookie") == number_of(row, "cookie") &&
+		    is_same_file(&rows[i], path))
 			return true;
 	}
 	return false;
@@ -347,16 +361,16 @@ bool awaits_learning(void)
 	return settings.learn && has_planner();
 }
 
-/* The entry for a file that was not examined before; NULL if it was, or cannot be examined. */
+/* The entry for a file that was not examined before; NULL if it was, or cannot be examined, as one that is yet to be written. */
 static struct file *new_file(const char *path, bool is_opened)
 {
 	struct stat status;
 	struct file *file = &files[file_count];
 
-	if (stat(opening_path(path), &status) || file_count == MOST_FILES)
+	if (stat(opening_path(path), &status) || !status.st_size || file_count == MOST_FILES)
 		return NULL;
 	for (int i = 0; i < file_count; i++) {
-		if (files[i].dev == status.st_dev && files[i].ino == status.st_ino &&
+		if (files[i].dev == status.st_dev && files[i].ino == status.st_ino && files[i].size == status.st_size &&
 		    !memcmp(&files[i].changed, &status.st_mtim, sizeof(status.st_mtim))) { /* inode numbers are used again */
 			files[i].is_opened |= is_opened;
 			return NULL;
@@ -366,6 +380,7 @@ static struct file *new_file(const char *path, bool is_opened)
 		*file->id = 0;
 	file->dev = status.st_dev;
 	file->ino = status.st_ino;
+	file->size = status.st_size;
 	file->changed = status.st_mtim;
 	file->is_opened = is_opened;
 	file->path = strdup(path);
@@ -438,7 +453,7 @@ void attach_planned(json_t *planned, const char *path)
 {
 	struct file *file = new_file(path, false);
 
-	for (int i = 0; !file && i < file_count; i++)
+	for (int i = file_count - 1; !file && i >= 0; i--) /* the newest: files are replaced */
 		file = strcmp(files[i].path, path) ? NULL : &files[i];
 	if (!file || strcmp(file->id, text_of(planned, "id")))
 		return;
@@ -489,7 +504,7 @@ enum known attach_known(const char *path, const char **id)
 
 const char *id_of(const char *path)
 {
-	for (int i = 0; i < file_count; i++) {
+	for (int i = file_count - 1; i >= 0; i--) {
 		if (!strcmp(files[i].path, path))
 			return files[i].id;
 	}

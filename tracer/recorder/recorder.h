@@ -210,6 +210,8 @@ struct row {
 	bool leaves; /* is to be removed */
 	bool failed; /* it could not be attached again */
 	u64 retired_ns;
+	dev_t dev; /* of its file when it was attached */
+	ino_t ino;
 };
 void attach_kernel(const struct choice *choice);
 enum known {

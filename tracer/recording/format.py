@@ -129,7 +129,8 @@ class Recording:
             raw = (self.path / "manifest.json").read_bytes()
             self.manifest: dict[str, Any] = json.loads(raw)
         except FileNotFoundError:
-            raise RecordingError(f"{self.path} is not a recording: it has no manifest.json") from None
+            hint = ", but tables, as `moescope import` writes without --onto RUN" if any(self.path.glob("*.parquet")) else ""
+            raise RecordingError(f"{self.path} is not a recording: it has no manifest.json{hint}") from None
         except (ValueError, OSError, RecursionError) as error:
             raise RecordingError(f"{self.path}/manifest.json cannot be read: {error}") from None
         self.is_whole = isinstance(self.manifest, dict) and (is_unchanged(raw, self.manifest) or not self.was_sealed)
