@@ -14,10 +14,11 @@ Each run is a separate process that gets the same tokens one by one (without --t
     auto              in the same cgroup, prefetching if the trial favours it
     llama.cpp         in the same cgroup, its file mapped
     llama.cpp, whole  its file mapped, no limit
-    BigMoeOnEdge      in the same cgroup: streams experts on llama.cpp's API, with a cache of the same bytes, its reads overlapped
+    BigMoeOnEdge      in the same cgroup: streams experts on llama.cpp's API, with a cache of the same bytes
 
 BigMoeOnEdge takes text alone: it gets PROMPT random letters and draws each token at a high temperature, so that its routes, too,
-differ from token to token; its figures are those of its own metrics, in which drawing a token is not counted.
+differ from token to token; its figures are those of its own metrics, in which drawing a token is not counted. Its `--overlap`
+needs its own branch of llama.cpp: give it in --bigmoe-flags if the build has it.
 
 --set: this instruction set, forced on ours, and the llama.cpp built for it; otherwise the processor's best, and the llama.cpp
 inside the package xllamacpp.
@@ -177,8 +178,8 @@ def bigmoe_command(args: argparse.Namespace, budget: int, metrics: Path) -> list
     letters = "".join(map(chr, np.random.default_rng(0).integers(97, 123, PROMPT).tolist()))
     sizes = ["-n", 2 * args.tokens, "-t", args.threads, "-c", 1024, "--cache-mb", budget // MIB, "--force-cache"]
     drawn = ["--temp", 100, "--top-k", 0, "--top-p", 1, "--seed", 1]
-    given = ["-m", seeded_gguf("qwen-moe", tokenizer=True), "-p", letters, "--moe-stream", "--overlap", "--csv", metrics]
-    return [str(args.bigmoe), *map(str, [*given, *sizes, *drawn])]
+    given = ["-m", seeded_gguf("qwen-moe", tokenizer=True), "-p", letters, "--moe-stream", "--csv", metrics]
+    return [str(args.bigmoe), *map(str, [*given, *sizes, *drawn, *args.bigmoe_flags.split()])]
 
 
 def bigmoe_figures(metrics: Path) -> dict[str, float]:
@@ -346,6 +347,7 @@ def main() -> None:
     parser.add_argument("--policy", default="lru")
     parser.add_argument("--llama", type=Path, metavar="GGUF", help="the same shape for llama.cpp")
     parser.add_argument("--bigmoe", type=Path, metavar="BMOE_CLI", help="BigMoeOnEdge's program, in its repository")
+    parser.add_argument("--bigmoe-flags", default="--dense-weights mmap --ubatch 64", help="more of its options")
     parser.add_argument("--set", choices=PEERS, help="an instruction set for both engines")
     parser.add_argument("--seconds", type=float, default=300, help="that one run's tokens may take")
     parser.add_argument("--modes", type=lambda text: text.split("/"), help="these alone, between slashes (default: all)")
@@ -360,7 +362,7 @@ def main() -> None:
     args.modes = args.modes or [*PREFETCH, *((LLAMA, LLAMA_WHOLE) if args.llama else ()), *([BIGMOE] if args.bigmoe else [])]
     report = Report("memory_limited", args)
     if args.bigmoe:
-        report.note(f"BigMoeOnEdge at {bigmoe_commit(args.bigmoe)}")
+        report.note(f"BigMoeOnEdge at {bigmoe_commit(args.bigmoe)}, {args.bigmoe_flags}")
     with tempfile.TemporaryDirectory() as folder:
         ids = Path(folder) / "ids"
         ids.write_bytes(array("i", token_ids(package, args.text, PROMPT + 2 * args.tokens)).tobytes())
