@@ -18,6 +18,8 @@ FAMILIES: dict[str, list[str]] = FIELDS["families"]
 FULL_EVERY: dict[str, int] = FIELDS["full_every"]
 FAMILIES_NOT_MODELLED: dict[str, str] = FIELDS["families_not_modelled"]
 
+MAMBA_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Names of layers in published configs of families with Mamba-2 layers, and ours."""
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -48,6 +50,39 @@ class DeltaNet:
     def state_bytes(self) -> float:
         """Bytes per sequence and layer: the state in fp32, the convolution's last inputs in 16 bit."""
         return 4.0 * self.value_heads * self.key_dim * self.value_dim + 2.0 * self.channels * (self.kernel - 1)
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """A Mamba-2 layer: a state [dim, state] for each head after a short convolution; `groups` of heads share the state's inputs.
+
+    chunk: tokens that kernels take together in prefill.
+    """
+
+    heads: int
+    dim: int
+    groups: int
+    state: int
+    kernel: int
+    chunk: int
+
+    @property
+    def inner(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: those of the heads, and what enters and reads the states."""
+        return self.inner + 2 * self.groups * self.state
+
+    def shared_by(self, devices: int) -> "Mamba2":
+        """The part of one of several devices; those that share a group of heads all have its inputs."""
+        return replace(self, heads=self.heads // devices, groups=max(self.groups // devices, 1))
+
+    def state_bytes(self) -> float:
+        """Bytes per sequence and layer: the state in fp32, the convolution's last inputs in 16 bit."""
+        return 4.0 * self.inner * self.state + 2.0 * self.channels * (self.kernel - 1)
 
 
 @dataclass(frozen=True)
@@ -105,7 +140,7 @@ class Storage:
 class Model:
     """A decoder. `windows`: attention window of each layer with attention, None for unlimited; `routed[i]`: layer i has experts.
 
-    `delta`: replaces attention in the layers `delta_at`. `wide`: attention of the layers without a window, if
+    `delta` or `mamba`: replaces attention in the layers `delta_at`. `wide`: attention of the layers without a window, if
     it differs. `dense_ups`: matrices before the activation of a dense layer, 2 if it is gated.
     """
 
@@ -120,6 +155,7 @@ class Model:
     routed: tuple[bool, ...]
     storage: Storage
     delta: DeltaNet | None = None
+    mamba: Mamba2 | None = None
     delta_at: frozenset[int] = frozenset()
     wide: Attention | None = None
     dense_ups: int = 2
@@ -196,7 +232,9 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
     delta_at = frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
     attention = _read_attention(fields)
     routed = _routed_layers(fields, layers) if mixture else (False,) * layers
-    if not all(routed) and not fields.number("dense_width", 0):
+    mamba = fields.is_of("mamba2")
+    dense_width = "shared_width" if mamba else "dense_width"
+    if not all(routed) and not fields.number(dense_width, 0):
         fields.refuse(f"{layers - sum(routed)} of {layers} layers have no experts: intermediate_size must give their width")
     return Model(
         name=str(values.get("_name_or_path") or values.get("model_type") or file.stem),
@@ -204,12 +242,13 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
         vocabulary=fields.number("vocab_size", least=1),
         context=fields.number("max_position_embeddings", 0),
         attention=attention,
-        dense_width=fields.number("dense_width", 0 if mixture else None),
+        dense_width=fields.number(dense_width, 0 if mixture else None),
         mixture=mixture,
         windows=_layer_windows(fields, kinds),
         routed=routed,
         storage=_read_storage(fields),
-        delta=_read_delta_net(fields) if delta_at else None,
+        delta=_read_delta_net(fields) if delta_at and not mamba else None,
+        mamba=_read_mamba(fields) if delta_at and mamba else None,
         delta_at=delta_at,
         wide=_read_global_attention(fields, kinds),
         dense_ups=1 if fields.is_of("ungated_dense") else 2,
@@ -226,6 +265,8 @@ def with_weights(model: Model, weights: str) -> Model:
 
 def _refuse_what_is_not_modelled(fields: ConfigFields) -> None:
     present = {name: what for name, what in NOT_MODELLED.items() if _says_something(fields.values.get(name))}
+    if fields.is_of("mamba2"):
+        present = {name: what for name, what in present.items() if name not in ("mamba_d_state", "layers_block_type")}
     kinds = fields.values.get("attn_type_list")
     if isinstance(kinds, list) and all(kind == 1 for kind in kinds):  # softmax attention in every layer (MiniMax-M2)
         present.pop("attn_type_list", None)
@@ -297,6 +338,16 @@ def _read_delta_net(fields: ConfigFields) -> DeltaNet:
     return delta
 
 
+def _read_mamba(fields: ConfigFields) -> Mamba2:
+    heads, groups = fields.number("mamba_n_heads", least=1), fields.number("mamba_n_groups", 1, least=1)
+    inner = fields.number("mamba_expand", 2, least=1) * fields.number("hidden_size", least=1)
+    dim = inner // heads if fields.values.get("mamba_d_head") in (None, "auto") else fields.number("mamba_d_head", least=1)
+    if heads * dim != inner or heads % groups:
+        fields.refuse(f"{heads} Mamba heads of {dim} in {groups} groups do not make {inner} channels")
+    state, kernel = fields.number("mamba_d_state", least=1), fields.number("mamba_d_conv", 4, least=1)
+    return Mamba2(heads, dim, groups, state, kernel, fields.number("mamba_chunk_size", 256, least=1))
+
+
 def _read_mixture(fields: ConfigFields) -> Mixture | None:
     if not fields.has("experts"):
         return None
@@ -345,6 +396,9 @@ def _layer_windows(fields: ConfigFields, kinds: list[str]) -> tuple[int | None, 
 def _layer_kinds(fields: ConfigFields, layers: int) -> list[str]:
     """The kind of each layer, from `layer_types` or, equivalently, the distance of layers of one kind."""
     kinds, interval = fields.values.get("layer_types"), fields.number("full_attention_interval", 0)
+    if fields.is_of("mamba2"):
+        kinds = kinds or fields.values.get("layers_block_type") or ["mamba"] * layers
+        kinds = [MAMBA_KINDS.get(kind, kind) for kind in kinds] if isinstance(kinds, list) else kinds
     if not kinds and interval:
         return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]
     if kinds is not None and (not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds)):

@@ -1,7 +1,7 @@
 """Decode speed with memory for a share of the expert bytes, our runtime and llama.cpp.
 
     python -m benchmarks.memory_limited PACKAGE [--text FILE] [--shares 0.75,0.5,0.25] [--rounds 3] [--llama GGUF]
-                                         [--set avx2]
+                                         [--bigmoe BMOE_CLI] [--set avx2]
 
 PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py; GGUF `qwen-moe`: the same shape from workloads/gguf_model.py.
 Embeddings and routers of both are drawn so that routes are nearly uniform and differ from token to token.
@@ -14,6 +14,11 @@ Each run is a separate process that gets the same tokens one by one (without --t
     auto              in the same cgroup, prefetching if the trial favours it
     llama.cpp         in the same cgroup, its file mapped
     llama.cpp, whole  its file mapped, no limit
+    BigMoeOnEdge      in the same cgroup: streams experts on llama.cpp's API, with a cache of the same bytes
+
+BigMoeOnEdge takes text alone: it gets PROMPT random letters and draws each token at a high temperature, so that its routes, too,
+differ from token to token; its figures are those of its own metrics, in which drawing a token is not counted. Its `--overlap`
+needs its own branch of llama.cpp: give it in --bigmoe-flags if the build has it.
 
 --set: this instruction set, forced on ours, and the llama.cpp built for it; otherwise the processor's best, and the llama.cpp
 inside the package xllamacpp.
@@ -31,6 +36,7 @@ runs, nothing is known of the next token's choices. Hidden is the share of load 
 """
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -65,7 +71,7 @@ from runtime.step.sampling import Sampler, Sampling
 
 PREFETCH = {"resident": "off", "prefetch": "on", "demand": "off", "auto": "auto"}
 """Our ways, and what each says to prefetching."""
-LLAMA, LLAMA_WHOLE = "llama.cpp", "llama.cpp, whole"
+LLAMA, LLAMA_WHOLE, BIGMOE = "llama.cpp", "llama.cpp, whole", "BigMoeOnEdge"
 UNBOUND = ("resident", LLAMA_WHOLE)
 IN_FLIGHT = 4  # blocks being read or queued
 BASE_RUNS = 2
@@ -168,6 +174,39 @@ def second_half(steps: list[LoggedStep]) -> dict[str, float]:
     }
 
 
+def bigmoe_command(args: argparse.Namespace, budget: int, metrics: Path) -> list[str]:
+    """BigMoeOnEdge's command line for one run."""
+    letters = "".join(map(chr, np.random.default_rng(0).integers(97, 123, PROMPT).tolist()))
+    sizes = ["-n", 2 * args.tokens, "-t", args.threads, "-c", 1024, "--cache-mb", budget // MIB, "--force-cache"]
+    drawn = ["--temp", 100, "--top-k", 0, "--top-p", 1, "--seed", 1]
+    given = ["-m", seeded_gguf("qwen-moe", tokenizer=True), "-p", letters, "--moe-stream", "--csv", metrics]
+    return [str(args.bigmoe), *map(str, [*given, *sizes, *drawn, *args.bigmoe_flags.split()])]
+
+
+def bigmoe_figures(metrics: Path) -> dict[str, float]:
+    """The second half of the tokens of BigMoeOnEdge's metrics."""
+    lines = [line for line in metrics.read_text().splitlines() if not line.startswith("#")]
+    rows = list(csv.DictReader(lines))
+    kept = rows[len(rows) // 2 :]
+    if len(kept) < 3:
+        return {"tokens": len(rows)}
+    seen = {name: np.array([float(row[name]) for row in kept]) for name in ("wall_ms", "read_bytes", "majflt", "cache_hit_pct")}
+    return {
+        "tokens": len(rows),
+        "mean_ns_per_token": float(seen["wall_ms"].mean()) * 1e6,
+        "ns_per_token": float(np.median(seen["wall_ms"])) * 1e6,
+        "loaded_bytes_per_token": float(seen["read_bytes"].mean()),
+        "major_faults_per_token": float(seen["majflt"].mean()),
+        "hit_rate": float(seen["cache_hit_pct"].mean()) / 100,
+    }
+
+
+def bigmoe_commit(program: Path) -> str:
+    """The commit that the program's folder is at."""
+    asked = ["git", "-C", str(program.resolve().parent), "log", "-1", "--format=%h"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
 @dataclass
 class Setting:
     """The settings common to all runs: package, llama.cpp's file, token file, and a cgroup's limit in bytes."""
@@ -180,14 +219,19 @@ class Setting:
 
     def run(self, mode: str) -> dict[str, Any]:
         """The figures of one run in a new process and cgroup."""
-        drop_pages(*self.package.folder.glob("*"), *([self.args.llama] if self.args.llama else []))
+        others = [self.args.llama] if self.args.llama else []
+        others += [seeded_gguf("qwen-moe", tokenizer=True)] if self.args.bigmoe else []
+        drop_pages(*self.package.folder.glob("*"), *others)
         with tempfile.TemporaryDirectory() as folder, MemoryCgroup(UNLIMITED if mode in UNBOUND else self.limit) as group:
             log, output, errors = (Path(folder) / name for name in ("log", "output", "errors"))
             with output.open("wb") as out, errors.open("wb") as err:
                 command, environment = self._command(mode, log), os.environ | self._forced()
                 process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, preexec_fn=group.join)
                 status = self._wait(process, log)
-            steps, peak = read_log(log), group.peak()
+            peak = group.peak()
+            if mode == BIGMOE and not status:
+                return {"cgroup_peak_bytes": peak} | bigmoe_figures(log)
+            steps = read_log(log)
             if status or (status is None and mode in PREFETCH):
                 raise SystemExit(f"{mode} ended with {status}: {errors.read_text()[-400:].strip()}")
             own = json.loads(output.read_text().splitlines()[-1]) if mode in PREFETCH else {}
@@ -210,6 +254,8 @@ class Setting:
 
     def _command(self, mode: str, log: Path) -> list[str]:
         args, program = self.args, [sys.executable, "-m"]
+        if mode == BIGMOE:
+            return bigmoe_command(args, self.budget, log)
         if mode not in PREFETCH:
             given = [args.set or default_library(), args.llama, self.ids, log, PROMPT, args.threads]
             return [*program, "benchmarks.programs.decode_given", *map(str, given)]
@@ -301,6 +347,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--policy", default="lru")
     parser.add_argument("--llama", type=Path, metavar="GGUF", help="the same shape for llama.cpp")
+    parser.add_argument("--bigmoe", type=Path, metavar="BMOE_CLI", help="BigMoeOnEdge's program, in its repository")
+    parser.add_argument("--bigmoe-flags", default="--dense-weights mmap --ubatch 64", help="more of its options")
     parser.add_argument("--set", choices=PEERS, help="an instruction set for both engines")
     parser.add_argument("--seconds", type=float, default=300, help="that one run's tokens may take")
     parser.add_argument("--modes", type=lambda text: text.split("/"), help="these alone, between slashes (default: all)")
@@ -312,8 +360,10 @@ def main() -> None:
         return
     package = seeded_package() if args.package == Path("qwen-moe") else Package(args.package)
     args.llama = seeded_gguf("qwen-moe") if args.llama == Path("qwen-moe") else args.llama
-    args.modes = args.modes or [*PREFETCH, *((LLAMA, LLAMA_WHOLE) if args.llama else ())]
+    args.modes = args.modes or [*PREFETCH, *((LLAMA, LLAMA_WHOLE) if args.llama else ()), *([BIGMOE] if args.bigmoe else [])]
     report = Report("memory_limited", args)
+    if args.bigmoe:
+        report.note(f"BigMoeOnEdge at {bigmoe_commit(args.bigmoe)}, {args.bigmoe_flags}")
     with tempfile.TemporaryDirectory() as folder:
         ids = Path(folder) / "ids"
         ids.write_bytes(array("i", token_ids(package, args.text, PROMPT + 2 * args.tokens)).tobytes())

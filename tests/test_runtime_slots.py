@@ -13,6 +13,7 @@ from runtime.cache_rules.replay import Event, replay
 from runtime.errors import PackageError
 from runtime.moe import Package
 from runtime.package.convert import PackageFormat, convert
+from runtime.step import engine
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
 from tests.runtime_models import PROMPT, random_model
@@ -35,8 +36,11 @@ def routed_events(log: RunLog) -> list[Event]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("held", [4, 9, 17])
-def test_hits_and_loads_of_decoded_tokens_are_those_of_the_replay(package: Path, policy: str, held: int) -> None:
+@pytest.mark.parametrize(("held", "large"), [(4, 1), (9, 1), (17, 1), (9, 1 << 20)])
+def test_hits_and_loads_of_decoded_tokens_are_those_of_the_replay(
+    package: Path, policy: str, held: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LARGE_EXPERT", large)
     size = Package(package).expert_bytes
     with MoE.load(package, held * size + 7, prefetch="off", cache_policy=policy) as model:
         list(model.generate([1], 40, ignore_end=True))

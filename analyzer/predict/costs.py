@@ -140,7 +140,7 @@ def from_tables(*recordings: Tables) -> Costs:
         line, longer = _expert_runs(part)
         work["expert", UNIT_OF.get(backend, "cpu"), phase, mode] = line
         first |= {(how, phase, mode): seconds for how, seconds in longer.items()}
-    loaders = max(1, *(run.loads.loc[run.loads["behind"], "tid"].nunique() for run in observed))
+    loaders = max(1, *(run.loads.loc[run.loads["behind"] & (run.loads["tid"] > 0), "tid"].nunique() for run in observed))
     return Costs(
         work,
         _load_line(inline if len(inline) else behind),
@@ -223,7 +223,8 @@ class RecordedCosts:
     loader was working), asked (loads requested from the loader: ahead before attention, for the layer's choice in a dispatch).
     runs: the same for expert runs, with backend for unit, and layer, token_id, how (its expert was loaded; empty if it had run
     before); seconds are without the load on its thread, and from the load's end after a wait for the loader. loads: backend,
-    bytes, seconds, behind (on a loader thread), tid, again (not the first of its form). evicted: bytes of experts in the cache.
+    bytes, seconds, behind (not by the run that needs it), tid (0: a step's thread), again (not the first of its form). evicted:
+    bytes of experts in the cache.
     """
 
     work: pd.DataFrame
@@ -238,10 +239,12 @@ class RecordedCosts:
         timed_loads = loads[loads["duration_ns"] > 0]
         limited = bool((timed_loads["reason"] != "startup").any())
         runners = {*tokens["tid"].head(1), *tables["experts"]["tid"]}
-        behind = timed_loads[~timed_loads["tid"].isin(runners) & (timed_loads["reason"] != "startup")]
+        by_runner = timed_loads["tid"].isin(runners)
+        apart = ~by_runner | ~_within_own_run(timed_loads, tables["experts"])
+        behind = timed_loads[apart & (timed_loads["reason"] != "startup")]
         counted = timed_loads[timed_loads["reason"] != "startup"] if limited else timed_loads
         load_rows = counted[["backend", "bytes", "tid", "again"]].assign(
-            seconds=counted["duration_ns"] / 1e9, behind=counted.index.isin(behind.index)
+            seconds=counted["duration_ns"] / 1e9, behind=counted.index.isin(behind.index), tid=counted["tid"].mask(by_runner, 0)
         )
         # A prompt's experts are always read on the loader's thread, a single token's only ahead or if they are large.
         decoding = behind["token_id"].isin(tokens.index[tokens["phase"] == "decode"])
@@ -273,6 +276,19 @@ def at_one_pace(observed: list[RecordedCosts]) -> list[RecordedCosts]:
     middles = [part.groupby("kind")["bare"].median() for part in usual]
     ratios = [np.log(middles[0] / middle).dropna() for middle in middles]
     return [run.paced(float(np.exp(ratio.mean())) if len(ratio) else 1.0) for run, ratio in zip(observed, ratios, strict=True)]
+
+
+def _within_own_run(loads: pd.DataFrame, runs: pd.DataFrame) -> np.ndarray:
+    """Whether each load lies within a run of its expert, which then reads for itself; others are read beside the layer's work."""
+    runs = runs.sort_values("begin_ns")
+    begun = loads.assign(row=np.arange(len(loads))).sort_values("begin_ns")
+    columns = ["layer", "expert", "begin_ns", "end_ns"]
+    met = pd.merge_asof(
+        begun[["row", *columns]], runs[columns].rename(columns={"end_ns": "run_end"}), on="begin_ns", by=["layer", "expert"]
+    )
+    within = np.zeros(len(loads), bool)
+    within[met["row"]] = met["end_ns"] <= met["run_end"]
+    return within
 
 
 def _timed_pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:

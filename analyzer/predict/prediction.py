@@ -95,6 +95,9 @@ def _check_shares(model: Model, setup: Setup) -> None:
         raise PredictError(
             f"--tp {setup.tp} devices cannot share {model.delta.key_heads} linear key heads evenly: give a divisor"
         )
+    if model.mamba and (model.mamba.heads % setup.tp or model.mamba.shared_by(setup.tp).groups * setup.tp % model.mamba.groups):
+        heads = f"{model.mamba.heads} Mamba heads in {model.mamba.groups} groups"
+        raise PredictError(f"--tp {setup.tp} devices cannot share {heads} evenly: give a divisor")
     if model.mixture and setup.ep > model.mixture.experts:
         raise PredictError(f"--ep {setup.ep} devices are more than the model's {model.mixture.experts} experts")
 
@@ -104,9 +107,9 @@ def weight_bytes(model: Model, setup: Setup) -> float:
     hidden, s = model.hidden, model.storage
     each = [roofline.product_shapes(model.attention_of(window), hidden, setup.tp, folded=False) for window in model.windows]
     attention = sum(k * n for shapes in each for k, n in shapes.values()) * s.linear / 8
-    if model.delta:
-        per_layer = sum(k * n for k, n in roofline.delta_products(model.delta, hidden, setup.tp).values())
-        attention += model.delta_layers * per_layer * s.linear / 8
+    shapes = roofline.delta_products(model.delta, hidden, setup.tp) if model.delta else {}
+    shapes |= roofline.mamba_products(model.mamba.shared_by(setup.tp), hidden) if model.mamba else {}
+    attention += model.delta_layers * sum(k * n for k, n in shapes.values()) * s.linear / 8
     routed, total = sum(model.routed), attention + 2 * model.vocabulary * hidden / setup.tp * s.head / 8
     total += (model.layers - routed) * (model.dense_ups + 1) * hidden * model.dense_width / setup.tp * s.linear / 8
     if model.mixture:
@@ -116,13 +119,14 @@ def weight_bytes(model: Model, setup: Setup) -> float:
 
 
 def kv_bytes(model: Model, setup: Setup) -> float:
-    """Bytes of the caches of a device's sequences at the step's context: keys and values, indexer keys, delta rule states."""
+    """Bytes of the caches of a device's sequences at the step's context: keys and values, indexer keys, recurrent states."""
     each = 0.0
     for window in model.windows:
         a, cached_tokens = model.attention_of(window), min(setup.context, window or setup.context)
         each += cached_tokens * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
         each += cached_tokens * roofline.index_key_bytes(a.indexer) if a.indexer else 0.0
     each += model.delta_layers * model.delta.state_bytes() / setup.tp if model.delta else 0.0
+    each += model.delta_layers * model.mamba.shared_by(setup.tp).state_bytes() if model.mamba else 0.0
     return setup.batch * each
 
 

@@ -4,15 +4,17 @@ Formulas: products 2·m·k·n; a gated feed-forward 6·rows·hidden·width per e
 N·(1 - ((N-k)/N)^B); attention 4·heads·dim per query and cached token (MLA: in decode on the compressed cache, in prefill
 expanded), half of it in causal prefill. Indexed attention (DeepSeek-V3.2) scores every cached token with 2·heads·dim, then
 attends to the chosen ones on the compressed cache. The gated delta rule takes 6·k·v per value head and token, and in prefill, by
-chunks of C tokens, C·(6·k + 4·v) more (Yang et al. 2024, "Gated Delta Networks", the chunkwise form). Efficiencies come from
-measured tables if the device has some (`mfu`), else from the device profile; each part names its source.
+chunks of C tokens, C·(6·k + 4·v) more (Yang et al. 2024, "Gated Delta Networks", the chunkwise form). A Mamba-2 head of
+dimension d takes 5·d·n per token for its state of width n, and in prefill, by chunks of C tokens, 4·d·n + 2·C·d, and 2·C·n for
+each group of heads (Dao and Gu 2024, "Transformers are SSMs", section 6). Efficiencies come from measured tables if the device
+has some (`mfu`), else from the device profile; each part names its source.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from analyzer.errors import PredictError
-from analyzer.model import Attention, DeltaNet, Indexer, Mixture, Model
+from analyzer.model import Attention, DeltaNet, Indexer, Mamba2, Mixture, Model
 from analyzer.predict import mfu
 from analyzer.predict.curves import CurveValue
 from analyzer.predict.devices import Device, Unit
@@ -113,6 +115,8 @@ def work_items(model: Model, on: UnitPeak, setup: Setup) -> list[WorkItem]:
     """All parts of a step for one micro-batch."""
     rows = setup.tokens / setup.turns
     step_parts = attention_products(model, on, setup, rows) + attention_core(model, on, setup)
+    if model.mamba:
+        step_parts += mamba(model, model.mamba.shared_by(setup.tp), on, setup, rows)
     if model.delta:
         step_parts += delta_net(model, model.delta, on, setup, rows)
     routed = sum(model.routed)
@@ -256,6 +260,30 @@ def delta_net(model: Model, delta: DeltaNet, on: UnitPeak, setup: Setup, rows: f
     moved = (0.0, states, rows * 2.0 * (delta.channels + delta.value_heads * delta.value_dim) / tp)
     core = _at_16_bit(on).part("delta rule", "attention", times, rows * per_token / tp, moved, answer)
     return [*projections, core]
+
+
+def mamba(model: Model, layer: Mamba2, on: UnitPeak, setup: Setup, rows: float) -> list[WorkItem]:
+    """The projections, and convolution with the state as one part, of a layer as one device has it."""
+    times, bits, prefill = model.delta_layers, model.storage.linear, setup.phase == "prefill"
+    shapes = mamba_products(layer, model.hidden)
+    projections = [matrix_product(on, name, "attention", times, rows, k, n, bits) for name, (k, n) in shapes.items()]
+    flops = rows * mamba_flops(layer, min(layer.chunk, setup.context) if prefill else 0)
+    states = setup.batch / setup.turns * layer.state_bytes() * (1 if prefill else 2)
+    moved = (0.0, states, rows * 2.0 * (layer.channels + layer.inner))
+    return [*projections, _at_16_bit(on).part("state space", "attention", times, flops, moved, None)]
+
+
+def mamba_products(layer: Mamba2, hidden: int) -> dict[str, tuple[float, float]]:
+    """Name → (k, n); gate, convolved channels and step sizes are one product."""
+    return {"state in": (hidden, layer.inner + layer.channels + layer.heads), "state out": (layer.inner, hidden)}
+
+
+def mamba_flops(layer: Mamba2, chunk: int) -> float:
+    """Operations of convolution and state per token, over all heads; in chunks of this many tokens, 0: token by token."""
+    convolution, numbers = 2.0 * layer.kernel * layer.channels, float(layer.inner * layer.state)
+    if not chunk:
+        return convolution + 5.0 * numbers
+    return convolution + 4.0 * numbers + 2.0 * chunk * (layer.inner + layer.groups * layer.state)
 
 
 def delta_products(delta: DeltaNet, hidden: int, tp: int) -> dict[str, tuple[float, float]]:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.errors import PredictError
-from analyzer.model import Attention, DeltaNet, Mixture, Model, model_of
+from analyzer.model import Attention, DeltaNet, Mamba2, Mixture, Model, model_of
 from analyzer.records.manifest import section
 from analyzer.records.schema import Columns, equals_any
 
@@ -67,6 +67,8 @@ class SubgraphFormulas:
         model, usual = self.model, self.over_context(asked, self.model.attention)
         if model.delta:
             return _config_places(np.isin(asked.layer, list(model.delta_at)), self.delta_net(asked, model.delta), usual)
+        if model.mamba:
+            return _config_places(np.isin(asked.layer, list(model.delta_at)), self.state_space(asked, model.mamba), usual)
         if model.wide:
             at = [layer for layer, window in enumerate(model.windows) if window is None]
             return _config_places(np.isin(asked.layer, at), self.over_context(asked, model.wide), usual)
@@ -84,6 +86,20 @@ class SubgraphFormulas:
         size = rows * hidden * ACTIVATION_BYTES
         kept = (state + (delta.kernel - 1) * delta.channels) * ACTIVATION_BYTES
         read = weights * self.bytes["attention"] + (gates + kernel) * ACTIVATION_BYTES + kept
+        return rows * each, read + size, size + kept
+
+    def state_space(self, asked: WorkQuery, layer: Mamba2) -> Work:
+        """Norm, projections, convolution, states of Mamba-2, norm and gate of their output, output projection, residual.
+
+        A number of a head's state takes 5 operations: decay (1), outer product and addition (2), readout (2).
+        """
+        hidden, rows = self.model.hidden, asked.rows
+        weights, kernel = hidden * (2 * layer.inner + layer.channels + layer.heads), layer.kernel * layer.channels
+        state = layer.inner * layer.state
+        each = 2.0 * (weights + kernel) + layer.channels + 5.0 * state + 9.0 * layer.inner + 5.0 * hidden
+        size = rows * hidden * ACTIVATION_BYTES
+        kept = (state + (layer.kernel - 1) * layer.channels) * ACTIVATION_BYTES
+        read = weights * self.bytes["attention"] + kernel * ACTIVATION_BYTES + kept
         return rows * each, read + size, size + kept
 
     def over_context(self, asked: WorkQuery, shape: Attention) -> Work:

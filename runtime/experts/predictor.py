@@ -83,7 +83,7 @@ class Predictor:
             near, following = views["near"], views["next"]
             pairs = range(len(near.maps) - 1)
             maps = [np.concatenate([near.maps[i], following.maps[i + 1]], axis=1) for i in pairs] + [near.maps[-1]]
-            self._maps = [(np.ascontiguousarray(whole[:-1]), whole[-1].reshape(-1, near.maps.shape[2])) for whole in maps]
+            self._maps = [(np.ascontiguousarray(whole[:-1].T), whole[-1].reshape(-1, near.maps.shape[2])) for whole in maps]
             self._curves = [np.stack([near.curves[i], following.curves[i + 1]]) for i in pairs] + [near.curves[-1:]]
 
     @classmethod
@@ -116,7 +116,7 @@ class Predictor:
             return [self._untrained(near, hidden) for near in (layer, layer + 1)]
         maps, offsets = self._maps[layer]
         row = hidden[0]
-        scores = (row @ maps).reshape(offsets.shape)
+        scores = (maps @ row).reshape(offsets.shape)
         scores *= (float(row @ row) / len(row) + TINY) ** -0.5
         scores += offsets
         return log_odds(scores, self.top_k, self._curves[layer])

@@ -57,12 +57,16 @@ class Slot:
 
 
 class SlotCache:
-    """The experts in memory within a budget, for one thread. `absent` [layers, E]: neither in memory nor being read.
+    """The experts in memory within a budget, for one thread. `rows` [E, H]: results by expert, computed from `row`.
+
+    `beside`: an expert that a layer misses is read while the layer runs those it has; otherwise when it is to run.
 
     A Prefetcher's interface to a cache is that of `CacheRule`.
     """
 
-    def __init__(self, cache: ExpertCache[Graph], experts: CpuExperts, log: RunLog, row: ort.OrtValue, rows: np.ndarray):
+    def __init__(
+        self, cache: ExpertCache[Graph], experts: CpuExperts, log: RunLog, row: ort.OrtValue, rows: np.ndarray, beside: bool
+    ):
         package, family = experts.package, experts.package.family
         self.cache, self.experts, self.log, self.row = cache, experts, log, row
         policy: Any = cache.policy
@@ -70,7 +74,7 @@ class SlotCache:
         assert isinstance(self.policy, LRU | LFRU)
         self.size, self.shape = experts.backend.expert_bytes, (family.layers, family.experts)
         self.most = min((cache.budget or 0) // self.size, len(family.routed) * family.experts)
-        self.active = False
+        self.active, self.beside = False, beside
         self.counts: np.ndarray = np.zeros(len(Counter), np.int64)
         self._seen = self.counts.copy()
         self._rank: np.ndarray = np.zeros(self.shape)
@@ -200,7 +204,7 @@ class SlotCache:
         if self._native is None:
             half_life = LFRU.HALF_LIFE if isinstance(self.policy, LFRU) else 0
             widen = self.experts.widen if self.experts.package.half_experts else None
-            sizes = (*self.shape, self.most, self._bytes, self._aligned, self.size, half_life)
+            sizes = (*self.shape, self.most, self._bytes, self._aligned, self.size, self.beside, half_life)
             shared = (self.counts, self._rank, self._absent, self._held, self._unused, self._rows, self._loads, self._files)
             self._native = probes.native.Slots(*sizes, self._add_empty, self._refuse, widen, *shared)
         return self._native

@@ -53,7 +53,7 @@ class Engine:
         if HTP in used and flush.uses_cpu:
             used[CPU] = self.backends[CPU]
         unwanted = no_prefetch(package, options)
-        predictor = None if unwanted else Predictor.of(package)
+        predictor = self._predictor = None if unwanted else Predictor.of(package)
         log.prefetching = f"off: {unwanted}" if unwanted and (limited or options.prefetch == "on") else ""
         self._loads_beside = {phase: loads_in_background(package, options, phase) for phase in Phase}
         background = any(self._loads_beside.values()) or predictor is not None
@@ -205,7 +205,7 @@ class Engine:
             return None
         if self.options.expert_cache is not None and not probes.built:
             return None
-        return TokenPath(self._parts, place.attention)
+        return TokenPath(self._parts, place.attention, self._loads_beside[Phase.DECODE] or self._predictor is not None)
 
 
 def no_prefetch(package: Package, options: Options) -> str:

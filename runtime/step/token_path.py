@@ -26,10 +26,10 @@ class TokenPath(LayerLoop):
     """Buffers of one row and the graphs bound to them.
 
     The loop's items are the same for each token, and are collected once: which expert an item runs is decided in the extension.
-    `slots`: the expert cache, None if every expert stays in memory.
+    `slots`: the expert cache, None if every expert stays in memory; `beside`: see SlotCache.
     """
 
-    def __init__(self, parts: Parts, attention: FusedAttention | LatentAttention):
+    def __init__(self, parts: Parts, attention: FusedAttention | LatentAttention, beside: bool):
         family = parts.family
         hidden, top_k, layers = family.hidden, family.top_k, family.layers
         own, self.hidden_value = _shared_buffer((1, hidden))
@@ -58,7 +58,7 @@ class TokenPath(LayerLoop):
         self._choices: dict[int, list[Item]] = {}
         row, outputs, cpu = self._normed_value, self._row_values, self.experts.cpu
         if self.experts.cache.budget is not None and cpu is not None:
-            self.slots = SlotCache(self.experts.cache, cpu, self.log, row, self._rows)
+            self.slots = SlotCache(self.experts.cache, cpu, self.log, row, self._rows, beside)
         for layer in self._routed_layers:
             if self.slots:
                 self._dispatch_items[layer], self._choices[layer] = self.slots.items(layer, self._choice[layer], sources[layer])

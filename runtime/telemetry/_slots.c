@@ -46,6 +46,7 @@ struct slots {
 	PyObject_HEAD
 	int32_t layers, experts, most, count, holding;
 	uint64_t bytes, aligned, size; /* read of an expert, rounded up to pages; its bytes in memory */
+	int beside; /* whether misses are read while the layer runs what it has; else each when it is to run */
 	double half_life; /* of LFRU's counts, in uses; 0: LRU */
 	double allowance;
 	struct slot *slot;
@@ -324,7 +325,7 @@ static int request(struct slots *s, int32_t layer, const int64_t *chosen, int k)
 		int absent = s->place[s->event[i]] < 0;
 
 		note_use(s, s->event[i], 1 + absent);
-		if (absent && fetch(s, s->event[i]))
+		if (absent && s->beside && fetch(s, s->event[i]))
 			return -1;
 	}
 	return read_ahead(s);
@@ -402,14 +403,12 @@ static int next_place(const struct slots *s)
 	int i, first = -1;
 
 	for (i = 0; i < s->chosen; i++) {
-		const struct slot *slot = s->slot + s->place[s->event[i]];
+		int32_t place = s->place[s->event[i]];
 
-		if (s->ran[i])
-			continue;
-		if (slot->state == LANDED)
+		if (!s->ran[i] && place >= 0 && s->slot[place].state == LANDED)
 			return i;
-		if (first < 0 || slot->submitted < s->slot[s->place[s->event[first]]].submitted)
-			first = i;
+		if (!s->ran[i] && first < 0)
+			first = i; /* reads were submitted in this order */
 	}
 	return first;
 }
@@ -439,17 +438,20 @@ static int run_next(struct slots *s, int32_t layer, int64_t *order, int64_t *tim
 		PyErr_SetString(PyExc_ValueError, "no chosen expert is left to run");
 		return -1;
 	}
-	slot = s->slot + s->place[s->event[i]];
-	*order = expert = EXPERT_OF(s, slot->form);
+	*order = expert = EXPERT_OF(s, s->event[i]);
 	result = identity(1, EXPERT, layer, expert);
 	sources[0] = identity(1, DISPATCH, layer, -1);
 	sources[1] = identity(2, EXPERT, layer, expert);
 	moescope_op__begin(EXPERT, layer, 1, result, sources, 2);
 	moescope_expert__begin(layer, expert, 1, (uint32_t)s->state[i], CPU, 0);
-	if (slot->state != LANDED)
-		wait_for(s, slot);
-	s->ran[i] = 1;
-	failed = run_slot(s, slot, times);
+	failed = s->place[s->event[i]] < 0 && fetch(s, s->event[i]);
+	if (!failed) {
+		slot = s->slot + s->place[s->event[i]];
+		if (slot->state != LANDED)
+			wait_for(s, slot);
+		s->ran[i] = 1;
+		failed = run_slot(s, slot, times);
+	}
 	if (!failed)
 		moescope_expert__end(layer, expert);
 	moescope_op__end(result, now());
@@ -485,7 +487,7 @@ static int set_up(struct slots *s)
 	return 0;
 }
 
-/* Slots(layers, experts, most, bytes, aligned, size, half_life, take, failed, widen,
+/* Slots(layers, experts, most, bytes, aligned, size, beside, half_life, take, failed, widen,
  *       counters, rank, absent, held, unused, rows, loads, files) */
 static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 {
@@ -498,8 +500,8 @@ static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 		PyErr_SetString(PyExc_TypeError, "slots are made once");
 		return -1;
 	}
-	if (!PyArg_ParseTuple(arguments, "iiiKKKdOOOOOOOOOOO", &s->layers, &s->experts, &s->most, &bytes, &aligned, &size,
-			      &s->half_life, &s->take, &s->failed, &s->widen, shared, shared + 1, shared + 2, shared + 3,
+	if (!PyArg_ParseTuple(arguments, "iiiKKKpdOOOOOOOOOOO", &s->layers, &s->experts, &s->most, &bytes, &aligned, &size,
+			      &s->beside, &s->half_life, &s->take, &s->failed, &s->widen, shared, shared + 1, shared + 2, shared + 3,
 			      shared + 4, shared + 5, shared + 6, shared + 7)) {
 		s->take = s->failed = s->widen = NULL;
 		return -1;
