@@ -109,6 +109,19 @@ def test_the_screen_and_the_page_show_them(ran: Run, capsys: pytest.CaptureFixtu
     assert (ran.folder / "flame.html").stat().st_size > 5000
 
 
+def test_a_program_that_was_replaced_has_no_names_of_the_other_one(tmp_path: Path) -> None:
+    source, program = ROOT / "workloads" / "programs" / "stack_tree.c", tmp_path / "tree"
+    subprocess.run(["cc", "-O2", "-o", program, source, "-lpthread"], check=True)
+    shutil.copy("/bin/sh", tmp_path / "other")
+    shell = f"{program} 100 > /dev/null; mv {tmp_path}/other {program}"
+    done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(tmp_path / "run"), "--", "sh", "-c", shell)
+    assert done.returncode == 0, done.stderr
+    tables = load_tables(tmp_path / "run")
+    frames = tables["frames"]
+    assert set(frames["function"][frames["file"] == str(program)]) == {""}
+    assert (tables["samples"]["end"] == "unknown").mean() > 0.8
+
+
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Run:
     place = tmp_path_factory.mktemp("generated")

@@ -315,12 +315,19 @@ static void take_sample(const struct record *record)
 		take_sent(&s, sent, record->stack, end);
 }
 
+/* By the kernel's records: what is mapped is known by the build's id, or by the file's inode. */
 static void take_mapping(const struct perf_event_header *header)
 {
 	const u8 *at = (const u8 *)header;
 	u64 start = *(const u64 *)(at + 16), bytes = *(const u64 *)(at + 24), offset = *(const u64 *)(at + 32);
+	struct mapping m = {.start = start, .end = start + bytes, .offset = offset, .path = strdup((const char *)at + 72)};
 
-	add_mapping(process_of(*(const u32 *)(at + 8)), (struct mapping){start, start + bytes, offset, strdup((const char *)at + 72)});
+	if (header->misc & PERF_RECORD_MISC_MMAP_BUILD_ID) {
+		m.id_bytes = at[40] < sizeof(m.id) ? at[40] : sizeof(m.id);
+		memcpy(m.id, at + 44, m.id_bytes);
+	} else
+		m.inode = *(const u64 *)(at + 48);
+	add_mapping(process_of(*(const u32 *)(at + 8)), m);
 }
 
 static void take_fork(const struct perf_event_header *header)

@@ -89,8 +89,12 @@ static int open_samples(u32 cpu)
 
 	a.freq = 1;
 	a.sample_freq = hz;
-	a.mmap = a.mmap2 = a.comm = a.comm_exec = a.task = 1;
+	a.mmap = a.mmap2 = a.comm = a.comm_exec = a.task = a.build_id = 1;
 	fd = connect_event(&a, cpu, "stack_sample");
+	if (fd < 0) { /* before Linux 5.12: a reader knows the files by their inodes alone */
+		a.build_id = 0;
+		fd = connect_event(&a, cpu, "stack_sample");
+	}
 	if (fd < 0)
 		fail("--stacks: samples of CPU %u cannot be had: %s", cpu, strerror(errno));
 	return fd;
@@ -110,6 +114,10 @@ static void open_sent(u32 cpu, int samples_fd)
 
 static void attach_waits(void)
 {
+	if (choice->programs_fd >= 0) { /* it cannot read the registers of a thread */
+		warn("--loader bcc records no stacks of waits: samples alone");
+		return;
+	}
 	if (attach_tracepoint("stack_wait", "sched", "sched_switch") < 0 || attach_tracepoint("stack_waker", "sched", "sched_waking") < 0)
 		warn("stacks of waits cannot be had: %s", strerror(errno));
 }
