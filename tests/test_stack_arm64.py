@@ -23,7 +23,8 @@ FLAGS = {
 CLOCK_ID, PID, TIME_NS = 77, 4242, 1_000_000
 MMAP2, SAMPLED, EXECUTABLE = 10, 9, 1
 pytestmark = pytest.mark.skipif(
-    not (shutil.which(COMPILER) and shutil.which(EMULATOR) and PROGRAM.exists()), reason="needs an arm64 compiler, QEMU, the unwinder"
+    not (shutil.which(COMPILER) and shutil.which(EMULATOR) and PROGRAM.exists()),
+    reason="needs an arm64 compiler, QEMU, the unwinder",
 )
 
 

@@ -1,6 +1,7 @@
 """Sampled stacks and those of waits are what the program knows of itself."""
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -151,6 +152,46 @@ def test_generated_code_has_the_names_of_its_map_and_its_callers(generated: Run)
     assert frames["file"][frames["function"] == "Model.decode"].tolist() == ["/somewhere/model.py"]
     assert (samples["end"] == "whole").mean() > 0.95
     assert set(frames["found_by"][names == "main"]) == {"", "frame pointer"}, "of the three, one way is CPython's own"
+
+
+IN_PYTHON = """
+import json, time
+def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+def branch_of_calls(): return fib(22)
+def branch_of_a_loop(): return sum(i * i for i in range(150000))
+spent = [0, 0]
+for _ in range(40):
+    for number, branch in enumerate((branch_of_calls, branch_of_a_loop)):
+        begin = time.thread_time_ns()
+        branch()
+        spent[number] += time.thread_time_ns() - begin
+print(json.dumps(spent))
+"""
+
+
+def new_python() -> str | None:
+    """A Python of 3.12 or newer that runs, if there is one in PATH or of pyenv."""
+    of_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.1[2-9]*/bin")
+    path = os.pathsep.join([os.environ["PATH"], *map(str, of_pyenv)])
+    found = (shutil.which(f"python3.{minor}", path=place) for minor in range(12, 20) for place in path.split(os.pathsep))
+    return next((name for name in found if name and not subprocess.run([name, "-V"], capture_output=True).returncode), None)
+
+
+@pytest.mark.long
+def test_functions_of_a_new_python_are_frames(tmp_path: Path) -> None:
+    python = new_python()
+    if python is None:
+        pytest.skip("Python 3.12 or newer is not installed")
+    (tmp_path / "program.py").write_text(IN_PYTHON)
+    shell = f"{python} -X perf {tmp_path}/program.py > {tmp_path}/said.json"
+    done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(tmp_path / "run"), "--", "sh", "-c", shell)
+    assert done.returncode == 0, done.stderr
+    run = Run("python", tmp_path / "run", load_tables(tmp_path / "run"), {})
+    spent = np.array(json.loads((tmp_path / "said.json").read_text()))
+    found, truth = np.array([samples_in(run, name) for name in ("branch_of_calls", "branch_of_a_loop")]), spent / sum(spent)
+    assert found.sum() > 300
+    assert (np.abs(found - truth * found.sum()) < SIGMAS * np.sqrt(truth * (1 - truth) * found.sum())).all(), (found, truth)
+    assert (run.tables["samples"]["end"] == "whole").mean() > 0.95
 
 
 def test_a_damaged_file_of_stacks_is_read_as_far_as_it_is_whole(ran: Run, tmp_path: Path) -> None:

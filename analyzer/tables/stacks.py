@@ -72,7 +72,8 @@ def stack_columns(unwound: Unwound) -> Columns:
 def frame_columns(unwound: Unwound) -> Columns:
     """The columns of `frames`."""
     frames = unwound.frames
-    text = {name: np.array([str(frame.get(name, "")) for frame in frames], object) for name in ("file", "function", "line", "found_by")}
+    names = ("file", "function", "line", "found_by")
+    text = {name: np.array([str(frame.get(name, "")) for frame in frames], object) for name in names}
     return {
         "frame_id": np.arange(len(frames)),
         **text,
