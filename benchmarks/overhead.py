@@ -64,6 +64,7 @@ VARIANTS = {
     "operator": OPERATOR,
     "operator, sched": f"{OPERATOR},sched",
     "operator, causes": f"{OPERATOR},qnn,sched,io",
+    "operator, stacks": f"{OPERATOR} --stacks 199 --long-wait 1ms",
     "operator, pmc": f"{OPERATOR} --pmc minor-faults,context-switches",
     "operator, bcc": f"{OPERATOR} --loader bcc",
     "operator, perf buffer": f"{OPERATOR} --buffer perf",

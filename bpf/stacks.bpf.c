@@ -88,6 +88,14 @@ static INLINE bool is_long(u64 since)
 	return s && bpf_ktime_get_ns() - since >= (u64)s->long_wait_us * 1000;
 }
 
+/* Not while --max-overhead pauses them. */
+static INLINE bool wants_waits(void)
+{
+	struct settings *s = settings();
+
+	return s && s->long_wait_us != NO_WAITS;
+}
+
 static INLINE bool sleeps(void *task)
 {
 	return HAS_FIELD(task_struct, __state) ? KERNEL_READ(task_struct, __state, task, u32) : KERNEL_READ(task_struct, state, task, long);
@@ -107,7 +115,7 @@ BARE_RAW_PROGRAM(sched_switch, stack_wait)
 			send_copy(ctx, s);
 		s->of = 0;
 	}
-	if (traced() && sleeps(before))
+	if (traced() && sleeps(before) && wants_waits())
 		copied(STACK_WAIT, (u32)bpf_get_current_pid_tgid(), bpf_ktime_get_ns());
 	return 0;
 }

@@ -56,6 +56,7 @@ struct settings {
 	struct hexagon_layout hexagon_layouts[HEXAGON_LAYOUTS];
 };
 
+#define NO_WAITS 0xffffffffu /* long_wait_us while stacks pause */
 #define STACK_BYTES 32768 /* copied of a stack, at most */
 #define STACK_PAGE 4096
 #define STACK_SLOTS 512 /* threads of the target whose numbers differ in the lower bits */
@@ -81,6 +82,7 @@ struct stack_copy {
 	u32 tid;	   /* of the thread that waited */
 	u64 since;	   /* when it went to sleep */
 	u64 bytes;	   /* of the stack */
+	u64 same;	   /* in a file, how many more follow that are as in the thread's record before */
 	struct probed_call calls[PROBED_CALLS]; /* innermost first; zeros behind the last */
 	u64 registers[34]; /* struct pt_regs */
 	u8 stack[STACK_BYTES + STACK_PAGE];

@@ -48,7 +48,7 @@ def points(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         pytest.skip(f"{compiler} is not installed")
     place = tmp_path_factory.mktemp("points")
     sources, program, library = ROOT / "workloads" / "programs", place / "points", place / "library.so"
-    words = ["-O2", *FLAGS[flags], "-o", program, sources / "stack_points.cpp", "-lpthread"]
+    words: list[str | Path] = ["-O2", *FLAGS[flags], "-o", program, sources / "stack_points.cpp", "-lpthread"]
     subprocess.run([compiler, *words], check=True, capture_output=True)
     subprocess.run([COMPILERS[compiler], "-O2", "-shared", "-fPIC", "-o", library, sources / "stack_library.c"], check=True)
     shell = f"{program} 900 '{'' if 'static' in flags else library}' > {place}/said.json"
@@ -73,11 +73,10 @@ def callers(tables: Tables, stack: int) -> list[tuple[str, int]]:
 
 
 def same_places(found: list[tuple[str, int]], truth: list[list[Any]]) -> bool:
-    """Whether frames are those of return addresses: each is the call's last byte, or the place that a signal interrupted."""
-    real = [(os.path.realpath(file), address) for file, address in truth]
-    return all(
-        mine[0] == theirs[0] and mine[1] in (theirs[1] - 1, theirs[1]) for mine, theirs in zip(found, real, strict=True)
-    ) and sum(mine[1] == theirs[1] for mine, theirs in zip(found, real, strict=True)) <= 1
+    """Whether frames are those of return addresses: each is the call's last byte, but for one place that a signal interrupted."""
+    pairs = [(mine, (os.path.realpath(file), address)) for mine, (file, address) in zip(found, truth, strict=True)]
+    interrupted = [mine for mine, theirs in pairs if mine == theirs]
+    return len(interrupted) <= 1 and all(mine in (theirs, (theirs[0], theirs[1] - 1)) for mine, theirs in pairs)
 
 
 def test_stacks_of_waits_are_those_that_backtrace_gave(points: Points) -> None:

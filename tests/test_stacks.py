@@ -129,6 +129,19 @@ def test_the_screen_and_the_page_show_them(ran: Run, capsys: pytest.CaptureFixtu
     assert (ran.folder / "flame.html").stat().st_size > 5000
 
 
+def test_a_program_that_was_replaced_has_no_names_of_the_other_one(tmp_path: Path) -> None:
+    source, program = ROOT / "workloads" / "programs" / "stack_tree.c", tmp_path / "tree"
+    subprocess.run(["cc", "-O2", "-o", program, source, "-lpthread"], check=True)
+    shutil.copy("/bin/sh", tmp_path / "other")
+    shell = f"{program} 100 > /dev/null; mv {tmp_path}/other {program}"
+    done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(tmp_path / "run"), "--", "sh", "-c", shell)
+    assert done.returncode == 0, done.stderr
+    tables = load_tables(tmp_path / "run")
+    frames = tables["frames"]
+    assert set(frames["function"][frames["file"] == str(program)]) == {""}
+    assert (tables["samples"]["end"] == "unknown").mean() > 0.8
+
+
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Run:
     place = tmp_path_factory.mktemp("generated")
@@ -181,6 +194,46 @@ def test_perfetto_counts_the_same_samples_by_thread_and_by_function(ran: Run, tm
     assert sum("wait_for_lock" in stack for _, stack in waits) == int(
         has_function(ran, "wait_for_lock")[ran.tables["waits"]["stack_id"]].sum()
     )
+
+
+IN_PYTHON = """
+import json, time
+def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+def branch_of_calls(): return fib(22)
+def branch_of_a_loop(): return sum(i * i for i in range(150000))
+spent = [0, 0]
+for _ in range(40):
+    for number, branch in enumerate((branch_of_calls, branch_of_a_loop)):
+        begin = time.thread_time_ns()
+        branch()
+        spent[number] += time.thread_time_ns() - begin
+print(json.dumps(spent))
+"""
+
+
+def new_python() -> str | None:
+    """A Python of 3.12 or newer that runs, if there is one in PATH or of pyenv."""
+    of_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.1[2-9]*/bin")
+    path = os.pathsep.join([os.environ["PATH"], *map(str, of_pyenv)])
+    found = (shutil.which(f"python3.{minor}", path=place) for minor in range(12, 20) for place in path.split(os.pathsep))
+    return next((name for name in found if name and not subprocess.run([name, "-V"], capture_output=True).returncode), None)
+
+
+@pytest.mark.long
+def test_functions_of_a_new_python_are_frames(tmp_path: Path) -> None:
+    python = new_python()
+    if python is None:
+        pytest.skip("Python 3.12 or newer is not installed")
+    (tmp_path / "program.py").write_text(IN_PYTHON)
+    shell = f"{python} -X perf {tmp_path}/program.py > {tmp_path}/said.json"
+    done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(tmp_path / "run"), "--", "sh", "-c", shell)
+    assert done.returncode == 0, done.stderr
+    run = Run("python", tmp_path / "run", load_tables(tmp_path / "run"), {})
+    spent = np.array(json.loads((tmp_path / "said.json").read_text()))
+    found, truth = np.array([samples_in(run, name) for name in ("branch_of_calls", "branch_of_a_loop")]), spent / sum(spent)
+    assert found.sum() > 300
+    assert (np.abs(found - truth * found.sum()) < SIGMAS * np.sqrt(truth * (1 - truth) * found.sum())).all(), (found, truth)
+    assert (run.tables["samples"]["end"] == "whole").mean() > 0.95
 
 
 def test_a_damaged_file_of_stacks_is_read_as_far_as_it_is_whole(ran: Run, tmp_path: Path) -> None:

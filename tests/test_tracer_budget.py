@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.tables.store import load_tables
 from tests.conftest import ROOT, begin_trace, drawn, over_recorders, recorded_when
 from workloads.raw_records import RawRecording
 from workloads.recorder_policies import Budget
@@ -72,7 +73,8 @@ def test_a_limited_recording_says_what_it_saw_and_holds_its_levels_for_that_part
 ) -> None:
     end, folder = tmp_path / "end", tmp_path / "run"
     command = [sys.executable, STEPS, "1000000", "0.004", "--operators", "200", "--until", str(end)]
-    tracer = begin_trace("run", "--no-views", "--max-overhead", "50%", "-o", str(folder), *on, "--", *command)
+    options = ["--no-views", "--max-overhead", "50%", "--stacks", "997", "-o", str(folder)]
+    tracer = begin_trace("run", *options, *on, "--", *command)
 
     def is_back(run: RawRecording) -> bool:
         """Operators went and came."""
@@ -89,12 +91,15 @@ def test_a_limited_recording_says_what_it_saw_and_holds_its_levels_for_that_part
     recording = RawRecording(folder)
     seen, changes = recording.manifest["sampling"], recording.manifest["level_changes"]
     assert recording.is_whole and seen["allowed"] == 0.5 and f"done {recording.manifest['records']['token_end']}\n" in printed
-    assert {row["level"] for row in changes} >= {"operator", "expert"}
-    ended = recording.records("op_end")["ts"].astype(np.int64)
-    rows = [row for row in changes if row["level"] == "operator" and row["done_ns"]]
-    for off, on in zip(rows[::2], rows[1::2], strict=False):
-        assert not off["on"] and on["on"]
-        assert not ((ended > off["done_ns"]) & (ended < on["ts_ns"])).any()
+    assert {row["level"] for row in changes} >= {"operator", "expert", "stacks"}
+    times = {"operator": recording.records("op_end")["ts"].astype(np.int64)}
+    times["stacks"] = load_tables(folder)["samples"]["ts_ns"].to_numpy()
+    for level, ended in times.items():
+        rows = [row for row in changes if row["level"] == level and row["done_ns"]]
+        assert len(ended) > 20, level
+        for off, on in zip(rows[::2], rows[1::2], strict=False):
+            assert not off["on"] and on["on"]
+            assert not ((ended > off["done_ns"]) & (ended < on["ts_ns"])).any(), level
     assert (ended > rows[1]["ts_ns"]).any() and 0 < seen["share_on"] < 1
     for kind in ("evict", "sched_switch"):  # of levels in the middle and at the end of the list
         assert (recording.records(kind)["ts"].astype(np.int64) > rows[1]["ts_ns"]).any()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Processes, what they have mapped, and libdw's view of it. */
+#include <elfutils/libdwelf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <gelf.h>
@@ -104,6 +105,16 @@ static bool bias_of(Elf *elf, const struct mapping *m, u64 *bias)
 	return false;
 }
 
+/* Whether a file is the one that was mapped: it may have been replaced since, or be another machine's. */
+static bool is_same(Elf *elf, const struct stat *file, const struct mapping *m)
+{
+	const void *id;
+
+	if (m->id_bytes)
+		return dwelf_elf_gnu_build_id(elf, &id) == m->id_bytes && !memcmp(id, m->id, m->id_bytes);
+	return !m->inode || m->inode == file->st_ino;
+}
+
 static void report(Dwfl *dwfl, const struct mapping *m)
 {
 	const char *other = json_string_value(json_object_get(replaced, m->path));
@@ -120,7 +131,7 @@ static void report(Dwfl *dwfl, const struct mapping *m)
 		return;
 	}
 	elf = elf_begin(fd, ELF_C_READ_MMAP, NULL);
-	if (!elf || !bias_of(elf, m, &bias) || !dwfl_report_elf(dwfl, m->path, path, fd, bias, true)) {
+	if (!elf || (path == m->path && !is_same(elf, &file, m)) || !bias_of(elf, m, &bias) || !dwfl_report_elf(dwfl, m->path, path, fd, bias, true)) {
 		elf_end(elf);
 		close(fd);
 		return;

@@ -32,9 +32,9 @@ struct sample {
 	u8 kind, end, pad[6]; /* kind: 0 of the clock, otherwise enum stack_reason */
 };
 
-/* The bytes of a stack; from `same_from` on it is that of the thread's sample before. */
+/* Bytes of a stack; from `same_from` on it is that of the thread's record before, and known up to `end`. */
 struct piece {
-	u64 at, bytes, same_from;
+	u64 at, bytes, same_from, end;
 	const u8 *data;
 	const struct piece *before;
 };
@@ -43,7 +43,7 @@ struct record {
 	u64 time;
 	const struct perf_event_header *header;
 	const struct copy *returns; /* of a sample, or NULL */
-	const struct piece *stack;  /* of a sample of the clock, or NULL */
+	const struct piece *stack;  /* or NULL */
 };
 
 /* A call whose return is probed: on the stack, the address of the kernel's trampoline stands in the place of its own. */
@@ -55,7 +55,7 @@ struct call {
 struct copy {
 	u64 of;
 	u32 reason, tid;
-	u64 since, bytes;
+	u64 since, bytes, same;
 	struct call calls[PROBED_CALLS];
 	u64 registers[34];
 	u8 stack[];
@@ -111,7 +111,7 @@ static bool holds(const struct piece *p, u64 address)
 
 bool read_stack(u64 address, u64 *value)
 {
-	const struct piece *p = now.stack;
+	const struct piece *p = now.stack && address <= now.stack->end - WORD ? now.stack : NULL;
 
 	while (p && !holds(p, address))
 		p = address >= p->same_from ? p->before : NULL;
@@ -258,10 +258,9 @@ static void take_clock(struct sample *s, const struct record *record)
 	put(s, process_of(s->pid), words + 4, words[3]);
 }
 
-static void take_sent(struct sample *s, const struct copy *copy, const u8 *end)
+static void take_sent(struct sample *s, const struct copy *copy, const struct piece *stack, const u8 *end)
 {
 	static u64 registers[34];
-	struct piece stack;
 
 	if (copy->bytes > (u64)(end - copy->stack))
 		return;
@@ -273,8 +272,7 @@ static void take_sent(struct sample *s, const struct copy *copy, const u8 *end)
 	memcpy(registers, copy->registers, sizeof(registers));
 	memcpy(now.calls, copy->calls, sizeof(now.calls));
 	take_kernel_registers(registers);
-	stack = (struct piece){.at = now.stack_at, .bytes = copy->bytes, .same_from = UINT64_MAX, .data = copy->stack};
-	now.stack = &stack;
+	now.stack = stack;
 	s->end = unwind(process_of(s->pid));
 	put(s, process_of(s->pid), NULL, 0);
 }
@@ -314,15 +312,22 @@ static void take_sample(const struct record *record)
 	if (!sent)
 		take_clock(&s, record);
 	else if (sent->stack <= end && sent->reason != RETURNS)
-		take_sent(&s, sent, end);
+		take_sent(&s, sent, record->stack, end);
 }
 
+/* By the kernel's records: what is mapped is known by the build's id, or by the file's inode. */
 static void take_mapping(const struct perf_event_header *header)
 {
 	const u8 *at = (const u8 *)header;
 	u64 start = *(const u64 *)(at + 16), bytes = *(const u64 *)(at + 24), offset = *(const u64 *)(at + 32);
+	struct mapping m = {.start = start, .end = start + bytes, .offset = offset, .path = strdup((const char *)at + 72)};
 
-	add_mapping(process_of(*(const u32 *)(at + 8)), (struct mapping){start, start + bytes, offset, strdup((const char *)at + 72)});
+	if (header->misc & PERF_RECORD_MISC_MMAP_BUILD_ID) {
+		m.id_bytes = at[40] < sizeof(m.id) ? at[40] : sizeof(m.id);
+		memcpy(m.id, at + 44, m.id_bytes);
+	} else
+		m.inode = *(const u64 *)(at + 48);
+	add_mapping(process_of(*(const u32 *)(at + 8)), m);
 }
 
 static void take_fork(const struct perf_event_header *header)
@@ -366,33 +371,46 @@ static u64 time_of(const struct perf_event_header *header)
 						  : ((const u64 *)((const u8 *)header + header->size))[-2];
 }
 
-/* The stack of a sample of the clock; those of a thread continue each other in the file's order. */
-static const struct piece *stack_in(const struct perf_event_header *header)
+/* A record's stack, behind that of the thread's record before: they continue each other in the file's order. */
+static const struct piece *add_piece(u32 tid, u64 at, u64 bytes, u64 same, const u8 *data)
 {
 	static struct set threads;
 	static const struct piece **lasts;
 	static int room;
-	const u64 *registers = registers_in(header), *size, *end = (const u64 *)((const u8 *)header + header->size);
-	struct piece *piece;
 	bool is_new;
-	u32 thread = number_in(&threads, (const u32 *)(header + 1) + 3, sizeof(u32), &is_new);
-	u64 top;
+	u32 thread = number_in(&threads, &tid, sizeof(tid), &is_new);
+	struct piece *piece = malloc(sizeof(*piece));
 
 	while ((int)thread >= room)
 		lasts = grown(lasts, &room, sizeof(*lasts));
-	if (is_new)
-		lasts[thread] = NULL;
+	*piece = (struct piece){.at = at, .bytes = bytes, .same_from = same ? at + bytes : UINT64_MAX, .end = at + bytes + same, .data = data};
+	piece->before = same && !is_new ? lasts[thread] : NULL;
+	return lasts[thread] = piece;
+}
+
+static const struct piece *stack_of_sample(const struct perf_event_header *header)
+{
+	const u64 *registers = registers_in(header), *size, *end = (const u64 *)((const u8 *)header + header->size);
+	const u8 *data;
+	u64 same;
+
 	if (!registers || !*registers)
 		return NULL;
 	size = registers + 1 + (is_arm ? ARM_REGISTERS : 20);
-	if (size + 1 >= end || *size > (u64)((const u8 *)end - (const u8 *)(size + 1)) - WORD)
+	data = (const u8 *)(size + 1);
+	if (size + 1 >= end || *size > (u64)((const u8 *)end - data) - WORD)
 		return NULL;
-	piece = malloc(sizeof(*piece));
-	*piece = (struct piece){.at = registers[1 + (is_arm ? 31 : 7)], .bytes = *size, .data = (const u8 *)(size + 1)};
-	memcpy(&top, piece->data + *size, sizeof(top));
-	piece->same_from = top ? piece->at + piece->bytes : UINT64_MAX;
-	piece->before = top ? lasts[thread] : NULL;
-	return lasts[thread] = piece;
+	memcpy(&same, data + *size, sizeof(same));
+	return add_piece(((const u32 *)(header + 1))[3], registers[1 + (is_arm ? 31 : 7)], *size, same, data);
+}
+
+static const struct piece *stack_of_copy(const struct perf_event_header *header, const struct copy *copy)
+{
+	const u8 *end = (const u8 *)header + header->size;
+
+	if (copy->stack > end || copy->bytes > (u64)(end - copy->stack) || copy->reason == RETURNS)
+		return NULL;
+	return add_piece(copy->of, copy->registers[is_arm ? 31 : 19], copy->bytes, copy->same, copy->stack);
 }
 
 /* The whole records of the file, in the order of time: each CPU has its own in the file. */
@@ -411,9 +429,11 @@ static struct record *records_in(const u8 *data, u64 bytes, int *count)
 		if (*count == room)
 			records = grown(records, &room, sizeof(*records));
 		r.time = time_of(header);
-		if (header->type == PERF_RECORD_SAMPLE && !sent_in(header)) {
+		if (header->type == PERF_RECORD_SAMPLE && sent_in(header))
+			r.stack = stack_of_copy(header, sent_in(header));
+		else if (header->type == PERF_RECORD_SAMPLE) {
 			r.returns = returns;
-			r.stack = stack_in(header);
+			r.stack = stack_of_sample(header);
 		}
 		if (header->type == PERF_RECORD_SAMPLE)
 			returns = returns_in(header);

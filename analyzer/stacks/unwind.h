@@ -42,6 +42,9 @@ struct frames {
 struct mapping {
 	u64 start, end, offset;
 	char *path;
+	u64 inode;	/* 0: not known */
+	u8 id[20];	/* of the build */
+	u8 id_bytes;	/* 0: not known */
 };
 
 struct process {

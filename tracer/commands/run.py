@@ -178,6 +178,7 @@ class Results:
             with ended_by_signals(lambda: None):
                 write_results(folder, self.choice.owner, ended=manifest["target"]["exit_code"] is not None)
         sys.stdout.flush()
+        print_stacks(folder)
         print_progress(next_step(folder, saw_engine))
 
 
@@ -214,7 +215,18 @@ def show_results(output: Path, owner: Owner) -> None:
     """Write the results of a recording from another machine, and print the next step."""
     write_results(output, owner)
     sys.stdout.flush()
+    print_stacks(output)
     print_progress(next_step(output, True))
+
+
+def print_stacks(folder: Path) -> None:
+    """Print how many stacks a recording has and what they take on disk, if it has any."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if recorded := manifest.get("stacks"):
+        size, seconds = (folder / "stacks.bin").stat().st_size, max(manifest["duration_ns"] / 1e9, 1e-3)
+        taken = f"{recorded['samples']:,} samples, {recorded['sent']:,} stacks of waits; {size / seconds / 1e6:.2f} MB/s"
+        paused = " (--max-overhead paused them)" if (manifest.get("sampling") or {}).get("share_on", 1) < 1 else ""
+        print_progress(f"stacks: {taken}, {recorded['lost']:,} lost{paused}")
 
 
 def next_step(folder: Path, saw_engine: bool) -> str:

@@ -86,6 +86,7 @@ void set_settings(bool stop)
 	now.operators &= !is_shed("operator");
 	now.experts &= !is_shed("expert");
 	now.files &= !is_shed("io");
+	now.long_wait_us = is_shed(STACKS_LEVEL) ? NO_WAITS : now.long_wait_us;
 	set_map("chosen", &zero, &now);
 }
 

@@ -46,6 +46,8 @@ void policy_begin(const struct choice *chosen)
 		if (!is_one_of(json_string_value(level), cheap) && costly_count < MOST_LEVELS)
 			costly[costly_count++] = json_string_value(level);
 	}
+	if (choice->stacks_hz && costly_count < MOST_LEVELS)
+		costly[costly_count++] = STACKS_LEVEL;
 	qsort(costly, costly_count, sizeof(*costly), by_name);
 }
 

@@ -132,6 +132,8 @@ void add_event(const struct header *record);
 void keep_stacks(const u8 *record, size_t bytes);
 
 /* stacks.c: samples of stacks */
+#define STACKS_LEVEL "stacks" /* as a level that --max-overhead switches */
+void stacks_pause(bool paused);
 void stacks_begin(const struct choice *choice);
 void keep_mappings(pid_t pid); /* of a process that ran before */
 void stacks_mark(void);

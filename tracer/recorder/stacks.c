@@ -23,7 +23,11 @@
 #define SHARE_BYTES (4ULL << 20) /* of each CPU */
 #define SAMPLE_STACK_BYTES 61440 /* copied at a sample; a record has less than 64 KiB */
 #define MOST_STACKS 256
-#define WHOLE_EVERY 64 /* samples of a thread: one is written whole, so that a reader need not go back far */
+#define WHOLE_EVERY 64 /* records of a thread: one is written whole, so that a reader need not go back far */
+#define IMAGE_BYTES (128 << 10)
+#define MOST_LEFT_OUT 8192 /* at a stack's far end, so that a record can be written by what it differs in */
+#define WORD 8
+#define SENT_AT 28 /* id, thread, time, size: before what a program sent */
 #define MOST_KERNEL_PLACES (1 << 16) /* a power of two */
 #define FIRST_OF_KERNEL (1ULL << 63)
 #define FIRST_MARK ((u64)-4095) /* PERF_CONTEXT_*: not an address */
@@ -31,9 +35,11 @@
 #if defined(__x86_64__)
 #define REGISTERS 0xff0fffULL /* without the segments of data, which perf does not have */
 #define STACK_REGISTER 7
+#define STACK_WORD 19 /* of struct pt_regs */
 #else
 #define REGISTERS ((1ULL << 33) - 1)
 #define STACK_REGISTER 31
+#define STACK_WORD 31
 #endif
 
 struct cpu {
@@ -41,20 +47,21 @@ struct cpu {
 	const u8 *data;
 	u64 head; /* up to which records are taken in this turn */
 	u64 lost;
+	int fd;
 	u64 clock_id; /* the kernel's for the samples of the clock */
 };
 
-/* The stack in a thread's last sample. */
-static struct last {
+/* A thread's stack as its records so far show it: the bytes below `top`, of which `bytes` are known. */
+static struct image {
 	u32 tid, age;
 	u64 top, bytes;
-	u8 *data;
-} lasts[MOST_STACKS];
+	u8 *data; /* ends at `top` */
+} images[MOST_STACKS];
 
 static struct cpu *cpus;
 static int cpu_count;
 static u32 hz;
-static u64 samples;
+static u64 samples, sent_count;
 static bool has_waits;
 static u64 kernel_places[MOST_KERNEL_PLACES];
 static u8 *turned; /* a record that continues at its buffer's begin */
@@ -84,8 +91,12 @@ static int open_samples(u32 cpu)
 
 	a.freq = 1;
 	a.sample_freq = hz;
-	a.mmap = a.mmap2 = a.comm = a.comm_exec = a.task = 1;
+	a.mmap = a.mmap2 = a.comm = a.comm_exec = a.task = a.build_id = 1;
 	fd = connect_event(&a, cpu, "stack_sample");
+	if (fd < 0) { /* before Linux 5.12: a reader knows the files by their inodes alone */
+		a.build_id = 0;
+		fd = connect_event(&a, cpu, "stack_sample");
+	}
 	if (fd < 0)
 		fail("--stacks: samples of CPU %u cannot be had: %s", cpu, strerror(errno));
 	return fd;
@@ -132,12 +143,20 @@ void stacks_begin(const struct choice *chosen)
 		int fd = open_samples(numbers[i]);
 
 		ioctl(fd, PERF_EVENT_IOC_ID, &cpus[i].clock_id);
+		cpus[i].fd = fd;
 		cpus[i].page = mapped(fd, page + SHARE_BYTES, PROT_READ | PROT_WRITE);
 		cpus[i].data = (const u8 *)cpus[i].page + page;
 		open_sent(numbers[i], fd);
 		wake_on(fd, false);
 	}
 	attach_waits();
+}
+
+/* Between two changes of levels, for --max-overhead. */
+void stacks_pause(bool paused)
+{
+	for (int i = 0; i < cpu_count; i++)
+		ioctl(cpus[i].fd, paused ? PERF_EVENT_IOC_DISABLE : PERF_EVENT_IOC_ENABLE, 0);
 }
 
 /* Notes where this turn ends: what belongs to processes that begin later is taken in the next one, when they are known. */
@@ -177,9 +196,7 @@ static bool is_wanted(const struct perf_event_header *header)
 	u32 pid = *(const u32 *)(header + 1);
 
 	switch (header->type) {
-	case PERF_RECORD_SAMPLE:
-		return true;
-	case PERF_RECORD_MMAP2:
+		case PERF_RECORD_MMAP2:
 	case PERF_RECORD_COMM:
 		return has_process(pid);
 	case PERF_RECORD_FORK:
@@ -202,36 +219,53 @@ static const struct perf_event_header *record_at(const struct cpu *cpu, u64 posi
 	return (const void *)turned;
 }
 
-static struct last *last_of(u32 tid)
+static struct image *image_of(u32 tid)
 {
-	struct last *last = &lasts[tid % MOST_STACKS];
+	struct image *image = &images[tid % MOST_STACKS];
 
-	if (last->tid != tid) {
-		last->tid = tid;
-		last->bytes = last->age = 0;
-		last->data = last->data ? last->data : malloc(SAMPLE_STACK_BYTES);
+	if (image->tid != tid) {
+		image->tid = tid;
+		image->bytes = image->age = 0;
+		image->data = image->data ? image->data : malloc(IMAGE_BYTES);
 	}
-	return last;
+	return image;
 }
 
-/* How many of a stack's bytes differ from the thread's last sample, up to the address from which on both are equal. */
-static u64 new_bytes(struct last *last, u64 top, const u8 *data, u64 bytes)
+/* Whether a stack at these addresses can continue the image: what little is above it is left out. */
+static bool continues(struct image *image, u64 at, u64 *bytes)
 {
-	u64 same = 0, most = last->bytes < bytes ? last->bytes : bytes;
+	u64 top = at + *bytes;
 
-	if (last->top != top || ++last->age % WHOLE_EVERY == 0)
-		most = 0;
-	while (same + sizeof(u64) <= most && !memcmp(data + bytes - same - 8, last->data + last->bytes - same - 8, 8))
-		same += 8;
-	memcpy(last->data, data, bytes);
-	last->top = top;
-	last->bytes = bytes;
-	return bytes - same;
+	if (!image->bytes || ++image->age % WHOLE_EVERY == 0 || top > image->top + MOST_LEFT_OUT || at >= image->top ||
+	    image->top - at > IMAGE_BYTES || top <= image->top - image->bytes)
+		return false;
+	*bytes = top > image->top ? image->top - at : *bytes;
+	return true;
+}
+
+/* How many of a stack's bytes differ from the image, up to the address from which on both are equal; `bytes`: of both kinds. */
+static u64 new_bytes(struct image *image, u64 at, const u8 *data, u64 *bytes)
+{
+	u64 same = 0, top;
+
+	if (continues(image, at, bytes)) {
+		const u8 *there = image->data + IMAGE_BYTES - (image->top - at); /* where the image has the address `at` */
+		const u8 *first = image->data + IMAGE_BYTES - image->bytes;
+
+		while (same + WORD <= *bytes && there + *bytes - same - WORD >= first &&
+		       !memcmp(data + *bytes - same - WORD, there + *bytes - same - WORD, WORD))
+			same += WORD;
+	}
+	top = same ? image->top : at + *bytes;
+	image->top = top;
+	image->bytes = top - at;
+	memcpy(image->data + IMAGE_BYTES - image->bytes, data, *bytes - same);
+	return *bytes - same;
 }
 
 /*
  * A sample of the clock, whose stack ends with the bytes that are new: behind their number stands, in the place of the kernel's
- * number of those copied, how many the thread's last sample in the file has above.
+ * number of those copied, how many more are as in the thread's record before.
  */
 static void keep_sample(const struct perf_event_header *header)
 {
@@ -246,14 +280,43 @@ static void keep_sample(const struct perf_event_header *header)
 		keep_stacks((const u8 *)header, header->size);
 		return;
 	}
-	bytes = *(const u64 *)(data + *size) & ~7ULL; /* arm64's kernel may have copied a byte of the next word */
-	kept = new_bytes(last_of(words[1] >> 32), registers[1 + STACK_REGISTER] + bytes, data, bytes);
+	bytes = *(const u64 *)(data + *size) & ~(u64)(WORD - 1);
+	kept = new_bytes(image_of(words[1] >> 32), registers[1 + STACK_REGISTER], data, &bytes);
 	head.size = data - (const u8 *)header + kept + sizeof(u64);
 	keep_stacks((const u8 *)&head, sizeof(head));
 	keep_stacks((const u8 *)words, (const u8 *)size - (const u8 *)words);
 	keep_stacks((const u8 *)&kept, sizeof(kept));
 	keep_stacks(data, kept);
 	keep_stacks((const u8 *)&(u64){bytes - kept}, sizeof(u64));
+}
+
+/* What a program sent, likewise: number of new bytes, number of those as before, the new ones. */
+static void keep_sent(const struct perf_event_header *header)
+{
+	const u8 *sent = (const u8 *)header + sizeof(*header) + SENT_AT;
+	struct perf_event_header head = *header;
+	struct stack_copy copy;
+	size_t fixed = offsetof(struct stack_copy, stack);
+	u64 bytes, kept;
+	u32 size;
+
+	memcpy(&copy, sent, fixed);
+	if (copy.reason == STACK_RETURNS || !copy.bytes) {
+		keep_stacks((const u8 *)header, header->size);
+		return;
+	}
+	bytes = copy.bytes & ~(u64)(WORD - 1);
+	sent_count++;
+	kept = new_bytes(image_of(copy.of), copy.registers[STACK_WORD], sent + fixed, &bytes);
+	copy.bytes = kept;
+	copy.same = bytes - kept;
+	head.size = (sizeof(head) + SENT_AT + fixed + kept + WORD - 1) / WORD * WORD;
+	size = head.size - sizeof(head) - SENT_AT;
+	keep_stacks((const u8 *)&head, sizeof(head));
+	keep_stacks((const u8 *)(header + 1), SENT_AT - sizeof(size));
+	keep_stacks((const u8 *)&size, sizeof(size));
+	keep_stacks((const u8 *)&copy, fixed);
+	keep_stacks(sent + fixed, size - fixed); /* up to a multiple of words; the kernel's record has them, too */
 }
 
 static void take_from(struct cpu *cpu)
@@ -267,6 +330,8 @@ static void take_from(struct cpu *cpu)
 			cpu->lost += ((const u64 *)(header + 1))[1];
 		else if (header->type == PERF_RECORD_SAMPLE && ((const u64 *)(header + 1))[0] == cpu->clock_id)
 			keep_sample(header);
+		else if (header->type == PERF_RECORD_SAMPLE)
+			keep_sent(header);
 		else if (is_wanted(header))
 			keep_stacks((const u8 *)header, header->size);
 		tail += header->size;
@@ -416,6 +481,6 @@ json_t *stacks(bool whole)
 		lost += cpus[i].lost;
 	for (int i = 0; i < cpu_count; i++)
 		json_array_append_new(ids, json_integer(cpus[i].clock_id));
-	return json_pack("{si si si sI so sI so}", "hz", hz, "long_wait_us", has_waits ? (int)(choice->long_wait_s * 1e6) : 0, "copied_bytes", SAMPLE_STACK_BYTES, "samples",
-			 (json_int_t)samples, "clock_ids", ids, "lost", (json_int_t)lost, "kernel", whole ? kernel_names() : json_object());
+	return json_pack("{si si si sI sI so sI so}", "hz", hz, "long_wait_us", has_waits ? (int)(choice->long_wait_s * 1e6) : 0, "copied_bytes", SAMPLE_STACK_BYTES, "samples",
+			 (json_int_t)samples, "sent", (json_int_t)sent_count, "clock_ids", ids, "lost", (json_int_t)lost, "kernel", whole ? kernel_names() : json_object());
 }

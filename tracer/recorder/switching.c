@@ -69,6 +69,7 @@ bool continue_switching(void)
 	if (!restoring)
 		disturbed_since(changes.rows[first_row].ts_ns);
 	set_settings(true);
+	stacks_pause(is_shed(STACKS_LEVEL));
 	switching = false;
 	settled = now_ns();
 	for (int i = first_row; i < changes.count; i++)
