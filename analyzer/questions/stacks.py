@@ -124,7 +124,7 @@ def named_stacks(tables: Tables) -> list[list[str]]:
 
 
 def rooted_stacks(tables: Tables, rows: pd.DataFrame) -> tuple[np.ndarray, list[list[str]]]:
-    """(for each row of `samples` or `waits` the number of its stack, stacks as of `named_stacks`): those not whole below a frame."""
+    """(for each row of `samples` or `waits` the number of its stack, all stacks): `named_stacks`, then the same cut off ones."""
     stacks = named_stacks(tables)
     number = rows["stack_id"].to_numpy() + len(stacks) * (rows["end"] != WHOLE).to_numpy()
     return number, [*stacks, *([CALLERS_UNKNOWN, *stack] for stack in stacks)]
