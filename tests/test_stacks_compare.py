@@ -80,6 +80,8 @@ def test_the_page_of_a_comparison_colours_what_changed(browser: Any, document: d
     run = opened(browser, tmp_path / "change.html")
     colours = dict(run("return [...document.querySelectorAll('.frame')].map(f => [f.textContent, f.style.background])"))
     assert colours[GROWN] != colours["kernel"] == colours["steady"]
+    run("document.querySelector('.judged').focus()")
+    assert "95 % interval" in run("return document.querySelector('.about').innerText")
     assert run("return [...document.querySelectorAll('.judged')].map(f => f.textContent)").count(GROWN) == 1
     assert GROWN in run(
         "return document.querySelector('.changed li').innerText + document.querySelectorAll('.changed li')[1].innerText"
