@@ -117,7 +117,7 @@ def test_the_reference_is_what_the_code_gives() -> None:
 
 def test_every_table_has_a_place_in_the_reference() -> None:
     named = [name for _, names in SUBJECTS.values() for name in names.split()]
-    assert sorted(named) == sorted({*TABLES, *IMPORTED, *COMPARED, *MADE})
+    assert sorted(named) == sorted({*TABLES, *IMPORTED, *COMPARED, *MADE}), "samples and waits are declared as recorded, too"
 
 
 def test_every_page_is_in_the_index() -> None:

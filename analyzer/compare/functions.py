@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.stacks import joined, rooted_stacks
+from analyzer.questions.stacks import CALLERS_UNKNOWN, joined, rooted_stacks
 from analyzer.records.schema import Tables
 
 FUNCTION, FRAME = "function", "frame"
@@ -42,7 +42,7 @@ def phase_rows(tables: Tables, phase: str, samples: pd.DataFrame) -> Iterator[tu
     numbers, stacks = rooted_stacks(tables, samples)
     for stack, count in enumerate(np.bincount(numbers).tolist()):
         names = stacks[stack] if count else []
-        for name in set(names):
+        for name in set(names) - {CALLERS_UNKNOWN}:
             total[name] = total.get(name, 0) + count
         for name in names[-1:]:
             own[name] = own.get(name, 0) + count

@@ -61,15 +61,8 @@ def with_moments(tables: Tables, name: str) -> pd.DataFrame:
     token = np.where(decides & (not of_lives), of("time", "token_id"), rows["token_id"])
     loading, running = within["loads"] >= 0, within["experts"] >= 0
     waiting = (within["op_threads"] >= 0) & (moments.to_numpy() >= of("op_threads", "wait_ns"))
-    own = (
-        np.where(waiting, OTHER_THREAD, COMPUTING)
-        if name == "samples"
-        else np.where(rows["waker_tid"] >= 0, OTHER_THREAD, ASLEEP)
-    )
-    own_part = np.select(
-        [loading, at_op >= 0, token >= 0], [LOAD, np.append(operator_parts(operators), "")[at_op], HOST_CODE], OUTSIDE
-    )
-    own_cause = np.select([loading, (token >= 0) | (at_op >= 0)], [EXPERT_LOAD, own], OUTSIDE)
+    part = np.append(operator_parts(operators), HOST_CODE)[at_op]
+    own_part, own_cause = own_moments(rows, part, (token >= 0) | (at_op >= 0), loading, waiting)
     expert = np.append(operators["expert"].to_numpy(), NONE)[at_op]
     added = {
         "token_id": token,
@@ -82,6 +75,17 @@ def with_moments(tables: Tables, name: str) -> pd.DataFrame:
         "decides": decides,
     }
     return rows.assign(**added)[[column.name for column in MADE[name]]]
+
+
+def own_moments(
+    rows: pd.DataFrame, part: np.ndarray, in_step: np.ndarray, loading: np.ndarray, waiting: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(part, cause) of moments in which a thread decides no step, by what it did; `waiting`: for others at a barrier."""
+    if "waker_tid" in rows:
+        own = np.where(rows["waker_tid"] >= 0, OTHER_THREAD, ASLEEP)
+    else:
+        own = np.where(waiting, OTHER_THREAD, COMPUTING)
+    return np.select([loading, in_step], [LOAD, part], OUTSIDE), np.select([loading, in_step], [EXPERT_LOAD, own], OUTSIDE)
 
 
 def base_name(path: str) -> str:
@@ -133,7 +137,7 @@ def named_stacks(tables: Tables) -> list[list[str]]:
 
 
 def rooted_stacks(tables: Tables, rows: pd.DataFrame) -> tuple[np.ndarray, list[list[str]]]:
-    """(for each row of `samples` or `waits` its stack's number, stacks as of `named_stacks`): those not whole below a frame."""
+    """(for each row of `samples` or `waits` the number of its stack, all stacks): `named_stacks`, then the same cut off ones."""
     stacks = named_stacks(tables)
     number = rows["stack_id"].to_numpy() + len(stacks) * (rows["end"] != WHOLE).to_numpy()
     return number, [*stacks, *([CALLERS_UNKNOWN, *stack] for stack in stacks)]

@@ -50,7 +50,7 @@ function changeText({ base, cand, least, most, verdict }) {
 
 function describe(at, root) {
   const share = (value) => `${((100 * value) / (root.weight || 1)).toFixed(1)} %`;
-  const file = at.frame === null ? "" : data.files[at.frame], line = at.frame === null ? "" : data.lines[at.frame];
+  const [file, line] = at.frame === null || data.changes ? [] : [data.files[at.frame], data.lines[at.frame]];
   const own = at.own > 0 ? `; itself ${figure(at.own)}, ${share(at.own)}` : "";
   about.replaceChildren(el("b", {}, nameOf(at)), ` ${figure(at.weight)}, ${share(at.weight)} of what is shown${own}`,
     el("br"), at.change ? changeText(at.change) : [file, line].filter(Boolean).join(" · "));
@@ -151,6 +151,7 @@ function entry(name, texts, change) {
 
 function controls() {
   const kinds = Object.keys(data.kinds), { values } = data.kinds[kind];
+  for (const name of Object.keys(chosen)) delete chosen[name];
   const filters = Object.entries(values).filter(([, texts]) => texts.length > 1 || data.changes).map(([name, texts]) => {
     const change = (value) => { chosen[name] = value; draw(); }, every = data.changes ? [] : [[-1, "all"]];
     chosen[name] = data.changes ? 0 : -1;
