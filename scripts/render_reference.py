@@ -32,15 +32,12 @@ SUBJECTS = {
         "NPU: host stages, idle time, checks",
         "qnn_stages qnn_gaps qnn_findings npu_batches npu_operators npu_calls driver_events rpc_messages",
     ),
-    "kernel": (
-        "Threads, page faults, reads, writes, block I/O, clocks",
-        "thread_states threads sched faults reads writes blocks clocks",
-    ),
+    "kernel": ("Threads, page faults, reads and block I/O, clocks", "thread_states threads sched faults reads blocks clocks"),
     "energy": ("Power sensors and energy", "rails power energy"),
-    "stacks": ("Stacks of samples and of waits", "samples waits stacks frames"),
+    "stacks": ("Stacks of samples and of waits; writes, and what recurs", "samples waits stacks frames writes recurrences"),
     "other": (
         "Functions, sessions, counters, imports, comparisons",
-        "calls sessions genie_events pmc unpaired qnn_imported qnn_optrace metrics recurrences",
+        "calls sessions genie_events pmc unpaired qnn_imported qnn_optrace metrics",
     ),
 }
 """Page → title, and the tables on it."""

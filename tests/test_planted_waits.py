@@ -1,6 +1,7 @@
 """Each kind of wait has its cause, its line, who ended it, and the file that it waited for."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,5 @@ def test_a_planted_wait_has_its_cause_its_line_and_who_ended_it(kind: str, tmp_p
         assert found and found.evidence["cause"] == cause
     if found and cause == DISK:
         assert found.evidence["does"].endswith("`part`")
+        bound = re.search(r"at most (\d+)%$", found.text)
+        assert bound is None or int(bound[1]) <= 100 * found.share + 1, found

@@ -115,7 +115,18 @@ def demo_perf(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> DemoRu
 def test_both_buffers_see_the_same_run(demo: DemoRun, demo_perf: DemoRun) -> None:
     one, other = tables_module.load_tables(demo.folder), tables_module.load_tables(demo_perf.folder)
     assert demo_perf.manifest["buffer"] == "perf" and demo_perf.manifest["lost"] == {}
-    by_the_machine = {"sched", "thread_states", "threads", "counters", "reads", "faults", "blocks", "qnn_gaps", "clocks"}
+    by_the_machine = {
+        "sched",
+        "thread_states",
+        "threads",
+        "counters",
+        "reads",
+        "writes",
+        "faults",
+        "blocks",
+        "qnn_gaps",
+        "clocks",
+    }
     for name in one.keys() - by_the_machine:  # the rows of these depend on who ran when, not on what the program did
         assert len(one[name]) == len(other[name]), name
     same = ["token_id", "layer", "expert", "n_tokens", "backend", "tier", "cache"]

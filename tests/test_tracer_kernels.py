@@ -153,6 +153,7 @@ def test_libraries_are_noticed_where_there_are_no_events_of_single_system_calls(
     run = RawRecording(tmp_path / "run")
     assert sorted(Counter(run.records("token_begin")["pid"].tolist()).values()) == [300, 300]
     assert len(run.records("read_begin")) == len(run.records("read_end")) > 100
+    assert len(run.records("write")) > 0
     symbols = {row["symbol"] for row in run.manifest["probes"] if row["engine"] == "kernel"}
     assert {"raw_syscalls:sys_enter", "raw_syscalls:sys_exit"} <= symbols
     assert not any(symbol.startswith("syscalls:") for symbol in symbols)

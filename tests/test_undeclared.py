@@ -16,9 +16,10 @@ from analyzer.questions.step_origin import step_origin
 from analyzer.questions.step_time import step_time
 from analyzer.records.intervals import Intervals, merge_intervals
 from analyzer.records.schema import Tables
+from analyzer.tables.found_steps import Recurrence, Stretch, regular_stretch
 from analyzer.tables.store import load_tables
 from moescope.__main__ import main as moescope
-from tests.conftest import ROOT, made_once, trace
+from tests.conftest import ROOT, drawn, made_once, trace
 from tracer.recording.format import Recording
 
 pytestmark = pytest.mark.needs("probes")
@@ -139,6 +140,30 @@ def test_the_screen_has_threads_disk_and_files(capsys: pytest.CaptureFixture[str
     for verb in (["time"], ["trends"], ["time", "threads"], ["time", "stacks"], ["findings"], ["summary"]):
         assert moescope([*verb, str(run.folder)]) == 0
         assert "not declared" in " ".join(capsys.readouterr().out.split()), verb
+
+
+NO_CLOCK = (np.empty(0), np.empty(0))
+
+
+def stretch_of(intervals: np.ndarray) -> Stretch:
+    """The regular stretch of an event with these intervals (ms), in a recording as long as they are."""
+    ts = np.cumsum(np.append(0, intervals * 1e6)).astype(np.int64)
+    return regular_stretch(Recurrence("write", 1, 1, 1, (-1, -1, -1), ts), NO_CLOCK, int(ts[-1]))
+
+
+def test_random_intervals_are_no_steps_and_regular_ones_with_stalls_are() -> None:
+    random, count = np.random.default_rng(0), 300
+    for _ in range(drawn(60)):
+        for irregular in (random.exponential(10, count), random.lognormal(2, 0.7, count), random.uniform(0.1, 20, count)):
+            assert not stretch_of(irregular).is_step
+        regular = 10 * random.normal(1, 0.05, count)
+        stalls = np.where(np.arange(count) % random.integers(4, 12) == 0, random.uniform(2, 8), 1)
+        found = stretch_of(regular * stalls)
+        assert found.is_step and abs(found.last - found.first - count) <= NEAR * count
+        drifting = stretch_of(regular * np.linspace(1, 3, count))
+        assert drifting.is_step and drifting.last - drifting.first > 0.97 * count
+        loads = stretch_of(np.concatenate([random.exponential(10, count // 4), regular]))
+        assert loads.is_step and abs(loads.last - loads.first - count) < 0.05 * count
 
 
 @pytest.mark.parametrize("name", APERIODIC)

@@ -209,8 +209,8 @@ def program_lines(p: Section) -> list[Line]:
         for d in p["disks"]
     ]
     files = [
-        f"{f['thread']} {f['tid']} waited {number(f['ms'])} ms for {size_text(f['bytes'])} of {f['file'] or 'anonymous memory'} "
-        f"({counted(f['count'], FILE_NOUNS[f['how']])})"
+        f"{f['thread']} {f['tid']} spent {number(f['ms'])} ms in {counted(f['count'], FILE_NOUNS[f['how']])} of "
+        f"{f['file'] or 'anonymous memory'} ({size_text(f['bytes'])})"
         for f in p["files"][:FILES]
         if f["ms"] >= LEAST * p["ms"]
     ]

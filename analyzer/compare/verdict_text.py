@@ -31,7 +31,7 @@ PHASE_OF = {
     "decode speed": "decode",
     "decode step": "decode",
 }
-HEADLINES = ("TTFT", "TPOT, median", "decode speed", "prefill speed", "decode step", "step")
+HEADLINES = ("TTFT", "TPOT, median", "decode speed", "prefill speed", "decode step", "step time")
 """Figures of speed in the order of every screen."""
 CAUSAL_ORDER = (
     ("clocks", ""),

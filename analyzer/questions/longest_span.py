@@ -47,6 +47,7 @@ Maker = Callable[[RuleSpans, str, dict[str, Any]], tuple[pd.DataFrame, str]]
 MAKERS: dict[str, Maker] = {
     "expert loads": lambda s, _, e: (rows_with(rows_equal(s.tables["loads"], action="load", reason="demand")), LONG),
     "disk": lambda s, _, e: (rows_with(rows_equal(s.tables["faults"], kind="major"), "op_id"), LONG),
+    "waits": lambda s, cause, e: (s.of_causes(cause), LONG),
     "imbalance": lambda s, _, e: (rows_with(s.tables["operators"]), "wait_ns"),
     "roofline": lambda s, kind, e: (rows_equal(s.tables["operators"], type=kind, complete=True), LONG),
     "backend": lambda s, kind, e: (rows_equal(s.tables["graphs"], kind=kind, backend=e["backend"], complete=True), LONG),

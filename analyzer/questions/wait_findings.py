@@ -19,7 +19,7 @@ RULE = "waits: "
 CAUSES = (causes.OTHER_THREAD, causes.DISK, causes.ASLEEP)
 MOSTLY, MOST_OF = 0.95, 0.5
 MOST = 4
-IDLE, BUSY, UNSEEN = "the disk is idle and ", "the disk works and ", ""
+IDLE, BUSY, UNSEEN = "the disk does nothing for it and ", "the disk works for it and ", ""
 GROUP = ["cause", "waiter", "place", "tid", "disk"]
 
 
@@ -88,13 +88,11 @@ def wait_findings(facts: RuleInputs) -> Iterator[Finding]:
     if not len(facts.tables["waits"]):
         return
     rows = waiting_pieces(facts)
-    rows = rows.assign(ns=rows["end_ns"] - rows["begin_ns"])
+    rows = rows.assign(ns=rows["end_ns"] - rows["begin_ns"])[rows["place"] != ""]
     ranked = rows.groupby(GROUP)["ns"].sum().sort_values(ascending=False)
     groups = rows.groupby(GROUP)
     for key, ns in ranked.head(MOST).items():
-        about = dict(zip(GROUP, key, strict=True))
-        if about["place"]:
-            yield finding_of(facts, about, groups.get_group(key), float(ns))
+        yield finding_of(facts, dict(zip(GROUP, key, strict=True)), groups.get_group(key), float(ns))
 
 
 def finding_of(facts: RuleInputs, about: dict[str, Any], rows: pd.DataFrame, ns: float) -> Finding:

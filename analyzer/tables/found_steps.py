@@ -128,9 +128,7 @@ def is_near(lengths: np.ndarray) -> np.ndarray:
 
 
 def most_regular(near: np.ndarray) -> tuple[int, int]:
-    """The stretch [first, last) in which at least the share REGULAR is near: all if that is so, else the best part."""
-    if near.mean() >= REGULAR:
-        return int(np.argmax(near)), len(near) - int(np.argmax(near[::-1]))
+    """The longest stretch [first, last) in which at least the share REGULAR is near, as far as its sum tells."""
     total = np.concatenate([[0.0], np.cumsum(near - REGULAR)])
     least = np.minimum.accumulate(total)
     last = int(np.argmax(total - least))

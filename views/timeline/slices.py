@@ -119,7 +119,8 @@ def step_slices(tables: Tables) -> Slices:
     args = text_args(frame, "phase") | int_args(frame, "token_id", "seq", "n_tokens", "position", "context", "result")
     several = frame["context"].groupby(frame["pid"]).transform("max") > 0
     context = frame["context"].where(several, -1)
-    name = map_rows(step_name, frame["phase"], frame["token_id"], frame["position"], frame["n_tokens"], context)
+    phase = frame["phase"].mask(frame["engine"] == "found", "found step")  # no engine declared it
+    name = map_rows(step_name, phase, frame["token_id"], frame["position"], frame["n_tokens"], context)
     slices = of_frame("token", name, frame, args | positive(frame, "maj_flt", "min_flt"))
     slices.step_flow = np.where(np.isin(frame["token_id"], graph_steps(tables)), frame["token_id"] + STEP, 0)
     return slices
