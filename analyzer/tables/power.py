@@ -21,6 +21,8 @@ GAP_PERIODS = 2.5
 """Usual intervals between readings after which some are missing."""
 STILL_CHANGES, STILL_NS = 20, 1_000_000_000
 """A sensor has stopped that repeats a value for as many of its usual changes and as long."""
+HELD_UP, HELD_UP_NS = 10, 2_000_000
+"""A reading was held up, and its moment is not known, that took as many times the usual time and as long."""
 NS = 1e-9
 FAR_NS = 10_000_000_000
 """A sensor's own time that differs more from the reading's is of another clock."""
@@ -150,7 +152,8 @@ class Readings:
         ts = np.where(rail.lines & (np.abs(own - middle) < FAR_NS), own, middle)
         fed = (supply != 0) & (supply != DISCHARGING)
         factor = rows["factor"].astype(np.float64) if rail.multiplied else np.ones(len(rows))
-        good = np.flatnonzero(~failed)
+        took = rows["after"] - rows["ts"]
+        good = np.flatnonzero(~failed & (took <= max(HELD_UP * np.median(took), HELD_UP_NS) if len(rows) else ~failed))
         good = good[np.append(True, np.diff(ts[good]) > 0)[: len(good)]]
         return cls(ts[good], rows["value"].astype(np.float64)[good], factor[good], fed[good], np.cumsum(failed)[good])
 
