@@ -1,5 +1,6 @@
 """Energy: readings of stand-in sensors with a known law, what disturbs them, and energy per token with its interval."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from analyzer.records.schema import Tables
 from analyzer.tables.store import build_tables
 from tests.conftest import LONG, RECORDED_BY, made_once, rest_long
 from tracer.kernel.definitions import enum_values
-from tracer.kernel.trial import try_power
+from tracer.kernel.trial import recorder_output, try_power
 from tracer.recording.format import Recording
 from tracer.sensors import power_sources
 from views.timeline.marks import counter_tracks
@@ -230,6 +231,16 @@ def test_the_sensors_of_a_machine_are_found_with_their_meaning(tmp_path: Path) -
     for name, value in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{value}\n")
+    (tmp_path / "class" / "secret").write_text("42\n")
+    (tmp_path / "secret").write_text("42\n")
+    counter = {**power_sources()[0], "files": "class/hwmon/hwmon5/power1_input"}
+    led_elsewhere = [
+        {**counter, "files": "class/hwmon/../../secret"},
+        {**counter, "files": "secret"},
+        {**counter, "wrap": "../../secret"},
+    ]
+    hostile = recorder_output("--sysfs", str(tmp_path), "--try-power", given=json.dumps(led_elsewhere))
+    assert [(rail["file"], rail["range"]) for rail in hostile["rails"]] == [("class/hwmon/hwmon5/power1_input", None)]
     found = try_power(str(tmp_path))
     names = [(found["sources"][rail["source"]]["name"], rail["rail"], rail["range"]) for rail in found["rails"]]
     assert names == [
