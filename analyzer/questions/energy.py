@@ -63,7 +63,6 @@ def rail_readings(power: pd.DataFrame, of_counter: bool) -> RailReadings:
     if len(rows) < 2:
         return RailReadings(begin, end, joules, of_counter)
     changed = (joules != 0) if of_counter else np.append(True, ~np.isclose(watts[1:], watts[:-1], rtol=1e-9, atol=0))
-    changed |= np.append(True, begin[1:] != end[:-1])
     own = np.quantile(np.diff(end[changed]), 0.25) if changed.sum() > 2 else 0
     last, fresh = -np.inf, []
     for at, is_new in zip(end.tolist(), changed.tolist(), strict=True):
