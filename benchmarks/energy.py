@@ -39,7 +39,7 @@ def real_figures(hz: int, count: int) -> Iterator[Found]:
     for _ in range(count):
         with tempfile.TemporaryDirectory() as folder:
             tree = PowerTree(Path(folder))
-            rows = phase_energy(load_tables(tree.record("--power", str(hz), steps=(5, 0.7, 100, 0.011, 0.006))))
+            rows = phase_energy(load_tables(tree.record("--power", str(hz), steps=(4, 0.5, 60, 0.011, 0.006))))
             truth = tree.joules_per_token()
             for row in rows.dropna(subset=["joules"]).to_dict("records"):
                 ends = (row[name] for name in ("j_per_token", "low_per_token", "high_per_token"))

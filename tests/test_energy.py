@@ -1,5 +1,6 @@
 """Energy: readings of stand-in sensors with a known law, what disturbs them, and energy per token with its interval."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,12 @@ from analyzer.questions.summary import summarize
 from analyzer.records.intervals import Intervals
 from analyzer.records.schema import Tables
 from analyzer.tables.store import build_tables
-from tests.conftest import LONG, made_once, rest_long
+from tests.conftest import LONG, RECORDED_BY, made_once, rest_long
 from tracer.kernel.definitions import enum_values
-from tracer.kernel.trial import try_power
+from tracer.kernel.trial import recorder_output, try_power
 from tracer.recording.format import Recording
 from tracer.sensors import power_sources
+from views.timeline.marks import counter_tracks
 from workloads.drawn_power import drawn_run, fitted_joules
 from workloads.power_tree import IDLE_W, RANGE_UJ, PowerTree
 from workloads.recordings import Writer
@@ -164,6 +166,8 @@ def test_energy_stands_in_summary_and_comparison_and_requests_have_theirs(plante
     metrics = extract_metrics(RunTables(tables))
     rows = metrics[(metrics["family"] == "energy") & (metrics["type"] == "package-0")].set_index("phase")
     assert rows.loc["decode", "value"] == pytest.approx(decode["j_per_token"]) and rows.loc["decode", "better"] == "lower"
+    drawn = {name: watts for name, _, watts in counter_tracks(tables)}
+    assert np.median(drawn["package-0 (powercap) W"]) > IDLE_W / 2 and "current_now (battery-current) W" in drawn
     requests = energy.request_energy(tables)
     mine = requests[requests["rail"] == "package-0"]
     assert len(mine) == 3 and mine["model_joules"].to_numpy() == pytest.approx(mine["joules"].to_numpy(), rel=0.05)
@@ -185,6 +189,13 @@ def test_sensors_read_ten_times_a_second_cost_a_thousandth_of_a_core(tmp_path: P
     power = recording.manifest["power"]
     assert sum(source["cpu_ns"] for source in power["sources"]) < 1e-3 * recording.manifest["duration_ns"]
     assert {source["hz"] for source in power["sources"]} == {10.0} and power["missed"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.needs("recorder")
+def test_another_machines_sensors_are_read(tmp_path: Path) -> None:
+    recording = Recording(PowerTree(tmp_path).record(*RECORDED_BY["exec"], steps=(1, 0.2, 5, 0.01, 0.01)))
+    assert len(recording.manifest["power"]["rails"]) == 3 and recording.manifest["records"]["power"] > 20
 
 
 @pytest.mark.needs("probes", "recorder")
@@ -220,6 +231,16 @@ def test_the_sensors_of_a_machine_are_found_with_their_meaning(tmp_path: Path) -
     for name, value in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{value}\n")
+    (tmp_path / "class" / "secret").write_text("42\n")
+    (tmp_path / "secret").write_text("42\n")
+    counter = {**power_sources()[0], "files": "class/hwmon/hwmon5/power1_input"}
+    led_elsewhere = [
+        {**counter, "files": "class/hwmon/../../secret"},
+        {**counter, "files": "secret"},
+        {**counter, "wrap": "../../secret"},
+    ]
+    hostile = recorder_output("--sysfs", str(tmp_path), "--try-power", given=json.dumps(led_elsewhere))
+    assert [(rail["file"], rail["range"]) for rail in hostile["rails"]] == [("class/hwmon/hwmon5/power1_input", None)]
     found = try_power(str(tmp_path))
     names = [(found["sources"][rail["source"]]["name"], rail["rail"], rail["range"]) for rail in found["rails"]]
     assert names == [

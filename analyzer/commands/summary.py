@@ -35,7 +35,7 @@ NOUNS |= {"blocks": "block request", "loads": "expert load", "qnn_executes": "NP
 DISTURBED = {
     "gap": "others missing:",
     "charging": "a charger:",
-    "stopped": "a sensor that stood still:",
+    "stopped": "a stopped sensor:",
     "reset": "a counter reset:",
 }
 """State of an interval between power readings, as text before its count."""

@@ -1,7 +1,7 @@
 """Energy of steps, phases and requests: readings of power sensors joined with what ran.
 
 A sensor is slower than a step: a phase's energy comes from a fit of the readings to what ran (energy_fit.py), a constant and CPU
-seconds of the program by phase, with intervals. What the readings cannot tell is absent.
+seconds of the program by phase, with intervals. What the readings do not resolve is absent.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,6 @@ def rail_readings(power: pd.DataFrame, of_counter: bool) -> RailReadings:
     if len(rows) < 2:
         return RailReadings(begin, end, joules, of_counter)
     changed = (joules != 0) if of_counter else np.append(True, ~np.isclose(watts[1:], watts[:-1], rtol=1e-9, atol=0))
-    changed |= np.append(True, begin[1:] != end[:-1])
     own = np.quantile(np.diff(end[changed]), 0.25) if changed.sum() > 2 else 0
     last, fresh = -np.inf, []
     for at, is_new in zip(end.tolist(), changed.tolist(), strict=True):
@@ -229,7 +228,7 @@ def phase_energy(tables: Tables, fits: list[RailFit] | None = None) -> pd.DataFr
 
 
 def energy_row(each: RailFit, phase: str, spans: Intervals, tokens: int) -> dict[str, Any]:
-    """The energy of a phase by one rail; NaN where the readings cannot tell it."""
+    """The energy of a phase by one rail; NaN where the readings do not resolve it."""
     seconds, names = float(spans.length.sum()) * NS, each.running.names
     ran = [float(span.length.sum()) * NS for span in each.running.spans]
     amounts = np.array([seconds, *(ran[i] if name.split(" on ")[0] == phase else 0.0 for i, name in enumerate(names))])
@@ -314,7 +313,7 @@ def rail_summary(each: RailFit, rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def phase_figures(row: dict[str, Any]) -> dict[str, Any]:
-    """A phase's figures; None where the readings cannot tell."""
+    """A phase's figures; None where the readings do not resolve them."""
     joules, tokens = known(row["joules"]), row["tokens"]
     per_token, floor = known(row["j_per_token"]), known(row["floor_joules"])
     return {
@@ -335,7 +334,7 @@ def known(value: float) -> float | None:
 
 
 def why_untold(tables: Tables, row: dict[str, Any]) -> str:
-    """Why nothing is said of a rail."""
+    """Why a rail has no figures."""
     power = tables["power"][tables["power"]["rail_id"] == row["rail_id"]]
     if not len(power):
         return "no readings"

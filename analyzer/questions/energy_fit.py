@@ -94,7 +94,7 @@ class EnergyFit:
         return self.weights @ np.array([each.watts for each in self.candidates])
 
     def total(self, amounts: np.ndarray) -> tuple[float, float, float]:
-        """(joules of these amounts of each activity, and the ends of the interval); NaN if the readings cannot tell."""
+        """(joules of these amounts of each activity, and the ends of the interval); NaN if the readings do not resolve them."""
         basis = np.linalg.pinv(self.design) @ self.design
         if np.linalg.norm(amounts - basis.T @ amounts) > ESTIMABLE * max(float(np.linalg.norm(amounts)), TINY):
             return np.nan, np.nan, np.nan

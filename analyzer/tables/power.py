@@ -18,9 +18,11 @@ DISCHARGING = 1
 STATES = np.array(["", "charging", "gap", "stopped", "reset"], object)
 GOOD, CHARGING, GAP, STOPPED, RESET = range(5)
 GAP_PERIODS = 2.5
-"""Usual intervals between readings after which some are missing."""
+"""Usual intervals between readings, or between changes of the sensor, after which some are missing."""
 STILL_CHANGES, STILL_NS = 20, 1_000_000_000
 """A sensor has stopped that repeats a value for as many of its usual changes and as long."""
+HELD_UP, HELD_UP_NS = 10, 2_000_000
+"""A reading was held up, and its moment is not known, that took as many times the usual time and as long."""
 NS = 1e-9
 FAR_NS = 10_000_000_000
 """A sensor's own time that differs more from the reading's is of another clock."""
@@ -150,7 +152,8 @@ class Readings:
         ts = np.where(rail.lines & (np.abs(own - middle) < FAR_NS), own, middle)
         fed = (supply != 0) & (supply != DISCHARGING)
         factor = rows["factor"].astype(np.float64) if rail.multiplied else np.ones(len(rows))
-        good = np.flatnonzero(~failed)
+        took = rows["after"] - rows["ts"]
+        good = np.flatnonzero(~failed & (took <= max(HELD_UP * np.median(took), HELD_UP_NS) if len(rows) else ~failed))
         good = good[np.append(True, np.diff(ts[good]) > 0)[: len(good)]]
         return cls(ts[good], rows["value"].astype(np.float64)[good], factor[good], fed[good], np.cumsum(failed)[good])
 
@@ -160,7 +163,8 @@ def intervals_of(rail: Rail, number: int, rows: Rows, shift_ns: int) -> Columns:
     r = Readings.of(rail, rows, shift_ns)
     wait = np.diff(r.ts)
     joules, wraps, reset = between_readings(rail, r)
-    gap = (wait > GAP_PERIODS * np.median(wait) if len(wait) else wait > 0) | (np.diff(r.failures) > 0)
+    usual = max(float(np.median(wait)) if len(wait) else 0.0, usual_change_ns(r.value, r.ts))
+    gap = (wait > GAP_PERIODS * usual) | (np.diff(r.failures) > 0)
     stopped = repeats_for_long(r.value, r.ts)
     if rail.kind == POWER:
         joules = np.where(gap, np.nan, joules)
@@ -184,10 +188,15 @@ def between_readings(rail: Rail, r: Readings) -> tuple[np.ndarray, np.ndarray, n
     return np.where(wraps, risen + rail.span, risen) * rail.unit, wraps, fell & ~wraps
 
 
+def usual_change_ns(value: np.ndarray, ts: np.ndarray) -> float:
+    """The usual time between changes of a sensor's value; 0 if that is not known."""
+    changes = ts[1:][np.diff(value) != 0]
+    return float(np.median(np.diff(changes))) if len(changes) > 1 else 0.0
+
+
 def repeats_for_long(value: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """Whether each interval between readings is in a stretch of equal values that is too long for this sensor."""
     changes = np.flatnonzero(np.diff(value) != 0)
     edges = np.unique(np.concatenate(([0], changes, changes + 1, [len(value) - 1]))) if len(value) > 1 else np.zeros(1, np.int64)
-    usual = np.median(np.diff(ts[changes + 1])) if len(changes) > 1 else 0
-    long = np.diff(ts[edges]) >= max(STILL_NS, STILL_CHANGES * usual)
+    long = np.diff(ts[edges]) >= max(STILL_NS, STILL_CHANGES * usual_change_ns(value, ts))
     return np.repeat(long, np.diff(edges))

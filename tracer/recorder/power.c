@@ -62,6 +62,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ending;
 static bool is_ending, asked_rate;
 static const char *root;
+static bool of_user; /* who named that folder */
 static json_t *found_sources, *found_rails;
 static char chips[CHIPS + 1];
 static u64 pattern_ns;
@@ -69,7 +70,7 @@ static u64 pattern_ns;
 /* With root's rights below the kernel's own /sys alone. */
 static int open_sensor(const char *path)
 {
-	return root == (const char *)ROOT && !getuid() ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : open_as_user(path, LARGEST_FILE);
+	return !of_user && !getuid() ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : open_as_user(path, LARGEST_FILE);
 }
 
 static ssize_t text_in(int fd, char *text, size_t bytes)
@@ -207,13 +208,13 @@ static void *read_source(void *context)
 	return NULL;
 }
 
-/* The file beside a gauge's that `form` names; a * in it stands for what the last one of the pattern matched. */
+/* The file beside a gauge's that `form` names, NULL if it leads elsewhere; a * in it stands for what the pattern's last one matched. */
 static char *beside(const char *path, const char *pattern, const char *form)
 {
 	const char *folder = strrchr(path, '/') + 1, *star = strchr(form, '*'), *of = strrchr(pattern, '/') + 1, *mark = strchr(of, '*');
 	int same = mark ? mark - of : 0, length = mark ? (int)strlen(folder) - (int)strlen(of) + 1 : 0;
 	char *answer = NULL;
-	int done = star ? asprintf(&answer, "%.*s%.*s%.*s%s", (int)(folder - path), path, (int)(star - form), form, length, folder + same, star + 1)
+	int done = strchr(form, '/') ? -1 : star ? asprintf(&answer, "%.*s%.*s%.*s%s", (int)(folder - path), path, (int)(star - form), form, length, folder + same, star + 1)
 			: asprintf(&answer, "%.*s%s", (int)(folder - path), path, form);
 
 	return done < 0 ? NULL : answer;
@@ -340,6 +341,7 @@ static void find_sources(json_t *declared, const char *below, double hz)
 	size_t index;
 	json_t *row;
 
+	of_user = below;
 	root = below ? below : ROOT;
 	asked_rate = hz > 0;
 	found_sources = json_array();

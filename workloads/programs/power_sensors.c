@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 #define MOST 32
@@ -108,6 +109,7 @@ int main(int argc, char **argv)
 	cpu_w = atof(argv[2]);
 	pid_file = argv[3];
 	began = seconds(CLOCK_MONOTONIC);
+	sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){.sched_priority = 1}); /* a sensor does not wait for a CPU */
 	for (int i = 0; i < count && i < MOST; i++) {
 		struct sensor *s = &sensors[i];
 
