@@ -128,7 +128,7 @@ def is_near(lengths: np.ndarray) -> np.ndarray:
 
 
 def most_regular(near: np.ndarray) -> tuple[int, int]:
-    """The longest stretch [first, last) in which at least the share REGULAR is near, as far as its sum shows."""
+    """The longest stretch [first, last) in which at least the share REGULAR is near, judged by its sum."""
     total = np.concatenate([[0.0], np.cumsum(near - REGULAR)])
     least = np.minimum.accumulate(total)
     last = int(np.argmax(total - least))
