@@ -29,7 +29,7 @@ Message = dict[str, Any]
 
 
 def current_file(path: str) -> tuple[str, Any]:
-    """Tells a file from others, also from the one that was at its path before."""
+    """Distinguishes a file from others, also from the one that was at its path before."""
     real = reach.resolved_path(path)
     with contextlib.suppress(OSError):
         return real, file_stamp(real)
