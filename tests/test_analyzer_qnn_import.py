@@ -261,7 +261,7 @@ def test_cycles_become_time_only_at_a_frequency_that_the_user_states(capsys: pyt
     assert "10.0 µs" in capsys.readouterr().out
 
 
-def test_tables_of_profiles_are_no_recording_and_do_not_replace_each_other(
+def test_tables_of_profiles_are_not_a_recording_and_do_not_replace_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     twin = tmp_path / "onnxruntime.csv"

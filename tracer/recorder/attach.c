@@ -18,6 +18,8 @@
 #define MOST_FILES 1024
 #define CLOSERS 16 /* threads: each close waits until no CPU can be inside the probe, and the waits can overlap */
 
+#define NOT_SUPPORTED 524 /* the kernel's ENOTSUPP, which errno.h lacks */
+
 struct file {
 	dev_t dev;
 	ino_t ino;
@@ -254,7 +256,7 @@ static bool is_of_ended(const char *path)
 
 static void warn_of(json_t *row)
 {
-	const char *why = strerror(errno);
+	const char *why = errno == NOT_SUPPORTED ? "the kernel cannot probe this instruction" : strerror(errno);
 
 	if (!is_of_ended(text_of(row, "library")))
 		warn("cannot attach %s to %s+%#llx: %s", text_of(row, "program"), text_of(row, "library"),
