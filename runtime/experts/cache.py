@@ -90,15 +90,20 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         """Whether another load would have to wait."""
         return self.loader is not None and self.loader.busy
 
-    def lend(self) -> list[tuple[Form, Session, bool]]:
-        """(form, session, whether it is an unused prefetch) of all held forms, which somebody else holds from now on."""
+    def lend(self, backend: int) -> list[tuple[Form, Session, bool]]:
+        """(form, session, whether it is an unused prefetch) of a backend's held forms, which somebody else holds from now on."""
         self.settle()
-        lent = [(form, entry.value, entry.unused_prefetch) for form, entry in self._held.items() if entry.landed]
-        for entry in list(self._held.values()):
+        entries = [entry for entry in self._held.values() if entry.form.backend == backend]
+        for entry in entries:
             self._forget(entry)
         self.begin_event()
-        self.resident = 0
-        return lent
+        self.resident = self.reserved
+        return [(entry.form, entry.value, entry.unused_prefetch) for entry in entries if entry.landed]
+
+    def leave_room(self, size: int) -> None:
+        """Evict forms until so many bytes are left for others."""
+        while self.budget is not None and self.reserved + size > self.budget and self._held:
+            self._evict(next(iter(self.policy.order())))
 
     def take_back(self, lent: list[tuple[Form, Session, bool]]) -> None:
         """Hold these forms again; the policy knows them."""

@@ -43,6 +43,7 @@ class Counter(IntEnum):
     QUEUED = 11
     HOLDING = 12
     LOADED = 13
+    OTHERS = 14
 
 
 @dataclass
@@ -81,6 +82,7 @@ class SlotCache:
         self._absent: np.ndarray = np.ones(self.shape, bool)
         self._held, self._unused = np.full(self.most, -1, np.int32), np.zeros(self.most, np.uint8)
         self._slots: list[Slot] = []
+        self._other_ranks: dict[Form, float] = {}
         self._by_address: dict[int, Slot] = {}
         self._aligned, self._bytes = package.expert_stride, package.expert_bytes
         self._loads = np.zeros((KEPT_LOADS, 3), np.int64)  # form, begin and end, ns
@@ -106,11 +108,14 @@ class SlotCache:
         clock, ranks = self.policy.ranks()
         self._rank[...] = -np.inf
         for form, rank in ranks.items():
-            self._rank[form.layer, form.expert] = rank
+            if form.backend == CPU:
+                self._rank[form.layer, form.expert] = rank
+        self._other_ranks = {form: rank for form, rank in ranks.items() if form.backend != CPU}
         self.counts[Counter.CLOCK] = clock
-        for form, expert, unused in self.cache.lend():
+        for form, expert, unused in self.cache.lend(CPU):
             assert isinstance(expert, CpuExpert) and expert.block is not None
             self._add(self._slot_of(expert.block), form.layer * self.shape[1] + form.expert, unused)
+        self.counts[Counter.OTHERS] = self.cache.reserved
 
     def hand_back(self) -> None:
         """Give everything to the ExpertCache."""
@@ -118,8 +123,8 @@ class SlotCache:
             return
         self._native.settle()
         self.account()
-        held = zip(self._slots, self._held.tolist(), self._unused.tolist(), strict=False)
-        kept = [(slot, self._form(place), bool(unused)) for slot, place, unused in held if place >= 0]
+        rows = zip(self._slots, self._held.tolist(), self._unused.tolist(), strict=False)
+        kept = [(slot, self._form(place), bool(unused)) for slot, place, unused in rows if place >= 0]
         ranks = {self._form(int(place)): float(self._rank.flat[place]) for place in np.flatnonzero(np.isfinite(self._rank))}
         free = [slot for slot, place in zip(self._slots, self._held.tolist(), strict=False) if place < 0]
         self.active = False
@@ -127,7 +132,8 @@ class SlotCache:
         self._slots = []
         for slot in free:
             self.experts.pool.give(slot.block)
-        self.policy.set_ranks(int(self.counts[Counter.CLOCK]), ranks, {form for _, form, _ in kept})
+        held = {form for _, form, _ in kept} | set(self.policy.order())
+        self.policy.set_ranks(int(self.counts[Counter.CLOCK]), self._other_ranks | ranks, held)
         self.cache.take_back([(form, self.experts.expert_in(slot.block, form), unused) for slot, form, unused in kept])
 
     def account(self) -> None:
@@ -139,7 +145,7 @@ class SlotCache:
         cache.hits, cache.misses = cache.hits + new[Counter.HITS], cache.misses + new[Counter.MISSES]
         cache.event, cache.prefetched = cache.event + new[Counter.EVENT], cache.prefetched + new[Counter.USED_AHEAD]
         cache.begun += new[Counter.DEMANDED] + new[Counter.AHEAD_READ]
-        held = int(self.counts[Counter.HOLDING]) * self.size
+        held = int(self.counts[Counter.HOLDING]) * self.size + cache.reserved
         cache.peak = max(cache.peak, held)
         with log.lock:
             for reason, counter in ((Reason.DEMAND, Counter.DEMANDED), (Reason.PREFETCH, Counter.AHEAD_READ)):
@@ -218,6 +224,9 @@ class SlotCache:
         self._files[-1] = reader.direct
 
     def _add_empty(self) -> None:
+        """One more slot; forms of other backends, which decoding does not run, make room for it."""
+        self.cache.leave_room((len(self._slots) + 1) * self.size)
+        self.counts[Counter.OTHERS] = self.cache.reserved
         self._add(self._slot_of(self.experts.pool.take(self.experts.block_bytes)), -1, False)
 
     def _add(self, slot: Slot, place: int, unused: bool) -> None:

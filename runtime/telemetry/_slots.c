@@ -21,7 +21,7 @@
 enum { PAGE = 4096, AT_ONCE = 256, MOST_QUEUED = 64, AHEAD = 2 }; /* AHEAD: prefetches that are read at a time */
 /* Of a useful load, this share may be wasted; at first EXTRA loads, at most SAVED: runtime/cache_rules/rule.py. */
 static const double EXTRA_SHARE = 0.4, EXTRA = 8, SAVED = 128;
-enum counter { CLOCK, EVENT, HITS, MISSES, USED_AHEAD, DEMANDED, AHEAD_READ, EVICTED, LOAD_NS, STALL_NS, READING, QUEUED, HOLDING, LOADED, COUNTERS };
+enum counter { CLOCK, EVENT, HITS, MISSES, USED_AHEAD, DEMANDED, AHEAD_READ, EVICTED, LOAD_NS, STALL_NS, READING, QUEUED, HOLDING, LOADED, OTHERS, COUNTERS };
 enum { KEPT_LOADS = 1024 };
 enum state { FREE, IN_FLIGHT, LANDED };
 
@@ -69,6 +69,12 @@ struct slots {
 #define EXPERT_OF(s, form) ((form) % (s)->experts)
 
 /* --- what is in memory --- */
+
+/* OTHERS: bytes that forms of other backends hold. */
+static uint64_t resident_bytes(const struct slots *s)
+{
+	return (uint64_t)s->holding * s->size + (uint64_t)COUNTER(s, OTHERS);
+}
 
 static void note_use(struct slots *s, int32_t form, int uses)
 {
@@ -142,7 +148,7 @@ static void landed(struct slots *s, struct slot *slot, int64_t result)
 	if (--s->in_flight == 0)
 		COUNTER(s, LOAD_NS) += (int64_t)(now() - s->busy_since);
 	COUNTER(s, READING) = s->in_flight;
-	moescope_load__end(LAYER(s, slot->form), EXPERT_OF(s, slot->form), s->size, (uint64_t)s->holding * s->size);
+	moescope_load__end(LAYER(s, slot->form), EXPERT_OF(s, slot->form), s->size, resident_bytes(s));
 }
 
 /* The kernel's ring of finished reads, as it maps it: nothing has ended while head and tail are equal. */
@@ -224,7 +230,7 @@ static struct slot *find_slot(struct slots *s)
 
 		take_out(s, first);
 		COUNTER(s, EVICTED)++;
-		moescope_evict(LAYER(s, left), EXPERT_OF(s, left), s->size, (uint64_t)s->holding * s->size);
+		moescope_evict(LAYER(s, left), EXPERT_OF(s, left), s->size, resident_bytes(s));
 	}
 	return first;
 }
