@@ -202,7 +202,7 @@ def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
 def branch_of_calls(): return fib(22)
 def branch_of_a_loop(): return sum(i * i for i in range(150000))
 spent = [0, 0]
-for _ in range(40):
+for _ in range(90):
     for number, branch in enumerate((branch_of_calls, branch_of_a_loop)):
         begin = time.thread_time_ns()
         branch()

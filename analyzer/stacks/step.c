@@ -215,15 +215,6 @@ static struct rule rule_of(const Dwarf_Op *ops, size_t count, bool is_location)
 	return rule;
 }
 
-/*
- * What signs return addresses on arm64 has the number of an operation that means something else on SPARC, and some versions of libdw
- * take it for that. No function of arm64 saves registers above its frame.
- */
-static bool is_of_sparc(const struct rule *rule)
-{
-	return is_arm && rule->number >= 8 && (rule->way == AT_FRAME ? rule->offset >= 0 : rule->way == FROM_REGISTER && rule->number < 16);
-}
-
 static void add_rule(struct row *row, Dwarf_Frame *frame, int number, int returns)
 {
 	Dwarf_Op room[3], *ops;
@@ -236,8 +227,6 @@ static void add_rule(struct row *row, Dwarf_Frame *frame, int number, int return
 		row->is_outermost = true;
 	rule = count ? rule_of(ops, count, true) : (struct rule){.way = LOST};
 	rule.number = number;
-	if (is_of_sparc(&rule))
-		rule = (struct rule){.number = number, .way = number == stack_register() ? FROM_FRAME : number < 16 ? LOST : FROM_REGISTER, .other = number};
 	row->rules[row->count++] = rule;
 }
 
