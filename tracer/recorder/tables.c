@@ -381,6 +381,7 @@ json_t *qnn(void)
 bool on_qnn_table(const struct rec_qnn_table *r)
 {
 	struct table *table;
+	int before = placed();
 
 	if (r->provider == NO_PROVIDER) {
 		warn("qnn: a library in process %u provided no function table: its calls are not recorded", r->h.pid);
@@ -393,7 +394,8 @@ bool on_qnn_table(const struct rec_qnn_table *r)
 	if (r->first < (TABLE_PARTS - 1) * TABLE_SLOTS)
 		return false;
 	probe_qnn_table(r->h.pid, r->backend, r->api, table->slots);
-	set_settings(true);
+	if (placed() > before) /* a table that was probed before changes nothing */
+		set_settings(true);
 	return r->last;
 }
 
