@@ -15,6 +15,8 @@ SAMPLED = (FUNCTION, FRAME)
 SELF, TOTAL = "CPU time itself", "CPU time"
 BETWEEN = ";"
 """What separates the functions of a call path, the outermost first."""
+FEWEST, OFTEN = 8, 0.4
+"""Samples of a run below which a function is not listed; those listed in a smaller share of all runs are not tested."""
 LEAST, NEGLIGIBLE = 0.001, 0.003
 """Shares of a phase's samples below which a function is not listed, and that are added to both sides of a ratio."""
 
@@ -36,7 +38,7 @@ def function_metrics(tables: Tables, steps: pd.DataFrame, hz: int) -> pd.DataFra
 
 
 def phase_rows(tables: Tables, phase: str, samples: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
-    """(family, metric, phase, name, its samples, all samples) of what has at least the share LEAST of a phase's samples."""
+    """(family, metric, phase, name, its samples, all samples) of what has at least FEWEST and the share LEAST of them."""
     counts = {key: dict[str, int]() for key in ((FUNCTION, SELF), (FUNCTION, TOTAL), (FRAME, TOTAL))}
     own, total, paths = counts.values()
     numbers, stacks = rooted_stacks(tables, samples)
@@ -51,17 +53,30 @@ def phase_rows(tables: Tables, phase: str, samples: pd.DataFrame) -> Iterator[tu
             paths[path] = paths.get(path, 0) + count
     for (family, metric), found in counts.items():
         for name, count in found.items():
-            if count >= LEAST * len(samples):
+            if count >= max(LEAST * len(samples), FEWEST):
                 yield family, metric, phase, name, count, len(samples)
 
 
+def sampling_noise(frame: pd.DataFrame) -> np.ndarray:
+    """How much the logarithm of each metric varies by chance in relation to others': of counts of samples the less the more."""
+    share = frame["share"].clip(lower=LEAST).to_numpy(np.float64)
+    return np.where(frame["family"].isin(SAMPLED), np.sqrt(share) / (share + NEGLIGIBLE), 1.0)
+
+
 def with_unsampled(dims: pd.DataFrame, values: np.ndarray) -> None:
-    """Fill in zeros for the functions that a run [.., runs, metrics] lacks though it was sampled in their phase."""
+    """Fill in zeros for the functions that a run [.., runs, metrics] lacks though it was sampled in their phase.
+
+    What few runs of both sides have gets the share 0 in `dims`: by chance it is on one side alone, and would hide others.
+    """
+    share = dims["share"].to_numpy().copy()
     for phase in dims["phase"].unique():
         columns = np.flatnonzero(dims["family"].isin(SAMPLED).to_numpy() & (dims["phase"] == phase).to_numpy())
         runs = np.flatnonzero(np.isfinite(values[0][:, columns]).any(axis=1))
         cells = np.ix_(np.arange(len(values)), runs, columns)
+        rare = np.isfinite(values[0][np.ix_(runs, columns)]).sum(axis=0) < OFTEN * len(runs)
+        share[columns[rare]] = 0.0
         values[cells] = np.nan_to_num(values[cells])
+    dims["share"] = share
 
 
 def changed_frames(judged: pd.DataFrame) -> list[dict[str, Any]]:

@@ -158,14 +158,17 @@ def within_reach(values: np.ndarray) -> np.ndarray:
     return out
 
 
-def permuted_p(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, drift: float = 1.0) -> np.ndarray:
+def permuted_p(
+    base: np.ndarray, cand: np.ndarray, offset: np.ndarray, drift: float = 1.0, noise: np.ndarray | float = 1.0
+) -> np.ndarray:
     """p of each metric, adjusted for all of them, by assigning runs to sides in every way: how often the largest statistic of
     this metric and all with a smaller one is at least as large as this one's (P. Westfall and S. Young, 1993, step-down).
 
     A difference larger than any other of all assignments has the smallest p that the numbers of runs allow, 2 of 70 with 4 + 4,
     however many metrics there are. The statistic is the difference of mean logarithms over (their spread within groups + the
     metrics' usual spread), and infinite for groups that differ without any spread. `drift` is the factor by which it is larger
-    between unchanged sides than between randomly assigned groups. NaN without runs on a side.
+    between unchanged sides than between randomly assigned groups. `noise`: how much a metric's logarithms vary in relation to
+    other metrics', where that is known whatever the side. NaN without runs on a side.
     """
     out = np.full(base.shape[1], np.nan)
     n_base, n_cand = (np.isfinite(side).sum(axis=0) for side in (base, cand))
@@ -173,7 +176,7 @@ def permuted_p(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, drift: fl
     if not len(columns):
         return out
     both = on_log_scale(base[:, columns], cand[:, columns], offset[columns])
-    both = both - np.nanmean(both, axis=0)
+    both = (both - np.nanmean(both, axis=0)) / np.broadcast_to(noise, out.shape)[columns]
     usual = float(np.nanmedian(np.abs(both - np.nanmedian(both, axis=0)))) or 1e-9
     dealt = _side_assignments(len(base), len(both))
     actual = _t_statistic(dealt[:1], both, usual)[0]

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare import pace, statistics
+from analyzer.compare.functions import sampling_noise
 
 PRACTICAL = 0.02
 FEWEST = 4
@@ -102,11 +103,14 @@ def adjusted_p(frame: pd.DataFrame, tested: np.ndarray, base: np.ndarray, cand: 
     out = np.full(len(frame), np.nan)
     offset = frame["offset"].to_numpy(np.float64)
     unit = frame["unit"] if "unit" in frame else pd.Series("", frame.index)
+    noise = sampling_noise(frame)
     groups = pd.factorize(frame["family"].astype(str) + "|" + unit.where(frame["family"] != "speed", "").astype(str))[0]
     for group in np.unique(groups[tested]):
         columns = np.flatnonzero(tested & (groups == group))
         spent = 1 / (1 - pace.ERROR_SHARE) if frame["paced"].to_numpy()[columns].any() else 1.0
-        out[columns] = statistics.permuted_p(base[:, columns], cand[:, columns], offset[columns], rules.drift) * spent
+        out[columns] = (
+            statistics.permuted_p(base[:, columns], cand[:, columns], offset[columns], rules.drift, noise[columns]) * spent
+        )
     return np.minimum(out, 1.0)
 
 

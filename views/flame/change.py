@@ -15,14 +15,17 @@ from views.flame.page import kind_data
 from views.report.page import write_page
 
 SIDES = {"candidate": "cand", "base": "base"}
+CALLERS = 4
+"""The most functions listed that changed only with those they call."""
 FIGURES = ("base", "cand", "least", "most", "verdict")
 
 
 def changed_functions(document: dict[str, Any]) -> list[dict[str, str]]:
-    """The functions with a verdict, those that changed themselves first: name, sentence and level."""
+    """The functions with a verdict, those that changed themselves first, then the largest: name, sentence and level."""
     rows = [m for m in document["metrics"] if m["family"] == FUNCTION and m["verdict"] in (SLOWER, FASTER)]
     rows.sort(key=lambda m: (m["metric"] != SELF, -abs(m["cand"] - m["base"])))
-    return [{"name": m["type"], "text": with_figures(m), "level": LEVEL[m["verdict"]]} for m in rows]
+    shown = sum(m["metric"] == SELF for m in rows) + CALLERS
+    return [{"name": m["type"], "text": with_figures(m), "level": LEVEL[m["verdict"]]} for m in rows[:shown]]
 
 
 def change_data(document: dict[str, Any]) -> dict[str, Any]:
