@@ -34,7 +34,7 @@ pytestmark = pytest.mark.needs("probes")
 BRANCHES = ("branch_long", "branch_deep", "branch_short")
 LEVELS, SIGMAS = 40, 4.0
 IS_EMULATED = "EMULATED" in os.environ  # an emulated recorder is late now and then, which loses samples, and counts them
-HZ = 199 if IS_EMULATED else 997
+HZ = 499 if IS_EMULATED else 997
 WAITS = "select dur, extract_arg(arg_set_id, 'debug.stack') as stack from slice where category = 'off-cpu'"
 LINUX = tuple(map(int, platform.release().split(".")[:2]))
 FLAGS = {
