@@ -101,7 +101,8 @@ def test_samples_have_whole_stacks(ran: Run) -> None:
     samples = ran.tables["samples"]
     own = samples[has_function(ran, "burn")[samples["stack_id"].to_numpy()]]
     assert (own["end"] == "whole").mean() > 0.95
-    assert Recording(ran.folder).manifest["stacks"]["lost"] == 0 or IS_EMULATED
+    # Counted, where other programs keep the recorder from a CPU for longer than the buffers hold.
+    assert Recording(ran.folder).manifest["stacks"]["lost"] < 0.05 * len(samples) or IS_EMULATED
 
 
 def test_waits_have_the_stack_of_who_waits_and_of_who_wakes(ran: Run) -> None:

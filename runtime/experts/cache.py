@@ -101,7 +101,7 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         return [(entry.form, entry.value, entry.unused_prefetch) for entry in entries if entry.landed]
 
     def leave_room(self, size: int) -> None:
-        """Evict forms until so many bytes are left for others."""
+        """Evict forms until this number of bytes is left for others."""
         while self.budget is not None and self.reserved + size > self.budget and self._held:
             self._evict(next(iter(self.policy.order())))
 
