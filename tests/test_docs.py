@@ -17,7 +17,8 @@ from workloads import ROOT
 FIGURES = sorted([ROOT / "docs" / "results.md", *ROOT.glob("docs/results/*.md")])
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")} - set(FIGURES))
 WIDTH, LENGTH = 120, 150
-WRITTEN = [ROOT / "README.md", *sorted({*ROOT.glob("docs/*.md")} - set(FIGURES))]
+CASES = sorted(ROOT.glob("docs/case-*.md"))
+WRITTEN = [ROOT / "README.md", *sorted({*ROOT.glob("docs/*.md")} - {*FIGURES, *CASES})]
 """Pages by hand, apart from CONTRIBUTING, SECURITY and the changelog."""
 MADE_TABLE = re.compile(r"<!-- made by .*?<!-- end -->\n", re.S)
 ALL_LINES = 1530
@@ -61,6 +62,11 @@ def test_a_page_is_short_and_its_lines_fit(page: Path) -> None:
 
 def test_what_is_written_by_hand_can_be_read_in_an_afternoon() -> None:
     assert sum(MADE_TABLE.sub("", page.read_text()).count("\n") for page in WRITTEN) <= ALL_LINES
+
+
+@pytest.mark.parametrize("page", CASES, ids=lambda path: path.stem)
+def test_a_case_is_one_page(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 60
 
 
 @pytest.mark.parametrize("page", FIGURES, ids=lambda path: path.stem)

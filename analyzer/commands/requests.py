@@ -49,9 +49,8 @@ def request_lines(summary: dict[str, Any]) -> list[str]:
         values = ", ".join(f"{name} {number(value, ',.2f')}" for name, value in summary[key].items())
         answer.append(f"{label} of requests in ms: {values.replace('most', 'longest')}")
     if (share := summary["held_share"] or 0.0) >= HELD:
-        answer.append(
-            f"prompts of other requests hold up decode for {share:.0%} of the time between tokens; smaller batches shorten it"
-        )
+        held = f"prompts of other requests hold up decode for {share:.0%} of the time between tokens"
+        answer.append(f"{held}; smaller batches make each wait shorter, not their sum")
     return answer
 
 
