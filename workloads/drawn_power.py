@@ -39,15 +39,18 @@ def drawn_steps(rng: np.random.Generator) -> tuple[dict[str, Intervals], dict[st
     return as_intervals[0], as_intervals[1]
 
 
-def drawn_run(seed: int, hz: float) -> DrawnRun:
-    """A run that a sensor of a drawn kind watched at `hz`."""
+def drawn_run(seed: int, hz: float, own_hz: float = 0.0) -> DrawnRun:
+    """A run that a sensor of a drawn kind watched at `hz`; `own_hz`: a power sensor that measures as often, read more rarely."""
     rng = np.random.default_rng(seed)
     steps, cpu = drawn_steps(rng)
     running = Running(tuple(cpu), tuple(cpu.values()), steps)
     watts = np.append(rng.uniform(0.5, 4), rng.uniform(1, 8, len(cpu)))
     end = max(int(span.end.max()) for span in steps.values()) + S // 2
     delay = rng.choice([0.0, rng.uniform(0, 3 / hz)])
-    readings = drawn_readings(rng, running, watts, end, hz, delay)
+    if own_hz:
+        readings = sampled_readings(rng, running, watts, end, hz, own_hz)
+    else:
+        readings = drawn_readings(rng, running, watts, end, hz, delay)
     joules = {}
     for number, (phase, span) in enumerate(steps.items()):
         amounts = np.zeros(len(watts))
@@ -80,6 +83,19 @@ def drawn_readings(
     else:
         joules = (joules / (close - begin) + rng.normal(size=len(joules)) * rng.uniform(0, 0.3) / S) * np.diff(ts)
     return RailReadings(ts[:-1].astype(np.int64), ts[1:].astype(np.int64), joules, of_counter)
+
+
+def sampled_readings(
+    rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, own_hz: float
+) -> RailReadings:
+    """Readings at `hz` of a sensor that shows the mean of its last 1 / own_hz seconds, each somewhere in its next interval."""
+    own = (np.arange(-S, end, S / own_hz) + rng.uniform(0, S / own_hz)).astype(np.int64)
+    seconds = running.seconds(own[:-1], own[1:])
+    shown = seconds @ watts / seconds[:, 0] + rng.normal(size=len(own) - 1) * rng.uniform(0, 0.3)
+    ts = np.arange(0, end, S / hz)
+    ts = np.sort(ts + rng.uniform(0, 0.02 * S / hz, len(ts))).astype(np.int64)
+    seen = shown[np.searchsorted(own[1:], ts[1:], "right") - 1]
+    return RailReadings(ts[:-1], ts[1:], seen * np.diff(ts) / S, False)
 
 
 def fitted_joules(run: DrawnRun) -> dict[str, tuple[float, float, float]]:

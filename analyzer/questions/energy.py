@@ -6,6 +6,7 @@ seconds of the program by phase, with intervals. What the readings do not resolv
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pandas as pd
 
 from analyzer.questions import figures
 from analyzer.questions.causes import ACCELERATOR
-from analyzer.questions.energy_fit import EnergyFit, fit_energy
+from analyzer.questions.energy_fit import SAMPLES, EnergyFit, fit_energy
 from analyzer.questions.requests import request_table
 from analyzer.questions.step_time import step_time
 from analyzer.records.intervals import Intervals, common_time, merge_intervals, ns_since, uncovered_parts
@@ -201,7 +202,8 @@ def fitted(running: Running, readings: RailReadings) -> EnergyFit | None:
     """The readings fitted to what ran; None if they are too few."""
     period_s = readings.period_s
     longest = min(DELAY_PERIODS * period_s, LONGEST_DELAY_S)
-    return fit_energy(readings.watts, partial(delayed_activities, running, readings), period_s, longest, readings.of_counter)
+    activities, parts = partial(delayed_activities, running, readings), partial(sampled_activities, running, readings)
+    return fit_energy(readings.watts, activities, period_s, longest, readings.of_counter, None if readings.of_counter else parts)
 
 
 def delayed_activities(running: Running, readings: RailReadings, delay_s: float) -> np.ndarray:
@@ -209,6 +211,14 @@ def delayed_activities(running: Running, readings: RailReadings, delay_s: float)
     late = round(delay_s / NS)
     ran = running.seconds(readings.begin - late, readings.end - late)
     return ran / ran[:, :1]
+
+
+def sampled_activities(running: Running, readings: RailReadings, delay_s: float) -> np.ndarray:
+    """The same in SAMPLES equal parts of the time between the readings, shape [SAMPLES, readings, activities]."""
+    late, length = round(delay_s / NS), readings.end - readings.begin
+    edges = [readings.begin - late + length * part // SAMPLES for part in range(SAMPLES + 1)]
+    ran = np.stack([running.seconds(begin, end) for begin, end in pairwise(edges)])
+    return ran / ran[:, :, :1]
 
 
 def idle_floor(readings: RailReadings, floor_ns: tuple[int, int], delay_s: float) -> tuple[float, int] | None:

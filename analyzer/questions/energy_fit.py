@@ -1,9 +1,10 @@
 """A fit of energy between readings to what ran between them: power is a sum of constants times activities, seen with some delay.
 
-The noise of readings has two parts: power of other origin that wanders with some time constant, and errors, which in a
-counter's intervals cancel from one to the next. Both numbers, the time constant and the errors' share, are unknown: the answer is
-the mean over a grid of them, weighted by restricted likelihood, so that its interval has what is not known of the noise
-(docs/energy.md).
+The noise of readings has three parts: power of other origin that wanders with some time constant; errors, which in a counter's
+intervals cancel from one to the next; and, of a power sensor that is read more rarely than it measures, what its samples missed,
+whose variance is in proportion to how much the power changes between two readings. The time constant and the parts' shares are
+unknown: the answer is the mean over a grid of them, weighted by restricted likelihood, so that its interval has
+what is not known of the noise (docs/energy.md).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from scipy.stats import t as student
 CONFIDENCE = 0.95
 ERROR_SHARES = (1.0, 0.9998, 0.998, 0.98, 0.9, 0.7, 0.4, 0.1, 0.0)
 """Of the noise's variance, what errors of readings have."""
+SAMPLED_SHARES, SAMPLED_ERROR_SHARES = (0.3, 0.6, 0.85, 0.97, 0.998), (1.0, 0.7, 0.3)
+"""Of the noise's variance what sampling has, and of the rest what errors have."""
 WANDERS = 12
 LONGEST_WANDER_S = 10.0
 DELAYS = 26
@@ -30,17 +33,24 @@ FEWEST_READINGS = 2
 ESTIMABLE = 1e-6
 TINY = 1e-300
 SPAN = 60
+SAMPLES = 8
+"""Parts of the time between readings in which a sensor may have measured."""
 Activities = Callable[[float], np.ndarray]
 """Delay in s → what ran between the readings, shape [readings, activities], e.g. in CPU seconds a second."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of variance 1: `lasting` is what a wander keeps from one reading to the next; `of_counter`: errors cancel."""
+    """Noise of variance 1: `lasting` is what a wander keeps from one reading to the next; `of_counter`: errors cancel.
+
+    `sampling`: the variance by sampling of each reading, of mean 1, shape [n]; `sampled_share`: what it has of all.
+    """
 
     lasting: float
     error_share: float
     of_counter: bool
+    sampled_share: float = 0.0
+    sampling: np.ndarray | None = None
 
     def whitened(self, columns: np.ndarray) -> tuple[np.ndarray, float]:
         """(columns [n, k] as innovations, the log-determinant of the noise's covariance)."""
@@ -63,6 +73,10 @@ class Noise:
         bands *= share
         bands[0] += (1 - share) * (1 - phi**2)
         bands[0, 0] += (1 - share) * phi**2
+        if self.sampling is not None:  # whitening subtracts a part of the reading before, with its sample
+            bands *= 1 - self.sampled_share
+            bands[0] += self.sampled_share * (self.sampling + phi**2 * np.append(0, self.sampling[:-1]))
+            bands[1, :-1] -= self.sampled_share * phi * self.sampling[:-1]
         return bands + np.array([[1e-9], [0], [0]])
 
 
@@ -109,12 +123,22 @@ class EnergyFit:
         return joules, low, brentq(below, joules, joules + reach, ((1 + CONFIDENCE) / 2,))
 
 
-def noises(period_s: float, of_counter: bool) -> Iterator[Noise]:
+def noises(period_s: float, of_counter: bool, sampling: np.ndarray | None = None) -> Iterator[Noise]:
     """The grid of noises."""
-    yield Noise(0.0, 1.0, of_counter)
-    for share in ERROR_SHARES[1:]:
-        for tau in np.geomspace(period_s / 3, max(LONGEST_WANDER_S, period_s), WANDERS):
-            yield Noise(float(np.exp(-period_s / tau)), share, of_counter)
+    shares = [(0.0, error, None) for error in ERROR_SHARES]
+    if sampling is not None:
+        shares += [(sampled, error, sampling) for sampled in SAMPLED_SHARES for error in SAMPLED_ERROR_SHARES]
+    for sampled, error, variances in shares:
+        for tau in np.geomspace(period_s / 3, max(LONGEST_WANDER_S, period_s), WANDERS) if error < 1 else (0.0,):
+            lasting = float(np.exp(-period_s / tau)) if tau else 0.0
+            yield Noise(lasting, error, of_counter, sampled, variances)
+
+
+def sampling_variance(parts: np.ndarray, watts: np.ndarray) -> np.ndarray | None:
+    """The variance of power between readings, of mean 1; None if it never changes. `parts`: shape [SAMPLES, n, activities]."""
+    variance = (parts @ watts).var(axis=0)
+    mean = float(variance.mean())
+    return variance / mean if mean > TINY else None
 
 
 def squares_left(noise: Noise, readings: np.ndarray, design: np.ndarray) -> float:
@@ -139,9 +163,16 @@ def fitted_delay(readings: np.ndarray, activities: Activities, longest_s: float,
 
 
 def fit_energy(
-    readings: np.ndarray, activities: Activities, period_s: float, longest_s: float, of_counter: bool
+    readings: np.ndarray,
+    activities: Activities,
+    period_s: float,
+    longest_s: float,
+    of_counter: bool,
+    parts: Activities | None = None,
 ) -> EnergyFit | None:
     """The fit of n readings, usually `period_s` apart; None if they are too few. `longest_s`: the longest delay.
+
+    `parts`: activities in SAMPLES parts of the time between readings, shape [SAMPLES, n, activities], of a sensor that samples.
 
     Readings and activities are means over their time, in which a wander is the same whatever their length.
     """
@@ -151,9 +182,11 @@ def fit_energy(
     for _ in range(ROUNDS):
         delay = fitted_delay(readings, activities, longest_s, noise)
         design = activities(delay)
-        used = np.flatnonzero(nnls(design, readings)[0] > 0)
-        slope = effect_of_delay(activities, delay, nnls(design, readings)[0])
-        found = [fitted_constants(each, readings, design, used, slope) for each in noises(period_s, of_counter)]
+        rough = nnls(design, readings)[0]
+        used, slope = np.flatnonzero(rough > 0), effect_of_delay(activities, delay, rough)
+        sampling = sampling_variance(parts(delay), rough) if parts else None
+        grid = noises(period_s, of_counter, sampling)
+        found = [fitted_constants(each, readings, design, used, slope) for each in grid]
         noise = min(found, key=lambda each: each.deviance).noise
     weights = np.exp(-(np.array([each.deviance for each in found]) - min(each.deviance for each in found)) / 2)
     fit = EnergyFit(found, weights / weights.sum(), design, len(readings) - len(used) - slope.shape[1], delay, np.nan)
