@@ -29,8 +29,9 @@ from workloads.recordings import Writer
 from workloads.slow_files import slow_folder
 
 S, MS = 1_000_000_000, 1_000_000
-STEPS = (1, 0.3, 260, 0.016, 0.002)
+STEPS = (1, 0.1, 160, 0.016, 0.002)
 WARM = Warmth(tau_s=1.5, degrees_per_w=12.0)
+"""It reaches its limit after a second of computing."""
 
 
 def stepped(seconds: float, celsius: "np.ufunc | object", step_ms: int = 100, **manifest: object) -> Writer:
@@ -196,9 +197,12 @@ def test_planted_throttling_is_found_with_its_time_cause_and_cost(throttled: tup
 def test_the_curve_of_a_throttled_run_falls_by_its_clock(throttled: tuple[PowerTree, Recording, Tables]) -> None:
     _, _, tables = throttled
     windows = speed_curve.speed_over_time(tables)
-    slow, free = windows[windows["limited"] > 0.99], windows[windows["limited"] == 0]
-    assert slow["tokens_per_s"].median() < 0.9 * free["tokens_per_s"].median() and slow["mhz"].max() < FULL_KHZ / 1e3
-    assert slow["clock_ms"].sum() > 0.5 * slow["slower_ms"].sum()
+    slow, fastest = windows[windows["limited"] > 0.99], windows.loc[windows["tokens_per_s"].idxmax()]
+    assert len(slow) > 5 and slow["mhz"].max() < FULL_KHZ / 1e3 and windows["watts"].notna().sum() > 5
+    assert windows[list(speed_curve.LOSSES)].sum(axis=1).to_numpy() == pytest.approx(windows["slower_ms"].to_numpy(), abs=1e-6)
+    if fastest["limited"] == 0:  # on a busy machine, the clock is not what decides
+        expected = 1e3 * STEPS[3] * (fastest["mhz"] / slow["mhz"] - 1)
+        assert slow["clock_ms"].median() == pytest.approx(expected.median(), rel=0.3)
 
 
 @pytest.mark.long
@@ -206,8 +210,8 @@ def test_the_curve_of_a_throttled_run_falls_by_its_clock(throttled: tuple[PowerT
 def test_a_clock_that_falls_without_a_limit_is_found_by_the_zone_at_its_limit(tmp_path: Path) -> None:
     tree = PowerTree(tmp_path, warmth=Warmth(tau_s=1.5, degrees_per_w=12.0, hidden=True))
     tables = build_tables(Recording(tree.record(steps=STEPS)))
-    ((text, *_),) = [each.sources for each in heat.episodes(tables, heat.limits_of(tables))][:1]
-    assert "fell" in text
+    first = heat.episodes(tables, heat.limits_of(tables))[0]
+    assert len(first.sources) == 1 and "fell" in first.sources[0]
 
 
 @pytest.mark.long
@@ -230,25 +234,25 @@ def test_recorded_hot_runs_are_no_slower_build_than_cold_ones(tmp_path: Path) ->
 @pytest.mark.needs("probes", "recorder")
 def test_a_command_is_repeated_until_the_limit_if_nothing_settles(tmp_path: Path) -> None:
     tree = PowerTree(tmp_path, warmth=WARM)
-    recording = Recording(tree.record("--until-steady", "0.05", steps=(1, 0.2, 10, 0.01, 0.002)))
+    recording = Recording(tree.record("--until-steady", "0.05", steps=(1, 0.02, 10, 0.005, 0.002)))
     told = recording.manifest["steady"]
-    assert told["reached_ns"] == 0 and told["limit_s"] == pytest.approx(3) and told["commands"] >= 3
+    assert told["reached_ns"] == 0 and told["limit_s"] == pytest.approx(3) and told["commands"] >= 2
     rows = tree.step_log()
-    assert recording.manifest["target"]["exit_code"] == 0 and len(rows) >= 11 * told["commands"]
-    assert len(build_tables(recording)["tokens"]) > 22
+    assert len(rows) >= 11 * told["commands"]
+    assert len(build_tables(recording)["tokens"]) > 11
 
 
 @pytest.mark.long
 @pytest.mark.needs("probes", "recorder")
 def test_a_recording_until_steady_ends_once_nothing_moves(tmp_path: Path) -> None:
-    tree = PowerTree(tmp_path, warmth=Warmth(tau_s=3.0, degrees_per_w=4.0))
-    recording = Recording(tree.record("--until-steady", "2", "--steady-for", "12s", steps=(1, 2.0, 1, 0.01, 0)))
+    tree = PowerTree(tmp_path, (), warmth=Warmth(tau_s=3.0, degrees_per_w=4.0))
+    recording = Recording(tree.record("--until-steady", "2", "--steady-for", "12s", steps=(1, 0.02, 100, 0.01, 0)))
     told, tables = recording.manifest["steady"], build_tables(recording)
     assert told["reached_ns"] > 0 and told["commands"] > 3
     begun = int(tables["tokens"]["begin_ns"].min())
     assert 12 < (told["reached_ns"] - begun) / S < 60  # the mass is within 1 °C of its last temperature after 4 time constants
     settled = steady.steady_state(tables, recording.manifest)
-    assert settled["state"] == "steady" and {each["name"] for each in settled["signals"]} == {"clocks", "cpu-0", "power"}
+    assert settled["state"] == "steady" and {each["name"] for each in settled["signals"]} == {"clocks", "cpu-0"}
 
 
 def can_mount() -> bool:

@@ -53,7 +53,8 @@ def losses(tables: Tables, steps: pd.DataFrame, place: np.ndarray, itl: np.ndarr
     """What a token took more in each window than in the fastest one, by LOSSES."""
     time = step_time(tables)
     windows = time["token_id"].map(pd.Series(place, steps["token_id"]))
-    is_computing = (time["cause"] == COMPUTING).to_numpy()
+    known = len(tables["thread_states"]) > 0  # else nothing tells computing from waiting
+    is_computing = (time["cause"] == COMPUTING).to_numpy() | (not known)
     per_step = steps["duration_ns"].groupby(place).mean().to_numpy() / MS
     computed = (
         time["duration_ns"].where(is_computing, 0).groupby(windows).sum().reindex(np.unique(place), fill_value=0).to_numpy()

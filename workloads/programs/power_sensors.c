@@ -7,7 +7,8 @@
  * stock (RANGE minus it) or power (mean since the sensor's last update). UNIT: joules or watts of one. Each value appears DELAY_S
  * after its time; NOISE_W is the standard deviation of a power's white noise.
  *
- * With heat, the process warms what has a thermal mass: dT/dt = (AMBIENT + DEGREES_PER_W * watts - T) / TAU_S. At LIMIT the clock
+ * With heat, the process warms what has a thermal mass: dT/dt = (AMBIENT + DEGREES_PER_W * watts - T) / TAU_S, the watts being
+ * IDLE + WATTS * clock share squared, and t its CPU time, so that a busy machine warms nothing and cools nothing. At LIMIT the clock
  * falls by a level, as the limit of the policy and the cooling device below ROOT show, or HIDDEN: as its frequency alone shows.
  * LIMIT - HYSTERESIS lets it rise again. LOG gets a line for each change: monotonic ns, kHz, 1/1000 degree.
  */
@@ -38,7 +39,7 @@ static const int khz[LEVELS] = {2800000, 1900000, 1400000};
 
 static struct {
 	int clock, most, zone, cooling, level; /* files and the level in force */
-	double tau, degrees_per_w, limit, celsius, at, joules;
+	double tau, degrees_per_w, limit, celsius, at, cpu_s;
 	bool is_on, hidden;
 	FILE *log;
 } heat;
@@ -155,13 +156,13 @@ static void begin_heat(const char *text)
 
 static void turn_heat(double now)
 {
-	double joules = joules_until(now), seconds = now - heat.at, watts = (joules - heat.joules) / seconds;
-	double aim = AMBIENT + heat.degrees_per_w * watts;
+	double cpu = cpu_s(), share = (double)khz[heat.level] / khz[0];
+	double aim = AMBIENT + heat.degrees_per_w * (idle_w + cpu_w * share * share);
 	int level = heat.level;
 
-	heat.celsius = aim + (heat.celsius - aim) * exp(-seconds / heat.tau);
+	heat.celsius = aim + (heat.celsius - aim) * exp(-(cpu - heat.cpu_s) / heat.tau);
+	heat.cpu_s = cpu;
 	heat.at = now;
-	heat.joules = joules;
 	if (heat.celsius >= heat.limit && level < LEVELS - 1)
 		level++;
 	else if (heat.celsius < heat.limit - HYSTERESIS && level)
