@@ -147,6 +147,12 @@ def squares_left(noise: Noise, readings: np.ndarray, design: np.ndarray) -> floa
     return float(nnls(both[:, 1:], both[:, 0])[1] ** 2)
 
 
+def constants_by(noise: Noise, readings: np.ndarray, design: np.ndarray) -> np.ndarray:
+    """The constants that are not negative and fit best under a noise."""
+    both = noise.whitened(np.column_stack([readings, design]))[0]
+    return nnls(both[:, 1:], both[:, 0])[0]
+
+
 def fitted_delay(readings: np.ndarray, activities: Activities, longest_s: float, noise: Noise) -> float:
     """The delay that explains the readings best, in s; 0 unless another is clearly likelier."""
 
@@ -182,7 +188,7 @@ def fit_energy(
     for _ in range(ROUNDS):
         delay = fitted_delay(readings, activities, longest_s, noise)
         design = activities(delay)
-        rough = nnls(design, readings)[0]
+        rough = constants_by(noise, readings, design)
         used, slope = np.flatnonzero(rough > 0), effect_of_delay(activities, delay, rough)
         sampling = sampling_variance(parts(delay), rough) if parts else None
         grid = noises(period_s, of_counter, sampling)
