@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.questions.energy import RailReadings, Running, fitted, thinned
-from analyzer.records.intervals import Intervals
+from analyzer.questions.energy import RailReadings, fitted, thinned
+from analyzer.questions.energy_running import EXPONENTS, Activity, Growth, Running
+from analyzer.records.intervals import Intervals, overlaps
 
 MS, S = 1_000_000, 1_000_000_000
 IDLE_S = 1.0
@@ -39,26 +40,53 @@ def drawn_steps(rng: np.random.Generator) -> tuple[dict[str, Intervals], dict[st
     return as_intervals[0], as_intervals[1]
 
 
-def drawn_run(seed: int, hz: float) -> DrawnRun:
-    """A run that a sensor of a drawn kind watched at `hz`."""
+def drawn_run(seed: int, hz: float, mobile: bool = False, depends: bool = True) -> DrawnRun:
+    """A run that a sensor of a drawn kind watched at `hz`.
+
+    `mobile`: on two kinds of CPUs whose clock changes; `depends`: power depends on both.
+    """
     rng = np.random.default_rng(seed)
     steps, cpu = drawn_steps(rng)
-    running = Running(tuple(cpu), tuple(cpu.values()), steps)
-    watts = np.append(rng.uniform(0.5, 4), rng.uniform(1, 8, len(cpu)))
+    idle, *watts = np.append(rng.uniform(0.5, 4), rng.uniform(1, 8, len(cpu)))
     end = max(int(span.end.max()) for span in steps.values()) + S // 2
     delay = rng.choice([0.0, rng.uniform(0, 3 / hz)])
-    readings = drawn_readings(rng, running, watts, end, hz, delay)
-    joules = {}
-    for number, (phase, span) in enumerate(steps.items()):
-        amounts = np.zeros(len(watts))
-        amounts[0], amounts[1 + number] = span.length.sum() / S, cpu[phase].length.sum() / S
-        joules[phase] = float(amounts @ watts)
+    if mobile:
+        running, law = drawn_kinds(np.random.default_rng([seed, 1]), steps, cpu, watts, end, depends)
+    else:
+        running = Running.of_spans(steps, {(phase, ""): span for phase, span in cpu.items()})
+        law = [(phase, Growth.of(span, each)) for (phase, span), each in zip(cpu.items(), watts, strict=True)]
+    readings = drawn_readings(rng, [growth for _, growth in law], idle, end, hz, delay)
+    joules = {
+        phase: idle * float(span.length.sum()) / S + sum(growth.whole for of, growth in law if of == phase)
+        for phase, span in steps.items()
+    }
     return DrawnRun(running, readings, joules, {name: len(span) for name, span in steps.items()})
 
 
-def drawn_readings(
-    rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, delay: float
-) -> RailReadings:
+def drawn_kinds(
+    rng: np.random.Generator,
+    steps: dict[str, Intervals],
+    cpu: dict[str, Intervals],
+    watts: list[float],
+    end: int,
+    depends: bool,
+) -> tuple[Running, list[tuple[str, Growth]]]:
+    """(a program that moves between two kinds of CPUs whose clock changes, as recorded; its joules by phase as they grow)."""
+    edges = np.append(0, np.cumsum(rng.uniform(0.2, 2, 5 * (end // S + 2)) * S).astype(np.int64))
+    blocks, clock = Intervals.of(edges[:-1], edges[1:]), rng.uniform(0.4, 1, len(edges) - 1)
+    on_big = rng.uniform(size=len(clock)) < 0.5
+    little, power = (rng.uniform(0.15, 0.6), rng.uniform(1, 3)) if depends else (1.0, 0.0)
+    activities, law = [], []
+    for (phase, span), each in zip(cpu.items(), watts, strict=True):
+        met = overlaps(span, blocks)
+        for kind, factor, chosen in (("big", 1.0, on_big[met.right]), ("little", little, ~on_big[met.right])):
+            pieces, share = Intervals.of(met.begin[chosen], met.end[chosen]), clock[met.right[chosen]]
+            activities += [Activity(phase, kind, Growth.of(pieces, share**n), n) for n in (0, *EXPONENTS) if len(pieces)]
+            law.append((phase, Growth.of(pieces, each * factor * share**power)))
+    return Running(tuple(activities), steps), law
+
+
+def drawn_readings(rng: np.random.Generator, law: list[Growth], idle: float, end: int, hz: float, delay: float) -> RailReadings:
     """Readings by a counter or by a power sensor with noise; other programs draw power too, that wanders."""
     ts = np.arange(0, end, S / hz)
     ts = np.sort(ts + rng.uniform(0, 0.02 * S / hz, len(ts)))  # as the recorder notes it
@@ -66,7 +94,8 @@ def drawn_readings(
         ts - delay * S + rng.uniform(-1, 1, len(ts)) * rng.choice([0.1, 1.0]) * min(1.0, 100 / hz) * MS
     )  # when the sensor took it
     begin, close = shown[:-1], shown[1:]
-    joules = running.seconds(begin.astype(np.int64), close.astype(np.int64)) @ watts
+    whole = (np.trunc(begin), np.trunc(close))
+    joules = idle * (whole[1] - whole[0]) / S + sum(growth.between(*whole) for growth in law)
     wander, size, lasting = 0.0, rng.uniform(0, 0.15), np.exp(-1 / (hz * rng.uniform(0.05, 2)))
     other = np.empty(len(joules))
     for i, shock in enumerate(rng.normal(size=len(joules)) * size * np.sqrt(1 - lasting**2)):
@@ -87,9 +116,4 @@ def fitted_joules(run: DrawnRun) -> dict[str, tuple[float, float, float]]:
     readings = thinned(run.readings)
     fit = fitted(run.running, readings)
     assert fit is not None
-    answer = {}
-    for number, (phase, span) in enumerate(run.running.steps.items()):
-        amounts = np.zeros(1 + len(run.running.names))
-        amounts[0], amounts[1 + number] = span.length.sum() / S, run.running.spans[number].length.sum() / S
-        answer[phase] = fit.total(amounts)
-    return answer
+    return {phase: fit.total(run.running.amounts(phase)) for phase in run.running.steps}

@@ -21,7 +21,7 @@ LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
 CULPRITS, LISTED, MARKDOWN_ROWS = 3, 4, 40
 TIMED = ("ms", "us", "s", "tok/s", "MHz", "")
 """Units of metrics that are faster or slower; the pace has none."""
-COUNTED = ("bytes", "count", "cycles")
+COUNTED = ("bytes", "count", "cycles", "J", "W")
 """Units of metrics that are more or less."""
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
 PHASE_OF = {
@@ -132,6 +132,7 @@ def conclusions(
     changed = {PHASE_OF.get(str(row["metric"]), "") for row in speed if row["verdict"] in (SLOWER, FASTER)}
     out += [sentence for fall in falls if fall.phase in changed for sentence in waterfall_sentence(fall, judged)]
     out += changed_causes(judged)
+    out += energy_sentences(judged)
     out += structure_sentences(structure)
     out += drifted_layers(drift)
     unfair = [difference for difference in unlike if difference.unfair]
@@ -207,6 +208,13 @@ def changed_causes(judged: pd.DataFrame) -> Words:
     out = [(LEVEL[row["verdict"]], f"{direction(row).capitalize()}: {with_figures(row)}.") for row in rows]
     unlisted = len(changed) - len(rows)
     return [*out, ("info", f"{unlisted} more metrics changed; see the tables.")] if unlisted else out
+
+
+def energy_sentences(judged: pd.DataFrame) -> Words:
+    """The phases whose energy per token changed for certain, by power rail."""
+    certain = (judged["metric"] == "energy per token") & judged["verdict"].isin([SLOWER, FASTER])
+    rows = judged[certain].to_dict("records")
+    return [(LEVEL[row["verdict"]], f"{direction(row).capitalize()}: {with_figures(row)}.") for row in rows]
 
 
 def in_turns(base: np.ndarray, cand: np.ndarray) -> Words:

@@ -99,3 +99,26 @@ def build_clocks(source: Source) -> Columns:
         "value": value[kept] * SCALE[what[kept]],
         "most": np.array([gauges.most.get(kind, np.nan) for kind in kinds], np.float64)[code],
     }
+
+
+def build_cpus(source: Source) -> Columns:
+    """The columns of `cpus`; CPUs are of one kind whose highest clock and capacity are equal."""
+    every = {
+        cpu: (row["number"], scaled_number(row.get("most"), 1e-3), scaled_number(row.get("capacity")))
+        for row in rows_of(source.manifest, "policies")
+        for cpu in listed_items(row.get("cpus"), int)
+        if 0 <= cpu < UNNUMBERED
+    }
+    kinds: dict[str, list[int]] = {}
+    for cpu, (_, *speed) in every.items():
+        kinds.setdefault(str(speed), []).append(cpu)
+    names = [f"CPUs {range_text(kinds[str(speed)])}" for _, *speed in every.values()]
+    rows = [(cpu, *about) for cpu, about in every.items()]
+    columns = np.array(rows, np.float64).reshape(len(rows), 4).T
+    return {
+        "cpu": columns[0],
+        "policy": columns[1],
+        "kind": np.array(names, object),
+        "most_mhz": columns[2],
+        "capacity": columns[3],
+    }

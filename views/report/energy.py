@@ -1,0 +1,75 @@
+"""The report's section on energy: joules per token by power rail and phase, and a model of the operators' share."""
+
+from typing import Any
+
+from moescope.terminal import counted
+from views.report.sections import Block, Run, Section, note, table
+
+PHASES = (
+    "text power rail, text covers, text phase, number tokens, number J/token, number low, number high, number above the floor, "
+    "number tokens/J, number W, number idle floor W"
+)
+TERMS = "text power rail, text phase, text where, number busy seconds, number W, number low, number high"
+OPERATORS = "text part, text operator, number seconds, number CPU seconds, number J, number J/token, bar share %"
+STATES = {
+    "gap": "readings are missing",
+    "charging": "something else fed the battery",
+    "stopped": "the sensor stood still",
+    "reset": "a counter began again without a known range",
+}
+
+
+def energy_section(run: Run) -> Section | None:
+    """Energy, if power was recorded."""
+    energy = run.summary.get("energy") or {}
+    rails: list[dict[str, Any]] = energy.get("rails") or []
+    if not rails and not energy.get("untold"):
+        return None
+    blocks: list[Block] = [table(PHASES, [row for rail in rails for row in phase_rows(rail)])] if rails else []
+    blocks += [note(f"{row['rail']} ({row['source']}) tells nothing: {row['why']}.") for row in energy["untold"]]
+    blocks += [note(text) for rail in rails for text in disturbance_texts(rail)]
+    if rails:
+        interval = "J/token includes the idle floor; low to high is a 95 % interval of the fit of readings to what ran."
+        blocks.append(note(f"{interval} Rails may overlap: they are never added."))
+        blocks += [table(TERMS, terms, "What power depends on")] if (terms := term_rows(rails)) else []
+        blocks += operator_tables(rails[0])
+    return Section("energy", "Energy", blocks)
+
+
+def phase_rows(rail: dict[str, Any]) -> list[list[Any]]:
+    """A row for each phase of a rail."""
+    rows = []
+    for phase, e in rail["phases"].items():
+        watts = e["joules"] / e["seconds"] if e["joules"] is not None else None
+        figures = [e["tokens"], e["j_per_token"], e["low"], e["high"], e["above_floor_j_per_token"], e["tokens_per_j"], watts]
+        rows.append([f"{rail['rail']} ({rail['source']})", rail["scope"], phase, *figures, rail["floor_watts"]])
+    return rows
+
+
+def disturbance_texts(rail: dict[str, Any]) -> list[str]:
+    """Intervals between a rail's readings that tell little or nothing."""
+    counts = rail["disturbances"].items()
+    return [f"{rail['rail']}: {counted(count, 'interval')} between readings in which {STATES[state]}." for state, count in counts]
+
+
+def term_rows(rails: list[dict[str, Any]]) -> list[list[Any]]:
+    """Watts of busy CPUs and of the accelerator, by rail and phase."""
+    return [
+        [rail["rail"], term["phase"], term["where"] or "CPUs", *(term[name] for name in ("seconds", "watts", "low", "high"))]
+        for rail in rails
+        for term in rail["model"]["terms"]
+    ]
+
+
+def operator_tables(rail: dict[str, Any]) -> list[Block]:
+    """A model of the energy of operators, by phase."""
+    text = (
+        f"By operator, {rail['rail']}: a model, not measured. Each moment of a step has the idle power and its CPU time at the "
+        f"watts of the phase, whatever it computes. The fit leaves {rail['residual']:.1%} of a reading unexplained."
+    )
+    names = ("part", "operator", "seconds", "cpu_seconds", "joules", "j_per_token")
+    tables = [
+        table(OPERATORS, [[*(row[name] for name in names), 100 * row["share"]] for row in rows], f"{phase}, by operator")
+        for phase, rows in rail["operators"].items()
+    ]
+    return [note(text), *tables] if tables else []
