@@ -45,14 +45,12 @@ class Growth:
         """What it grows by in these windows."""
         return self.at(end) - self.at(begin)
 
-    def within(self, spans: Intervals) -> "Growth":
-        """It with growth in the disjoint `spans`, in time order, alone."""
+    def within(self, spans: Intervals, outside: bool = False) -> "Growth":
+        """It with growth in the disjoint `spans`, in time order, alone; or `outside` of them."""
         ts = np.unique(np.concatenate([self.ts, spans.begin, spans.end]))
-        if not len(spans) or not len(self.ts):
-            return Growth(ts[:0], np.empty(0))
-        row = np.searchsorted(spans.begin, ts[:-1], "right") - 1
-        inside = (row >= 0) & (ts[:-1] < spans.end[row])
-        return Growth(ts, np.append(0, np.cumsum(np.diff(self.at(ts)) * inside)))
+        row = np.searchsorted(spans.begin, ts[:-1], "right")
+        inside = ts[:-1] < np.append(0, spans.end)[row]
+        return Growth(ts, np.append(0, np.cumsum(np.diff(self.at(ts)) * (inside != outside)))[: len(ts)])
 
     @property
     def whole(self) -> float:
@@ -88,10 +86,9 @@ class Running:
             return cls.of_spans(steps, {(phase, ""): span for phase, span in steps.items()})
         grown_cpu = cpu_growth(cpu_pieces(tables))
         every = merge_intervals(Intervals.joined(*steps.values()))
-        rest = uncovered_parts(Intervals.of(np.zeros(1, np.int64), np.full(1, EVER)), every)
         activities = [
-            Activity(phase, kind, grown.within(span), power)
-            for phase, span in {**steps, OUTSIDE: rest}.items()
+            Activity(phase, kind, grown.within(span, phase == OUTSIDE), power)
+            for phase, span in {**steps, OUTSIDE: every}.items()
             for (kind, power), grown in grown_cpu.items()
         ]
         worked = accelerator_times(tables)
