@@ -32,7 +32,7 @@ def drawn_figures(hz: int, count: int, kinds: bool = False) -> Iterator[Found]:
     """Joules of the phases of drawn runs; `kinds`: on two kinds of CPUs whose clock changes. Those not resolved are left out."""
     name = f"drawn{', two kinds of CPUs and clocks' if kinds else ''}, {hz} Hz"
     for seed in range(FIRST_SEED, FIRST_SEED + count):
-        run = drawn_run(seed + hz * count, float(hz), kinds)
+        run = drawn_run(seed + hz * count, float(hz), kinds=kinds)
         yield from ((name, run.joules[phase], *found) for phase, found in fitted_joules(run).items() if found[0] == found[0])
 
 

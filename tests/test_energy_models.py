@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -34,9 +35,9 @@ from tests.test_energy import of_source
 from tests.test_predict_roofline import config
 from tests.test_predict_simulator import EVEN, SIZE, random_trace
 from tracer.kernel.definitions import enum_values
+from workloads.compiling import compile_c
 from workloads.drawn_power import drawn_run, fitted, fitted_joules, thinned
-from workloads.power_tree import CPU_W, PowerTree
-from workloads.power_tree import IDLE_W as IDLE_TREE_W
+from workloads.power_tree import COUNTER, POWERCAP, RANGE_UJ
 from workloads.recordings import MAIN, Writer
 
 S, MS = 1_000_000_000, 1_000_000
@@ -179,7 +180,7 @@ def test_the_export_has_the_fields_that_others_ask_for_and_they_agree(phone: tup
 
 
 def test_intervals_hold_the_truth_of_laws_with_kinds_of_cpus_and_clocks() -> None:
-    runs = [drawn_run(seed, 10.0, mobile=True) for seed in range(300 if LONG else 16)]
+    runs = [drawn_run(seed, 10.0, kinds=True) for seed in range(300 if LONG else 16)]
     figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]
     told = [each for each in figures if np.isfinite(each[1])]
     assert len(told) > 0.8 * len(figures)
@@ -188,7 +189,7 @@ def test_intervals_hold_the_truth_of_laws_with_kinds_of_cpus_and_clocks() -> Non
 
 
 def test_kinds_and_clocks_on_which_nothing_depends_are_not_believed() -> None:
-    runs = [drawn_run(seed, 10.0, mobile=True, depends=False) for seed in range(100 if LONG else 8)]
+    runs = [drawn_run(seed, 10.0, kinds=True, depends=False) for seed in range(100 if LONG else 8)]
     fits = [fitted(run.running, thinned(run.readings)) for run in runs]
     believed = [(fit.share(lambda one: one.by_kind) > 0.5, fit.likeliest.exponent > 0) for fit in fits if fit]
     assert np.mean(believed) <= 0.2
@@ -293,13 +294,22 @@ def name_the_loads(pid_file: Path) -> None:
 @pytest.mark.long
 @pytest.mark.needs("probes", "recorder")
 def test_a_machines_watts_are_measured_under_load(tmp_path: Path) -> None:
-    tree = PowerTree(tmp_path)
+    counter = tmp_path / POWERCAP
+    counter.mkdir(parents=True)
+    (counter / "name").write_text("package-0\n")
+    (counter / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
+    program = compile_c(tmp_path / "power_sensors", "power_sensors.c", flags=("-lm",))
+    law = [str(IDLE_W), str(BIG_W), str(tmp_path / "pid"), str(tmp_path / "end"), f"{tmp_path}/{COUNTER}"]
     naming = threading.Thread(target=name_the_loads, args=(tmp_path / "pid",))
     naming.start()
-    with tree.served() as root:
-        watts = measure_watts(sysfs=str(root))
+    sensors = subprocess.Popen([str(program), *law])
+    try:
+        watts = measure_watts(sysfs=str(tmp_path))
+    finally:
+        (tmp_path / "end").touch()
+        sensors.wait()
     naming.join()
-    assert watts["idle"] == pytest.approx(IDLE_TREE_W, rel=0.1) and watts["storage"] > watts["idle"]
-    assert min(watts["compute"], watts["memory"]) > watts["idle"] + 0.2 * CPU_W
+    assert watts["idle"] == pytest.approx(IDLE_W, rel=0.1) and watts["storage"] > watts["idle"]
+    assert min(watts["compute"], watts["memory"]) > watts["idle"] + 0.2 * BIG_W
     with pytest.raises(PredictError):
         measure_watts(sysfs=str(tmp_path / "nothing"))

@@ -40,26 +40,22 @@ def drawn_steps(rng: np.random.Generator) -> tuple[dict[str, Intervals], dict[st
     return as_intervals[0], as_intervals[1]
 
 
-def drawn_run(seed: int, hz: float, mobile: bool = False, depends: bool = True) -> DrawnRun:
+def drawn_run(seed: int, hz: float, kinds: bool = False, depends: bool = True) -> DrawnRun:
     """A run that a sensor of a drawn kind watched at `hz`.
 
-    `mobile`: on two kinds of CPUs whose clock changes; `depends`: power depends on both.
+    `kinds`: on two kinds of CPUs whose clock changes, and on which power `depends`.
     """
     rng = np.random.default_rng(seed)
     steps, cpu = drawn_steps(rng)
-    idle, *watts = np.append(rng.uniform(0.5, 4), rng.uniform(1, 8, len(cpu)))
+    running = law = Running.of_spans(steps, {(phase, ""): span for phase, span in cpu.items()})
+    watts = np.append(rng.uniform(0.5, 4), rng.uniform(1, 8, len(cpu)))
     end = max(int(span.end.max()) for span in steps.values()) + S // 2
     delay = rng.choice([0.0, rng.uniform(0, 3 / hz)])
-    if mobile:
-        running, law = drawn_kinds(np.random.default_rng([seed, 1]), steps, cpu, watts, end, depends)
-    else:
-        running = Running.of_spans(steps, {(phase, ""): span for phase, span in cpu.items()})
-        law = [(phase, Growth.of(span, each)) for (phase, span), each in zip(cpu.items(), watts, strict=True)]
-    readings = drawn_readings(rng, [growth for _, growth in law], idle, end, hz, delay)
-    joules = {
-        phase: idle * float(span.length.sum()) / S + sum(growth.whole for of, growth in law if of == phase)
-        for phase, span in steps.items()
-    }
+    if kinds:
+        running, law = drawn_kinds(np.random.default_rng([seed, 1]), steps, cpu, watts[1:], end, depends)
+        watts = np.append(watts[0], np.ones(len(law.activities)))
+    readings = drawn_readings(rng, law, watts, end, hz, delay)
+    joules = {phase: float(law.amounts(phase) @ watts) for phase in steps}
     return DrawnRun(running, readings, joules, {name: len(span) for name, span in steps.items()})
 
 
@@ -67,26 +63,29 @@ def drawn_kinds(
     rng: np.random.Generator,
     steps: dict[str, Intervals],
     cpu: dict[str, Intervals],
-    watts: list[float],
+    watts: np.ndarray,
     end: int,
     depends: bool,
-) -> tuple[Running, list[tuple[str, Growth]]]:
-    """(a program that moves between two kinds of CPUs whose clock changes, as recorded; its joules by phase as they grow)."""
+) -> tuple[Running, Running]:
+    """(a program that moves between two kinds of CPUs whose clock changes, as recorded; its joules above idle power)."""
     edges = np.append(0, np.cumsum(rng.uniform(0.2, 2, 5 * (end // S + 2)) * S).astype(np.int64))
     blocks, clock = Intervals.of(edges[:-1], edges[1:]), rng.uniform(0.4, 1, len(edges) - 1)
     on_big = rng.uniform(size=len(clock)) < 0.5
     little, power = (rng.uniform(0.15, 0.6), rng.uniform(1, 3)) if depends else (1.0, 0.0)
-    activities, law = [], []
-    for (phase, span), each in zip(cpu.items(), watts, strict=True):
+    recorded, law = [], []
+    for (phase, span), each in zip(cpu.items(), watts.tolist(), strict=True):
         met = overlaps(span, blocks)
         for kind, factor, chosen in (("big", 1.0, on_big[met.right]), ("little", little, ~on_big[met.right])):
             pieces, share = Intervals.of(met.begin[chosen], met.end[chosen]), clock[met.right[chosen]]
-            activities += [Activity(phase, kind, Growth.of(pieces, share**n), n) for n in (0, *EXPONENTS) if len(pieces)]
-            law.append((phase, Growth.of(pieces, each * factor * share**power)))
-    return Running(tuple(activities), steps), law
+            if len(pieces):
+                recorded += [Activity(phase, kind, Growth.of(pieces, share**n), n) for n in (0, *EXPONENTS)]
+                law.append(Activity(phase, kind, Growth.of(pieces, each * factor * share**power)))
+    return Running(tuple(recorded), steps), Running(tuple(law), steps)
 
 
-def drawn_readings(rng: np.random.Generator, law: list[Growth], idle: float, end: int, hz: float, delay: float) -> RailReadings:
+def drawn_readings(
+    rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, delay: float
+) -> RailReadings:
     """Readings by a counter or by a power sensor with noise; other programs draw power too, that wanders."""
     ts = np.arange(0, end, S / hz)
     ts = np.sort(ts + rng.uniform(0, 0.02 * S / hz, len(ts)))  # as the recorder notes it
@@ -94,8 +93,7 @@ def drawn_readings(rng: np.random.Generator, law: list[Growth], idle: float, end
         ts - delay * S + rng.uniform(-1, 1, len(ts)) * rng.choice([0.1, 1.0]) * min(1.0, 100 / hz) * MS
     )  # when the sensor took it
     begin, close = shown[:-1], shown[1:]
-    whole = (np.trunc(begin), np.trunc(close))
-    joules = idle * (whole[1] - whole[0]) / S + sum(growth.between(*whole) for growth in law)
+    joules = running.seconds(begin.astype(np.int64), close.astype(np.int64)) @ watts
     wander, size, lasting = 0.0, rng.uniform(0, 0.15), np.exp(-1 / (hz * rng.uniform(0.05, 2)))
     other = np.empty(len(joules))
     for i, shock in enumerate(rng.normal(size=len(joules)) * size * np.sqrt(1 - lasting**2)):

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,31 +34,26 @@ class PowerTree:
     sensors: tuple[str, ...] = (COUNTER, POWER, CURRENT)
     static: dict[str, object] = field(default_factory=dict)
 
-    @contextmanager
-    def served(self) -> Iterator[Path]:
-        """Context manager: the folder, whose sensors follow the CPU time of the process that the file `pid` beside it names."""
-        root, pid_file, end = (self.folder / name for name in ("sys", "pid", "end"))
+    def record(self, *options: str, steps: tuple[object, ...] = (3, 0.7, 60, 0.011, 0.006)) -> Path:
+        """Record powered_steps.py with these arguments; returns the recording's folder."""
+        root, recording = self.folder / "sys", self.folder / "recording"
         for name, value in {**STATIC, **self.static}.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(f"{value}\n")
         program = compile_c(self.folder / "power_sensors", "power_sensors.c", flags=("-lm",))
+        pid_file, log, end = (self.folder / name for name in ("pid", "log", "end"))
         words = [str(program), str(IDLE_W), str(CPU_W), str(pid_file), str(end), *(f"{root}/{each}" for each in self.sensors)]
         served = subprocess.Popen(words)
+        target = [sys.executable, str(PROGRAMS / "powered_steps.py"), str(pid_file), str(log), *map(str, steps)]
+        run = [sys.executable, "-m", "tracer", "run", "--sysfs", str(root), "--levels", "token,sched", "--no-views", *options]
         try:
-            yield root
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            subprocess.run(
+                [*run, "-o", str(recording), "--", *target], cwd=ROOT, env=environment, check=True, capture_output=True
+            )
         finally:
             end.touch()
             served.wait()
-
-    def record(self, *options: str, steps: tuple[object, ...] = (3, 0.7, 60, 0.011, 0.006)) -> Path:
-        """Record powered_steps.py with these arguments; returns the recording's folder."""
-        recording, pid_file, log = (self.folder / name for name in ("recording", "pid", "log"))
-        target = [sys.executable, str(PROGRAMS / "powered_steps.py"), str(pid_file), str(log), *map(str, steps)]
-        run = [sys.executable, "-m", "tracer", "run", "--levels", "token,sched", "--no-views", *options]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with self.served() as root:
-            words = [*run, "--sysfs", str(root), "-o", str(recording), "--", *target]
-            subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True)
         return recording
 
     def joules_per_token(self) -> dict[str, float]:

@@ -197,9 +197,10 @@ def fit_energy(
     for _ in range(ROUNDS):
         delay = fitted_delay(readings, lambda s, one=best: activities(s) @ one.matrix, longest_s, noise)
         design = activities(delay)
-        slope = effect_of_delay(activities, delay, best.matrix @ nnls(design @ best.matrix, readings)[0])
+        rough = best.matrix @ nnls(design @ best.matrix, readings)[0]
+        slope, grid = effect_of_delay(activities, delay, rough), list(noises(period_s, of_counter))
         kept = believable_explanations(tried, noise, readings, design, slope)
-        found = [fitted_constants(one, each, readings, design, slope) for one in kept for each in noises(period_s, of_counter)]
+        found = [fitted_constants(one, each, readings, design, slope) for one in kept for each in grid]
         weights = candidate_weights(found)
         best, noise = found[int(np.argmax(weights))].explanation, found[int(np.argmax(weights))].noise
     fit = EnergyFit(found, weights, design, delay, np.nan)
