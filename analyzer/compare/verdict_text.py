@@ -31,8 +31,9 @@ PHASE_OF = {
     "decode speed": "decode",
     "decode step": "decode",
 }
-HEADLINES = ("TTFT", "TPOT, median", "decode speed", "prefill speed", "decode step", "step time")
-"""Figures of speed in the order of every screen."""
+ENERGY = "energy per token"
+HEADLINES = ("TTFT", "TPOT, median", "decode speed", "prefill speed", "decode step", "step time", ENERGY)
+"""Figures of speed, and energy, in the order of every screen."""
 CAUSAL_ORDER = (
     ("clocks", ""),
     ("expert", "hit rate"),
@@ -212,7 +213,7 @@ def changed_causes(judged: pd.DataFrame) -> Words:
 
 def energy_sentences(judged: pd.DataFrame) -> Words:
     """The phases whose energy per token changed for certain, by power rail."""
-    certain = (judged["metric"] == "energy per token") & judged["verdict"].isin([SLOWER, FASTER])
+    certain = (judged["metric"] == ENERGY) & judged["verdict"].isin([SLOWER, FASTER])
     rows = judged[certain].to_dict("records")
     return [(LEVEL[row["verdict"]], f"{direction(row).capitalize()}: {with_figures(row)}.") for row in rows]
 
@@ -275,14 +276,19 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def metric_table(document: dict[str, Any], most: int) -> tuple[list[str], list[list[str]]]:
-    """(column names, rows) of speed and changed metrics; figures at the base's pace have a separate column.
+    """(column names, rows) of speed, energy and changed metrics; figures at the base's pace have a separate column.
 
     The change is that from base to candidate; interval and verdict are for the figure at the base's pace if there is one.
     """
-    metrics = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:most]
+    metrics = listed_metrics(document)[:most]
     paced = any(row["paced"] for row in metrics)
     names = ["metric", "base", "candidate", "change", *(["at the base's pace"] if paced else []), "95 % interval", "verdict"]
     return names, [metric_cells(row, paced) for row in metrics]
+
+
+def listed_metrics(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Metrics of speed, energy per token, and changed ones."""
+    return [m for m in document["metrics"] if m["family"] == "speed" or m["metric"] == ENERGY or m["verdict"] in (SLOWER, FASTER)]
 
 
 def metric_cells(row: dict[str, Any], paced: bool) -> list[str]:
@@ -298,7 +304,7 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
 
     Tests that violate a limit fail; "inconclusive" is skipped.
     """
-    rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
+    rows = listed_metrics(document)
     suite = ElementTree.Element("testsuite", name="moescope compare", errors="0")
     unreported = list(failures)
     for row in rows:
