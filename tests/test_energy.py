@@ -167,8 +167,11 @@ def test_energy_stands_in_summary_and_comparison_and_requests_have_theirs(plante
         and decode["above_floor_j_per_token"] < decode["j_per_token"]
     )
     metrics = extract_metrics(RunTables(tables))
-    rows = metrics[(metrics["family"] == "energy") & (metrics["type"] == "package-0")].set_index("phase")
+    every = metrics[metrics["type"] == "package-0"].set_index(["metric", "phase"])
+    rows = every.loc["energy per token"]
     assert rows.loc["decode", "value"] == pytest.approx(decode["j_per_token"]) and rows.loc["decode", "better"] == "lower"
+    assert every.loc[("energy per token above the floor", "decode"), "value"] == decode["above_floor_j_per_token"]
+    assert every.loc[("mean power", "decode"), "value"] == pytest.approx(decode["joules"] / decode["seconds"])
     drawn = {name: watts for name, _, watts in counter_tracks(tables)}
     assert np.median(drawn["package-0 (powercap) W"]) > IDLE_W / 2 and "current_now (battery-current) W" in drawn
     requests = energy.request_energy(tables)
