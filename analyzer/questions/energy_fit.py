@@ -8,6 +8,7 @@ constants depend on is unknown too: the mean is also over explanations, weighted
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from scipy.linalg import cholesky_banded, solve_banded
@@ -195,7 +196,7 @@ def fit_energy(
         return None
     noise, best = Noise(0.0, 1.0, False), tried[0]
     for _ in range(ROUNDS):
-        delay = fitted_delay(readings, lambda s, one=best: activities(s) @ one.matrix, longest_s, noise)
+        delay = fitted_delay(readings, partial(explained_activities, activities, best), longest_s, noise)
         design = activities(delay)
         rough = best.matrix @ nnls(design @ best.matrix, readings)[0]
         slope, grid = effect_of_delay(activities, delay, rough), list(noises(period_s, of_counter))
@@ -206,6 +207,11 @@ def fit_energy(
     fit = EnergyFit(found, weights, design, delay, np.nan)
     left = np.sqrt(np.mean((readings - design @ fit.watts) ** 2)) / np.mean(readings)
     return replace(fit, residual=float(left))
+
+
+def explained_activities(activities: Activities, explanation: Explanation, delay_s: float) -> np.ndarray:
+    """What ran, summed as the explanation has it: shape [readings, constants]."""
+    return activities(delay_s) @ explanation.matrix
 
 
 def believable_explanations(

@@ -39,7 +39,7 @@ def power_terms(each: RailFit) -> list[dict[str, Any]]:
         groups += [] if apart else [[where for where in places if where != ACCELERATOR]]
         for group in filter(None, groups):
             seconds = sum(places[where] for where in group)
-            joules, low, high = each.fit.total(sum(each.running.amounts(phase, where) for where in group))
+            joules, low, high = each.fit.total(np.sum([each.running.amounts(phase, where) for where in group], axis=0))
             if (high - low) / 2 <= WIDEST * joules:
                 where = group[0] if apart or group == [ACCELERATOR] else ""
                 watts = {"watts": joules / seconds, "low": low / seconds, "high": high / seconds}
