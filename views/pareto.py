@@ -148,12 +148,14 @@ def setting_chart(points: pd.DataFrame) -> Block:
 def setting_section(name: str, points: pd.DataFrame) -> Section:
     """The settings measured on one device by one power rail."""
     columns = (
-        "text Pareto, text setting, number tokens/s, number J/token, number mean J/token, number sd J/token, number runs, "
+        "text Pareto, text setting, number tokens/s, number mJ/token, number mean mJ/token, number sd mJ/token, number runs, "
         "number tokens/J"
     )
-    names = ("setting", "tokens_per_s", "j_per_token", "j_mean", "j_sd", "runs")
-    listed = points.to_dict("records")
-    rows = [["yes" if p["pareto"] else "", *(p[name] for name in names), 1 / p["j_per_token"]] for p in listed]
+    millijoules = points[["j_per_token", "j_mean", "j_sd"]] * 1e3
+    rows = [
+        ["yes" if p["pareto"] else "", p["setting"], p["tokens_per_s"], *mj, p["runs"], 1 / p["j_per_token"]]
+        for p, mj in zip(points.to_dict("records"), millijoules.to_numpy().tolist(), strict=True)
+    ]
     device, rail = points[["device", "rail"]].iloc[0]
     blocks = [setting_cards(points), setting_chart(points), table(columns, rows)]
     return Section(name, f"{rail} of {device}" if device else rail, blocks)

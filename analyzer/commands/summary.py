@@ -39,6 +39,7 @@ DISTURBED = {
     "reset": "a counter reset:",
 }
 """State of an interval between power readings, as text before its count."""
+GROWTH = {1: "", 2: " squared", 3: " cubed"}
 LINES_OF_GRAPHS, TYPES_OF_GRAPHS = 6, 5
 """At most so many kinds of graphs, and types of operators of each, are shown."""
 Section = dict[str, Any]
@@ -296,10 +297,13 @@ def energy_lines(e: Section) -> list[Line]:
 def model_lines(rail: Section) -> list[Line]:
     """What a rail's power depends on, if the readings tell, and a model of the energy of operators in the longest phase."""
     model, lines = rail["model"], list[Line]()
-    kinds = [f"{t['phase']} {t['where']} {t['watts']:.2g} W" for t in model["terms"] if t["where"].startswith("CPU")]
-    grows = f"power grows with the clock^{model['clock_power']}" if model["clock_power"] else ""
-    if kinds or grows:
-        lines.append(f"  a busy CPU: {', '.join([*kinds, *([grows] if grows else [])])}")
+    kinds: dict[str, list[str]] = {}
+    for term in model["terms"]:
+        kinds.setdefault(term["where"] or "CPUs", []).append(f"{term['watts']:.2g} W in {term['phase']}")
+    grows = [f"power grows with the clock{GROWTH[model['clock_power']]}"] if model["clock_power"] else []
+    if grows or len(kinds) > 1:
+        busy = [f"{where} {', '.join(watts)}" for where, watts in kinds.items()]
+        lines.append(f"  a busy CPU adds: {'; '.join([*busy, *grows])}")
     for phase, rows in rail["operators"].items():
         if rail["phases"][phase]["seconds"] == max(one["seconds"] for one in rail["phases"].values()):
             named = ", ".join(f"{row['operator'] or row['part']} {row['share']:.0%}" for row in rows if row["share"] >= LEAST)

@@ -6,11 +6,11 @@ from moescope.terminal import counted
 from views.report.sections import Block, Run, Section, note, table
 
 PHASES = (
-    "text power rail, text covers, text phase, number tokens, number J/token, number low, number high, number above the floor, "
-    "number tokens/J, number W, number idle floor W"
+    "text power rail, text covers, text phase, number tokens, number mJ/token, number low, number high, "
+    "number above the floor, number tokens/J, number W, number idle floor W"
 )
 TERMS = "text power rail, text phase, text where, number busy seconds, number W, number low, number high"
-OPERATORS = "text part, text operator, number seconds, number CPU seconds, number J, number J/token, bar share %"
+OPERATORS = "text part, text operator, number seconds, number CPU seconds, number J, number mJ/token, bar share %"
 STATES = {
     "gap": "readings are missing",
     "charging": "something else fed the battery",
@@ -29,11 +29,17 @@ def energy_section(run: Run) -> Section | None:
     blocks += [note(f"{row['rail']} ({row['source']}) tells nothing: {row['why']}.") for row in energy["untold"]]
     blocks += [note(text) for rail in rails for text in disturbance_texts(rail)]
     if rails:
-        interval = "J/token includes the idle floor; low to high is a 95 % interval of the fit of readings to what ran."
+        interval = "Energy per token includes the idle floor; low to high is a 95 % interval of the fit of readings to what ran."
         blocks.append(note(f"{interval} Rails may overlap: they are never added."))
-        blocks += [table(TERMS, terms, "What power depends on")] if (terms := term_rows(rails)) else []
+        blocks += [table(TERMS, terms, "What one busy CPU adds to the power")] if (terms := term_rows(rails)) else []
+        blocks += [note(text) for rail in rails if (text := clock_text(rail))]
         blocks += operator_tables(rails[0])
     return Section("energy", "Energy", blocks)
+
+
+def in_mj(joules: float | None) -> float | None:
+    """Joules in mJ."""
+    return None if joules is None else 1e3 * joules
 
 
 def phase_rows(rail: dict[str, Any]) -> list[list[Any]]:
@@ -41,7 +47,8 @@ def phase_rows(rail: dict[str, Any]) -> list[list[Any]]:
     rows = []
     for phase, e in rail["phases"].items():
         watts = e["joules"] / e["seconds"] if e["joules"] is not None else None
-        figures = [e["tokens"], e["j_per_token"], e["low"], e["high"], e["above_floor_j_per_token"], e["tokens_per_j"], watts]
+        per_token = [in_mj(e[name]) for name in ("j_per_token", "low", "high", "above_floor_j_per_token")]
+        figures = [e["tokens"], *per_token, e["tokens_per_j"], watts]
         rows.append([f"{rail['rail']} ({rail['source']})", rail["scope"], phase, *figures, rail["floor_watts"]])
     return rows
 
@@ -61,15 +68,24 @@ def term_rows(rails: list[dict[str, Any]]) -> list[list[Any]]:
     ]
 
 
+def clock_text(rail: dict[str, Any]) -> str:
+    """How the power of busy CPUs grows with their clock, if the readings tell."""
+    power = rail["model"]["clock_power"]
+    return (
+        f"{rail['rail']}: the power of a busy CPU grows with the clock{('', '', ' squared', ' cubed')[power]}." if power else ""
+    )
+
+
 def operator_tables(rail: dict[str, Any]) -> list[Block]:
     """A model of the energy of operators, by phase."""
     text = (
         f"By operator, {rail['rail']}: a model, not measured. Each moment of a step has the idle power and its CPU time at the "
         f"watts of the phase, whatever it computes. The fit leaves {rail['residual']:.1%} of a reading unexplained."
     )
-    names = ("part", "operator", "seconds", "cpu_seconds", "joules", "j_per_token")
-    tables = [
-        table(OPERATORS, [[*(row[name] for name in names), 100 * row["share"]] for row in rows], f"{phase}, by operator")
+    names = ("part", "operator", "seconds", "cpu_seconds", "joules")
+    listed = {
+        phase: [[*(row[name] for name in names), in_mj(row["j_per_token"]), 100 * row["share"]] for row in rows]
         for phase, rows in rail["operators"].items()
-    ]
+    }
+    tables = [table(OPERATORS, rows, f"{phase.capitalize()}, by operator") for phase, rows in listed.items()]
     return [note(text), *tables] if tables else []
