@@ -6,7 +6,7 @@ from typing import Any
 from analyzer.errors import PredictError
 from analyzer.model import Model
 from analyzer.predict import links, roofline
-from analyzer.predict.devices import Device
+from analyzer.predict.devices import Device, Unit
 from analyzer.predict.setup import KV_BYTES, Setup
 
 NOTABLE = 0.02
@@ -32,6 +32,11 @@ class Prediction:
     def tokens_per_s(self) -> float:
         """Tokens per second and device."""
         return self.setup.tokens / self.seconds
+
+    @property
+    def unit(self) -> Unit:
+        """The compute unit."""
+        return roofline.unit_peak(self.device, self.model, self.setup).unit
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per part and transfer with its source; times in microseconds per layer and milliseconds per step."""
