@@ -370,7 +370,7 @@ def _linear_config(fields: ConfigFields) -> dict[str, Any]:
     if not isinstance(given, dict):
         fields.refuse("linear_attn_config must be an object")
     names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim", "short_conv_kernel_size": "linear_conv_kernel_dim"}
-    return {names.get(name, name): value for name, value in given.items()}
+    return {names.get(str(name), str(name)): value for name, value in given.items()}
 
 
 def _read_mamba(fields: ConfigFields) -> Mamba2:

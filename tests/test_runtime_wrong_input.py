@@ -112,7 +112,7 @@ GEMMA |= {"hidden_size_per_layer_input": 0, "num_hidden_layers": 2}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_that_no_family_builds_are_refused_by_all(family: str) -> None:
     config = {"model_type": family, "layer_types": ["full_attention", "no_such_attention"], "num_attention_heads": 4}
-    config |= {"moe_num_experts": 8, "moe_k": 2} | GEMMA  # as ERNIE and Gemma name them
+    config |= {"moe_num_experts": 8, "moe_k": 2, "score_function": "sigmoid"} | GEMMA  # as ERNIE, Ling and Gemma name them
     with pytest.raises(ModelError, match="'no_such_attention'"):
         read_family(config, Path("model"))
 

@@ -37,7 +37,7 @@ class BailingMoe(glm4_moe.Glm4Moe):
 
 def read(config: dict[str, Any]) -> glm4_moe.Glm4Moe:
     """Sizes from config.json."""
-    second = "V2" in str(config.get("architectures"))
+    second = config["model_type"] == "bailing_moe_v2" or "V2" in str(config.get("architectures"))
     if (function := config.get("score_function", "sigmoid" if second else "softmax")) != "sigmoid":
         raise ModelError(f"score_function {function!r} (Ling 1) is not supported: this runtime builds Ling 2's sigmoid")
     config = DEFAULTS | config

@@ -12,6 +12,7 @@ from typing import Any
 from runtime.errors import RequestError
 from runtime.moe import MoE
 from runtime.package.channels import Channels
+from runtime.package.tokens import Message
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 Tools = dict[str, dict[str, Any]]
@@ -91,7 +92,7 @@ def form_of(model: MoE) -> str | None:
         raise RequestError("tools are not supported for a model that answers in channels: leave them out")
     function = {"name": PROBE, "description": "d", "parameters": {"type": "object", "properties": PROBED[PROBE]}}
     call = {"id": "call_0", "type": "function", "function": {"name": PROBE, "arguments": ARGUMENTS}}
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     try:
         tools = [{"type": "function", "function": function}]
         written = model.tokenizer.decode(model.apply_chat_template(messages, tools=tools, add_generation_prompt=False))
