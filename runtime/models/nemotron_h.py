@@ -72,15 +72,6 @@ class NemotronH(Mamba2Decoder):
         active = g.node("Relu", [g.linear(rows, "up", weights.up, precision)])
         return g.linear(g.node("Mul", [active, active]), "down", weights.down, precision, None, output)
 
-    def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
-        """Weights of one expert: single tensors, or slices of transformers' fused ones."""
-        prefix = f"model.layers.{layer}.{self.MOE}.experts"
-        if f"{prefix}.up_proj" not in checkpoint:
-            return self.mlp_weights(checkpoint, f"{prefix}.{expert}", self.intermediate)
-        shapes = {"up": (self.intermediate, self.hidden), "down": (self.hidden, self.intermediate)}
-        up, down = (checkpoint.tensor(f"{prefix}.{n}_proj", (self.experts, *shape), expert) for n, shape in shapes.items())
-        return ExpertWeights(np.empty((0, self.hidden)), up, down)
-
     def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
         """Two matrices."""
         up = checkpoint.tensor(f"{prefix}.up_proj.weight", (width, self.hidden))
