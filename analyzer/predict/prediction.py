@@ -116,10 +116,10 @@ def weight_bytes(model: Model, setup: Setup) -> float:
     shapes |= roofline.mamba_products(model.mamba.shared_by(setup.tp), hidden) if model.mamba else {}
     attention += model.delta_layers * sum(k * n for k, n in shapes.values()) * s.linear / 8
     routed, total = sum(model.routed), attention + 2 * model.vocabulary * hidden / setup.tp * s.head / 8
-    total += (model.layers - routed) * (model.dense_ups + 1) * hidden * model.dense_width / setup.tp * s.linear / 8
+    total += model.dense_layers * (model.ups + 1) * hidden * model.dense_width / setup.tp * s.linear / 8
     if model.mixture:
         m = model.mixture
-        total += routed * 3 * hidden * (m.experts / setup.ep * m.width * s.expert + m.shared_width * s.linear) / 8
+        total += routed * (model.ups + 1) * hidden * (m.experts / setup.ep * m.width * s.expert + m.shared_width * s.linear) / 8
     return total
 
 
@@ -145,9 +145,9 @@ def _step_seconds(
     experts = sum(p.seconds for p in parts if p.stage == "experts" and not p.name.startswith("dense"))
     outside = sum(p.seconds for p in parts if p.stage == "outside") * setup.turns
     layer_seconds, formula = links.layer_time(attention, experts, sent.seconds, received.seconds, setup, device.overlap_share)
-    plain = (attention + dense) * setup.turns
+    plain = attention * setup.turns * (model.layers - routed) + dense * setup.turns * model.dense_layers
     exposed = (sent.seconds + received.seconds) if setup.turns > 1 else 0.0
-    return layer_seconds * routed + plain * (model.layers - routed) + outside + exposed, formula
+    return layer_seconds * routed + plain + outside + exposed, formula
 
 
 def _reliability_warnings(
