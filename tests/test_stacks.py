@@ -18,12 +18,15 @@ import pytest
 
 from analyzer.questions.causes import COMPUTING, EXPERT_LOAD, NOT_COMPUTING
 from analyzer.questions.parts import LOAD
+from analyzer.questions.stack_summary import python_without_frames, stack_summary
 from analyzer.questions.stacks import frame_names, function_shares, joined, stack_lists, waiting_places
 from analyzer.questions.step_time import step_time
+from analyzer.records.reading import Source
 from analyzer.records.schema import Tables
-from analyzer.stacks.unwinding import PROGRAM
+from analyzer.stacks.unwinding import PROGRAM, unwind
 from analyzer.tables.store import load_tables
 from moescope.__main__ import main as moescope
+from moescope.errors import UserError
 from tests.conftest import ROOT, trace
 from tests.test_compare_planted import WITH_SITES
 from tracer.recording.format import Recording
@@ -143,6 +146,8 @@ def test_a_program_that_was_replaced_has_no_names_of_the_other_one(tmp_path: Pat
     frames = tables["frames"]
     assert set(frames["function"][frames["file"] == str(program)]) == {""}
     assert (tables["samples"]["end"] == "unknown").mean() > 0.8
+    stop = stack_summary(tables, Recording(tmp_path / "run").manifest)["stops"][0]
+    assert (stop["file"], stop["function"], stop["end"]) == (str(program), "", "unknown") and stop["share"] > 0.8
 
 
 @pytest.fixture(scope="module")
@@ -214,19 +219,20 @@ print(json.dumps(spent))
 """
 
 
-def new_python() -> str | None:
-    """A Python of 3.12 or newer that runs, if there is one in PATH or of pyenv."""
-    of_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.1[2-9]*/bin")
+def installed_python(version: str) -> str:
+    """A Python that runs, in PATH or of pyenv; skips without one."""
+    of_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}*/bin")
     path = os.pathsep.join([os.environ["PATH"], *map(str, of_pyenv)])
-    found = (shutil.which(f"python3.{minor}", path=place) for minor in range(12, 20) for place in path.split(os.pathsep))
-    return next((name for name in found if name and not subprocess.run([name, "-V"], capture_output=True).returncode), None)
+    for found in (shutil.which(f"python{version}", path=place) for place in path.split(os.pathsep)):
+        if found and not subprocess.run([found, "-V"], capture_output=True).returncode:
+            return found
+    pytest.skip(f"Python {version} is not installed")
 
 
 @pytest.mark.long
-def test_functions_of_a_new_python_are_frames(tmp_path: Path) -> None:
-    python = new_python()
-    if python is None:
-        pytest.skip("Python 3.12 or newer is not installed")
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+def test_functions_of_a_new_python_are_frames(version: str, tmp_path: Path) -> None:
+    python = installed_python(version)
     (tmp_path / "program.py").write_text(IN_PYTHON)
     shell = f"{python} -X perf {tmp_path}/program.py > {tmp_path}/said.json"
     done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(tmp_path / "run"), "--", "sh", "-c", shell)
@@ -239,20 +245,37 @@ def test_functions_of_a_new_python_are_frames(tmp_path: Path) -> None:
     assert found.sum() > 300
     assert (np.abs(found - truth * found.sum()) < SIGMAS * np.sqrt(truth * (1 - truth) * found.sum())).all(), (found, truth)
     assert (run.tables["samples"]["end"] == "whole").mean() > 0.95
+    assert not python_without_frames(run.tables, run.tables["samples"])
 
 
 def test_a_damaged_file_of_stacks_is_read_as_far_as_it_is_whole(ran: Run, tmp_path: Path) -> None:
-    whole = (ran.folder / "stacks.bin").read_bytes()
-    ids = ",".join(map(str, Recording(ran.folder).manifest["stacks"]["clock_ids"]))
+    whole, recorded = (ran.folder / "stacks.bin").read_bytes(), Recording(ran.folder).manifest["stacks"]
+    ids, layout = ",".join(map(str, recorded["clock_ids"])), [str(recorded[name]) for name in ("format", "head_bytes")]
     random = np.random.default_rng(0)
     for case in range(12):
         data = bytearray(whole[: 1 << 20])
         for at in random.integers(0, len(data), 1 << (case % 12)):
             data[at] = random.integers(0, 256)
         (tmp_path / "stacks.bin").write_bytes(data[: random.integers(0, len(data)) if case % 4 == 0 else len(data)])
-        words: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", "x86_64", ids, ran.folder, tmp_path / "out"]
+        words: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", *layout, "x86_64", ids, ran.folder, tmp_path / "out"]
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
         assert done.returncode == 0, (case, done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("changed", [{"format": 1}, {"format": None}, {"head_bytes": 432}, {"head_bytes": None}], ids=str)
+def test_stacks_of_another_format_are_refused(ran: Run, changed: dict[str, Any]) -> None:
+    manifest = Recording(ran.folder).manifest
+    other = {name: value for name, value in (manifest["stacks"] | changed).items() if value is not None}
+    with pytest.raises(UserError, match="format"):
+        unwind(ran.folder, manifest | {"stacks": other})
+
+
+def test_damage_of_stacks_is_named(ran: Run, tmp_path: Path) -> None:
+    shutil.copytree(ran.folder, tmp_path / "run", ignore=shutil.ignore_patterns("tables"))
+    data = bytearray((ran.folder / "stacks.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "run" / "stacks.bin").write_bytes(data)
+    assert [line.split(" between")[0] for line in Source(Recording(tmp_path / "run")).damage] == ["stacks.bin is damaged"]
 
 
 @dataclass
