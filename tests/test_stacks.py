@@ -204,6 +204,81 @@ def test_perfetto_counts_the_same_samples_by_thread_and_by_function(ran: Run, tm
     )
 
 
+KERNEL = """
+.globl KERNEL
+.type KERNEL, @function
+KERNEL:
+	push %rbp
+	push %rbx
+	sub $40, %rsp
+	mov %r12, 8(%rsp)
+	xor %ebp, %ebp
+	cmp $0, %rdi
+	jge 3f
+	vfmadd231ps 64(%rsi,%r10,2), %zmm1, %zmm5
+	vpermq $0x4e, %ymm1, %ymm2
+	vzeroupper
+	movw $1, 16(%rsp)
+3:	jmp 2f
+1:	lea 1(%rbp), %ebp
+	mov $1000, %ebx
+4:	imul $3, %rax, %rax
+	dec %ebx
+	jne 4b
+2:	cmp %rdi, %rbp
+	jl 1b
+	mov 8(%rsp), %r12
+	add $40, %rsp
+	pop %rbx
+	pop %rbp
+	ret
+.section .note.GNU-stack,"",@progbits
+"""
+CALLERS = """
+#include <time.h>
+void kernel(long rounds), other_kernel(long rounds);
+volatile long calls;
+__attribute__((noinline)) void calls_it_often(void) { kernel(6000); calls++; }
+__attribute__((noinline)) void calls_it_rarely(void) { kernel(2000); calls++; }
+__attribute__((noinline)) void calls_another(void) { other_kernel(4000); calls++; }
+int main(void)
+{
+	while (clock() < 12 * CLOCKS_PER_SEC / 10)
+		calls_it_often(), calls_it_rarely(), calls_another();
+	return 0;
+}
+"""
+
+
+def build_kernels(folder: Path) -> Path:
+    """A program whose two libraries have a function in assembly, and nothing else; returns its path."""
+    for library, name in (("libonnxruntime_kernel.so", "kernel"), ("libother.so", "other_kernel")):
+        words = ["cc", "-shared", "-o", folder / library, "-x", "assembler", "-"]
+        subprocess.run(words, input=KERNEL.replace("KERNEL", name), text=True, check=True)
+    words = ["cc", "-O2", "-fomit-frame-pointer", "-o", folder / "callers", "-x", "c", "-", "-x", "none"]
+    words += [folder / "libonnxruntime_kernel.so", folder / "libother.so", f"-Wl,-rpath,{folder}"]
+    subprocess.run(words, input=CALLERS, text=True, check=True)
+    return folder / "callers"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="code is followed on x86-64")
+def test_functions_in_assembly_have_their_callers_where_code_may_be_read(tmp_path: Path) -> None:
+    program = build_kernels(tmp_path)
+    done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(tmp_path / "run"), "--", str(program))
+    assert done.returncode == 0, done.stderr
+    tables = load_tables(tmp_path / "run")
+    names, samples = frame_names(tables), tables["samples"]
+    paths = [names[stack].tolist() for stack in stack_lists(tables)]
+    inner = [path[next((at for at, name in enumerate(path) if "kernel" in name), 0) - 1 :][:2] for path in paths]
+    of_samples = [tuple(inner[number]) for number in samples["stack_id"]]
+    often, rarely = (of_samples.count((caller, "kernel")) for caller in ("calls_it_often", "calls_it_rarely"))
+    assert often + rarely > 300 and abs(often / (often + rarely) - 0.75) < SIGMAS * np.sqrt(0.19 / (often + rarely))
+    known = np.array(["kernel" in path for path in paths])[samples["stack_id"]]
+    assert (samples["end"][known] == "whole").mean() > 0.99
+    unknown = np.array(["other_kernel" in path for path in paths])[samples["stack_id"]]
+    assert unknown.sum() > 100 and (samples["end"][unknown] == "unknown").mean() > 0.99
+
+
 IN_PYTHON = """
 import json, time
 def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
