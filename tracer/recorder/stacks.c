@@ -196,7 +196,7 @@ static bool is_wanted(const struct perf_event_header *header)
 	u32 pid = *(const u32 *)(header + 1);
 
 	switch (header->type) {
-		case PERF_RECORD_MMAP2:
+	case PERF_RECORD_MMAP2:
 	case PERF_RECORD_COMM:
 		return has_process(pid);
 	case PERF_RECORD_FORK:
