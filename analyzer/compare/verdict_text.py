@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare.environment import Difference
-from analyzer.compare.functions import FUNCTION
+from analyzer.compare.functions import FUNCTION, OF_SAMPLES
 from analyzer.compare.statistics import drift_factor
 from analyzer.compare.structure import Change, Drift
 from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN
@@ -21,7 +21,7 @@ LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
 CULPRITS, LISTED, MARKDOWN_ROWS = 3, 4, 40
 TIMED = ("ms", "us", "s", "tok/s", "MHz", "")
 """Units of metrics that are faster or slower; the pace has none."""
-COUNTED = ("bytes", "count", "cycles", "J", "W")
+COUNTED = ("bytes", "count", "cycles", "J", "W", OF_SAMPLES)
 """Units of metrics that are more or less."""
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
 PHASE_OF = {
@@ -129,7 +129,7 @@ def conclusions(
     speed = judged[judged["family"] == "speed"].to_dict("records")
     out = [(LEVEL.get(row["verdict"], "info"), speed_sentence(row, practical)) for row in speed]
     if not speed:
-        out.append(("warn", "No run has steps, so speed was not compared."))
+        out.append(("warn", without_speed(judged)))
     changed = {PHASE_OF.get(str(row["metric"]), "") for row in speed if row["verdict"] in (SLOWER, FASTER)}
     out += [sentence for fall in falls if fall.phase in changed for sentence in waterfall_sentence(fall, judged)]
     out += changed_causes(judged)
@@ -154,7 +154,14 @@ def verdict_sentence(judged: pd.DataFrame) -> str:
     clauses = [f"The candidate is {'; '.join(parts)}"] if parts else []
     clauses += [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} inconclusive"] if unknown else []
     clauses += [runs_needed(max(rows, key=lambda row: row["more_runs"]))] if unknown and not parts else []
-    return f"{'; '.join(clauses)}." if clauses else "No run has steps, so speed was not compared."
+    return f"{'; '.join(clauses)}." if clauses else without_speed(judged)
+
+
+def without_speed(judged: pd.DataFrame) -> str:
+    """What is compared of runs without steps, in one sentence."""
+    if (judged["unit"] == OF_SAMPLES).any():
+        return "No run has steps: not speed was compared, but the shares of functions, in which one's gain is the others' loss."
+    return "No run has steps, so speed was not compared."
 
 
 def spoken_name(metric: str) -> str:
