@@ -326,7 +326,7 @@ def energy_lines(e: Section) -> list[Line]:
 
 
 def model_lines(rail: Section) -> list[Line]:
-    """What a rail's power depends on, if the readings tell, and a model of the energy of operators in the longest phase."""
+    """What a rail's power depends on, if the readings show it, and a model of the energy of operators in the longest phase."""
     model, lines = rail["model"], list[Line]()
     kinds: dict[str, list[str]] = {}
     for term in model["terms"]:

@@ -132,7 +132,7 @@ class EnergyFit:
         return float(sum(w for w, each in zip(self.weights, self.candidates, strict=True) if asked(each.explanation)))
 
     @property
-    def likeliest(self) -> Explanation:
+    def most_likely(self) -> Explanation:
         """The explanation with the most weight."""
         every = {id(each.explanation): each.explanation for each in self.candidates}
         return max(every.values(), key=lambda one: self.share(lambda other: other is one))
@@ -158,7 +158,7 @@ class EnergyFit:
 
 
 def resolves(design: np.ndarray, explanation: Explanation, amounts: np.ndarray) -> bool:
-    """Whether the readings tell the energy of these amounts, if the explanation holds."""
+    """Whether the readings resolve the energy of these amounts, if the explanation holds."""
     columns, wanted = design @ explanation.matrix, amounts @ explanation.matrix
     told = wanted @ np.linalg.pinv(columns) @ columns
     return float(np.linalg.norm(wanted - told)) <= ESTIMABLE * max(float(np.linalg.norm(wanted)), TINY)
