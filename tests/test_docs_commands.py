@@ -89,6 +89,7 @@ NOT_RUN = {
     r"moescope predict kernels (train|predict) .*": "takes minutes: tests/test_predict_kernels.py",
     r"moescope import (profile.csv|qnn/\*.csv) --onto .*": "profiles of that run: tests/test_analyzer_qnn_import.py",
     r"moescope write .* --only flame": "a recording with stacks: tests/test_stacks.py",
+    r".*base/bmoe-cli .*": "an engine built by hand: tests/test_bigmoeonedge.py",
     r".*server_load.py .*": "a server and minutes: tests/test_requests.py",
     r"moescope compare .* --flame .*": "recordings with stacks: tests/test_stacks_compare.py",
     r"moescope import meter.csv .*": "a meter's file of that run: tests/test_power_meter.py",

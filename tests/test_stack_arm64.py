@@ -21,6 +21,8 @@ FLAGS = {
     "frame pointers alone": ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"],
 }
 CLOCK_ID, PID, TIME_NS = 77, 4242, 1_000_000
+LAYOUT = ("2", "440")
+"""Format of `stacks.bin`, and bytes before the stack in a copy."""
 MMAP2, SAMPLED, EXECUTABLE = 10, 9, 1
 pytestmark = pytest.mark.skipif(
     not (shutil.which(COMPILER) and shutil.which(EMULATOR) and PROGRAM.exists()),
@@ -61,7 +63,7 @@ def test_a_stack_of_arm64_is_what_backtrace_gave(flags: str, tmp_path: Path) -> 
     subprocess.run([COMPILER, *words, *FLAGS[flags], "-o", program, source], check=True)
     said = json.loads(subprocess.run([EMULATOR, "-cpu", "max", program], check=True, capture_output=True, text=True).stdout)
     (tmp_path / "stacks.bin").write_bytes(recording_of(program, said))
-    command: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", "aarch64", str(CLOCK_ID), tmp_path, tmp_path / "out"]
+    command: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", *LAYOUT, "aarch64", str(CLOCK_ID), tmp_path, tmp_path / "out"]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     frames = [json.loads(line) for line in (tmp_path / "out.frames").read_text().splitlines()]
     stack = [frames[number] for number in np.fromfile(tmp_path / "out.stacks", "<u8")[1:].tolist()]

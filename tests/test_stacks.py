@@ -18,12 +18,15 @@ import pytest
 
 from analyzer.questions.causes import COMPUTING, EXPERT_LOAD, NOT_COMPUTING
 from analyzer.questions.parts import LOAD
+from analyzer.questions.stack_summary import python_without_frames, stack_summary
 from analyzer.questions.stacks import frame_names, function_shares, joined, stack_lists, waiting_places
 from analyzer.questions.step_time import step_time
+from analyzer.records.reading import Source
 from analyzer.records.schema import Tables
-from analyzer.stacks.unwinding import PROGRAM
+from analyzer.stacks.unwinding import PROGRAM, unwind
 from analyzer.tables.store import load_tables
 from moescope.__main__ import main as moescope
+from moescope.errors import UserError
 from tests.conftest import ROOT, trace
 from tests.test_compare_planted import WITH_SITES
 from tracer.recording.format import Recording
@@ -85,7 +88,8 @@ def has_function(run: Run, function: str) -> np.ndarray:
 
 def test_samples_of_each_branch_are_its_share_of_the_cpu_time(ran: Run) -> None:
     found = np.array([samples_in(ran, name) for name in BRANCHES])
-    truth = np.array(ran.said["spent"]) / sum(ran.said["spent"])
+    done = ran.said["turned" if IS_EMULATED else "spent"]  # while a guest stands still its clocks go on, and nothing samples
+    truth = np.array(done) / sum(done)
     assert found.sum() > 500
     error = np.sqrt(truth * (1 - truth) * found.sum())
     assert (np.abs(found - truth * found.sum()) < SIGMAS * error).all(), (found, truth)
@@ -143,6 +147,8 @@ def test_a_program_that_was_replaced_has_no_names_of_the_other_one(tmp_path: Pat
     frames = tables["frames"]
     assert set(frames["function"][frames["file"] == str(program)]) == {""}
     assert (tables["samples"]["end"] == "unknown").mean() > 0.8
+    stop = stack_summary(tables, Recording(tmp_path / "run").manifest)["stops"][0]
+    assert (stop["file"], stop["function"], stop["end"]) == (str(program), "", "unknown") and stop["share"] > 0.8
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +205,81 @@ def test_perfetto_counts_the_same_samples_by_thread_and_by_function(ran: Run, tm
     )
 
 
+KERNEL = """
+.globl KERNEL
+.type KERNEL, @function
+KERNEL:
+	push %rbp
+	push %rbx
+	sub $40, %rsp
+	mov %r12, 8(%rsp)
+	xor %ebp, %ebp
+	cmp $0, %rdi
+	jge 3f
+	vfmadd231ps 64(%rsi,%r10,2), %zmm1, %zmm5
+	vpermq $0x4e, %ymm1, %ymm2
+	vzeroupper
+	movw $1, 16(%rsp)
+3:	jmp 2f
+1:	lea 1(%rbp), %ebp
+	mov $1000, %ebx
+4:	imul $3, %rax, %rax
+	dec %ebx
+	jne 4b
+2:	cmp %rdi, %rbp
+	jl 1b
+	mov 8(%rsp), %r12
+	add $40, %rsp
+	pop %rbx
+	pop %rbp
+	ret
+.section .note.GNU-stack,"",@progbits
+"""
+CALLERS = """
+#include <time.h>
+void kernel(long rounds), other_kernel(long rounds);
+volatile long calls;
+__attribute__((noinline)) void calls_it_often(void) { kernel(6000); calls++; }
+__attribute__((noinline)) void calls_it_rarely(void) { kernel(2000); calls++; }
+__attribute__((noinline)) void calls_another(void) { other_kernel(4000); calls++; }
+int main(void)
+{
+	while (clock() < 12 * CLOCKS_PER_SEC / 10)
+		calls_it_often(), calls_it_rarely(), calls_another();
+	return 0;
+}
+"""
+
+
+def build_kernels(folder: Path) -> Path:
+    """A program whose two libraries have a function in assembly, and nothing else; returns its path."""
+    for library, name in (("libonnxruntime_kernel.so", "kernel"), ("libother.so", "other_kernel")):
+        words = ["cc", "-shared", "-o", folder / library, "-x", "assembler", "-"]
+        subprocess.run(words, input=KERNEL.replace("KERNEL", name), text=True, check=True)
+    words = ["cc", "-O2", "-fomit-frame-pointer", "-o", folder / "callers", "-x", "c", "-", "-x", "none"]
+    words += [folder / "libonnxruntime_kernel.so", folder / "libother.so", f"-Wl,-rpath,{folder}"]
+    subprocess.run(words, input=CALLERS, text=True, check=True)
+    return folder / "callers"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="code is followed on x86-64")
+def test_functions_in_assembly_have_their_callers_where_code_may_be_read(tmp_path: Path) -> None:
+    program = build_kernels(tmp_path)
+    done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(tmp_path / "run"), "--", str(program))
+    assert done.returncode == 0, done.stderr
+    tables = load_tables(tmp_path / "run")
+    names, samples = frame_names(tables), tables["samples"]
+    paths = [names[stack].tolist() for stack in stack_lists(tables)]
+    inner = [path[next((at for at, name in enumerate(path) if "kernel" in name), 0) - 1 :][:2] for path in paths]
+    of_samples = [tuple(inner[number]) for number in samples["stack_id"]]
+    often, rarely = (of_samples.count((caller, "kernel")) for caller in ("calls_it_often", "calls_it_rarely"))
+    assert often + rarely > 300 and abs(often / (often + rarely) - 0.75) < SIGMAS * np.sqrt(0.19 / (often + rarely))
+    known = np.array(["kernel" in path for path in paths])[samples["stack_id"]]
+    assert (samples["end"][known] == "whole").mean() > 0.99
+    unknown = np.array(["other_kernel" in path for path in paths])[samples["stack_id"]]
+    assert unknown.sum() > 100 and (samples["end"][unknown] == "unknown").mean() > 0.99
+
+
 IN_PYTHON = """
 import json, time
 def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
@@ -214,19 +295,20 @@ print(json.dumps(spent))
 """
 
 
-def new_python() -> str | None:
-    """A Python of 3.12 or newer that runs, if there is one in PATH or of pyenv."""
-    of_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.1[2-9]*/bin")
+def installed_python(version: str) -> str:
+    """A Python that runs, in PATH or of pyenv; skips without one."""
+    of_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}*/bin")
     path = os.pathsep.join([os.environ["PATH"], *map(str, of_pyenv)])
-    found = (shutil.which(f"python3.{minor}", path=place) for minor in range(12, 20) for place in path.split(os.pathsep))
-    return next((name for name in found if name and not subprocess.run([name, "-V"], capture_output=True).returncode), None)
+    for found in (shutil.which(f"python{version}", path=place) for place in path.split(os.pathsep)):
+        if found and not subprocess.run([found, "-V"], capture_output=True).returncode:
+            return found
+    pytest.skip(f"Python {version} is not installed")
 
 
 @pytest.mark.long
-def test_functions_of_a_new_python_are_frames(tmp_path: Path) -> None:
-    python = new_python()
-    if python is None:
-        pytest.skip("Python 3.12 or newer is not installed")
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+def test_functions_of_a_new_python_are_frames(version: str, tmp_path: Path) -> None:
+    python = installed_python(version)
     (tmp_path / "program.py").write_text(IN_PYTHON)
     shell = f"{python} -X perf {tmp_path}/program.py > {tmp_path}/said.json"
     done = trace("run", "--no-views", "--stacks", str(HZ), "-o", str(tmp_path / "run"), "--", "sh", "-c", shell)
@@ -239,20 +321,37 @@ def test_functions_of_a_new_python_are_frames(tmp_path: Path) -> None:
     assert found.sum() > 300
     assert (np.abs(found - truth * found.sum()) < SIGMAS * np.sqrt(truth * (1 - truth) * found.sum())).all(), (found, truth)
     assert (run.tables["samples"]["end"] == "whole").mean() > 0.95
+    assert not python_without_frames(run.tables, run.tables["samples"])
 
 
 def test_a_damaged_file_of_stacks_is_read_as_far_as_it_is_whole(ran: Run, tmp_path: Path) -> None:
-    whole = (ran.folder / "stacks.bin").read_bytes()
-    ids = ",".join(map(str, Recording(ran.folder).manifest["stacks"]["clock_ids"]))
+    whole, recorded = (ran.folder / "stacks.bin").read_bytes(), Recording(ran.folder).manifest["stacks"]
+    ids, layout = ",".join(map(str, recorded["clock_ids"])), [str(recorded[name]) for name in ("format", "head_bytes")]
     random = np.random.default_rng(0)
     for case in range(12):
         data = bytearray(whole[: 1 << 20])
         for at in random.integers(0, len(data), 1 << (case % 12)):
             data[at] = random.integers(0, 256)
         (tmp_path / "stacks.bin").write_bytes(data[: random.integers(0, len(data)) if case % 4 == 0 else len(data)])
-        words: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", "x86_64", ids, ran.folder, tmp_path / "out"]
+        words: list[str | Path] = [PROGRAM, tmp_path / "stacks.bin", *layout, "x86_64", ids, ran.folder, tmp_path / "out"]
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
         assert done.returncode == 0, (case, done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("changed", [{"format": 1}, {"format": None}, {"head_bytes": 432}, {"head_bytes": None}], ids=str)
+def test_stacks_of_another_format_are_refused(ran: Run, changed: dict[str, Any]) -> None:
+    manifest = Recording(ran.folder).manifest
+    other = {name: value for name, value in (manifest["stacks"] | changed).items() if value is not None}
+    with pytest.raises(UserError, match="format"):
+        unwind(ran.folder, manifest | {"stacks": other})
+
+
+def test_damage_of_stacks_is_named(ran: Run, tmp_path: Path) -> None:
+    shutil.copytree(ran.folder, tmp_path / "run", ignore=shutil.ignore_patterns("tables"))
+    data = bytearray((ran.folder / "stacks.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "run" / "stacks.bin").write_bytes(data)
+    assert [line.split(" between")[0] for line in Source(Recording(tmp_path / "run")).damage] == ["stacks.bin is damaged"]
 
 
 @dataclass

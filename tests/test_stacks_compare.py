@@ -1,5 +1,6 @@
 """What samples of stacks say of two groups of runs: the planted functions changed, no others; and the pages that show it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 
 from analyzer.compare.document import as_document, compare_runs
-from analyzer.compare.functions import FRAME, FUNCTION, SELF
+from analyzer.compare.functions import FRAME, FUNCTION, OF_SAMPLES, SELF
 from analyzer.compare.metrics import RunTables, extract_metrics
 from analyzer.compare.results import Result
 from analyzer.questions.stacks import CALLERS_UNKNOWN, short_function
+from analyzer.records.schema import TABLES, empty_table
 from tests.test_views_browser import browser, complaints, opened  # noqa: F401
 from tests.test_views_pages import blocks, data_of, report
 from views.flame.change import write_change
@@ -45,13 +47,24 @@ def sampled_tables(counts: dict[str, int], seed: int) -> fixture.Tables:
     }
 
 
-@pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
+def without_steps(tables: fixture.Tables) -> fixture.Tables:
+    """The samples alone, as of a program that no engine declares."""
+    kept = {name: tables[name] for name in ("threads", "thread_states", "stacks", "frames")}
+    return {name: empty_table(name) for name in TABLES} | kept | {"samples": tables["samples"].assign(token_id=-1)}
+
+
+def compared(tables_of: Callable[[dict[str, int], int], fixture.Tables]) -> dict[str, Any]:
+    """Eight runs of each side, compared."""
     sides = {}
     for at, (side, counts) in enumerate(COUNTS.items()):
-        tables = [sampled_tables(counts, 2 * i + at) for i in range(8)]
+        tables = [tables_of(counts, 2 * i + at) for i in range(8)]
         sides[side] = [Result(f"{side}{i}", extract_metrics(RunTables(t, HZ)), began=2.0 * i + at) for i, t in enumerate(tables)]
     return as_document(compare_runs(sides["base"], sides["cand"]))
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return compared(sampled_tables)
 
 
 def test_functions_that_grew_are_named_and_no_others(document: dict[str, Any]) -> None:
@@ -72,6 +85,17 @@ def test_call_paths_have_the_change_of_what_they_call(document: dict[str, Any]) 
     assert frames["main", "work", "kernel"]["least"] < 0 < frames["main", "work", "kernel"]["most"]
     assert frames["main", "work", GROWN]["least"] > 0
     assert frames[(CALLERS_UNKNOWN,)]["base"] == pytest.approx(sum(USUAL.values()) / 50 / HZ * 1e3 / 11, rel=0.1)
+
+
+def test_functions_of_a_program_without_steps_are_compared_by_their_share_of_samples(tmp_path: Path) -> None:
+    shares = compared(lambda counts, seed: without_steps(sampled_tables(counts, seed)))
+    functions = {m["type"]: m for m in shares["metrics"] if m["metric"] == SELF}
+    assert {name for name, m in functions.items() if m["verdict"] == "slower"} == {GROWN, NEW}
+    for side, counts in COUNTS.items():
+        assert functions[GROWN][side] == pytest.approx(100 * counts[GROWN] / sum(counts.values()), rel=0.1)
+    assert {m["unit"] for m in functions.values()} == {frame["unit"] for frame in shares["frames"]} == {OF_SAMPLES}
+    assert next(words["text"] for words in shares["words"] if words["level"] == "bad").split()[5] in (GROWN, NEW)
+    assert not shares["left_out"] and write_change(shares, tmp_path / "change.html") > 5000
 
 
 @pytest.mark.needs("chromium")

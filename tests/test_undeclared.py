@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analyzer.compare.functions import FUNCTION, OF_SAMPLES, SELF
+from analyzer.compare.metrics import RunTables, extract_metrics
 from analyzer.questions.findings import findings
 from analyzer.questions.programs import has_only_threads, program_summary
 from analyzer.questions.step_origin import step_origin
@@ -167,8 +169,8 @@ def test_random_intervals_are_no_steps_and_regular_ones_with_stalls_are() -> Non
 
 
 @pytest.mark.parametrize("name", APERIODIC)
-def test_programs_without_a_period_have_no_steps(name: str, tmp_path: Path) -> None:
-    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *APERIODIC[name])
+def test_programs_without_a_period_have_no_steps(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = trace("run", "--no-views", "--stacks", "-o", str(tmp_path / "run"), "--", *APERIODIC[name])
     assert done.returncode == 0, done.stderr
     tables = load_tables(tmp_path / "run")
     assert len(tables["tokens"]) == 0 and not tables["recurrences"]["chosen"].any() and has_only_threads(tables)
@@ -178,3 +180,13 @@ def test_programs_without_a_period_have_no_steps(name: str, tmp_path: Path) -> N
     assert abs(sum(main["cause_ms"].values()) - main["ms"]) < 0.01
     lives = tables["thread_states"].groupby("tid")
     assert abs((lives["end_ns"].max() - lives["begin_ns"].min())[main["tid"]] / 1e6 - main["ms"]) < 0.01
+    capsys.readouterr()
+    assert moescope(["time", "stacks", str(tmp_path / "run"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert sum(row["self"] for row in answer["functions"]) == pytest.approx(1)
+    of_python = {row["version"]: row["share"] for row in answer["summary"]["python"]}
+    if name == "primes":
+        assert of_python["{}.{}".format(*sys.version_info)] > 0.8 and answer["remarks"]
+    metrics = extract_metrics(RunTables(tables, answer["summary"]["hz"]))
+    shares = metrics[(metrics["family"] == FUNCTION) & (metrics["metric"] == SELF)]
+    assert (shares["unit"] == OF_SAMPLES).all() and 0 < shares["value"].sum() < 100.1

@@ -13,9 +13,11 @@ import pandas as pd
 
 from analyzer.commands._show import print_origin, print_table
 from analyzer.questions import stacks
+from analyzer.questions.stack_summary import stack_remarks, stack_summary
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
 from moescope.arguments import add_run_and_json
+from moescope.plain import print_plain
 from tracer.recording.format import Recording
 
 MOST = 20
@@ -30,11 +32,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print functions by their share of samples, and waits by their sum."""
     tables, manifest = load_tables(args.run_dir), Recording(args.run_dir).manifest
-    summary = stacks.stack_summary(tables, manifest)
+    summary = stack_summary(tables, manifest)
     samples, waits = (stacks.joined(tables, name) for name in ("samples", "waits"))
     functions = shares(tables, samples, args.by)
     waited = longest(tables, waits)
-    if print_if_json(args, {"summary": summary, "functions": functions, "waits": waited}):
+    remarks = stack_remarks(summary)
+    if print_if_json(args, {"summary": summary, "remarks": remarks, "functions": functions, "waits": waited}):
         return 0
     if not summary["hz"]:
         print("no stacks in this recording: record with --stacks")
@@ -46,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{summary['waits']} waits of {least_ms:g} ms or longer, {summary['waits_ms']:.1f} ms together")
     else:
         print("waits were not recorded: their stacks need Linux 5.15, its BTF, and the loader libbpf")
+    for remark in remarks:
+        print_plain(remark)
     print_table(functions.head(MOST), "functions by samples, shares")
     if len(waited):
         print_table(waited.head(MOST), "waits by where the thread waited and where the thread was that woke it")

@@ -1,4 +1,4 @@
-"""CPU time per step of functions and of call paths, from a run's samples of stacks: the families `function` and `frame`."""
+"""CPU time of functions and of call paths, per step or as shares, from samples of stacks: families `function` and `frame`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +13,8 @@ FUNCTION, FRAME = "function", "frame"
 SAMPLED = (FUNCTION, FRAME)
 """Families in which what a run lacks was not sampled in it, and took no time."""
 SELF, TOTAL = "CPU time itself", "CPU time"
+RUN, OF_SAMPLES, PER_STEP = "run", "% of samples", "ms per step"
+"""The phase of samples of a program without steps, and their unit; that of others, as it is called."""
 BETWEEN = ";"
 """What separates the functions of a call path, the outermost first."""
 FEWEST, OFTEN = 8, 0.4
@@ -22,19 +24,21 @@ LEAST, NEGLIGIBLE = 0.001, 0.003
 
 
 def function_metrics(tables: Tables, steps: pd.DataFrame, hz: int) -> pd.DataFrame:
-    """ms of CPU time per step, by phase: of each function itself and with those it calls, and of each call path.
+    """CPU time of each function itself and with those it calls, and of each call path: ms per step, by phase.
 
-    `steps`: phases by token_id; `hz`: samples taken in a second of CPU time, 0: none were recorded.
+    `steps`: phases by token_id; `hz`: samples taken in a second of CPU time, 0: none were recorded. Of a program without steps,
+    the share of all samples, in percent.
     """
-    samples = joined(tables, "samples")
-    samples = samples[samples["token_id"].isin(steps.index)]
+    samples, has_steps = joined(tables, "samples"), len(tables["tokens"]) > 0
+    samples = samples[samples["token_id"].isin(steps.index)] if has_steps else samples.assign(phase=RUN)
     if not hz or not len(samples):
         return pd.DataFrame()
     rows = [row for phase, some in samples.groupby("phase") for row in phase_rows(tables, str(phase), some)]
     frame = pd.DataFrame(rows, columns=["family", "metric", "phase", "type", "n", "of"])
-    ms = 1e3 / hz / frame["phase"].map(steps["phase"].value_counts())
-    value, share, offset = frame["n"] * ms, frame["n"] / frame["of"], NEGLIGIBLE * frame["of"] * ms
-    return frame.drop(columns="of").assign(unit="ms", value=value, mean=value, share=share, offset=offset)
+    each = 1e3 / hz / frame["phase"].map(steps["phase"].value_counts()) if has_steps else 100 / frame["of"]
+    value, share, offset = frame["n"] * each, frame["n"] / frame["of"], NEGLIGIBLE * frame["of"] * each
+    unit = "ms" if has_steps else OF_SAMPLES
+    return frame.drop(columns="of").assign(unit=unit, value=value, mean=value, share=share, offset=offset)
 
 
 def phase_rows(tables: Tables, phase: str, samples: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
@@ -80,8 +84,9 @@ def with_unsampled(dims: pd.DataFrame, values: np.ndarray) -> None:
 
 
 def changed_frames(judged: pd.DataFrame) -> list[dict[str, Any]]:
-    """Every call path with its ms per step on both sides, the interval of their difference, and its verdict; callers first."""
+    """Every call path with its figure on both sides, the interval of their difference, and its verdict; callers first."""
     rows = judged[judged["family"] == FRAME].sort_values(["phase", "type"])
-    names = ["phase", "base", "cand", "least", "most", "verdict"]
+    rows = rows.assign(unit=rows["unit"].replace("ms", PER_STEP))
+    names = ["phase", "unit", "base", "cand", "least", "most", "verdict"]
     paths = [path.split(BETWEEN) for path in rows["type"]]
     return [{"path": path, **row} for path, row in zip(paths, rows[names].to_dict("records"), strict=True)]

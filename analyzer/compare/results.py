@@ -33,7 +33,7 @@ from tracer.recording.format import Recording, RecordingError, is_whole, with_ch
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
-RESULT_VERSION = 9
+RESULT_VERSION = 10
 RENAMED = {"TPOT": "TPOT, median"}
 """Metrics with other names in older versions."""
 SERIES_STEPS = 4000

@@ -7,6 +7,7 @@ import pandas as pd
 
 from analyzer.questions import causes, displacement, expert_loads
 from analyzer.questions.facts import Finding, RuleInputs
+from analyzer.questions.parts import LOAD
 from analyzer.records.intervals import Intervals, merge_intervals, overlaps
 from moescope.packaged import toml_beside
 
@@ -116,7 +117,9 @@ def thread_labels(facts: RuleInputs, tids: pd.Series) -> np.ndarray:
 
 
 def load_reasons(facts: RuleInputs, rows: pd.DataFrame) -> pd.Series:
-    """Why experts were loaded."""
+    """Why experts were loaded. A step that waits while another thread loads, in whatever part, is beside loads."""
     again = expert_loads.with_forms(facts.tables).set_index("load_id")["again"].reindex(rows["load_id"])
-    reason = np.where(rows["load_id"] < 0, "NPU contexts", np.where(again.eq(True), "reloads", "first loads"))
+    created, beside = rows["load_id"].lt(0) & rows["part"].eq(LOAD), rows["load_id"].lt(0) & rows["part"].ne(LOAD)
+    kinds = [created, beside, again.eq(True).to_numpy()]
+    reason = np.select(kinds, ["NPU contexts", "waiting for threads that load", "reloads"], "first loads")
     return rows["duration_ns"].groupby(reason).sum()

@@ -1,9 +1,7 @@
 """Where threads compute and wait: samples and waits with the part and cause of their moment, and their stacks as trees."""
 
 import re
-from collections.abc import Iterable
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -189,23 +187,3 @@ def own_functions(tables: Tables) -> np.ndarray:
         names[stack[own]] if len(stack) else UNKNOWN for stack, own in zip(stack_lists(tables), own_depths(tables), strict=True)
     ]
     return np.array([*inner, ""], object)
-
-
-def counts_of(values: Iterable[Any]) -> dict[str, int]:
-    """Value → how often it occurs, the most frequent first."""
-    return {str(name): int(count) for name, count in pd.Series(list(values), dtype=object).value_counts().items()}
-
-
-def stack_summary(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
-    """What was recorded of stacks, and how much of it is whole."""
-    recorded, samples, waits = manifest.get("stacks") or {}, tables["samples"], tables["waits"]
-    return {
-        "hz": recorded.get("hz", 0),
-        "long_wait_us": recorded.get("long_wait_us", 0),
-        "lost": recorded.get("lost", 0),
-        "samples": len(samples),
-        "waits": len(waits),
-        "waits_ms": float(waits["duration_ns"].sum() * 1e-6),
-        "whole": float((samples["end"] == WHOLE).mean()) if len(samples) else None,
-        "ends": counts_of(samples["end"]),
-    }

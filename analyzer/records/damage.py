@@ -1,6 +1,8 @@
 """Damage that a recording's checksums reveal: the file, the position, and the affected records."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 from analyzer.records.contents import Contents
 from tracer.recording import checksums
@@ -9,10 +11,19 @@ from tracer.recording.format import STREAMS
 
 def damaged_places(contents: Contents) -> list[str]:
     """One line for each damaged place; empty for recordings without checksums."""
+    kind = contents.recording.manifest.get("checksums")
+    if kind not in (None, checksums.METHOD):
+        return [f"its checksums are of an unknown kind ({kind}): damage would go unnoticed"]
     lines = [] if contents.recording.is_whole else ["manifest.json was changed after it was written: every figure may be wrong"]
     if contents.recording.has_sums:
         lines += [line for stream in STREAMS for line in _of_stream(contents, stream)]
-    return lines
+    return [*lines, *_of_stacks(contents.recording.path / "stacks.bin")]
+
+
+def _of_stacks(path: Path) -> Iterator[str]:
+    with suppress(OSError):  # recordings without stacks, and earlier ones without checksums of them
+        for begin, end in checksums.check_file(path)[0]:
+            yield f"{path.name} is damaged between bytes {begin:,} and {end:,}: stacks may be wrong or missing"
 
 
 def _of_stream(contents: Contents, stream: str) -> Iterator[str]:

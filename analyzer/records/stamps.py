@@ -12,7 +12,7 @@ from tracer.recording.format import with_checksum
 HEAD_BYTES = 4096
 MARK = "MoEScope, recording "
 MARKED = re.compile(MARK.encode() + b"[0-9a-f]{16}")
-INPUTS = ("manifest.json", "events.bin", "details.bin", "meter.csv")
+INPUTS = ("manifest.json", "events.bin", "details.bin", "stacks.bin", "meter.csv")
 """The files of a recording that its tables are made from."""
 VIEWS = (".pftrace", ".gz", ".html")
 

@@ -244,7 +244,35 @@ static void fill(struct row *row, Dwarf_Frame *frame)
 		add_rule(row, frame, i, returns);
 }
 
-static void look_up(struct process *p, struct row *row)
+/* The rules of a function in assembly without call frame information, from the instruction at which it is. */
+static void fill_by_code(struct process *p, Dwfl_Module *module, struct row *row)
+{
+	static const u8 dwarf[] = {0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15};
+	const struct mapping *m = mapping_of(p, row->address);
+	struct code_way way;
+	Dwarf_Addr bias;
+	size_t bytes;
+	char *code;
+
+	if (!m || !may_read_code(m->path))
+		return;
+	code = elf_rawfile(dwfl_module_getelf(module, &bias), &bytes);
+	if (!code || !follow_code((const u8 *)code, bytes, row->address - m->start + m->offset, &way))
+		return;
+	row->rules = malloc((register_count() + 2) * sizeof(*row->rules));
+	row->rules[row->count++] = (struct rule){.way = FROM_REGISTER, .other = stack_register(), .offset = way.returns_at + WORD};
+	row->rules[row->count++] = (struct rule){.number = return_register(), .way = AT_FRAME, .offset = -WORD};
+	row->rules[row->count++] = (struct rule){.number = stack_register(), .way = FROM_FRAME};
+	for (int i = 0; i < 16; i++) {
+		struct rule rule = {.number = dwarf[i], .way = way.restored[i] < 0 ? LOST : AT_FRAME, .offset = way.restored[i] - way.returns_at - WORD};
+
+		if (way.restored[i] != IN_REGISTER && rule.number != stack_register())
+			row->rules[row->count++] = rule;
+	}
+}
+
+/* `is_exact`: the address is an instruction's. */
+static void look_up(struct process *p, struct row *row, bool is_exact)
 {
 	Dwfl_Module *module = dwfl_addrmodule(p->dwfl, row->address);
 	Dwarf_CFI *(*const kinds[])(Dwfl_Module *, Dwarf_Addr *) = {dwfl_module_eh_cfi, dwfl_module_dwarf_cfi};
@@ -259,6 +287,8 @@ static void look_up(struct process *p, struct row *row)
 		fill(row, frame);
 		free(frame);
 	}
+	if (module && !row->rules && is_exact)
+		fill_by_code(p, module, row);
 }
 
 static struct row *slot_in(struct rows *rows, u64 address)
@@ -282,7 +312,7 @@ static void widen_rows(struct rows *rows)
 	*rows = wide;
 }
 
-static const struct row *row_at(struct process *p, u64 address)
+static const struct row *row_at(struct process *p, u64 address, bool is_exact)
 {
 	struct row *row;
 
@@ -294,7 +324,7 @@ static const struct row *row_at(struct process *p, u64 address)
 	if (!row->address && address) {
 		row->address = address;
 		p->rows->count++;
-		look_up(p, row);
+		look_up(p, row, is_exact);
 	}
 	return row;
 }
@@ -413,7 +443,7 @@ enum end unwind_registers(struct process *p, const u64 *registers, u64 pc, struc
 
 	memcpy(s.values, registers, register_count() * sizeof(*registers));
 	for (frames->count = 0; frames->count < MOST_FRAMES;) {
-		const struct row *row = row_at(p, s.pc - !s.is_exact);
+		const struct row *row = row_at(p, s.pc - !s.is_exact, s.is_exact);
 
 		frames->rows[frames->count++] = (struct frame){s.pc, !s.is_exact, way};
 		if (row->rules ? row->is_outermost : is_end_of_chain(p, &s))

@@ -2,15 +2,17 @@
 /*
  * moescope-unwind: unwinds the stacks of a recording with elfutils' libdw, by the call frame information of the programs' files.
  *
- *	moescope-unwind STACKS ARCH CLOCK_ID,... FOLDER OUT < REPLACED_FILES
+ *	moescope-unwind STACKS FORMAT HEAD_BYTES ARCH CLOCK_ID,... FOLDER OUT < REPLACED_FILES
  *
- * STACKS has the kernel's perf records (docs/recording.md). OUT.samples gets a `struct sample` each, OUT.stacks the numbers of each
- * stack's frames behind their count, innermost first, and OUT.frames a line of JSON each. REPLACED_FILES: lines "path<TAB>file" of
- * files that are read in place of others. FOLDER: the recording's.
+ * STACKS has the kernel's perf records (docs/recording.md); FORMAT and HEAD_BYTES, of a copied stack, are those that the manifest
+ * names. OUT.samples gets a `struct sample` each, OUT.stacks the numbers of each stack's frames behind their count, innermost first,
+ * and OUT.frames a line of JSON each. REPLACED_FILES: lines "path<TAB>file" of files that are read in place of others. FOLDER: the
+ * recording's.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/perf_event.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +21,14 @@
 #include <unistd.h>
 
 #include "unwind.h"
+#include "stack_copy.h" /* of bpf/ */
 
 #define MOST_CALLERS 256
 #define X86_REGISTERS 17
 #define ARM_REGISTERS 33
-#define PROBED_CALLS 8
-#define RETURNS 3 /* enum stack_reason */
+
+/* In the file it stands behind the size of its bytes, and is not aligned. */
+typedef struct stack_copy copy __attribute__((aligned(4)));
 
 struct sample {
 	u64 time, since; /* ns; since: when the wait began, 0 for samples of the clock */
@@ -42,24 +46,9 @@ struct piece {
 struct record {
 	u64 time;
 	const struct perf_event_header *header;
-	const struct copy *returns; /* of a sample, or NULL */
-	const struct piece *stack;  /* or NULL */
+	const copy *returns;	   /* of a sample, or NULL */
+	const struct piece *stack; /* or NULL */
 };
-
-/* A call whose return is probed: on the stack, the address of the kernel's trampoline stands in the place of its own. */
-struct call {
-	u64 stack, address;
-};
-
-/* A copied stack, behind the size of its bytes: struct stack_copy of bpf/structs.h. */
-struct copy {
-	u64 of;
-	u32 reason, tid;
-	u64 since, bytes, same;
-	struct call calls[PROBED_CALLS];
-	u64 registers[34];
-	u8 stack[];
-} __attribute__((packed));
 
 /* What is unwound now: registers by DWARF's numbers, and the copied bytes. */
 static struct {
@@ -67,7 +56,7 @@ static struct {
 	u64 pc, stack_at;
 	const struct piece *stack;
 	bool was_cut;
-	struct call calls[PROBED_CALLS];
+	struct probed_call calls[PROBED_CALLS];
 	int next_call;
 	u64 trampoline; /* 0: none */
 	struct frames frames;
@@ -258,7 +247,7 @@ static void take_clock(struct sample *s, const struct record *record)
 	put(s, process_of(s->pid), words + 4, words[3]);
 }
 
-static void take_sent(struct sample *s, const struct copy *copy, const struct piece *stack, const u8 *end)
+static void take_sent(struct sample *s, const copy *copy, const struct piece *stack, const u8 *end)
 {
 	static u64 registers[34];
 
@@ -288,30 +277,30 @@ static bool is_clock(u64 id)
 #define SAMPLE_HEAD 24 /* id, thread, time */
 
 /* What a program sent; NULL for a sample of the clock. */
-static const struct copy *sent_in(const struct perf_event_header *header)
+static const copy *sent_in(const struct perf_event_header *header)
 {
 	const u64 *words = (const u64 *)(header + 1);
 
 	return is_clock(words[0]) ? NULL : (const void *)((const u8 *)words + SAMPLE_HEAD + sizeof(u32));
 }
 
-static const struct copy *returns_in(const struct perf_event_header *header)
+static const copy *returns_in(const struct perf_event_header *header)
 {
-	const struct copy *sent = sent_in(header);
+	const copy *sent = sent_in(header);
 
-	return sent && sent->stack <= (const u8 *)header + header->size && sent->reason == RETURNS ? sent : NULL;
+	return sent && sent->stack <= (const u8 *)header + header->size && sent->reason == STACK_RETURNS ? sent : NULL;
 }
 
 static void take_sample(const struct record *record)
 {
 	const u8 *end = (const u8 *)record->header + record->header->size;
-	const struct copy *sent = sent_in(record->header);
+	const copy *sent = sent_in(record->header);
 	const u64 *words = (const u64 *)(record->header + 1);
 	struct sample s = {.time = words[2], .pid = words[1], .tid = words[1] >> 32};
 
 	if (!sent)
 		take_clock(&s, record);
-	else if (sent->stack <= end && sent->reason != RETURNS)
+	else if (sent->stack <= end && sent->reason != STACK_RETURNS)
 		take_sent(&s, sent, record->stack, end);
 }
 
@@ -404,11 +393,11 @@ static const struct piece *stack_of_sample(const struct perf_event_header *heade
 	return add_piece(((const u32 *)(header + 1))[3], registers[1 + (is_arm ? 31 : 7)], *size, same, data);
 }
 
-static const struct piece *stack_of_copy(const struct perf_event_header *header, const struct copy *copy)
+static const struct piece *stack_of_copy(const struct perf_event_header *header, const copy *copy)
 {
 	const u8 *end = (const u8 *)header + header->size;
 
-	if (copy->stack > end || copy->bytes > (u64)(end - copy->stack) || copy->reason == RETURNS)
+	if (copy->stack > end || copy->bytes > (u64)(end - copy->stack) || copy->reason == STACK_RETURNS)
 		return NULL;
 	return add_piece(copy->of, copy->registers[is_arm ? 31 : 19], copy->bytes, copy->same, copy->stack);
 }
@@ -416,7 +405,7 @@ static const struct piece *stack_of_copy(const struct perf_event_header *header,
 /* The whole records of the file, in the order of time: each CPU has its own in the file. */
 static struct record *records_in(const u8 *data, u64 bytes, int *count)
 {
-	const struct copy *returns = NULL; /* they stand before the sample that they belong to */
+	const copy *returns = NULL; /* they stand before the sample that they belong to */
 	struct record *records = NULL;
 	int room = 0;
 
@@ -444,6 +433,16 @@ static struct record *records_in(const u8 *data, u64 bytes, int *count)
 	return records;
 }
 
+/* A file of another format would be misread: its records have no mark of their own. */
+static void check_format(const char *path, const char *format, const char *head_bytes)
+{
+	if (strtoull(format, NULL, 10) == STACKS_FORMAT && strtoull(head_bytes, NULL, 10) == offsetof(struct stack_copy, stack))
+		return;
+	fprintf(stderr, "%s has format %s with heads of %s bytes, this program reads %d with %zu; use the MoEScope release that wrote it, or record again\n",
+		path, format, head_bytes, STACKS_FORMAT, offsetof(struct stack_copy, stack));
+	exit(1);
+}
+
 static FILE *create(const char *folder, const char *name)
 {
 	char path[4096];
@@ -463,17 +462,18 @@ int main(int argc, char **argv)
 	const u8 *data;
 	int fd, count = 0, room = 0;
 
-	if (argc != 6) {
-		fputs("usage: moescope-unwind STACKS ARCH CLOCK_ID,... FOLDER OUT < REPLACED_FILES\n", stderr);
+	if (argc != 8) {
+		fputs("usage: moescope-unwind STACKS FORMAT HEAD_BYTES ARCH CLOCK_ID,... FOLDER OUT < REPLACED_FILES\n", stderr);
 		return 2;
 	}
-	is_arm = !strcmp(argv[2], "aarch64");
-	for (char *each; (each = strsep(&argv[3], ","));) {
+	check_format(argv[1], argv[2], argv[3]);
+	is_arm = !strcmp(argv[4], "aarch64");
+	for (char *each; (each = strsep(&argv[5], ","));) {
 		if (clock_count == room)
 			clock_ids = grown(clock_ids, &room, sizeof(*clock_ids));
 		clock_ids[clock_count++] = strtoull(each, NULL, 10);
 	}
-	folder = argv[4];
+	folder = argv[6];
 	read_replaced(stdin);
 	elf_version(EV_CURRENT);
 	fd = open(argv[1], O_RDONLY | O_CLOEXEC);
@@ -482,13 +482,13 @@ int main(int argc, char **argv)
 	data = file.st_size ? mmap(NULL, file.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
 	if (data == MAP_FAILED)
 		fail(argv[1]);
-	out_samples = create(argv[5], "samples");
-	out_stacks = create(argv[5], "stacks");
-	out_frames = create(argv[5], "frames");
+	out_samples = create(argv[7], "samples");
+	out_stacks = create(argv[7], "stacks");
+	out_frames = create(argv[7], "frames");
 	records = records_in(data, file.st_size, &count);
 	for (int i = 0; i < count; i++)
 		take(&records[i]);
 	if (fclose(out_samples) || fclose(out_stacks) || fclose(out_frames))
-		fail(argv[5]);
+		fail(argv[7]);
 	return 0;
 }

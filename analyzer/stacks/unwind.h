@@ -79,6 +79,17 @@ extern const char *folder; /* of the recording: the kernel's library and maps of
 enum end unwind_registers(struct process *process, const u64 *registers, u64 pc, struct frames *frames);
 void forget_rows(struct process *process);
 
+/* code.c */
+#define IN_REGISTER (-1) /* instead of a place: still in the register itself */
+
+struct code_way {
+	s64 returns_at;	  /* where the return address is, from the stack pointer on */
+	s64 restored[16]; /* where the caller's registers are, likewise, by the numbers of instructions; below it: not copied */
+};
+
+bool may_read_code(const char *path);
+bool follow_code(const u8 *code, u64 bytes, u64 at, struct code_way *way); /* `at`: of the function's next instruction */
+
 /* names.c */
 bool is_python(struct process *process, u64 address); /* a function of CPython's, with `-X perf` */
 json_t *described(struct process *process, u64 address, u8 way);

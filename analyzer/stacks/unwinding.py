@@ -26,6 +26,8 @@ SAMPLE = np.dtype(
 CLOCK, WAIT, WAKER = range(3)
 ENDS = ("whole", "cut", "unknown", "too deep")
 OF_KERNEL = np.uint64(1 << 63)
+NOWHERE = -1
+"""Stands for a frame, of which nothing is known, of stacks that have none."""
 
 
 @dataclass
@@ -48,7 +50,8 @@ def unwind(folder: Path, manifest: dict[str, Any]) -> Unwound | None:
         out = Path(place) / "out"
         arch = str((manifest.get("machine") or {}).get("arch"))
         ids = ",".join(map(str, recorded.get("clock_ids") or []))
-        command: list[str | Path] = [PROGRAM, path, arch, ids, folder, out]
+        layout = [str(recorded.get(name, "unknown")) for name in ("format", "head_bytes")]
+        command: list[str | Path] = [PROGRAM, path, *layout, arch, ids, folder, out]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             raise UserError(f"{path} cannot be unwound: {done.stderr.strip() or f'{PROGRAM.name} ended with {done.returncode}'}")
@@ -67,5 +70,8 @@ def _read(out: Path, kernel: dict[str, str]) -> Unwound:
             if address not in numbers:
                 numbers[address] = len(frames)
                 frames.append({"file": "[kernel]", "function": kernel.get(f"{address:x}", ""), "address": address})
-        stacks.append(np.array([numbers.get(word, word) for word in stack.tolist()], np.int64))
+        if not len(stack) and NOWHERE not in numbers:
+            numbers[NOWHERE] = len(frames)
+            frames.append({})
+        stacks.append(np.array([numbers.get(word, word) for word in stack.tolist() or [NOWHERE]], np.int64))
     return Unwound(samples, stacks, frames)

@@ -91,7 +91,7 @@ class RecordingFolder:
             self._keep(folder)
 
     def _fetch(self, folder: Path) -> None:
-        for name in (*INPUTS, *(f"{stream}.sum" for stream in STREAMS)):
+        for name in (*INPUTS, *(f"{stream}.sum" for stream in (*STREAMS, "stacks")), "vdso.so"):
             seen = self._seen(f"{self.path}/{name}")
             if seen:
                 self.filesystem.get_file(f"{self.path}/{name}", str(folder / name))

@@ -196,7 +196,7 @@ static bool is_wanted(const struct perf_event_header *header)
 	u32 pid = *(const u32 *)(header + 1);
 
 	switch (header->type) {
-		case PERF_RECORD_MMAP2:
+	case PERF_RECORD_MMAP2:
 	case PERF_RECORD_COMM:
 		return has_process(pid);
 	case PERF_RECORD_FORK:
@@ -481,6 +481,6 @@ json_t *stacks(bool whole)
 		lost += cpus[i].lost;
 	for (int i = 0; i < cpu_count; i++)
 		json_array_append_new(ids, json_integer(cpus[i].clock_id));
-	return json_pack("{si si si sI sI so sI so}", "hz", hz, "long_wait_us", has_waits ? (int)(choice->long_wait_s * 1e6) : 0, "copied_bytes", SAMPLE_STACK_BYTES, "samples",
+	return json_pack("{si sI si si si sI sI so sI so}", "format", STACKS_FORMAT, "head_bytes", (json_int_t)offsetof(struct stack_copy, stack), "hz", hz, "long_wait_us", has_waits ? (int)(choice->long_wait_s * 1e6) : 0, "copied_bytes", SAMPLE_STACK_BYTES, "samples",
 			 (json_int_t)samples, "sent", (json_int_t)sent_count, "clock_ids", ids, "lost", (json_int_t)lost, "kernel", whole ? kernel_names() : json_object());
 }

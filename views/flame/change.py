@@ -17,7 +17,7 @@ from views.report.page import write_page
 SIDES = {"candidate": "cand", "base": "base"}
 CALLERS = 4
 """The most functions listed that changed only with those they call."""
-FIGURES = ("base", "cand", "least", "most", "verdict")
+FIGURES = ("unit", "base", "cand", "least", "most", "verdict")
 
 
 def changed_functions(document: dict[str, Any]) -> list[dict[str, str]]:
@@ -36,7 +36,7 @@ def change_data(document: dict[str, Any]) -> dict[str, Any]:
     numbers, names = pd.factorize(np.array([name for frame in frames for name in frame["path"]], object))
     stacks = np.split(numbers, np.cumsum([len(frame["path"]) for frame in frames])[:-1])
     rows = pd.DataFrame({"stack": range(len(frames)), "phase": [frame["phase"] for frame in frames]})
-    kinds = {side: kind_data("ms per step", rows.assign(weight=[f[key] for f in frames])) for side, key in SIDES.items()}
+    kinds = {side: kind_data(frames[0]["unit"], rows.assign(weight=[f[key] for f in frames])) for side, key in SIDES.items()}
     return {
         "names": names.tolist(),
         "short": [short_function(name) for name in names],

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.stacks import CALLERS_UNKNOWN, base_name, frame_names, joined, short_function, stack_lists, stack_summary
+from analyzer.questions.stack_summary import stack_remarks, stack_summary
+from analyzer.questions.stacks import CALLERS_UNKNOWN, base_name, frame_names, joined, short_function, stack_lists
 from analyzer.records.manifest import command_of
 from analyzer.records.schema import Tables
 from analyzer.records.stamps import recording_stamp
@@ -56,6 +57,7 @@ def kind_data(unit: str, rows: pd.DataFrame) -> dict[str, Any]:
 def flame_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     """The page's data: frames, stacks from the outermost frame on, and the weights of each kind."""
     frames, names = tables["frames"], [*frame_names(tables).tolist(), CALLERS_UNKNOWN]
+    summary = stack_summary(tables, manifest)
     return {
         "names": names,
         "short": [short_function(name) for name in names],
@@ -63,7 +65,8 @@ def flame_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
         "lines": [*frames["line"], ""],
         "stacks": [stack.tolist() for stack in stack_lists(tables)],
         "kinds": {table: kind_data(unit, weights(tables, table)) for table, unit in KINDS.items()},
-        "summary": stack_summary(tables, manifest),
+        "summary": summary,
+        "remarks": stack_remarks(summary),
         "title": " ".join(command_of(manifest)),
         "emulator": bool((manifest.get("qnn") or {}).get("emulator")),
     }

@@ -42,10 +42,10 @@ function colourOf(at) {
   return `hsl(${least > 0 ? 8 : 212} 85% ${88 - 26 * strength}%)`;
 }
 
-const signed = (ms) => `${ms < 0 ? "" : "+"}${ms.toPrecision(3)}`;
-function changeText({ base, cand, least, most, verdict }) {
+const signed = (value) => `${value < 0 ? "" : "+"}${value.toPrecision(3)}`;
+function changeText({ unit, base, cand, least, most, verdict }) {
   const percent = base ? ` (${signed((100 * (cand - base)) / base)} %)` : "";
-  return `${base.toPrecision(3)} → ${cand.toPrecision(3)} ms per step${percent}, 95 % interval ${signed(least)} to ${signed(most)} ms; ${verdict}`;
+  return `${base.toPrecision(3)} → ${cand.toPrecision(3)} ${unit}${percent}, 95 % interval ${signed(least)} to ${signed(most)}; ${verdict}`;
 }
 
 function describe(at, root) {
@@ -179,7 +179,7 @@ function changedFunctions() {
 }
 
 function factsText() {
-  if (data.changes) return data.sentence + " CPU time per step by stack, medians over runs. Red: more, blue: less, the stronger the larger; framed: a change by the rules of the comparison; grey: the 95 % interval spans no change.";
+  if (data.changes) return data.sentence + ` CPU time by stack (${data.kinds[kind].unit}), medians over runs.` + " Red: more, blue: less, the stronger the larger; framed: a change by the rules of the comparison; grey: the 95 % interval spans no change.";
   const { summary } = data, whole = summary.whole === null ? "" : `, ${(100 * summary.whole).toFixed(1)} % with a whole stack`;
   return `${summary.samples} samples at ${summary.hz} Hz${whole}; ${summary.waits} waits of ${summary.long_wait_us / 1000} ms or longer`;
 }
@@ -189,6 +189,7 @@ function layOut() {
   about = el("p", { class: "about" });
   document.body.replaceChildren(el("main", {}, themeButton(), el("h1", { title: data.title }, data.title),
     el("p", { class: "facts" }, factsText() + (data.emulator ? "; HTP emulator: its times are the host's, not a device's" : "")),
+    ...(data.remarks ?? []).map((text) => el("p", { class: "facts" }, text)),
     changedFunctions(), controls(), about, graph));
   draw();
 }
