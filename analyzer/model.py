@@ -20,6 +20,11 @@ FAMILIES_NOT_MODELLED: dict[str, str] = FIELDS["families_not_modelled"]
 
 MAMBA_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 """Names of layers in published configs of families with Mamba-2 layers, and ours."""
+PATTERN = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
+"""Letters of hybrid_override_pattern, and ours."""
+STATES = ("mamba_d_state", "ssm_state_size", "layers_block_type", "hybrid_override_pattern")
+"""Fields that are modelled of families with Mamba-2 layers."""
+ATTENTION = ("full_attention", "sliding_attention")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -34,13 +39,17 @@ class Indexer:
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """Linear attention by the gated delta rule: a state [key_dim, value_dim] for each value head, after a short convolution."""
+    """Linear attention by the gated delta rule: a state [key_dim, value_dim] for each value head, after a short convolution.
+
+    gate_rank: above 0, states fade by channel, and decays and output gates pass through as many dimensions.
+    """
 
     key_heads: int
     key_dim: int
     value_heads: int
     value_dim: int
     kernel: int
+    gate_rank: int = 0
 
     @property
     def channels(self) -> int:
@@ -141,7 +150,8 @@ class Model:
     """A decoder. `windows`: attention window of each layer with attention, None for unlimited; `routed[i]`: layer i has experts.
 
     `delta` or `mamba`: replaces attention in the layers `delta_at`. `wide`: attention of the layers without a window, if
-    it differs. `dense_ups`: matrices before the activation of a dense layer, 2 if it is gated.
+    it differs. `ups`: matrices before the activation of a feed-forward part, 2 if it is gated. `bare`: layers without such a part
+    in models whose layers are one part each.
     """
 
     name: str
@@ -158,7 +168,8 @@ class Model:
     mamba: Mamba2 | None = None
     delta_at: frozenset[int] = frozenset()
     wide: Attention | None = None
-    dense_ups: int = 2
+    ups: int = 2
+    bare: frozenset[int] = frozenset()
 
     def attention_of(self, window: int | None) -> Attention:
         """The attention of layers with this window."""
@@ -168,6 +179,11 @@ class Model:
     def layers(self) -> int:
         """Number of decoder layers."""
         return len(self.routed)
+
+    @property
+    def dense_layers(self) -> int:
+        """Number of layers with a feed-forward part without experts."""
+        return self.layers - sum(self.routed) - len(self.bare)
 
     @property
     def delta_layers(self) -> int:
@@ -226,17 +242,17 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
     inner = values.get("text_config")
     fields = ConfigFields({**values, **inner} if isinstance(inner, dict) else values, file)
     _refuse_what_is_not_modelled(fields)
-    layers = fields.number("num_hidden_layers", most=10**5, least=1)
+    single = fields.is_of("single_part")
+    listed = _single_parts(fields) if single else []
+    layers = len(listed) or fields.number("num_hidden_layers", most=10**5, least=1)
     mixture = _read_mixture(fields)
-    kinds = _layer_kinds(fields, layers)
+    kinds = listed or _layer_kinds(fields, layers)
     delta_at = frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
     attention = _read_attention(fields)
-    routed = _routed_layers(fields, layers) if mixture else (False,) * layers
+    routed = _routed_layers(fields, layers) if mixture and not single else tuple(kind == "moe" for kind in kinds)
     mamba = fields.is_of("mamba2")
-    dense_width = "shared_width" if mamba else "dense_width"
-    if not all(routed) and not fields.number(dense_width, 0):
-        fields.refuse(f"{layers - sum(routed)} of {layers} layers have no experts: intermediate_size must give their width")
-    return Model(
+    dense_width = "shared_width" if fields.is_of("dense_as_shared") else "dense_width"
+    made = Model(
         name=str(values.get("_name_or_path") or values.get("model_type") or file.stem),
         hidden=fields.number("hidden_size", least=1),
         vocabulary=fields.number("vocab_size", least=1),
@@ -251,8 +267,12 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
         mamba=_read_mamba(fields) if delta_at and mamba else None,
         delta_at=delta_at,
         wide=_read_global_attention(fields, kinds),
-        dense_ups=1 if fields.is_of("ungated_dense") else 2,
+        ups=1 if fields.is_of("ungated") else 2,
+        bare=frozenset(layer for layer, kind in enumerate(kinds) if kind not in ("moe", "mlp")) if single else frozenset(),
     )
+    if made.dense_layers and not made.dense_width:
+        fields.refuse(f"{made.dense_layers} of {layers} layers have no experts: intermediate_size must give their width")
+    return made
 
 
 def with_weights(model: Model, weights: str) -> Model:
@@ -266,7 +286,9 @@ def with_weights(model: Model, weights: str) -> Model:
 def _refuse_what_is_not_modelled(fields: ConfigFields) -> None:
     present = {name: what for name, what in NOT_MODELLED.items() if _says_something(fields.values.get(name))}
     if fields.is_of("mamba2"):
-        present = {name: what for name, what in present.items() if name not in ("mamba_d_state", "layers_block_type")}
+        present = {name: what for name, what in present.items() if name not in STATES}
+    if fields.is_of("channel_decay"):
+        present.pop("linear_attn_config", None)
     kinds = fields.values.get("attn_type_list")
     if isinstance(kinds, list) and all(kind == 1 for kind in kinds):  # softmax attention in every layer (MiniMax-M2)
         present.pop("attn_type_list", None)
@@ -331,6 +353,10 @@ def _read_indexer(fields: ConfigFields) -> Indexer | None:
 
 
 def _read_delta_net(fields: ConfigFields) -> DeltaNet:
+    if fields.is_of("channel_decay"):
+        inner = ConfigFields(fields.values | _linear_config(fields), fields.path)
+        heads, dim = inner.number("linear_num_heads", 32, least=1), inner.number("linear_head_dim", 128, least=1)
+        return DeltaNet(heads, dim, heads, dim, inner.number("linear_conv_kernel_dim", 4, least=1), gate_rank=dim)
     names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim", "conv_kernel_dim")
     delta = DeltaNet(*(fields.number(f"linear_{name}", least=1) for name in names))
     if delta.value_heads % delta.key_heads:
@@ -338,14 +364,27 @@ def _read_delta_net(fields: ConfigFields) -> DeltaNet:
     return delta
 
 
+def _linear_config(fields: ConfigFields) -> dict[str, Any]:
+    """Kimi's linear_attn_config under transformers' names."""
+    given = fields.values.get("linear_attn_config") or {}
+    if not isinstance(given, dict):
+        fields.refuse("linear_attn_config must be an object")
+    names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim", "short_conv_kernel_size": "linear_conv_kernel_dim"}
+    return {names.get(str(name), str(name)): value for name, value in given.items()}
+
+
 def _read_mamba(fields: ConfigFields) -> Mamba2:
-    heads, groups = fields.number("mamba_n_heads", least=1), fields.number("mamba_n_groups", 1, least=1)
-    inner = fields.number("mamba_expand", 2, least=1) * fields.number("hidden_size", least=1)
-    dim = inner // heads if fields.values.get("mamba_d_head") in (None, "auto") else fields.number("mamba_d_head", least=1)
+    heads, groups = fields.number("mamba_heads", least=1), fields.number("mamba_groups", 1, least=1)
+    if fields.is_of("single_part"):
+        dim = fields.number("mamba_head_dim", least=1)
+        inner = heads * dim
+    else:
+        inner = fields.number("mamba_expand", 2, least=1) * fields.number("hidden_size", least=1)
+        dim = inner // heads if fields.values.get("mamba_d_head") in (None, "auto") else fields.number("mamba_d_head", least=1)
     if heads * dim != inner or heads % groups:
         fields.refuse(f"{heads} Mamba heads of {dim} in {groups} groups do not make {inner} channels")
-    state, kernel = fields.number("mamba_d_state", least=1), fields.number("mamba_d_conv", 4, least=1)
-    return Mamba2(heads, dim, groups, state, kernel, fields.number("mamba_chunk_size", 256, least=1))
+    state, kernel = fields.number("mamba_state", least=1), fields.number("mamba_kernel", 4, least=1)
+    return Mamba2(heads, dim, groups, state, kernel, fields.number("mamba_chunk", 256, least=1))
 
 
 def _read_mixture(fields: ConfigFields) -> Mixture | None:
@@ -387,15 +426,20 @@ def _layer_windows(fields: ConfigFields, kinds: list[str]) -> tuple[int | None, 
     """The windows of the layers with attention over cached tokens."""
     window = _window(fields)
     if not window:
-        return (None,) * sum(kind != "linear_attention" for kind in kinds)
+        return (None,) * sum(kind in ATTENTION for kind in kinds)
     mixed = fields.values.get("layer_types") or "sliding_attention" in kinds
-    limited = {"sliding_attention"} if mixed else {"full_attention", "sliding_attention"}
-    return tuple(window if kind in limited else None for kind in kinds if kind != "linear_attention")
+    limited = {"sliding_attention"} if mixed else {*ATTENTION}
+    return tuple(window if kind in limited else None for kind in kinds if kind in ATTENTION)
 
 
 def _layer_kinds(fields: ConfigFields, layers: int) -> list[str]:
     """The kind of each layer, from `layer_types` or, equivalently, the distance of layers of one kind."""
     kinds, interval = fields.values.get("layer_types"), fields.number("full_attention_interval", 0)
+    if fields.is_of("channel_decay") and not kinds:
+        full = _linear_config(fields).get("full_attn_layers")
+        if not isinstance(full, list):
+            fields.refuse("linear_attn_config names no full_attn_layers, and there are no layer_types")
+        kinds = ["full_attention" if layer + 1 in full else "linear_attention" for layer in range(layers)]
     if fields.is_of("mamba2"):
         kinds = kinds or fields.values.get("layers_block_type") or ["mamba"] * layers
         kinds = [MAMBA_KINDS.get(kind, kind) for kind in kinds] if isinstance(kinds, list) else kinds
@@ -405,12 +449,24 @@ def _layer_kinds(fields: ConfigFields, layers: int) -> list[str]:
         fields.refuse("layer_types must be a list of names")
     if kinds and len(kinds) < layers:
         fields.refuse(f"layer_types lists {len(kinds)} layers, num_hidden_layers says {layers}")
-    unknown = sorted(set(kinds or ()) - {"full_attention", "sliding_attention", "linear_attention"})
+    unknown = sorted(set(kinds or ()) - {*ATTENTION, "linear_attention"})
     if unknown:
         raise PredictError(
             f"{fields.path}: layer_types holds {', '.join(unknown)}: full, sliding and linear attention are modelled"
         )
     return list(kinds)[:layers] if kinds else _kinds_by_distance(fields, layers)
+
+
+def _single_parts(fields: ConfigFields) -> list[str]:
+    """The one part of each layer, by name or by letter."""
+    listed = fields.values.get("layers_block_type") or fields.values.get("layer_types")
+    given = listed or fields.values.get("hybrid_override_pattern") or ()
+    kinds = (
+        [MAMBA_KINDS.get(str(kind), PATTERN.get(str(kind), str(kind))) for kind in given] if isinstance(given, list | str) else []
+    )
+    if unknown := sorted({*kinds} - {*PATTERN.values()}) or not kinds:
+        fields.refuse(f"layers_block_type holds {unknown or 'no list'}: {', '.join(PATTERN.values())} are modelled")
+    return kinds
 
 
 def _kinds_by_distance(fields: ConfigFields, layers: int) -> list[str]:

@@ -2,7 +2,8 @@
 
 sudo python -m benchmarks.energy [--drawn 100] [--real 6]
 
-`drawn`: runs, sensors and their noise are drawn (workloads/drawn_power.py), which no method was chosen on: seeds from 100,000 on.
+`drawn`: runs, sensors and their noise are drawn (workloads/drawn_power.py), which no method was chosen on: seeds from 100,000 on;
+once with one power for each phase, once with one that depends on the kind of CPU and its clock.
 `real`: a program is recorded under three stand-in sensors, a counter of 1,000 Hz, a power sensor of 70 Hz and a battery of 4 Hz,
 whose values follow its real CPU time (workloads/programs/power_sensors.c). No device has confirmed either.
 """
@@ -27,11 +28,12 @@ Found = tuple[str, float, float, float, float]
 """Sensor, truth, estimate, and the ends of its interval."""
 
 
-def drawn_figures(hz: int, count: int) -> Iterator[Found]:
-    """Joules of the phases of drawn runs."""
+def drawn_figures(hz: int, count: int, kinds: bool = False) -> Iterator[Found]:
+    """Joules of the phases of drawn runs; `kinds`: on two kinds of CPUs whose clock changes. Those not resolved are left out."""
+    name = f"drawn{', two kinds of CPUs and clocks' if kinds else ''}, {hz} Hz"
     for seed in range(FIRST_SEED, FIRST_SEED + count):
-        run = drawn_run(seed + hz * count, float(hz))
-        yield from ((f"drawn, {hz} Hz", run.joules[phase], *found) for phase, found in fitted_joules(run).items())
+        run = drawn_run(seed + hz * count, float(hz), kinds=kinds)
+        yield from ((name, run.joules[phase], *found) for phase, found in fitted_joules(run).items() if found[0] == found[0])
 
 
 def real_figures(hz: int, count: int) -> Iterator[Found]:
@@ -65,6 +67,7 @@ def main() -> int:
     report = Report("energy", args)
     for hz in RATES:
         report_figures(report, list(drawn_figures(hz, args.drawn)))
+        report_figures(report, list(drawn_figures(hz, args.drawn, kinds=True)))
         report_figures(report, list(real_figures(hz, args.real)))
     report.finish()
     return 0

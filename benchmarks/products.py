@@ -6,15 +6,16 @@ python -m benchmarks.products [--rounds 60] [--shape 2048x1408] [--bits 4] [--bl
 --copies: number of different matrices in a round; many do not fit into the caches, like the experts of a model. Times are
 milliseconds per product; a ratio is MatMulNBits' time / ours in the same round (above 1: ours is faster). MatMulNBits (accuracy
 level 4) uses the processor's best set regardless of the set forced on ours. For one row, bytes of weights per second are
-compared with reading memory; for many, multiplications per second with the set's rate in registers times threads.
+compared with reading memory; for many, multiplications per second with the set's rate in registers on as many threads at once.
 """
 
 import argparse
+import contextlib
 import ctypes
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def main() -> None:
     report, (k, n) = Report("products", args), map(int, args.shape.split("x"))
     matrices = [random_weights(args, k, n, np.random.default_rng(seed)) for seed in range(args.copies)]
     own, theirs = own_session(args), their_sessions(report, args, matrices, k)
-    size, peaks = sum(array.nbytes for array in matrices[0].values()), peak_rates()
+    size, peaks = sum(array.nbytes for array in matrices[0].values()), peak_rates(args.threads)
     for rows in map(int, args.rows.split(",")):
         x = ort.OrtValue.ortvalue_from_numpy(np.random.default_rng(rows).standard_normal((rows, k)).astype(np.float32))
         bindings = [
@@ -56,7 +57,7 @@ def main() -> None:
         for name in instruction_sets():
             if name != "plain" or rows == 1:
                 sides[name] = with_instruction_set(name, run_all([(own, binding) for binding in bindings]))
-        report_times(report, rows, measure_sides(sides, args), (size, rows * k * n), peaks, args.threads)
+        report_times(report, rows, measure_sides(sides, args), (size, rows * k * n), peaks)
     report.finish()
 
 
@@ -170,19 +171,30 @@ def read_memory(area: np.ndarray, threads: ThreadPoolExecutor, count: int) -> No
     assert not any(threads.map(lambda i: search(area.ctypes.data + i * part, 0, part), range(count)))
 
 
-def peak_rates() -> dict[str, float]:
-    """Products per second in registers on one thread, for each known set of this processor."""
+def peak_rates(threads: int) -> dict[str, float]:
+    """Products per second in registers on all threads at once, for each known set of this processor."""
+    with peak_program() as program:
+        rates = {name: peak_rate(program, name, threads) for name in instruction_sets()}
+    return {name: rate for name, rate in rates.items() if rate}
+
+
+@contextlib.contextmanager
+def peak_program() -> Iterator[Path]:
+    """The built programs/product_peak.c."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "product_peak"
-        if subprocess.run(["cc", "-O2", str(PEAK), "-o", str(program)], check=False).returncode:
-            return {}
-        done = {name: subprocess.run([str(program), name], capture_output=True, check=False) for name in instruction_sets()}
-    return {name: float(result.stdout) for name, result in done.items() if not result.returncode}
+        subprocess.run(["cc", "-O2", str(PEAK), "-o", str(program)], check=True)
+        yield program
 
 
-def report_times(
-    report: Report, rows: int, times: dict[str, np.ndarray], work: tuple[int, int], peaks: dict[str, float], threads: int
-) -> None:
+def peak_rate(program: Path, name: str, threads: int) -> float:
+    """Products per second of an instruction set in registers, on all threads at once; 0 for a set without a loop there."""
+    running = [subprocess.Popen([str(program), name], stdout=subprocess.PIPE) for _ in range(threads)]
+    rates = [process.communicate()[0] for process in running]
+    return sum(map(float, rates)) if all(rates) else 0.0
+
+
+def report_times(report: Report, rows: int, times: dict[str, np.ndarray], work: tuple[int, int], peaks: dict[str, float]) -> None:
     """Times, ratios, and shares of a ceiling. work: bytes of weights, products of numbers."""
     (size, products), shape = work, counted(rows, "row")
     for name, values in times.items():
@@ -196,7 +208,7 @@ def report_times(
             report.add(f"{name}, 1 row, share of read bandwidth", "", bootstrap(share))
         elif name in peaks:
             rate = products / (values.min() / 1e3)
-            report.note(f"{name}, {shape}: at best {rate / 1e9:.0f} G products/s, {rate / peaks[name] / threads:.0%} of its peak")
+            report.note(f"{name}, {shape}: at best {rate / 1e9:.0f} G products/s, {rate / peaks[name]:.0%} of its peak")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ fewer layers, compared with ours with as many.
 Orchestration is our runtime's time per decoded token outside ONNX Runtime's `run`.
 
 --sets: instead, each of these instruction sets, forced on ours, against llama.cpp built for the same one. For a decoded token,
-bytes of weights per second are compared with reading memory, four times as much as the largest cache holds, on as many threads
-in the same round. `plain` does an eighth of the work.
+bytes of weights per second are compared with reading memory, four times as much as the largest cache holds, and for a prompt,
+products of weights per second with the set's products of bytes in registers (programs/product_peak.c), each on as many threads
+in the same round. Attention's products of keys and values are not counted. `plain` does an eighth of the work.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Protocol, cast
@@ -36,7 +38,7 @@ from benchmarks.lib.models import seeded_gguf
 from benchmarks.lib.report import Report, make_parser
 from benchmarks.lib.seeded_moe import seeded_config, seeded_package
 from benchmarks.lib.spread import bootstrap
-from benchmarks.products import memory_area, read_memory
+from benchmarks.products import memory_area, peak_program, peak_rate, read_memory
 from runtime.backends.instruction_sets import FORCED_SET
 from workloads import ROOT
 from workloads.gguf_model import SHAPES, Shape, tensor_shapes
@@ -246,39 +248,46 @@ def measure_sets(args: argparse.Namespace, report: Report) -> None:
         with (
             contextlib.closing(Process(*ours_command, *numbers, environment={FORCED_SET: name})) as ours,
             contextlib.closing(Process(*peer_command, *numbers)) as peer,
+            peak_program() as program,
         ):
-            for what, count in {"decode": args.tokens, "prefill": args.prompt}.items():
-                sides = SetSides(ours, peer, what, max(count // fewer, 4), args.threads)
-                label = name if args.block == PEER_BLOCK else f"{name} in blocks of {args.block}"
-                sides.compare(label, max(args.rounds // fewer, 2), weights, report)
+            label = name if args.block == PEER_BLOCK else f"{name} in blocks of {args.block}"
+            rounds, count, prompt = max(args.rounds // fewer, 2), max(args.tokens // fewer, 4), max(args.prompt // fewer, 4)
+            limits = partial(read_rate, args.threads), partial(peak_per_ns, program, name, args.threads)
+            SetSides(ours, peer, "decode", count, "read bandwidth", limits[0], weights).compare(label, rounds, report)
+            products = (products_of_prompt(shape, prompt),) * 2
+            SetSides(ours, peer, "prefill", prompt, "peak products", limits[1], products).compare(label, rounds, report)
 
 
 @dataclass
 class SetSides:
-    """Both engines in windows of one kind."""
+    """Both engines in windows of one kind. limit_rate: measures what none exceeds, bytes or products per ns; work: bytes
+    of weights per decoded token, or products of a prompt, ours and theirs.
+    """
 
     ours: Process
     peer: Process
     what: str
     count: int
-    threads: int
+    limit: str
+    limit_rate: Callable[[], float]
+    work: tuple[int, int]
 
-    def compare(self, name: str, rounds: int, weights: tuple[int, int], report: Report) -> None:
-        """Add the figures of `rounds` rounds. weights: bytes of weights per decoded token, ours and theirs."""
+    def compare(self, name: str, rounds: int, report: Report) -> None:
+        """Add the figures of `rounds` rounds."""
         for process in (self.ours, self.peer):
             process.ask(self.what, self.count)
-        mine, theirs, reading = np.array([self._round() for _ in range(rounds)]).T
+        mine, theirs, limits = np.array([self._round() for _ in range(rounds)]).T
         tokens, label = 1 if self.what == "decode" else self.count, f"{name}, {self.what}"
-        for who, times, size in (("ours", mine, weights[0]), ("llama.cpp", theirs, weights[1])):
+        for who, times, work in (("ours", mine, self.work[0]), ("llama.cpp", theirs, self.work[1])):
             report.add(f"{label}: {who}", "ms/token", bootstrap(times / tokens / 1e6))
-            if self.what == "decode":
-                report.add(f"{label}: {who}, share of read bandwidth", "", bootstrap(size / times / reading))
+            if limits.all():
+                report.add(f"{label}: {who}, share of {self.limit}", "", bootstrap(work / times / limits))
         report.add(f"{label}: speed", "ratio", bootstrap(theirs / mine), against="llama.cpp of the same set")
 
     def _round(self) -> tuple[float, float, float]:
-        """(ns of ours, ns of the peer, bytes per ns of reading memory)."""
+        """(ns of ours, ns of the peer, the limit)."""
         mine, theirs, _ = windows_of_round(self.ours, self.peer, self.what, self.count)
-        return mine, theirs, read_rate(self.threads)
+        return mine, theirs, self.limit_rate()
 
 
 def read_rate(threads: int) -> float:
@@ -292,13 +301,24 @@ def read_rate(threads: int) -> float:
     return len(area) / min(times)
 
 
+def peak_per_ns(program: Path, name: str, threads: int) -> float:
+    """Products of bytes per ns in registers, on all threads at once."""
+    return peak_rate(program, name, threads) / 1e9
+
+
 def bytes_of_token(shape: Shape, block: int) -> int:
-    """Bytes of weights that a decoded token reads: all matrices except the embedding, and only the experts used."""
-    weights = 0.0
+    """Bytes of weights that a decoded token reads."""
+    return int(products_of_prompt(shape, 1) * (BITS + SCALE_BITS / block) / 8)
+
+
+def products_of_prompt(shape: Shape, tokens: int) -> int:
+    """Products of weights: all matrices except the embedding, only the experts used, and the head for one token."""
+    products = 0.0
     for name, dims in tensor_shapes(shape):
         if len(dims) > 1 and not name.startswith("token_embd"):
-            weights += float(np.prod(dims)) * (shape.used / shape.experts if "_exps" in name else 1)
-    return int(weights * (BITS + SCALE_BITS / block) / 8)
+            times = 1 if name.startswith("output.") else tokens
+            products += times * float(np.prod(dims)) * (shape.used / shape.experts if "_exps" in name else 1)
+    return int(products)
 
 
 def measure_peers(args: argparse.Namespace, report: Report) -> None:

@@ -62,7 +62,7 @@ GROUPS = {
                 )
             },
         ),
-        "history": Verb("analyzer.commands.history", "results of many builds, and where they changed"),
+        "history": Verb("views.commands.history", "results of many builds, where they changed, and speed against energy"),
     },
     "Predict": {
         "predict": Verb(

@@ -269,6 +269,43 @@ def test_the_work_of_delta_nets_and_gated_attention_equals_what_their_definition
     assert pytest.approx(np.array([delta, gated, delta])) == found
 
 
+@pytest.mark.parametrize("r", [1, 5])
+def test_the_work_of_states_that_fade_by_channel_equals_what_their_definitions_add_up_to(r):
+    kimi = CONFIG | {
+        "model_type": "kimi_linear",
+        "layer_types": DELTA["layer_types"],
+        "linear_num_heads": 4,
+        "linear_head_dim": 5,
+    }
+    known = model_subgraphs({"model": {"path": "m", "config": kimi, "package": {"precisions": PRECISIONS}}})
+    found = np.array(known.formulas["attention"](WorkQuery(np.array([r]), np.array([9.0]), np.array([0])))).T[0]
+    # Queries, keys, values; the output gate and the decays through 5 dimensions; a step for each head; the way back.
+    products = [(r, 32, 60, "attention"), (r, 32, 5, "attention"), (r, 5, 20, "attention"), (r, 20, 32, "attention")]
+    products += [(r, 32, 5, "router"), (r, 5, 20, "router"), (r, 32, 4, "router"), *[(1, 5, 5, None)] * 3 * 4 * r]
+    states, row = [(4 * 5 * 5, FLOAT), (3 * 60, FLOAT)], [(r * 32, FLOAT)]
+    # The convolution and its activation; fading; a channel's decay; the heads' norm and gate; norm and residual.
+    elements = {2: r * 4 * 60 + r * 20, 1: r * 60 + r * 4 * 5 * 5 + r * 32, 4: r * 20 + r * 20 + r * 32}
+    by_hand = counted(products, {"read": [*row, (4 * 60, FLOAT), *states], "written": row + states}, elements)
+    assert pytest.approx(np.array(by_hand)) == found
+
+
+def test_layers_of_one_part_do_the_work_of_that_part_alone_and_without_gates():
+    nemotron = CONFIG | {"model_type": "nemotron_h", "layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"]}
+    nemotron |= {"mamba_num_heads": 2, "mamba_head_dim": 8, "n_groups": 1, "ssm_state_size": 4, "conv_kernel": 4}
+    known = model_subgraphs({"model": {"path": "m", "config": nemotron, "package": {"precisions": PRECISIONS}}})
+    asked = WorkQuery(np.array([5] * 4), np.array([9.0] * 4), np.arange(4))
+    attention, mlp, expert = (np.array(known.formulas[kind](asked)).T for kind in ("attention", "mlp", "expert"))
+    row, usual = [(5 * 32, FLOAT)], subgraph_by_hand("attention", 5, 9, 0)
+    moved = counted([], {"read": row, "written": row}, {})
+    widths = {2: (24, "attention"), 3: (64, "attention")}
+    whole = {n: [(5, 32, width, part), (5, width, 32, part)] for n, (width, part) in widths.items()}
+    assert pytest.approx(np.array([usual, moved, moved])) == attention[1:] and attention[0, 0] > 2 * 5 * 32 * 42
+    by_hand = [counted(whole[n], {"read": row, "written": row}, {2: 5 * widths[n][0]}) for n in (2, 3)]
+    assert pytest.approx(np.array([moved, moved, *by_hand])) == mlp
+    experts = [(5, 32, 16, "experts"), (5, 16, 32, "experts")]
+    assert pytest.approx(np.array(counted(experts, {"read": row, "written": row}, {2: 5 * 16}))) == expert[2]
+
+
 def test_every_subgraph_of_the_runtime_has_a_formula():
     known = model_subgraphs({"model": {"path": "m", "config": CONFIG, "package": {}}})
     assert set(known.formulas) == set(KINDS) == {kind.name.lower() for kind in Kind}

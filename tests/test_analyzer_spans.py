@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from analyzer.errors import AnalysisError
 from analyzer.records import loops
 from analyzer.records.intervals import Intervals, covered_ns
+from analyzer.records.rows import map_distinct
 from analyzer.records.schema import TEXT, equals_any, text_array
 from analyzer.records.slot_columns import by_kind, columns_of, first_occurrences
 from analyzer.records.spans import (
@@ -209,6 +210,14 @@ def test_numbers_of_combinations_and_their_first_rows_equal_a_dictionary(rows):
     code, first = number_rows(one, other)
     known = list(dict.fromkeys(rows))
     assert code.tolist() == [known.index(row) for row in rows] and first.tolist() == [rows.index(row) for row in known]
+
+
+@given(st.lists(st.binary(max_size=2)) | st.lists(st.integers(2**63 - 2, 2**63 + 2)))
+def test_each_distinct_value_is_named_once(values):
+    column = np.array(values, np.uint64 if values and isinstance(values[0], int) else "S2")
+    named = []
+    names = map_distinct(column, lambda value: named.append(value) or repr(value))
+    assert names.tolist() == [repr(value) for value in column.tolist()] and len(named) == len(set(column.tolist()))
 
 
 @given(st.integers(0, 5000), st.integers(1, 2**40))

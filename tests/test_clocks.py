@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -156,6 +157,22 @@ def test_a_damaged_description_costs_names_alone(damaged: dict, tmp_path: Path) 
     assert {"CPU 4", "CPU 7"} <= set(table["name"])
 
 
+def test_cpus_of_one_kind_have_the_same_highest_clock_and_capacity(tmp_path: Path) -> None:
+    policies = [
+        {"number": number, "cpus": cpus, "most": most, "capacity": capacity}
+        for number, cpus, most, capacity in (
+            (0, [0, 1], 1800000, 400),
+            (2, [2, 3], 2400000, 1024),
+            (4, [4, 5], 2400000, 1024),
+            (6, [6, "x", -1, 1 << 70], 2400000, 800),
+        )
+    ]
+    table = build_tables(Recording(Writer().write(tmp_path / "r", heat={"policies": [*policies, policies[0]]})))["cpus"]
+    kinds = dict(zip(table["cpu"], table["kind"], strict=True))
+    assert kinds == {0: "CPUs 0-1", 1: "CPUs 0-1", **dict.fromkeys(range(2, 6), "CPUs 2-5"), 6: "CPU 6"}
+    assert table["policy"].to_list() == [0, 0, 2, 2, 4, 4, 6] and table["capacity"].to_list()[-1] == 800
+
+
 def change(sysfs: Path, until: Path) -> None:
     """The cluster is capped as soon as the recording's folder is there and its first reading must have been made."""
     while not (until / "manifest.json").exists():
@@ -187,8 +204,8 @@ def recorded(sysfs: Path, folder: Path, *recorder: str) -> RawRecording:
 
 DESCRIBED = {
     "policies": [
-        {"number": 0, "cpus": [0, 1, 2, 3], "governor": "schedutil", "least": 300000, "most": 2000000},
-        {"number": 4, "cpus": [4, 5, 6, 7], "governor": "performance", "least": 300000, "most": 2800000},
+        {"number": 0, "cpus": [0, 1, 2, 3], "governor": "schedutil", "least": 300000, "most": 2000000, "capacity": ANY},
+        {"number": 4, "cpus": [4, 5, 6, 7], "governor": "performance", "least": 300000, "most": 2800000, "capacity": ANY},
     ],
     "zones": [{"number": 0, "type": "cpu-0", "trips": [["passive", 85000], ["critical", 110000]]}],
     "cooling": [{"number": 3, "type": "cpufreq-cpu4", "most": 9}],

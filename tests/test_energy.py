@@ -8,6 +8,9 @@ import pytest
 
 from analyzer.compare.metrics import RunTables, extract_metrics
 from analyzer.questions import energy
+from analyzer.questions.causes import ACCELERATOR
+from analyzer.questions.energy_running import Running
+from analyzer.questions.energy_split import modelled_summary
 from analyzer.questions.summary import summarize
 from analyzer.records.intervals import Intervals
 from analyzer.records.schema import Tables
@@ -111,24 +114,24 @@ def test_energy_that_the_readings_cannot_tell_is_absent(tmp_path: Path) -> None:
     w.add("power", n=14, ts=ts, after=ts, engine=0, value=rng.integers(2_000_000, 4_000_000, 14))
     tables = build_tables(Recording(w.write(tmp_path / "r", power=of_source("hwmon-power"))))
     assert energy.phase_energy(tables)["joules"].isna().all()
-    assert all(p["j_per_token"] is None for rail in energy.energy_summary(tables)["rails"] for p in rail["phases"].values())
+    assert all(p["j_per_token"] is None for rail in modelled_summary(tables)["rails"] for p in rail["phases"].values())
 
 
 def test_an_accelerators_time_has_power_of_its_own() -> None:
     rng, begin = np.random.default_rng(5), np.arange(60) * 100 * MS
     worked = rng.uniform(0, 80, 60).astype(np.int64) * MS
     spans = {
-        "decode": Intervals.of(begin, begin + 10 * MS),
-        "decode on accelerator": Intervals.of(begin + 10 * MS, begin + 10 * MS + worked),
+        ("decode", ""): Intervals.of(begin, begin + 10 * MS),
+        ("decode", ACCELERATOR): Intervals.of(begin + 10 * MS, begin + 10 * MS + worked),
     }
-    running = energy.Running(tuple(spans), tuple(spans.values()), {"decode": Intervals.of(begin, begin + 100 * MS)})
+    running = Running.of_spans({"decode": Intervals.of(begin, begin + 100 * MS)}, spans)
     edges = np.arange(0, 60 * 100 * MS + 1, 90 * MS)
     joules = running.seconds(edges[:-1], edges[1:]) @ [1.0, 4.0, 9.0] * rng.normal(1, 0.01, len(edges) - 1)
     readings = energy.RailReadings(edges[:-1], edges[1:], joules, False)
     fit = energy.fitted(running, readings)
     assert fit is not None and fit.watts == pytest.approx([1.0, 4.0, 9.0], rel=0.1)
     rail = energy.RailFit(dict.fromkeys(("rail_id", "source", "rail", "scope"), ""), readings, running, fit, {}, None)
-    row = energy.energy_row(rail, "decode", running.steps["decode"], 60)
+    row = energy.energy_row(rail, "decode", 60)
     assert row["joules"] == pytest.approx(6 + 4 * 0.6 + 9 * worked.sum() / S, rel=0.02)
 
 
@@ -164,8 +167,11 @@ def test_energy_stands_in_summary_and_comparison_and_requests_have_theirs(plante
         and decode["above_floor_j_per_token"] < decode["j_per_token"]
     )
     metrics = extract_metrics(RunTables(tables))
-    rows = metrics[(metrics["family"] == "energy") & (metrics["type"] == "package-0")].set_index("phase")
+    every = metrics[metrics["type"] == "package-0"].set_index(["metric", "phase"])
+    rows = every.loc["energy per token"]
     assert rows.loc["decode", "value"] == pytest.approx(decode["j_per_token"]) and rows.loc["decode", "better"] == "lower"
+    assert every.loc[("energy per token above the floor", "decode"), "value"] == decode["above_floor_j_per_token"]
+    assert every.loc[("mean power", "decode"), "value"] == pytest.approx(decode["joules"] / decode["seconds"])
     drawn = {name: watts for name, _, watts in counter_tracks(tables)}
     assert np.median(drawn["package-0 (powercap) W"]) > IDLE_W / 2 and "current_now (battery-current) W" in drawn
     requests = energy.request_energy(tables)

@@ -163,6 +163,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.7,
         },
     ),
+    "kimi_linear": (
+        "KimiLinear",
+        {name: value for name, value in LATENT.items() if name not in ("n_routed_experts", "first_k_dense_replace")}
+        | {"num_local_experts": 8, "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"linear_num_heads": 3, "linear_head_dim": 16},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe", "mlp"],
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 40,
+            "head_dim": 32,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 12,
+            "time_step_min": 1e-9,
+        },
+    ),
     "gemma4_text": (
         "Gemma4",
         {

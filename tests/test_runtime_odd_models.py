@@ -164,8 +164,8 @@ def verdict_of(folder: Path, ids: list[int]) -> tuple[str, float]:
 
 def odd_model(folder: Path, case: int) -> tuple[str, str]:
     """A drawn model with one change; (its family, the change)."""
-    names, rng = list(drawn_models.FAMILIES), np.random.default_rng([17, case])
-    name, change = names[case * 7 % len(names)], CHANGES[case % len(CHANGES)]
+    names, rng = sorted(drawn_models.FAMILIES.keys() - drawn_models.REWRITTEN.keys()), np.random.default_rng([17, case])
+    name, change = names[case * 11 % len(names)], CHANGES[case % len(CHANGES)]
     drawn_models.build_reference(folder, name, drawn_models.drawn_config(name, 500 + case), case)
     config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     change(config.get("text_config", config), tensors, rng)

@@ -96,6 +96,22 @@ def test_slots_that_the_programs_version_lacks_are_left_alone(tmp_path: Path, mo
     assert slots == {"OrtApi[7]", "OrtApi[8]", "OrtApi[9]", "OrtApi[95]"}
 
 
+HOLDING = "import sys; from workloads.programs.ort_c import Api; Api(sys.argv[1]); print('ready', flush=True); sys.stdin.readline()"
+
+
+@needs_runtime
+@pytest.mark.needs("probes")
+def test_a_program_that_had_its_table_before_it_was_followed_is_named(tmp_path: Path) -> None:
+    command, pipe = [sys.executable, "-c", HOLDING, str(RUNTIME)], subprocess.PIPE
+    target = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
+    assert target.stdout is not None and target.stdout.readline() == "ready\n"
+    options = ("--no-views", "--levels", "graph", "--pid", str(target.pid), "--duration", "0.2")
+    done = trace("attach", *options, "-o", str(tmp_path / "run"))
+    target.communicate("go\n", timeout=60)
+    warnings = json.loads((tmp_path / "run" / "manifest.json").read_text())["warnings"]
+    assert done.returncode == 0 and [line.startswith(f"onnxruntime: process {target.pid} ") for line in warnings] == [True]
+
+
 MODULE = package_file("onnxruntime", "capi/onnxruntime_pybind11_state*.so")
 PYTHON_RELEASES = ("onnxruntime==1.20.1", "onnxruntime==1.24.4", "onnxruntime==1.28.0", "onnxruntime==1.31.1")
 

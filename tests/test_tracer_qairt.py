@@ -58,6 +58,11 @@ def test_every_execution_has_its_name_status_and_times_and_every_call_a_row(libr
     assert manifest["warnings"] == [] and manifest["qnn"]["emulator"] == (os.uname().machine == "x86_64")
 
 
+def test_a_program_that_asks_for_its_tables_often_waits_for_their_probes_once(library: str, tmp_path: Path) -> None:
+    _, manifest, tables = traced(tmp_path, library, "asks=100")
+    assert len(tables["qnn_executes"]) == 10 and 4 <= manifest["cost"]["held_stops"] < 20
+
+
 def test_executions_in_flight_together_have_a_depth_and_time_behind_others_and_rejected_ones_are_not_work(
     library: str, tmp_path: Path
 ) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analyzer.questions.npu_figures import npu_statistics
 from analyzer.tables.store import load_tables
-from tests.conftest import ROOT, begin_trace, manifest_when, trace
+from tests.conftest import ROOT, begin_trace, manifest_when, rest_long, trace
 from tests.truth import skip_where_stolen
 from workloads.host_time import HostTime
 from workloads.raw_records import RawRecording
@@ -380,6 +381,72 @@ def test_a_library_that_is_replaced_on_disk_is_probed_again_and_asynchronous_cal
     assert executes["asynchronous"].tolist() == 2 * ([False] * 7 + [True] * 3)
     late = executes[executes["asynchronous"]]
     assert (late["duration_ns"] > 20e6).all() and (late["returned_ns"] < late["end_ns"]).all()
+
+
+FORKING = """
+import os, sys
+from workloads.programs.qnn_c import Qnn
+def execute(graph, times):
+    for _ in range(times):
+        qnn("graphExecute", graph)
+qnn = Qnn(sys.argv[1])
+context = qnn.made("contextCreate", qnn.made("backendCreate", None, None), None, None)
+graph = qnn.made("graphCreate", context, b"before", None)
+execute(graph, 2)
+if not os.fork():
+    execute(graph, 3)
+    own = qnn.made("graphCreate", context, b"child's", None)
+    execute(own, 4)
+    if not os.fork():
+        execute(graph, 5)
+        execute(own, 6)
+        os._exit(0)
+    os.wait()
+    os._exit(0)
+execute(qnn.made("graphCreate", context, b"after", None), 7)
+os.wait()
+"""
+
+
+def test_executions_of_a_forked_process_have_the_names_of_graphs_from_before(fake: Path, tmp_path: Path) -> None:
+    command, env = [sys.executable, "-c", FORKING, str(fake)], {"PYTHONPATH": str(ROOT)}
+    done = trace("run", "--no-views", "--levels", "qnn", "-o", str(tmp_path / "run"), "--", *command, env=env)
+    assert done.returncode == 0, done.stderr
+    executes = load_tables(tmp_path / "run")["qnn_executes"]
+    names = [list(rows["graph_name"]) for _, rows in executes.groupby("pid")]
+    assert sorted(names, key=len) == [
+        ["before"] * 3 + ["child's"] * 4,
+        ["before"] * 2 + ["after"] * 7,
+        ["before"] * 5 + ["child's"] * 6,
+    ]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None or shutil.which("strip") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("without", rest_long([(), ("cold",), ("cold", "ends")], ("cold", "ends")))
+def test_an_exception_passes_the_stages_of_the_provider_whose_ends_are_known_or_left_out(
+    tmp_path: Path, without: tuple[str, ...]
+) -> None:
+    library = str(tmp_path / "libonnxruntime_providers_qnn.so")
+    options = ["-O2", "-std=c++17", "-shared", "-fPIC", *["-DTAIL"] * ("ends" in without)]
+    subprocess.run(["c++", *options, "-o", library, str(PROGRAMS / "qnn_provider.cpp")], check=True)
+    if "cold" in without:
+        subprocess.run(["strip", "-w", "--strip-symbol=*.cold*", library], check=True)
+    script = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).drive_stages(6)"
+    command = [sys.executable, "-c", script, library]
+    done = trace("run", "--no-views", "--levels", "qnn", "-o", str(tmp_path / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    stage, begin, end, threw = map(list, zip(*said, strict=True))
+    tables, unknown = load_tables(tmp_path / "run"), ["compose"] * ("ends" in without)
+    stages = tables["qnn_stages"]
+    assert stages["stage"].tolist() == stage and sum(threw) == 16 == len(said) // 3
+    assert stages["complete"].tolist() == [not (passed or name in unknown) for name, passed in zip(stage, threw, strict=True)]
+    assert (stages["begin_ns"] >= begin).all() and (stages["end_ns"] <= end)[stages["complete"]].all()
+    assert (stages["duration_ns"] > 500_000)[stages["complete"]].all()
+    unended = {name: row["unended"] for name, row in npu_statistics(tables)["stages"].items()}
+    assert unended == {name: 6 if name in unknown else 2 for name in stage}
+    warnings = json.loads((tmp_path / "run" / "manifest.json").read_text())["warnings"]
+    assert ["ComposeGraph" in line for line in warnings] == [True] * len(unknown)
 
 
 def test_a_table_of_2_7_has_other_slots_and_every_call_is_seen(fake: Path, tmp_path: Path) -> None:

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analyzer.compare.document import as_document, compare_runs
+from analyzer.compare.settings import setting_points
 from analyzer.predict.simulator import Settings, on_pareto_front, simulate_trace
 from analyzer.questions.profdag import build_profdag
 from tests.test_compare import HOSTILE, result
 from tests.test_predict_simulator import EVEN, SIZE, random_trace
 from tests.test_views_pages import data_of, hostile, report
 from views.colours import CAUSES
-from views.pareto import write_pareto
+from views.pareto import write_pareto, write_settings
 from views.profdag.page import write_profdag
 from views.regression import write_regression
 from views.serving import make_server, offline_ui, ui_address
@@ -146,7 +148,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     sides = ([result(f"{side}-{i}", i + 50 * n) for i in range(5)] for n, side in enumerate(("base", "cand")))
     write_regression(as_document(compare_runs(*sides)), folder / "regression.html")
     sweep(folder)
-    return [report(folder, manifest, tables), *(folder / f"{name}.html" for name in ("profdag", "regression", "pareto"))]
+    write_settings(setting_points(*settings_of_runs()), folder / "settings.html")
+    names = ("profdag", "regression", "pareto", "settings")
+    return [report(folder, manifest, tables), *(folder / f"{name}.html" for name in names)]
+
+
+def settings_of_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(speed, energy) of three settings, two runs each, as a history has them."""
+    rows = [(setting, run) for setting in (HOSTILE, "4 threads", "8 threads") for run in range(2)]
+    place = {"device": "board", "build": [setting for setting, _ in rows]}
+    speed = pd.DataFrame({**place, "metric": "decode speed", "value": [10, 11, 14, 15, 12, 13]})
+    joules = {"metric": "energy per token", "phase": "decode", "type": "soc", "value": [0.5, 0.52, 0.6, 0.61, 0.9, 0.95]}
+    return speed, pd.DataFrame({**place, **joules})
 
 
 @pytest.mark.parametrize("window", [pytest.param(WIDE, marks=pytest.mark.long), NARROW], ids=["wide", "narrow"])

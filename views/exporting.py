@@ -153,3 +153,17 @@ def export_routes(run_dir: Path, out: Path | None, form: str) -> dict[str, Any]:
     path, tables = out or run_dir / f"routes-{form}.{'csv' if FORMATS[form].columns else 'json'}", tables_of(run_dir)
     write_routes(tables, path, form)
     return {"path": str(path), "bytes": path.stat().st_size, "steps": len(tables["tokens"])}
+
+
+def export_energy(run_dir: Path, out: Path | None) -> dict[str, Any]:
+    """Write the energy of a run in the fields proposed for MLPerf, and TensorRT-LLM's."""
+    from analyzer.questions.energy_export import exported_energy
+    from analyzer.tables.store import load_tables
+    from moescope.answers import json_text
+
+    rails = exported_energy(load_tables(run_dir))
+    if not rails:
+        raise ViewError(f"{run_dir} has no energy of steps: moescope summary says why, moescope doctor what would give it")
+    path = out or run_dir / "energy.json"
+    path.write_text(json_text({"rails": rails}))
+    return {"path": str(path), "bytes": path.stat().st_size, "rails": len(rails)}

@@ -1,8 +1,11 @@
-"""`pareto.html`: time by memory, one self-contained file. The document: `moescope simulate --json`."""
+"""`pareto.html`, one self-contained file: time by memory of `moescope simulate --json`, or energy by speed of recordings."""
 
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from analyzer.questions.pareto import on_front
 from views.report.sections import Block, Section, axis, bytes_text, cards, chart, note, pairs, table, write_sections
 
 Document = dict[str, Any]
@@ -67,9 +70,28 @@ def front_chart(document: Document, figure: str, title: str) -> Block | None:
     return chart(title, traces, "", 420, xaxis=memory, yaxis=time)
 
 
+def energy_chart(document: Document) -> Block | None:
+    """Energy of a decoded token by TPOT, with the front of both; None without watts."""
+    runs = [run for run in document["runs"] if run.get("j_per_token") is not None and run["tpot_ms"]]
+    if not runs:
+        return None
+    flags = on_front([(run["tpot_ms"], run["j_per_token"]) for run in runs])
+    best = sorted((run for run, flag in zip(runs, flags, strict=True) if flag), key=lambda run: run["tpot_ms"])
+    line = {"line": {"shape": "hv", "dash": "dot"}, "hoverinfo": "skip", "name": "Pareto front", "slot": 7, "mode": "lines"}
+    dots = {"mode": "markers", "name": "settings", "slot": 0, "text": [point_label(run) for run in runs]}
+    hover = {"hovertemplate": "%{x:.2f} ms, %{y:.4g} J/token<br>%{text}<extra></extra>"}
+    traces = [
+        {"type": "scatter", **look, "x": [run["tpot_ms"] for run in some], "y": [run["j_per_token"] for run in some]}
+        for look, some in ((line, best), (dots | hover, runs))
+    ]
+    time, joules = (axis(name, rangemode="tozero") for name in ("TPOT, ms", "J/token"))
+    return chart("TPOT against energy", traces, f"Modelled: {document['energy']}", 420, xaxis=time, yaxis=joules)
+
+
 def all_charts(document: Document) -> Section | None:
-    """Charts of TPOT and TTFT by memory."""
+    """Charts of TPOT and TTFT by memory, and of energy."""
     fronts = [front_chart(document, "tpot_ms", "Memory against TPOT"), front_chart(document, "ttft_ms", "Memory against TTFT")]
+    fronts.append(energy_chart(document))
     blocks = [block for block in fronts if block]
     return Section("front", "Memory against time", blocks) if blocks else None
 
@@ -78,14 +100,14 @@ def settings_table(document: Document) -> Section:
     """Every simulated run."""
     columns = (
         "text Pareto, text cache, text prefetch, number chunk, number cache MiB, number TTFT ms, number TPOT ms, "
-        "number TPOT p90 ms, number hits %, number stall ms, number loaded MiB"
+        "number TPOT p90 ms, number hits %, number stall ms, number loaded MiB, number J/token"
     )
     rows = []
     for run in document["runs"]:
         named = ["yes" if run["pareto"] else "", "everything" if run["cache_bytes"] is None else bytes_text(run["cache_bytes"])]
         hits = None if run["hit_rate"] is None else 100 * run["hit_rate"]
         figures = [run["peak_cache_bytes"] / MIB, run["ttft_ms"], run["tpot_ms"], run["tpot_p90_ms"], hits, run["stall_ms"]]
-        rows.append([*named, prefetch_text(run), run["chunk"], *figures, run["loaded_bytes"] / MIB])
+        rows.append([*named, prefetch_text(run), run["chunk"], *figures, run["loaded_bytes"] / MIB, run.get("j_per_token")])
     return Section("settings", "Every setting", [table(columns, rows)])
 
 
@@ -93,3 +115,54 @@ def write_pareto(document: Document, path: Path) -> int:
     """Write the page; returns its size in bytes."""
     title = f"{len(document['runs'])} simulated settings"
     return write_sections(path, title, {"title": title}, [make(document) for make in (best_choices, all_charts, settings_table)])
+
+
+def setting_cards(points: pd.DataFrame) -> Block:
+    """The fastest setting, the one with the least energy, and the one with the least among the nearly fastest."""
+    near = points[points["tokens_per_s"] >= points["tokens_per_s"].max() / NEAR]
+    chosen = {
+        "fastest": points.loc[points["tokens_per_s"].idxmax()],
+        "least energy": points.loc[points["j_per_token"].idxmin()],
+        f"within {NEAR - 1:.0%} of the fastest": near.loc[near["j_per_token"].idxmin()],
+    }
+    return cards(
+        [(name, f"{p['tokens_per_s']:,.1f} tok/s · {p['j_per_token']:.3g} J/token", p["setting"]) for name, p in chosen.items()]
+    )
+
+
+def setting_chart(points: pd.DataFrame) -> Block:
+    """Energy by speed, one point for each setting, and the Pareto front."""
+    best = points[points["pareto"]].sort_values("tokens_per_s")
+    shape = {"line": {"shape": "vh", "dash": "dot"}, "hoverinfo": "skip"}
+    line = {"x": best["tokens_per_s"].tolist(), "y": best["j_per_token"].tolist(), **shape}
+    dots = {"x": points["tokens_per_s"].tolist(), "y": points["j_per_token"].tolist()}
+    hover = {"text": points["setting"].tolist(), "hovertemplate": "%{x:.4g} tok/s, %{y:.4g} J/token<br>%{text}<extra></extra>"}
+    traces = [
+        {"type": "scatter", "mode": "lines", "name": "Pareto front", "slot": 7, **line},
+        {"type": "scatter", "mode": "markers", "name": "settings", "slot": 0, **dots, **hover},
+    ]
+    fast, joules = (axis(name, rangemode="tozero") for name in ("tokens/s in decode", "J/token in decode"))
+    return chart("Energy against speed", traces, "Medians over the runs of each setting.", 420, xaxis=fast, yaxis=joules)
+
+
+def setting_section(name: str, points: pd.DataFrame) -> Section:
+    """The settings measured on one device by one power rail."""
+    columns = (
+        "text Pareto, text setting, number tokens/s, number mJ/token, number mean mJ/token, number sd mJ/token, number runs, "
+        "number tokens/J"
+    )
+    millijoules = points[["j_per_token", "j_mean", "j_sd"]] * 1e3
+    rows = [
+        ["yes" if p["pareto"] else "", p["setting"], p["tokens_per_s"], *mj, p["runs"], 1 / p["j_per_token"]]
+        for p, mj in zip(points.to_dict("records"), millijoules.to_numpy().tolist(), strict=True)
+    ]
+    device, rail = points[["device", "rail"]].iloc[0]
+    blocks = [setting_cards(points), setting_chart(points), table(columns, rows)]
+    return Section(name, f"{rail} of {device}" if device else rail, blocks)
+
+
+def write_settings(points: pd.DataFrame, path: Path) -> int:
+    """Write the page of measured settings (analyzer/compare/settings.py); returns its size in bytes."""
+    parts = [part for _, part in points.groupby(["device", "rail"], sort=False)]
+    title = f"{points['setting'].nunique()} settings: energy against speed"
+    return write_sections(path, title, {"title": title}, [setting_section(f"rail-{n}", part) for n, part in enumerate(parts)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.compare.verdict_text import spoken_name
+from analyzer.compare.verdict_text import ENERGY, spoken_name
 from moescope.terminal import counted
 from views.colours import CAUSES
 from views.profdag.change_graph import change_graph
@@ -52,7 +52,8 @@ def verdict_blocks(document: Document) -> Section:
     runs = document["runs"]
     blocks: list[Block] = [{"kind": "findings", "items": document["words"]}]
     speed = [m for m in document["metrics"] if m["family"] == "speed" and m["change"] is not None]
-    blocks.append(cards([(m["metric"], f"{percent(m['change']):+,.1f} %", m["direction"]) for m in speed]))
+    speed += [m for m in document["metrics"] if m["metric"] == ENERGY and m["change"] is not None]
+    blocks.append(cards([(spoken_card(m), f"{percent(m['change']):+,.1f} %", m["direction"]) for m in speed]))
     if document.get("failures"):
         blocks.append(
             {"kind": "findings", "items": [{"level": "bad", "text": f"Limit broken: {t}"} for t in document["failures"]]}
@@ -72,6 +73,11 @@ def verdict_blocks(document: Document) -> Section:
         )
     )
     return Section("verdict", "Verdict", blocks)
+
+
+def spoken_card(metric: dict[str, Any]) -> str:
+    """The metric, with phase and power rail of an energy."""
+    return " · ".join(filter(None, (metric["metric"], metric["phase"], metric["type"])))
 
 
 def list_runs(names: list[str]) -> str:

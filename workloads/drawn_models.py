@@ -6,6 +6,7 @@ tolerance is a tie and counts as agreement.
 """
 
 import gc
+import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from runtime import MoE
 from runtime.package.convert import PackageFormat, convert
@@ -282,6 +284,59 @@ def granitemoehybrid(draw: Draw) -> dict[str, Any]:
     return changes | {"mamba_conv_bias": draw([False, True]), "mamba_proj_bias": draw([False, True])}
 
 
+def kimi_linear(draw: Draw) -> dict[str, Any]:
+    one, other, dense, sparse = "linear_attention", "full_attention", "dense", "sparse"
+    layers = draw([[one, other], [other, one], [one, one, other], [one, one]])
+    changes = latent(draw) | {"layer_types": layers, "num_hidden_layers": len(layers), "norm_topk_prob": draw([False, True])}
+    for name in ("rope_parameters", "n_routed_experts", "first_k_dense_replace"):
+        del changes[name]
+    changes |= {"num_local_experts": 8, "mlp_layer_types": [draw([dense, sparse]), *[sparse] * (len(layers) - 1)]}
+    changes |= {"linear_num_heads": draw([1, 2, 3]), "linear_head_dim": draw([8, 16]), "linear_conv_kernel_dim": draw([2, 4])}
+    return changes | {"attention_bias": draw([False, True]), "tie_word_embeddings": False}
+
+
+def nemotron_h(draw: Draw) -> dict[str, Any]:
+    """Steps of Mamba-2 without a lower bound, which transformers applies in prefill alone."""
+    one, other, moe, mlp = "linear_attention", "full_attention", "moe", "mlp"
+    layers = draw([[one, moe, other, moe], [one, other, moe], [moe, one, mlp], [one, one, moe, mlp, moe]])
+    changes = {"layers_block_type": layers, "num_hidden_layers": None, "n_routed_experts": 8, "time_step_min": 1e-9}
+    changes |= {"moe_intermediate_size": draw([24, 48]), "moe_shared_expert_intermediate_size": draw([24, 40])}
+    changes |= {"norm_topk_prob": draw([False, True]), "routed_scaling_factor": draw([1.0, 2.5])}
+    changes |= dict(draw([{"n_group": 1, "topk_group": 1}, {"n_group": 4, "topk_group": 2}]))
+    changes |= {"mamba_num_heads": 4, "mamba_head_dim": draw([8, 16]), "n_groups": draw([1, 2]), "ssm_state_size": draw([8, 16])}
+    changes |= {"conv_kernel": draw([2, 4]), "chunk_size": draw([16, 128]), "tie_word_embeddings": False}
+    changes |= {"use_conv_bias": draw([False, True]), "use_bias": draw([False, True])}
+    return draw_attention(draw) | changes | {"rms_norm_eps": None, "layer_norm_epsilon": draw([1e-6, 1e-3])}
+
+
+def bailing_moe(draw: Draw) -> dict[str, Any]:
+    """As GLM-4.5, which does the same arithmetic."""
+    top_k = draw([1, 2, 3])
+    return glm4_moe(draw) | {"num_experts_per_tok": top_k, "norm_topk_prob": top_k > 1}
+
+
+def write_as_ling(folder: Path) -> None:
+    """Rewrite a saved GLM-4.5 with the names and keys of Ling 2."""
+    config = json.loads((folder / "config.json").read_text())
+    turning = config.pop("rope_parameters")
+    config |= {"model_type": "bailing_moe", "architectures": ["BailingMoeV2ForCausalLM"], "score_function": "sigmoid"}
+    config |= {"partial_rotary_factor": turning.pop("partial_rotary_factor"), "rope_theta": turning.pop("rope_theta")}
+    config |= {"rope_scaling": turning if turning["rope_type"] != "default" else None, "use_bias": False}
+    for old, new in (("n_routed_experts", "num_experts"), ("n_shared_experts", "num_shared_experts")):
+        config[new] = config.pop(old)
+    config["use_qkv_bias"] = config.pop("attention_bias")
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if ".q_proj." in name]:
+        parts = [tensors.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
+        tensors[name.replace(".q_proj.", ".query_key_value.")] = np.concatenate(parts)
+    names = {".self_attn.": ".attention.", ".o_proj.": ".dense.", ".q_norm.": ".query_layernorm.", ".k_norm.": ".key_layernorm."}
+    names |= {".embed_tokens.": ".word_embeddings.", ".e_score_correction_bias": ".expert_bias"}
+    for old, new in names.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 FAMILIES: dict[str, tuple[str, Draw]] = {
     "qwen2_moe": ("Qwen2Moe", qwen2_moe),
     "qwen3_moe": ("Qwen3Moe", qwen3_moe),
@@ -308,8 +363,13 @@ FAMILIES: dict[str, tuple[str, Draw]] = {
     "flex_olmo": ("FlexOlmo", flex_olmo),
     "afmoe": ("Afmoe", afmoe),
     "granitemoehybrid": ("GraniteMoeHybrid", granitemoehybrid),
+    "kimi_linear": ("KimiLinear", kimi_linear),
+    "nemotron_h": ("NemotronH", nemotron_h),
+    "bailing_moe": ("Glm4Moe", bailing_moe),
 }
 """model_type → the name of its classes in transformers, and how its settings are drawn."""
+REWRITTEN: dict[str, Callable[[Path], None]] = {"bailing_moe": write_as_ling}
+"""model_type → what makes its checkpoint of that of a family with the same arithmetic; transformers has none."""
 
 
 def drawn_config(name: str, seed: int) -> dict[str, Any]:
@@ -340,6 +400,7 @@ def build_reference(folder: Path, name: str, drawn: dict[str, Any], seed: int) -
                 tensor.add_(torch.randn_like(tensor) * 0.2)
     model.set_attn_implementation("eager")
     model.save_pretrained(folder)
+    REWRITTEN.get(name, lambda folder: None)(folder)
     (folder / "tokenizer.json").write_text(str(train_tokenizer(VOCABULARY).to_str()))
     return model
 

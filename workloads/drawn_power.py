@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.questions.energy import RailReadings, Running, fitted, thinned
-from analyzer.records.intervals import Intervals
+from analyzer.questions.energy import RailReadings, fitted, thinned
+from analyzer.questions.energy_running import EXPONENTS, Activity, Growth, Running
+from analyzer.records.intervals import Intervals, overlaps
 
 MS, S = 1_000_000, 1_000_000_000
 IDLE_S = 1.0
@@ -39,21 +40,47 @@ def drawn_steps(rng: np.random.Generator) -> tuple[dict[str, Intervals], dict[st
     return as_intervals[0], as_intervals[1]
 
 
-def drawn_run(seed: int, hz: float) -> DrawnRun:
-    """A run that a sensor of a drawn kind watched at `hz`."""
+def drawn_run(seed: int, hz: float, kinds: bool = False, depends: bool = True) -> DrawnRun:
+    """A run that a sensor of a drawn kind watched at `hz`.
+
+    `kinds`: on two kinds of CPUs whose clock changes, and on which power `depends`.
+    """
     rng = np.random.default_rng(seed)
     steps, cpu = drawn_steps(rng)
-    running = Running(tuple(cpu), tuple(cpu.values()), steps)
+    running = law = Running.of_spans(steps, {(phase, ""): span for phase, span in cpu.items()})
     watts = np.append(rng.uniform(0.5, 4), rng.uniform(1, 8, len(cpu)))
     end = max(int(span.end.max()) for span in steps.values()) + S // 2
     delay = rng.choice([0.0, rng.uniform(0, 3 / hz)])
-    readings = drawn_readings(rng, running, watts, end, hz, delay)
-    joules = {}
-    for number, (phase, span) in enumerate(steps.items()):
-        amounts = np.zeros(len(watts))
-        amounts[0], amounts[1 + number] = span.length.sum() / S, cpu[phase].length.sum() / S
-        joules[phase] = float(amounts @ watts)
+    if kinds:
+        running, law = drawn_kinds(np.random.default_rng([seed, 1]), steps, cpu, watts[1:], end, depends)
+        watts = np.append(watts[0], np.ones(len(law.activities)))
+    readings = drawn_readings(rng, law, watts, end, hz, delay)
+    joules = {phase: float(law.amounts(phase) @ watts) for phase in steps}
     return DrawnRun(running, readings, joules, {name: len(span) for name, span in steps.items()})
+
+
+def drawn_kinds(
+    rng: np.random.Generator,
+    steps: dict[str, Intervals],
+    cpu: dict[str, Intervals],
+    watts: np.ndarray,
+    end: int,
+    depends: bool,
+) -> tuple[Running, Running]:
+    """(a program that moves between two kinds of CPUs whose clock changes, as recorded; its joules above idle power)."""
+    edges = np.append(0, np.cumsum(rng.uniform(0.2, 2, 5 * (end // S + 2)) * S).astype(np.int64))
+    blocks, clock = Intervals.of(edges[:-1], edges[1:]), rng.uniform(0.4, 1, len(edges) - 1)
+    on_big = rng.uniform(size=len(clock)) < 0.5
+    little, power = (rng.uniform(0.15, 0.6), rng.uniform(1, 3)) if depends else (1.0, 0.0)
+    recorded, law = [], []
+    for (phase, span), each in zip(cpu.items(), watts.tolist(), strict=True):
+        met = overlaps(span, blocks)
+        for kind, factor, chosen in (("big", 1.0, on_big[met.right]), ("little", little, ~on_big[met.right])):
+            pieces, share = Intervals.of(met.begin[chosen], met.end[chosen]), clock[met.right[chosen]]
+            if len(pieces):
+                recorded += [Activity(phase, kind, Growth.of(pieces, share**n), n) for n in (0, *EXPONENTS)]
+                law.append(Activity(phase, kind, Growth.of(pieces, each * factor * share**power)))
+    return Running(tuple(recorded), steps), Running(tuple(law), steps)
 
 
 def drawn_readings(
@@ -87,9 +114,4 @@ def fitted_joules(run: DrawnRun) -> dict[str, tuple[float, float, float]]:
     readings = thinned(run.readings)
     fit = fitted(run.running, readings)
     assert fit is not None
-    answer = {}
-    for number, (phase, span) in enumerate(run.running.steps.items()):
-        amounts = np.zeros(1 + len(run.running.names))
-        amounts[0], amounts[1 + number] = span.length.sum() / S, run.running.spans[number].length.sum() / S
-        answer[phase] = fit.total(amounts)
-    return answer
+    return {phase: fit.total(run.running.amounts(phase)) for phase in run.running.steps}

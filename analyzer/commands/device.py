@@ -4,6 +4,7 @@ examples:
   moescope predict device
   moescope predict device --show h800
   moescope predict device --measure --out here.toml       then: predict --device here.toml
+  sudo moescope predict device --measure --power --out here.toml        also its watts, for joules per token
 """
 
 import argparse
@@ -14,7 +15,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from analyzer.predict import devices, machine
+from analyzer.errors import PredictError
+from analyzer.predict import devices, machine, machine_power
 from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_out
 from moescope.terminal import console, grid
@@ -26,14 +28,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--show", metavar="NAME", help="show one profile in full, by name or TOML file")
     what.add_argument("--measure", action="store_true", help="measure this machine's CPU, memory and storage (some seconds)")
     parser.add_argument("--storage", metavar="DIR", type=Path, help="folder on the storage to measure, with --measure")
+    parser.add_argument("--power", action="store_true", help="also measure its watts by a power sensor, with --measure (as root)")
+    parser.add_argument("--sysfs", metavar="DIR", default="/sys", help="look for power sensors below this folder, with --power")
     add_out(parser, "standard output")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """List, show or measure."""
+    if args.power and not args.measure:
+        raise PredictError("--power is for --measure: add it")
     if args.measure:
-        text = machine.to_toml(machine.measure_machine(args.storage), platform.node() or "this machine")
+        watts = machine_power.measure_watts(args.storage, args.sysfs) if args.power else None
+        text = machine.to_toml(machine.measure_machine(args.storage), platform.node() or "this machine", watts)
         if args.out:
             args.out.write_text(text)
         else:

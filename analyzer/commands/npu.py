@@ -109,6 +109,11 @@ def types_of_nodes(facts: Facts) -> list[Line]:
     return [grid("node type", "runs", "cycles", "share", rows=rows)] if rows else []
 
 
+def stage_counts(row: Facts) -> str:
+    """How often a host stage ran, and how many have no known end."""
+    return f"{row['count']}, {row['unended']} without an end" if row["unended"] else f"{row['count']}"
+
+
 def contexts_and_stages(facts: Facts) -> list[Line]:
     """Contexts and host stages."""
     c = facts["contexts"]
@@ -117,7 +122,7 @@ def contexts_and_stages(facts: Facts) -> list[Line]:
         lines.append(f"contexts: {c['loads']} loaded from {c['load_bytes'] / 2**20:,.2f} MiB in {c['load_ms']:,.1f} ms")
     if c["finalizes"]:
         lines.append(f"finalized: {counted(c['finalizes'], 'graph')} in {c['finalize_ms']:,.1f} ms")
-    stages = [f"{name} {row['ms']:,.1f} ({row['count']})" for name, row in facts["stages"].items()]
+    stages = [f"{name} {row['ms']:,.1f} ({stage_counts(row)})" for name, row in facts["stages"].items()]
     return [*lines, f"host stages, ms: {', '.join(stages)}"] if stages else lines
 
 

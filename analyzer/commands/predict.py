@@ -10,6 +10,7 @@ examples:
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from analyzer.commands._show import print_table as show_frame
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import devices
 from analyzer.predict.beside import compare_operators, setup_differences
+from analyzer.predict.energy import predicted_energy
 from analyzer.predict.prediction import Prediction, predict_step
 from analyzer.predict.setup import KV_BYTES, OVERLAPS, Setup
 from analyzer.tables.store import load_tables
@@ -63,9 +65,10 @@ def run(args: argparse.Namespace) -> int:
     tables = load_tables(args.beside) if args.beside else None
     measured = compare_operators(prediction, tables) if tables else None
     verify = measuring_commands(args)
-    if print_if_json(args, {"parts": prediction.rows(), "summary": prediction.summary(), "verify": verify, "measured": measured}):
+    summary = prediction.summary() | predicted_energy(prediction)
+    if print_if_json(args, {"parts": prediction.rows(), "summary": summary, "verify": verify, "measured": measured}):
         return 0
-    print_prediction(prediction, console())
+    print_prediction(prediction, summary, console())
     if measured is None:
         print_plain(f"to verify: {verify}")
     if measured is not None and tables:
@@ -83,8 +86,8 @@ def measuring_commands(args: argparse.Namespace) -> str:
     return f"on that device, sudo moescope run -o RUN -- ENGINE; then {again}"
 
 
-def print_prediction(prediction: Prediction, screen: Console) -> None:
-    """Print parts, figures and warnings."""
+def print_prediction(prediction: Prediction, answer: dict[str, Any], screen: Console) -> None:
+    """Print parts, the figures in `answer`, and warnings."""
     columns = ("part", "layers", "GFLOP", "weights", "KV", "us", "step ms", "bound")
     table = grid(*columns, left=("part", "bound"))
     for row in prediction.rows():
@@ -96,7 +99,6 @@ def print_prediction(prediction: Prediction, screen: Console) -> None:
     screen.print(words(("from", "bold")))
     for row in prediction.rows():
         screen.print(f"{row['part']}: {row['source']}", soft_wrap=True)
-    answer = prediction.summary()
     name = "TTFT" if answer["phase"] == "prefill" else "TPOT"
     screen.print()
     about = (f" ({answer['weights']}) on ", (answer["device"], "bold"), ", predicted, not measured")
@@ -106,6 +108,9 @@ def print_prediction(prediction: Prediction, screen: Console) -> None:
         f"a layer is {answer['formula']}"
     )
     screen.print(f"weights {_size_from_text(answer['weight_bytes'])}, KV cache {_size_from_text(answer['kv_bytes'])} per device")
+    if "joules" in answer:
+        watts = answer["joules"] / prediction.seconds
+        screen.print(f"{answer['j_per_token']:.3g} J/token, {watts:.3g} W; {answer['energy_basis']}", soft_wrap=True)
     for text in answer["warnings"]:
         screen.print(words(("warning:", "yellow"), f" {text}"))
 

@@ -39,6 +39,7 @@ DISTURBED = {
     "reset": "a counter reset:",
 }
 """State of an interval between power readings, as text before its count."""
+GROWTH = {1: "", 2: " squared", 3: " cubed"}
 LINES_OF_GRAPHS, TYPES_OF_GRAPHS = 6, 5
 """At most so many kinds of graphs, and types of operators of each, are shown."""
 Section = dict[str, Any]
@@ -286,9 +287,27 @@ def energy_lines(e: Section) -> list[Line]:
         phases = [f"{name} {energy_text(figures)}" for name, figures in rail["phases"].items()]
         floor = f"; idle floor {rail['floor_watts']:.2f} W" if rail["floor_watts"] is not None else ""
         lines.append(words(("energy ", "bold"), f"{rail['rail']} ({rail['source']}): {', '.join(phases)}{floor}"))
+        lines += model_lines(rail)
         odd = ", ".join(f"{DISTURBED[name]} {n}" for name, n in rail["disturbances"].items())
         lines += [words((f"{rail['rail']}, intervals between readings with {odd}", "yellow"))] if odd else []
     lines += [words((f"energy {row['rail']} ({row['source']}): {row['why']}", "yellow")) for row in e["untold"]]
+    return lines
+
+
+def model_lines(rail: Section) -> list[Line]:
+    """What a rail's power depends on, if the readings tell, and a model of the energy of operators in the longest phase."""
+    model, lines = rail["model"], list[Line]()
+    kinds: dict[str, list[str]] = {}
+    for term in model["terms"]:
+        kinds.setdefault(term["where"] or "CPUs", []).append(f"{term['watts']:.2g} W in {term['phase']}")
+    grows = [f"power grows with the clock{GROWTH[model['clock_power']]}"] if model["clock_power"] else []
+    if grows or len(kinds) > 1:
+        busy = [f"{where} {', '.join(watts)}" for where, watts in kinds.items()]
+        lines.append(f"  a busy CPU adds: {'; '.join([*busy, *grows])}")
+    for phase, rows in rail["operators"].items():
+        if rail["phases"][phase]["seconds"] == max(one["seconds"] for one in rail["phases"].values()):
+            named = ", ".join(f"{row['operator'] or row['part']} {row['share']:.0%}" for row in rows if row["share"] >= LEAST)
+            lines.append(f"  {phase} by operator, a model that leaves {rail['residual']:.1%} of a reading: {named}")
     return lines
 
 

@@ -12,7 +12,7 @@ from analyzer.compare import structure as structures
 from analyzer.compare.functions import FRAME, changed_frames
 from analyzer.compare.metrics import DIMS
 from analyzer.compare.results import Result, value_matrices
-from analyzer.compare.verdict_text import HEADLINES, causal_rank, conclusions, direction, in_turns, verdict_sentence
+from analyzer.compare.verdict_text import ENERGY, HEADLINES, causal_rank, conclusions, direction, in_turns, verdict_sentence
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
 from analyzer.compare.waterfall import Waterfall, phase_waterfall
 from analyzer.questions import changepoints
@@ -85,11 +85,12 @@ def runs_left_out(given: dict[str, list[Result]], base: list[Result], cand: list
 
 
 def in_report_order(judged: pd.DataFrame) -> pd.DataFrame:
-    """Metrics in report order: speed in the order of HEADLINES, then changes, causes before effects, then the rest."""
+    """Metrics in report order: speed and energy in the order of HEADLINES, then changes, causes before effects, then the rest."""
     changed = judged["verdict"].isin([SLOWER, FASTER])
     weight = (judged["estimate"].abs() * judged["share"].fillna(1.0)).replace(np.inf, 1e9).fillna(0.0)
     rank = judged["metric"].map({name: i for i, name in enumerate(HEADLINES)}).fillna(len(HEADLINES))
-    order = np.lexsort((-weight, causal_rank(judged), ~changed, rank, judged["family"] != "speed"))
+    later = (judged["family"] != "speed") & (judged["metric"] != ENERGY)
+    order = np.lexsort((-weight, causal_rank(judged), ~changed, rank, later))
     return judged.iloc[order]
 
 

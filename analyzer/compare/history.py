@@ -29,6 +29,8 @@ from moescope.answers import note_emulator
 RUN = {"key": "string", "run": "string", "npu": "string", "recorded": "float64"}
 PARTITION = ("build", "device")
 COLUMNS = ("key", "build", "recorded", "run", "npu", "value")
+OF_RUNS = {"median": "median", "mean": "mean", "sd": "std", "low": "min", "high": "max", "runs": "size"}
+"""Column of `build_medians` → what it is of the runs."""
 CHANGES = ["device", "key", "metric", "before", "build", "ratio", "better", "runs"]
 
 
@@ -172,9 +174,9 @@ def unjudged_text(frame: pd.DataFrame) -> str:
 
 
 def build_medians(frame: pd.DataFrame) -> pd.DataFrame:
-    """For each device, metric and build, in time order: median, minimum, maximum and number of runs."""
-    grouped = frame.groupby(["device", "key", "metric", "unit", "build"], sort=False)
+    """For each device, metric and build, in time order: OF_RUNS."""
+    grouped = frame.groupby(["device", "key", "metric", "phase", "type", "unit", "build"], sort=False)
     table = grouped.agg(
-        median=("value", "median"), low=("value", "min"), high=("value", "max"), runs=("value", "size"), since=("recorded", "min")
+        **{name: ("value", how) for name, how in OF_RUNS.items()}, label=("label", "first"), since=("recorded", "min")
     )
     return table.reset_index().sort_values(["device", "key", "since"]).drop(columns="since")

@@ -10,6 +10,7 @@ from analyzer.compare.verdicts import SLOWER, UNKNOWN
 KINDS = {
     "slower": ("speed", "tail"),
     "operator": ("pace", "operator", "expert", "npu", "memory", "scheduling", "phase"),
+    "energy": ("energy",),
     "structure": (),
     "unlike": (),
     "inconclusive": (),
@@ -33,7 +34,9 @@ def parse_limit(text: str) -> Limit:
     except ValueError:
         least = -1.0
     if kind not in KINDS or least < 0 or (share and not KINDS[kind]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a limit; write one of {', '.join(KINDS)}, the first two as slower:5%")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a limit; write one of {', '.join(KINDS)}, the first three as slower:5%"
+        )
     return Limit(kind, least)
 
 

@@ -298,11 +298,18 @@ def clock_metrics(facts: RunTables) -> Iterator[Row]:
 
 
 def energy_metrics(facts: RunTables) -> Iterator[Row]:
-    """Joules per token of each phase, by power rail."""
-    for row in energy.phase_energy(facts.tables).to_dict("records"):
-        yield metric_row(
-            "energy", "energy per token", "J", row["j_per_token"], row["tokens"], type=row["rail"], phase=row["phase"]
-        )
+    """Family `energy`: joules per token of each phase, also above the idle floor. Family `power`: mean watts, and the floor."""
+    fits = energy.fitted_rails(facts.tables)
+    method = {each.row["rail_id"]: f"{each.row['source']}, {1 / each.readings.period_s:.3g} readings/s" for each in fits}
+    for row in energy.phase_energy(facts.tables, fits).to_dict("records"):
+        tokens, where = row["tokens"], {"type": row["rail"], "phase": row["phase"], "label": method[row["rail_id"]]}
+        above = (row["joules"] - row["floor_joules"]) / tokens if tokens else None
+        yield metric_row("energy", "energy per token", "J", row["j_per_token"], tokens, **where)
+        yield metric_row("energy", "energy per token above the floor", "J", above, tokens, **where)
+        yield metric_row("power", "mean power", "W", row["joules"] / row["seconds"], tokens, **where)
+    for each in fits:
+        if each.floor:
+            yield metric_row("power", "idle floor", "W", *each.floor, type=each.row["rail"], label=method[each.row["rail_id"]])
 
 
 def routed_rows(tables: Tables) -> pd.DataFrame:

@@ -21,7 +21,7 @@ LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
 CULPRITS, LISTED, MARKDOWN_ROWS = 3, 4, 40
 TIMED = ("ms", "us", "s", "tok/s", "MHz", "")
 """Units of metrics that are faster or slower; the pace has none."""
-COUNTED = ("bytes", "count", "cycles", OF_SAMPLES)
+COUNTED = ("bytes", "count", "cycles", "J", "W", OF_SAMPLES)
 """Units of metrics that are more or less."""
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
 PHASE_OF = {
@@ -31,8 +31,9 @@ PHASE_OF = {
     "decode speed": "decode",
     "decode step": "decode",
 }
-HEADLINES = ("TTFT", "TPOT, median", "decode speed", "prefill speed", "decode step", "step time")
-"""Figures of speed in the order of every screen."""
+ENERGY = "energy per token"
+HEADLINES = ("TTFT", "TPOT, median", "decode speed", "prefill speed", "decode step", "step time", ENERGY)
+"""Figures of speed, and energy, in the order of every screen."""
 CAUSAL_ORDER = (
     ("clocks", ""),
     ("expert", "hit rate"),
@@ -132,6 +133,7 @@ def conclusions(
     changed = {PHASE_OF.get(str(row["metric"]), "") for row in speed if row["verdict"] in (SLOWER, FASTER)}
     out += [sentence for fall in falls if fall.phase in changed for sentence in waterfall_sentence(fall, judged)]
     out += changed_causes(judged)
+    out += energy_sentences(judged)
     out += structure_sentences(structure)
     out += drifted_layers(drift)
     unfair = [difference for difference in unlike if difference.unfair]
@@ -216,6 +218,13 @@ def changed_causes(judged: pd.DataFrame) -> Words:
     return [*out, ("info", f"{unlisted} more metrics changed; see the tables.")] if unlisted else out
 
 
+def energy_sentences(judged: pd.DataFrame) -> Words:
+    """The phases whose energy per token changed for certain, by power rail."""
+    certain = (judged["metric"] == ENERGY) & judged["verdict"].isin([SLOWER, FASTER])
+    rows = judged[certain].to_dict("records")
+    return [(LEVEL[row["verdict"]], f"{direction(row).capitalize()}: {with_figures(row)}.") for row in rows]
+
+
 def in_turns(base: np.ndarray, cand: np.ndarray) -> Words:
     """A warning if the sides were not recorded alternately, according to the begins of their runs (s)."""
     if drift_factor(base, cand) == 1:
@@ -274,14 +283,19 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def metric_table(document: dict[str, Any], most: int) -> tuple[list[str], list[list[str]]]:
-    """(column names, rows) of speed and changed metrics; figures at the base's pace have a separate column.
+    """(column names, rows) of speed, energy and changed metrics; figures at the base's pace have a separate column.
 
     The change is that from base to candidate; interval and verdict are for the figure at the base's pace if there is one.
     """
-    metrics = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:most]
+    metrics = listed_metrics(document)[:most]
     paced = any(row["paced"] for row in metrics)
     names = ["metric", "base", "candidate", "change", *(["at the base's pace"] if paced else []), "95 % interval", "verdict"]
     return names, [metric_cells(row, paced) for row in metrics]
+
+
+def listed_metrics(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Metrics of speed, energy per token, and changed ones."""
+    return [m for m in document["metrics"] if m["family"] == "speed" or m["metric"] == ENERGY or m["verdict"] in (SLOWER, FASTER)]
 
 
 def metric_cells(row: dict[str, Any], paced: bool) -> list[str]:
@@ -297,7 +311,7 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
 
     Tests that violate a limit fail; "inconclusive" is skipped.
     """
-    rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
+    rows = listed_metrics(document)
     suite = ElementTree.Element("testsuite", name="moescope compare", errors="0")
     unreported = list(failures)
     for row in rows:

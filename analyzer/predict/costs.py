@@ -168,7 +168,7 @@ def from_device(model: Model, device: Device) -> Costs:
     for unit, name in units.items():
         if name in device.units:
             work |= _unit_lines(model, device, name, unit)
-    size = round(3 * model.hidden * model.mixture.width * model.storage.expert / 8)
+    size = round((model.ups + 1) * model.hidden * model.mixture.width * model.storage.expert / 8)
     load = Line(fixed=1e-4, per_row=1 / device.storage)
     source = f"roofline of {model.name} on {device.name}, weights {model.storage.text}; loads at the storage's rate plus 0.1 ms"
     warnings = (f"{device.name}: estimated, not published: {', '.join(device.estimates)}",) if device.estimates else ()

@@ -6,7 +6,7 @@ from typing import Any
 from analyzer.errors import PredictError
 from analyzer.model import Model
 from analyzer.predict import links, roofline
-from analyzer.predict.devices import Device
+from analyzer.predict.devices import Device, Unit
 from analyzer.predict.setup import KV_BYTES, Setup
 
 NOTABLE = 0.02
@@ -32,6 +32,11 @@ class Prediction:
     def tokens_per_s(self) -> float:
         """Tokens per second and device."""
         return self.setup.tokens / self.seconds
+
+    @property
+    def unit(self) -> Unit:
+        """The compute unit."""
+        return roofline.unit_peak(self.device, self.model, self.setup).unit
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per part and transfer with its source; times in microseconds per layer and milliseconds per step."""
@@ -111,10 +116,10 @@ def weight_bytes(model: Model, setup: Setup) -> float:
     shapes |= roofline.mamba_products(model.mamba.shared_by(setup.tp), hidden) if model.mamba else {}
     attention += model.delta_layers * sum(k * n for k, n in shapes.values()) * s.linear / 8
     routed, total = sum(model.routed), attention + 2 * model.vocabulary * hidden / setup.tp * s.head / 8
-    total += (model.layers - routed) * (model.dense_ups + 1) * hidden * model.dense_width / setup.tp * s.linear / 8
+    total += model.dense_layers * (model.ups + 1) * hidden * model.dense_width / setup.tp * s.linear / 8
     if model.mixture:
         m = model.mixture
-        total += routed * 3 * hidden * (m.experts / setup.ep * m.width * s.expert + m.shared_width * s.linear) / 8
+        total += routed * (model.ups + 1) * hidden * (m.experts / setup.ep * m.width * s.expert + m.shared_width * s.linear) / 8
     return total
 
 
@@ -140,9 +145,9 @@ def _step_seconds(
     experts = sum(p.seconds for p in parts if p.stage == "experts" and not p.name.startswith("dense"))
     outside = sum(p.seconds for p in parts if p.stage == "outside") * setup.turns
     layer_seconds, formula = links.layer_time(attention, experts, sent.seconds, received.seconds, setup, device.overlap_share)
-    plain = (attention + dense) * setup.turns
+    plain = attention * setup.turns * (model.layers - routed) + dense * setup.turns * model.dense_layers
     exposed = (sent.seconds + received.seconds) if setup.turns > 1 else 0.0
-    return layer_seconds * routed + plain * (model.layers - routed) + outside + exposed, formula
+    return layer_seconds * routed + plain + outside + exposed, formula
 
 
 def _reliability_warnings(

@@ -120,8 +120,8 @@ def work_items(model: Model, on: UnitPeak, setup: Setup) -> list[WorkItem]:
     if model.delta:
         step_parts += delta_net(model, model.delta, on, setup, rows)
     routed = sum(model.routed)
-    if routed < model.layers:
-        step_parts += feed_forward(model, on, "dense", model.layers - routed, rows, model.dense_width / setup.tp, model.dense_ups)
+    if model.dense_layers:
+        step_parts += feed_forward(model, on, "dense", model.dense_layers, rows, model.dense_width / setup.tp)
     if model.mixture:
         step_parts += router_gate(model, model.mixture, on, rows) + routed_experts(model, model.mixture, on, setup, rows)
         if model.mixture.shared_width:
@@ -287,8 +287,15 @@ def mamba_flops(layer: Mamba2, chunk: int) -> float:
 
 
 def delta_products(delta: DeltaNet, hidden: int, tp: int) -> dict[str, tuple[float, float]]:
-    """Name → (k, n); queries, keys, values, output gate, decay and step size are one product."""
-    values = delta.value_heads * delta.value_dim
+    """Name → (k, n); queries, keys, values, output gate, decay and step size are one product, but for gates of a lower rank."""
+    values, rank = delta.value_heads * delta.value_dim, delta.gate_rank
+    if rank:
+        return {
+            "delta in": (hidden, (delta.channels + delta.value_heads) / tp),
+            "delta gates down": (hidden, 2 * rank),
+            "delta gates up": (rank, 2 * values / tp),
+            "delta out": (values / tp, hidden),
+        }
     return {
         "delta in": (hidden, (delta.channels + values + 2 * delta.value_heads) / tp),
         "delta out": (values / tp, hidden),
@@ -332,7 +339,7 @@ def routed_experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, r
     local = mixture.experts / setup.ep
     used = expected_distinct(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
     pairs, width, hidden = rows * mixture.top_k, float(mixture.width), float(model.hidden)
-    widths = {"up": 2 * width, "down": width}
+    widths = {"up": model.ups * width, "down": width}
     reads = f"; reads {used:.1f} of {local:.0f} experts, N(1-((N-k)/N)^B)"
     projections = []
     for projection, n in widths.items():
@@ -352,10 +359,10 @@ def output_head(model: Model, on: UnitPeak, setup: Setup) -> list[WorkItem]:
     return [matrix_product(_at_16_bit(on), "head", "outside", 1, rows, model.hidden, n, bits)]
 
 
-def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float, ups: int = 2) -> list[WorkItem]:
-    """Feed-forward layers that every token takes, `width` wide on each device, with `ups` matrices before the activation."""
+def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float) -> list[WorkItem]:
+    """Feed-forward layers that every token takes, `width` wide on each device."""
     bits = model.storage.linear
-    up = matrix_product(on, f"{name} up", "experts", times, rows, model.hidden, ups * width, bits)
+    up = matrix_product(on, f"{name} up", "experts", times, rows, model.hidden, model.ups * width, bits)
     return [up, matrix_product(on, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
 
 

@@ -19,6 +19,7 @@ from analyzer.errors import PredictError
 from analyzer.predict.costs import AHEAD, AWAITED, DEMAND, FOUND, LOADED, RESIDENT, Costs, Line
 from analyzer.predict.trace import PairPredictor, Step, Trace
 from analyzer.questions.figures import hit_rate
+from analyzer.questions.pareto import on_front
 from runtime.cache_rules.batches import Batch, TokenBuffers, early_experts, slice_chunks, smallest_tier
 from runtime.cache_rules.eviction import POLICIES
 from runtime.cache_rules.forms import CPU, HTP, Cache, Form, Reason
@@ -457,5 +458,4 @@ def simulate_trace(trace: Trace, costs: Costs, settings: Settings) -> Outcome:
 def on_pareto_front(outcomes: list[Outcome]) -> list[bool]:
     """Which outcomes are on the Pareto front of peak cache memory and time per token."""
     summaries = [outcome.summary() for outcome in outcomes]
-    figures = [(s["peak_cache_bytes"], round(s["tpot_ms"] or s["ttft_ms"], 6)) for s in summaries]
-    return [not any(a <= x and b <= y and (a, b) != (x, y) for a, b in figures) for x, y in figures]
+    return on_front([(s["peak_cache_bytes"], round(s["tpot_ms"] or s["ttft_ms"], 6)) for s in summaries])

@@ -12,6 +12,7 @@ from analyzer.questions import (
     displacement,
     driver_calls,
     energy,
+    energy_split,
     experts,
     figures,
     npu_windows,
@@ -50,6 +51,7 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "requests": ("requests with TTFT, TPOT, tokens and accepted drafts (requests.requests)", requests.request_table),
     "energy": ("energy of each phase by power rail, per token, with intervals", energy.phase_energy),
     "request_energy": ("energy of each request by power rail: by readings, and by the fit to what ran", energy.request_energy),
+    "operator_energy": ("a model of the energy of operators, by rail and phase, with its residual", energy_split.operator_energy),
     "step_energy": ("energy of each step by power rail, likewise", energy.step_energy),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.hit_rate_curves),
 }

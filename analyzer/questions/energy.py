@@ -1,7 +1,7 @@
 """Energy of steps, phases and requests: readings of power sensors joined with what ran.
 
-A sensor is slower than a step: a phase's energy comes from a fit of the readings to what ran (energy_fit.py), a constant and CPU
-seconds of the program by phase, with intervals. What the readings do not resolve is absent.
+A sensor is slower than a step: a phase's energy comes from a fit of the readings (energy_fit.py) to what ran
+(energy_running.py), a constant and CPU seconds of the program by phase, with intervals. What they do not resolve is absent.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,12 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import figures
-from analyzer.questions.causes import ACCELERATOR
 from analyzer.questions.energy_fit import EnergyFit, fit_energy
+from analyzer.questions.energy_running import NS, PHASES, Running
 from analyzer.questions.requests import request_table
-from analyzer.questions.step_time import step_time
-from analyzer.records.intervals import Intervals, common_time, merge_intervals, ns_since, uncovered_parts
 from analyzer.records.schema import Tables, declared_columns, empty_table
 from analyzer.tables.power import POWER
 
-PHASES = ("prefill", "decode")
-OUTSIDE = "outside steps"
-NS = 1e-9
 MOST_ROWS = 1000
 """Readings that are fitted; of more, neighbours are summed."""
 FRESH_SHARE = 1.5
@@ -98,61 +93,6 @@ def thinned(readings: RailReadings, most: int = MOST_ROWS) -> RailReadings:
     return RailReadings(readings.begin[first], readings.end[last], np.add.reduceat(readings.joules, first), readings.of_counter)
 
 
-@dataclass(frozen=True)
-class Running:
-    """When the program computed, by phase: CPU time if its scheduling was recorded, else the phase's own time."""
-
-    names: tuple[str, ...]
-    spans: tuple[Intervals, ...]
-    steps: dict[str, Intervals]
-
-    @classmethod
-    def of(cls, tables: Tables) -> "Running":
-        """From steps and states of threads."""
-        steps = phase_times(tables)
-        states = tables["thread_states"]
-        if not len(states):
-            names = tuple(name for name in PHASES if len(steps[name]))
-            return cls(names, tuple(steps[name] for name in names), steps)
-        cpu = Intervals.of_table(states[states["state"] == "running"])
-        every = merge_intervals(Intervals.joined(*steps.values()))
-        parts = {name: common_time(*on_threads(cpu, span)) for name, span in steps.items()}
-        parts[OUTSIDE] = uncovered_parts(cpu, on_threads(cpu, every)[1])
-        parts |= {f"{name} on {ACCELERATOR}": common_time(span, accelerator_times(tables)) for name, span in steps.items()}
-        names = tuple(name for name, part in parts.items() if len(part))
-        return cls(names, tuple(parts[name] for name in names), steps)
-
-    def seconds(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """What ran in each window: shape [windows, 1 + names], the first column all the time."""
-        return np.column_stack([(end - begin) * NS, *(seconds_within(span, begin, end) for span in self.spans)])
-
-
-def accelerator_times(tables: Tables) -> Intervals:
-    """When steps waited for an accelerator that worked."""
-    rows = step_time(tables)
-    return merge_intervals(Intervals.of_table(rows[rows["cause"] == ACCELERATOR].assign(key=0), "key"))
-
-
-def on_threads(cpu: Intervals, spans: Intervals) -> tuple[Intervals, Intervals]:
-    """(CPU time, the same spans for each of its threads)."""
-    tids = np.unique(cpu.key)
-    return cpu, Intervals(np.repeat(tids, len(spans)), np.tile(spans.begin, len(tids)), np.tile(spans.end, len(tids)))
-
-
-def phase_times(tables: Tables) -> dict[str, Intervals]:
-    """When steps of each phase were computed; steps of several contexts at once are prefill if one of them is."""
-    tokens = tables["tokens"]
-    every = {name: tokens[(tokens["phase"] == name) & tokens["complete"]] for name in PHASES}
-    prefill, decode = (merge_intervals(Intervals.of_table(rows.assign(key=0), "key")) for rows in every.values())
-    return {"prefill": prefill, "decode": uncovered_parts(decode, prefill)}
-
-
-def seconds_within(spans: Intervals, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Seconds of all the spans in each window."""
-    opened, closed = np.sort(spans.begin), np.sort(spans.end)
-    return (ns_since(opened, end) - ns_since(closed, end) - ns_since(opened, begin) + ns_since(closed, begin)) * NS
-
-
 def fed_tokens(tables: Tables) -> dict[str, int]:
     """Tokens of the complete steps of each phase: fed by prefill, decoded."""
     fed = figures.fed_sequences(tables)
@@ -179,12 +119,12 @@ class RailFit:
 
 def fitted_rails(tables: Tables) -> list[RailFit]:
     """The rails whose readings can be fitted, what covers most first."""
-    rails, fits = rail_table(tables), []
+    rails, fits = wide_first(rail_table(tables)), []
     running = Running.of(tables) if len(rails) else None
     for row in rails.to_dict("records"):
         power = tables["power"][tables["power"]["rail_id"] == row["rail_id"]]
         readings = thinned(rail_readings(power, row["kind"] != POWER))
-        if running is None or len(readings.end) < 2 or not running.names:
+        if running is None or len(readings.end) < 2 or not running.activities:
             continue
         fit = fitted(running, readings)
         if fit:
@@ -192,16 +132,21 @@ def fitted_rails(tables: Tables) -> list[RailFit]:
             states = {str(name): int(n) for name, n in counts.items() if n}
             floor = idle_floor(readings, (row["floor_begin_ns"], row["floor_end_ns"]), fit.delay_s)
             fits.append(RailFit(row, readings, running, fit, states, floor))
-    return sorted(
-        fits, key=lambda each: WIDE_FIRST.index(each.row["scope"]) if each.row["scope"] in WIDE_FIRST else len(WIDE_FIRST)
-    )
+    return fits
+
+
+def wide_first(rails: pd.DataFrame) -> pd.DataFrame:
+    """The rails, what covers most first."""
+    place = {scope: number for number, scope in enumerate(WIDE_FIRST)}
+    return rails.sort_values("scope", key=lambda scopes: scopes.map(place).fillna(len(place)), kind="stable")
 
 
 def fitted(running: Running, readings: RailReadings) -> EnergyFit | None:
     """The readings fitted to what ran; None if they are too few."""
     period_s = readings.period_s
     longest = min(DELAY_PERIODS * period_s, LONGEST_DELAY_S)
-    return fit_energy(readings.watts, partial(delayed_activities, running, readings), period_s, longest, readings.of_counter)
+    ran, explanations = partial(delayed_activities, running, readings), running.explanations()
+    return fit_energy(readings.watts, ran, explanations, period_s, longest, readings.of_counter)
 
 
 def delayed_activities(running: Running, readings: RailReadings, delay_s: float) -> np.ndarray:
@@ -223,15 +168,14 @@ def phase_energy(tables: Tables, fits: list[RailFit] | None = None) -> pd.DataFr
     """A row per rail and phase: columns of `energy` in tables.toml."""
     tokens, rows = fed_tokens(tables), []
     for each in fitted_rails(tables) if fits is None else fits:
-        rows += [energy_row(each, phase, spans, tokens[phase]) for phase, spans in each.running.steps.items() if len(spans)]
+        rows += [energy_row(each, phase, tokens[phase]) for phase, spans in each.running.steps.items() if len(spans)]
     return pd.DataFrame(rows, columns=[column.name for column in declared_columns("energy")])
 
 
-def energy_row(each: RailFit, phase: str, spans: Intervals, tokens: int) -> dict[str, Any]:
+def energy_row(each: RailFit, phase: str, tokens: int) -> dict[str, Any]:
     """The energy of a phase by one rail; NaN where the readings do not resolve it."""
-    seconds, names = float(spans.length.sum()) * NS, each.running.names
-    ran = [float(span.length.sum()) * NS for span in each.running.spans]
-    amounts = np.array([seconds, *(ran[i] if name.split(" on ")[0] == phase else 0.0 for i, name in enumerate(names))])
+    amounts = each.running.amounts(phase)
+    seconds = float(amounts[0])
     joules, low, high = each.fit.total(amounts)
     if not (high - low) / 2 <= WIDEST * joules:
         joules = low = high = np.nan
@@ -280,11 +224,10 @@ def energy_between(readings: RailReadings, begin: np.ndarray, end: np.ndarray) -
     return np.where(resolved, joules, np.nan)
 
 
-def energy_summary(tables: Tables) -> dict[str, Any]:
+def energy_summary(tables: Tables, fits: list[RailFit]) -> dict[str, Any]:
     """`rails`: of each fitted rail its sensor's figures and the energy of each phase, and `untold`: rails without, and why."""
     if not len(rail_table(tables)):
         return {}
-    fits = fitted_rails(tables)
     rows = phase_energy(tables, fits)
     rails = [rail_summary(each, rows[rows["rail_id"] == each.row["rail_id"]]) for each in fits]
     told = {each.row["rail_id"] for each in fits}

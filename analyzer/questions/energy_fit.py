@@ -2,12 +2,13 @@
 
 The noise of readings has two parts: power of other origin that wanders with some time constant, and errors, which in a
 counter's intervals cancel from one to the next. Both numbers, the time constant and the errors' share, are unknown: the answer is
-the mean over a grid of them, weighted by restricted likelihood, so that its interval has what is not known of the noise
-(docs/energy.md).
+the mean over a grid of them, weighted by restricted likelihood, so that its interval has what is not known of the noise. What the
+constants depend on is unknown too: the mean is also over explanations, weighted by Schwarz's criterion (docs/energy.md).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from scipy.linalg import cholesky_banded, solve_banded
@@ -29,6 +30,10 @@ FEWEST_READINGS = 2
 """Readings for each unknown."""
 ESTIMABLE = 1e-6
 TINY = 1e-300
+BELIEVABLE = 12.0
+"""Difference of Schwarz's criterion to the best, from which on an explanation counts for nothing."""
+UNRESOLVED = 0.05
+"""Weight of explanations that cannot tell an energy, from which on it is not known."""
 SPAN = 60
 Activities = Callable[[float], np.ndarray]
 """Delay in s → what ran between the readings, shape [readings, activities], e.g. in CPU seconds a second."""
@@ -66,14 +71,29 @@ class Noise:
         return bands + np.array([[1e-9], [0], [0]])
 
 
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What a power depends on: constants of sums of activities, the columns of `matrix` [activities, constants].
+
+    `by_kind`: each kind of CPU has constants of its own; `exponent`: of the clock with which they grow.
+    """
+
+    matrix: np.ndarray
+    by_kind: bool = False
+    exponent: int = 0
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """Constants in watts under one noise, their covariance, and the noise's restricted deviance."""
+    """Constants in watts under one explanation and noise, their covariance, the restricted deviance, and Schwarz's criterion."""
 
+    explanation: Explanation
     noise: Noise
     watts: np.ndarray
     covariance: np.ndarray
     deviance: float
+    criterion: float
+    degrees: int
 
 
 @dataclass(frozen=True)
@@ -83,7 +103,6 @@ class EnergyFit:
     candidates: list[Candidate]
     weights: np.ndarray
     design: np.ndarray
-    degrees: int
     delay_s: float
     residual: float
     """Root mean square of what the fit leaves of a reading, as a share of the mean reading."""
@@ -93,20 +112,41 @@ class EnergyFit:
         """The mean constants by activity."""
         return self.weights @ np.array([each.watts for each in self.candidates])
 
+    def share(self, asked: Callable[[Explanation], bool]) -> float:
+        """The weight of the explanations of which something holds."""
+        return float(sum(w for w, each in zip(self.weights, self.candidates, strict=True) if asked(each.explanation)))
+
+    @property
+    def likeliest(self) -> Explanation:
+        """The explanation with the most weight."""
+        every = {id(each.explanation): each.explanation for each in self.candidates}
+        return max(every.values(), key=lambda one: self.share(lambda other: other is one))
+
     def total(self, amounts: np.ndarray) -> tuple[float, float, float]:
         """(joules of these amounts of each activity, and the ends of the interval); NaN if the readings do not resolve them."""
-        basis = np.linalg.pinv(self.design) @ self.design
-        if np.linalg.norm(amounts - basis.T @ amounts) > ESTIMABLE * max(float(np.linalg.norm(amounts)), TINY):
+        told = {id(each.explanation): resolves(self.design, each.explanation, amounts) for each in self.candidates}
+        kept = [(w, each) for w, each in zip(self.weights, self.candidates, strict=True) if told[id(each.explanation)]]
+        weights = np.array([w for w, _ in kept])
+        if weights.sum() <= 1 - UNRESOLVED:
             return np.nan, np.nan, np.nan
-        means = np.array([amounts @ each.watts for each in self.candidates])
-        spreads = np.sqrt([max(amounts @ each.covariance @ amounts, TINY) for each in self.candidates])
-        joules, reach = float(self.weights @ means), SPAN * float(spreads.max()) + float(np.ptp(means))
+        weights /= weights.sum()
+        means = np.array([amounts @ each.watts for _, each in kept])
+        spreads = np.sqrt([max(amounts @ each.covariance @ amounts, TINY) for _, each in kept])
+        degrees = np.array([each.degrees for _, each in kept])
+        joules, reach = float(weights @ means), SPAN * float(spreads.max()) + float(np.ptp(means))
 
         def below(value: float, share: float) -> float:
-            return float(self.weights @ student.cdf((value - means) / spreads, self.degrees)) - share
+            return float(weights @ student.cdf((value - means) / spreads, degrees)) - share
 
-        low = brentq(below, joules - reach, joules, ((1 - CONFIDENCE) / 2,))
-        return joules, low, brentq(below, joules, joules + reach, ((1 + CONFIDENCE) / 2,))
+        low = brentq(below, joules - reach, joules + reach, ((1 - CONFIDENCE) / 2,))
+        return joules, low, brentq(below, joules - reach, joules + reach, ((1 + CONFIDENCE) / 2,))
+
+
+def resolves(design: np.ndarray, explanation: Explanation, amounts: np.ndarray) -> bool:
+    """Whether the readings tell the energy of these amounts, if the explanation holds."""
+    columns, wanted = design @ explanation.matrix, amounts @ explanation.matrix
+    told = wanted @ np.linalg.pinv(columns) @ columns
+    return float(np.linalg.norm(wanted - told)) <= ESTIMABLE * max(float(np.linalg.norm(wanted)), TINY)
 
 
 def noises(period_s: float, of_counter: bool) -> Iterator[Noise]:
@@ -139,39 +179,90 @@ def fitted_delay(readings: np.ndarray, activities: Activities, longest_s: float,
 
 
 def fit_energy(
-    readings: np.ndarray, activities: Activities, period_s: float, longest_s: float, of_counter: bool
+    readings: np.ndarray,
+    activities: Activities,
+    explanations: Sequence[Explanation],
+    period_s: float,
+    longest_s: float,
+    of_counter: bool,
 ) -> EnergyFit | None:
     """The fit of n readings, usually `period_s` apart; None if they are too few. `longest_s`: the longest delay.
 
-    Readings and activities are means over their time, in which a wander is the same whatever their length.
+    Readings and activities are means over their time, in which a wander is the same whatever their length. `explanations`: the
+    simplest first; those for which the readings are too few are not tried.
     """
-    if len(readings) < FEWEST_READINGS * (activities(0.0).shape[1] + 3) or not readings.any():
+    tried = [each for each in explanations if len(readings) >= FEWEST_READINGS * (each.matrix.shape[1] + 3)]
+    if not tried or not readings.any():
         return None
-    noise, delay = Noise(0.0, 1.0, False), 0.0
+    noise, best = Noise(0.0, 1.0, False), tried[0]
     for _ in range(ROUNDS):
-        delay = fitted_delay(readings, activities, longest_s, noise)
+        delay = fitted_delay(readings, partial(explained_activities, activities, best), longest_s, noise)
         design = activities(delay)
-        used = np.flatnonzero(nnls(design, readings)[0] > 0)
-        slope = effect_of_delay(activities, delay, nnls(design, readings)[0])
-        found = [fitted_constants(each, readings, design, used, slope) for each in noises(period_s, of_counter)]
-        noise = min(found, key=lambda each: each.deviance).noise
-    weights = np.exp(-(np.array([each.deviance for each in found]) - min(each.deviance for each in found)) / 2)
-    fit = EnergyFit(found, weights / weights.sum(), design, len(readings) - len(used) - slope.shape[1], delay, np.nan)
+        rough = best.matrix @ nnls(design @ best.matrix, readings)[0]
+        slope, grid = effect_of_delay(activities, delay, rough), list(noises(period_s, of_counter))
+        kept = believable_explanations(tried, noise, readings, design, slope)
+        found = [fitted_constants(one, each, readings, design, slope) for one in kept for each in grid]
+        weights = candidate_weights(found)
+        best, noise = found[int(np.argmax(weights))].explanation, found[int(np.argmax(weights))].noise
+    fit = EnergyFit(found, weights, design, delay, np.nan)
     left = np.sqrt(np.mean((readings - design @ fit.watts) ** 2)) / np.mean(readings)
     return replace(fit, residual=float(left))
 
 
-def fitted_constants(noise: Noise, readings: np.ndarray, design: np.ndarray, used: np.ndarray, slope: np.ndarray) -> Candidate:
-    """The constants of the activities `used` under one noise; `slope`: how the readings change with the delay."""
-    both, determinant = noise.whitened(np.column_stack([readings, design[:, used], slope]))
+def explained_activities(activities: Activities, explanation: Explanation, delay_s: float) -> np.ndarray:
+    """What ran, summed as the explanation has it: shape [readings, constants]."""
+    return activities(delay_s) @ explanation.matrix
+
+
+def believable_explanations(
+    tried: Sequence[Explanation], noise: Noise, readings: np.ndarray, design: np.ndarray, slope: np.ndarray
+) -> list[Explanation]:
+    """Those that are near the best under one noise; of several that say the same of these readings, the simplest."""
+    different: list[Explanation] = []
+    for one in tried:
+        if not any(same_columns(design @ one.matrix, design @ other.matrix) for other in different):
+            different.append(one)
+    if len(different) == 1:
+        return different
+    criteria = [fitted_constants(one, noise, readings, design, slope).criterion for one in different]
+    return [one for one, each in zip(different, criteria, strict=True) if each <= min(criteria) + BELIEVABLE]
+
+
+def same_columns(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two sets of columns span the same space."""
+    ranks = [np.linalg.matrix_rank(columns) for columns in (one, other, np.column_stack([one, other]))]
+    return len(set(ranks)) == 1
+
+
+def candidate_weights(found: list[Candidate]) -> np.ndarray:
+    """Of an explanation's noises by restricted likelihood, and of the explanations by their least criterion."""
+    owner, best = np.array([id(each.explanation) for each in found]), min(each.criterion for each in found)
+    weights = np.zeros(len(found))
+    for one in dict.fromkeys(owner.tolist()):
+        mine = np.flatnonzero(owner == one)
+        deviance = np.array([found[i].deviance for i in mine])
+        likely = np.exp(-(deviance - deviance.min()) / 2)
+        weights[mine] = likely / likely.sum() * np.exp(-(min(found[i].criterion for i in mine) - best) / 2)
+    return weights / weights.sum()
+
+
+def fitted_constants(
+    explanation: Explanation, noise: Noise, readings: np.ndarray, design: np.ndarray, slope: np.ndarray
+) -> Candidate:
+    """The constants under one explanation and noise, none negative; `slope`: how the readings change with the delay."""
+    columns = design @ explanation.matrix
+    used = np.flatnonzero(nnls(columns, readings)[0] > 0)
+    both, determinant = noise.whitened(np.column_stack([readings, columns[:, used], slope]))
     y, x = both[:, 0], both[:, 1:]
     solution, _, rank, singular = np.linalg.lstsq(x, y, rcond=None)
-    degrees, rest = len(y) - int(rank), float(((y - x @ solution) ** 2).sum())
-    watts, covariance = np.zeros(design.shape[1]), np.zeros((design.shape[1], design.shape[1]))
-    watts[used] = solution[: len(used)]
-    covariance[np.ix_(used, used)] = (rest / degrees * np.linalg.pinv(x.T @ x))[: len(used), : len(used)]
-    deviance = degrees * np.log(max(rest, TINY) / degrees) + determinant + 2 * float(np.log(singular[: int(rank)]).sum())
-    return Candidate(noise, watts, covariance, deviance)
+    count, rest = len(y), max(float(((y - x @ solution) ** 2).sum()), TINY)
+    degrees = count - int(rank)
+    to_all = explanation.matrix[:, used]
+    covariance = to_all @ (rest / degrees * np.linalg.pinv(x.T @ x))[: len(used), : len(used)] @ to_all.T
+    deviance = degrees * np.log(rest / degrees) + determinant + 2 * float(np.log(singular[: int(rank)]).sum())
+    known = int(rank) + (explanation.exponent > 0)
+    criterion = count * np.log(rest / count) + determinant + known * np.log(count)
+    return Candidate(explanation, noise, to_all @ solution[: len(used)], covariance, deviance, criterion, degrees)
 
 
 def effect_of_delay(activities: Activities, delay_s: float, watts: np.ndarray) -> np.ndarray:

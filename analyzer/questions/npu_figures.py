@@ -162,6 +162,12 @@ def genie_figures(events: pd.DataFrame) -> list[Row]:
     ]
 
 
+def stage_figures(rows: pd.DataFrame) -> Row:
+    """How often a host stage ran, how long those took whose end is known, and how many have none: an exception left them."""
+    ended = rows[rows["complete"]]
+    return {"count": len(rows), "ms": float(ended["duration_ns"].sum()) / 1e6, "unended": len(rows) - len(ended)}
+
+
 def npu_statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
     """All figures, JSON-able; the suffix of a key is the unit of its time."""
     executes, events, stages = tables["qnn_executes"], tables["qnn_events"], tables["qnn_stages"]
@@ -179,10 +185,7 @@ def npu_statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
         "nodes": by_node.to_dict("records"),
         "types": by_type.to_dict("records"),
         "contexts": context_creation(tables),
-        "stages": {
-            str(name): {"count": len(rows), "ms": float(rows["duration_ns"].sum()) / 1e6}
-            for name, rows in stages.groupby("stage")
-        },
+        "stages": {str(name): stage_figures(rows) for name, rows in stages.groupby("stage")},
         "genie": genie_figures(tables["genie_events"]),
         "idle": idle_times(tables),
         "overlap": overlap_ms(tables),

@@ -10,7 +10,7 @@ from analyzer.questions import (
     ceilings,
     clocks,
     disturbed,
-    energy,
+    energy_split,
     experts,
     figures,
     npu_queues,
@@ -37,7 +37,7 @@ from tracer.recording.format import Recording
 NEEDED = (
     *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
     *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired", "npu_batches", "npu_operators", "clocks"),
-    *("sequences", "driver_events", "rails", "power", "recurrences", *stacks.TABLES),
+    *("cpus", "sequences", "driver_events", "rails", "power", "recurrences", *stacks.TABLES),
 )
 """The tables that a summary is made from."""
 TOP, MS = 12, 1e6
@@ -77,7 +77,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "npu_queues": npu_queues.queue_summary(tables),
         "scheduling": scheduling_summary(tables),
         "clocks": clocks.clock_summary(tables),
-        "energy": energy.energy_summary(tables),
+        "energy": energy_split.modelled_summary(tables),
         "io": io_summary(tables),
         "program": programs.program_summary(tables) if undeclared else {},
         "records": record_summary(source, tables),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.records.slot_columns import columns_of
-from analyzer.records.spans import SpanMarks
+from analyzer.records.spans import SpanMarks, number_rows
 from tracer.recording.format import RING_HEADER_BYTES
 
 UNKNOWN_U32 = 2**32 - 1
@@ -136,5 +136,5 @@ def decode_texts(column: np.ndarray) -> np.ndarray:
 
 def map_distinct(values: np.ndarray, name: Callable[[Any], str]) -> np.ndarray:
     """The name of each value, computed once per distinct value."""
-    distinct, inverse = np.unique(values, return_inverse=True)
-    return np.array([*map(name, distinct.tolist()), ""], object)[inverse]
+    code, first = number_rows(values)
+    return np.array([*map(name, values[first].tolist()), ""], object)[code]

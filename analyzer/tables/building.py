@@ -107,6 +107,7 @@ class TableBuilder:
             "driver_events": driver.build_driver_events(source, steps),
             "threads": self.scheduling.threads(),
             "clocks": clocks.build_clocks(source),
+            "cpus": clocks.build_cpus(source),
             "rails": rails,
             "power": readings,
             **self.events.tables(steps, self.loads),

@@ -26,6 +26,11 @@ def range_text(numbers: list[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
+def cpus_text(numbers: list[int]) -> str:
+    """CPUs as text: CPU 6; CPUs 0-3."""
+    return f"CPU{'s' * (len(numbers) > 1)} {range_text(numbers)}"
+
+
 def rows_of(manifest: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """The manifest's rows of `policies`, `zones` or `cooling`; damaged rows omitted."""
     return [row for row in listed_items(section(manifest, "heat").get(name), dict) if isinstance(row.get("number"), int)]
@@ -60,7 +65,7 @@ class Gauges:
     def _policy(self, number: int, cpus: list[int], most: float) -> None:
         self.policies |= dict.fromkeys(cpus, number)
         for what in range(OF_CPUS):
-            self.names[what, number] = f"CPUs {range_text(cpus)}" if len(cpus) > 1 else f"CPU {number}"
+            self.names[what, number] = cpus_text(cpus) if len(cpus) > 1 else f"CPU {number}"
             self.most[what, number] = most
 
     def numbers(self, rows: Rows) -> np.ndarray:
@@ -98,4 +103,27 @@ def build_clocks(source: Source) -> Columns:
         "name": text_array(code, [gauges.names.get(kind, f"{UNNAMED[kind[0]]} {kind[1]}") for kind in kinds]),
         "value": value[kept] * SCALE[what[kept]],
         "most": np.array([gauges.most.get(kind, np.nan) for kind in kinds], np.float64)[code],
+    }
+
+
+def build_cpus(source: Source) -> Columns:
+    """The columns of `cpus`; CPUs are of one kind whose highest clock and capacity are equal."""
+    every = {
+        cpu: (row["number"], scaled_number(row.get("most"), 1e-3), scaled_number(row.get("capacity")))
+        for row in rows_of(source.manifest, "policies")
+        for cpu in listed_items(row.get("cpus"), int)
+        if 0 <= cpu < UNNUMBERED
+    }
+    kinds: dict[str, list[int]] = {}
+    for cpu, (_, *speed) in every.items():
+        kinds.setdefault(str(speed), []).append(cpu)
+    names = [cpus_text(kinds[str(speed)]) for _, *speed in every.values()]
+    rows = [(cpu, *about) for cpu, about in every.items()]
+    columns = np.array(rows, np.float64).reshape(len(rows), 4).T
+    return {
+        "cpu": columns[0],
+        "policy": columns[1],
+        "kind": np.array(names, object),
+        "most_mhz": columns[2],
+        "capacity": columns[3],
     }

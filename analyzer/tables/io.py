@@ -9,7 +9,7 @@ from analyzer.records.manifest import listed_items, section
 from analyzer.records.reading import Source, pick_names
 from analyzer.records.rows import Rows, decode_texts, map_distinct
 from analyzer.records.schema import Columns
-from analyzer.records.spans import NONE, NestedSpans, SpanMarks, pair_spans, row_codes, shared_codes
+from analyzer.records.spans import NONE, NestedSpans, SpanMarks, number_rows, pair_spans, shared_codes
 from analyzer.tables.operators import OperatorThreads
 from analyzer.tables.steps import Steps
 
@@ -95,8 +95,7 @@ class FilePaths:
     def columns(self, rows: Rows) -> dict[str, np.ndarray]:
         """The columns of the group `file`."""
         dev, ino = rows["dev"], rows["ino"]
-        key = row_codes(dev, ino)
-        _, first = np.unique(key, return_index=True)
+        key, first = number_rows(dev, ino)
         names = [self.paths.get(pair, "") for pair in zip(dev[first].tolist(), ino[first].tolist(), strict=True)]
         return {"file": np.array([*names, ""], object)[key], "device": device_names(dev), "ino": rows.raw("ino")}
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow
 
+from analyzer.records.forks import through_forks
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, decode_texts
 from analyzer.records.schema import Columns, text_array
@@ -47,7 +48,13 @@ def model_names(
 
     `makes` marks the calls that create it: the session's record follows directly after them.
     """
-    created = creation_records(source)
-    handles, asked = shared_codes((created["pid"], created["handle"]), (pid, handle.view(np.int64)))
-    session = np.where(makes, following(handles, created["ts"], asked, ts), latest(handles, created["ts"], asked, ts))
+    created, numbers = creation_records(source), handle.view(np.int64)
+
+    def find(rows: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        handles, asked = shared_codes((created["pid"], created["handle"]), (pid, numbers[rows]))
+        return latest(handles, created["ts"], asked, ts)
+
+    session = through_forks(source, find, pid, ts) if len(created) else np.full(len(pid), NONE)
+    handles, asked = shared_codes((created["pid"], created["handle"]), (pid[makes], numbers[makes]))
+    session[makes] = following(handles, created["ts"], asked, ts[makes])
     return text_array(session, np.append(decode_texts(created["name"]), ""))

@@ -61,10 +61,11 @@ class SubgraphFormulas:
         return 2.0 * rows * inner * outer, read, rows * outer * ACTIVATION_BYTES
 
     def attention(self, asked: WorkQuery) -> Work:
-        """Attention of either kind, or the delta net in layers that have one. NaN for latent attention."""
-        if self.model.attention.mla:
-            return (np.full(len(asked.rows), np.nan),) * 3
-        model, usual = self.model, self.over_context(asked, self.model.attention)
+        """Attention of either kind, the delta net in layers that have one, or nothing. NaN for latent attention."""
+        model, unknown = self.model, (np.full(len(asked.rows), np.nan),) * 3
+        usual = unknown if model.attention.mla else self.over_context(asked, model.attention)
+        if model.bare:
+            usual = _config_places(np.isin(asked.layer, list(model.bare)), usual, self.moved(asked))
         if model.delta:
             return _config_places(np.isin(asked.layer, list(model.delta_at)), self.delta_net(asked, model.delta), usual)
         if model.mamba:
@@ -80,9 +81,12 @@ class SubgraphFormulas:
         The rule takes 7 operations for each number of a head's state: decay (1), value prediction (2), update (2), readout (2).
         """
         hidden, rows, values = self.model.hidden, asked.rows, delta.value_heads * delta.value_dim
-        weights, gates = hidden * (delta.channels + 2 * values), hidden * 2 * delta.value_heads
+        weights, gates, decays = hidden * (delta.channels + 2 * values), hidden * 2 * delta.value_heads, 0
+        if rank := delta.gate_rank:  # decays and steps from weights in float32
+            weights += rank * (hidden + values) - hidden * values
+            gates, decays = rank * (hidden + values) + hidden * delta.value_heads, values
         kernel, state = delta.kernel * delta.channels, values * delta.key_dim
-        each = 2.0 * (weights + gates + kernel) + delta.channels + 7.0 * state + 6.0 * values + 5.0 * hidden
+        each = 2.0 * (weights + gates + kernel) + delta.channels + 7.0 * state + 6.0 * values + 4.0 * decays + 5.0 * hidden
         size = rows * hidden * ACTIVATION_BYTES
         kept = (state + (delta.kernel - 1) * delta.channels) * ACTIVATION_BYTES
         read = weights * self.bytes["attention"] + (gates + kernel) * ACTIVATION_BYTES + kept
@@ -121,10 +125,11 @@ class SubgraphFormulas:
         return flops + rows * (4.0 * hidden + 5.0 * mixture.experts), read, rows * (hidden * ACTIVATION_BYTES + chosen)
 
     def gated(self, asked: WorkQuery, width: np.ndarray | float, weight_bytes: float) -> Work:
-        """Gate and up projection, activation and product, down projection."""
-        rows, hidden = asked.rows, self.model.hidden
+        """Gate and up projection, or up alone; activation and product, down projection."""
+        rows, hidden, matrices = asked.rows, self.model.hidden, self.model.ups + 1
         size = rows * hidden * ACTIVATION_BYTES
-        return 6.0 * rows * hidden * width + 2.0 * rows * width, 3.0 * hidden * width * weight_bytes + size, size
+        flops = 2.0 * matrices * rows * hidden * width + 2.0 * rows * width
+        return flops, matrices * hidden * width * weight_bytes + size, size
 
     def expert(self, asked: WorkQuery) -> Work:
         """One expert."""
@@ -136,6 +141,7 @@ class SubgraphFormulas:
         routed = np.array([*self.model.routed, False])
         layer = np.where((asked.layer >= 0) & (asked.layer < self.model.layers), asked.layer, self.model.layers)
         width = np.where(routed[layer], float(shared), float(self.model.dense_width))
+        width[np.isin(layer, list(self.model.bare))] = 0
         return self.gated(asked, width, self.bytes["attention"])
 
     def combine(self, asked: WorkQuery) -> Work:

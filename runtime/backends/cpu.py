@@ -64,7 +64,7 @@ class CpuBackend:
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """A session of a subgraph other than an expert; reads its weights from the package."""
         graph = self.package.graph(name)
-        if name.startswith("attention") and not self.package.family.states(int(name.rpartition("_")[2])):
+        if name.startswith("attention") and self.package.family.attends(int(name.rpartition("_")[2])):
             fused = self.package.family.FUSED_ATTENTION
             graph = REWRITTEN[self.kv_bits](graph) if fused else with_rounding(graph, self.kv_bits)
         return self.create(name, onnx.load_model_from_string(graph))

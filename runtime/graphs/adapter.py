@@ -9,7 +9,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ModelError
-from runtime.graphs.checkpoint import TEXT_PART, read_json
+from runtime.graphs.checkpoint import read_json
+from runtime.graphs.names import TEXT_PART
 
 ADAPTER, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, WRAPPED = "base_model.model.", ".base_layer"

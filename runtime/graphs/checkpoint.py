@@ -10,13 +10,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ModelError
+from runtime.graphs.names import shared_name
 from runtime.graphs.published import FLOAT8, Float8, kinds_of, quantization_of
 
 Merge = Callable[[str, tuple[int, ...], int | slice | None, np.ndarray], np.ndarray]
 """(name, shape, part, value) → the value with an adapter."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-TEXT_PART = "model.language_model."
 FLOATS = ("F64", "F32", "F16", "BF16")
 EXPONENTS = {"F16": 0x7C00, "BF16": 0x7F80}
 AT_ONCE = 1 << 24
@@ -48,7 +48,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a model folder by name, in whatever file; those of a model's text part have a text model's names.
+    """The tensors of a model folder by the names that families share (runtime.graphs.names), in whatever file.
 
     merge: changes a tensor of floats, or the part of it that was read.
     """
@@ -57,11 +57,12 @@ class Checkpoint:
         self.folder, self.merge = folder, merge
         self.files = self._files()
         self._open: dict[Path, Any] = {}
-        self._places: dict[str, Path] = {}
+        self._places: dict[str, tuple[Path, str]] = {}
+        config = read_config(folder)
         for path in self.files:
             for stored in self._reader(path).keys():  # noqa: SIM118
-                self._places[stored.replace(TEXT_PART, "model.", 1)] = path
-        self.quantization = quantization_of(read_config(folder))
+                self._places[shared_name(config.get("model_type"), stored)] = path, stored
+        self.quantization = quantization_of(config)
         self._layouts = kinds_of(self.quantization, self._places)
         self.names = self._places.keys() - self._layouts.keys() | {name for name, layout in self._layouts.items() if layout}
 
@@ -142,11 +143,8 @@ class Checkpoint:
 
     def _raw(self, name: str) -> Any:
         """The unread tensor as it is stored."""
-        path = self._places[name]
-        reader = self._reader(path)
-        whole_model = name.replace("model.", TEXT_PART, 1)
-        stored_name = whole_model if whole_model in reader.keys() else name  # noqa: SIM118
-        stored = reader.get_slice(stored_name)
+        path, stored_name = self._places[name]
+        stored = self._reader(path).get_slice(stored_name)
         return Float8(path, stored_name, stored.get_dtype()) if stored.get_dtype() in FLOAT8 else stored
 
     def shape(self, name: str) -> tuple[int, ...]:

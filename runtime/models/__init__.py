@@ -39,6 +39,10 @@ FAMILIES = {
     "flex_olmo": "flex_olmo",
     "afmoe": "afmoe",
     "granitemoehybrid": "granitemoehybrid",
+    "bailing_moe": "bailing_moe",
+    "bailing_moe_v2": "bailing_moe",
+    "kimi_linear": "kimi_linear",
+    "nemotron_h": "nemotron_h",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
 }

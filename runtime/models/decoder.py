@@ -149,6 +149,10 @@ class Decoder:
         """Number of rows that this layer's attention sees, the current one included; 0 for all."""
         return self.windows[layer] if self.windows else 0
 
+    def attends(self, layer: int) -> bool:
+        """Whether this layer has attention, and so keys and values."""
+        return True
+
     def states(self, layer: int) -> Shapes:
         """Shapes of the states that this layer keeps instead of keys and values; none for attention."""
         return ()

@@ -137,15 +137,16 @@ class Deepseek(Decoder):
         return super().rotated(g, value, output)
 
 
-def read(config: dict[str, Any]) -> Deepseek:
-    """Sizes from config.json."""
+def read(config: dict[str, Any], family: type[Deepseek] = Deepseek, **further: Any) -> Any:
+    """Sizes from config.json; `further`: those of another family."""
     sizes = common_sizes(config)
     third = config["model_type"] != "deepseek_v2"
     rope_dim, nope_dim = int(config["qk_rope_head_dim"]), int(config["qk_nope_head_dim"])
     sizes |= {"kv_heads": 1, "head_dim": int(config["kv_lora_rank"]) + rope_dim, "scale": _scale(config, nope_dim + rope_dim)}
     width = int(config["moe_intermediate_size"])
-    return Deepseek(
+    return family(
         **sizes,
+        **further,
         intermediate=width,
         rope=read_rope(config, rope_dim, interleaved=bool(config.get("rope_interleave", True)) if third else True),
         router=sigmoid_router(config, sizes) if third else _read_router(config, sizes),
@@ -160,11 +161,11 @@ def read(config: dict[str, Any]) -> Deepseek:
 
 
 def _dense_layers(config: dict[str, Any], sizes: dict[str, Any]) -> frozenset[int]:
-    """Layers without experts: the first ones; for GLM those that the config names, or the first."""
-    if config["model_type"] != "glm4_moe_lite":
+    """Layers without experts: those that the config names, for GLM else the first one; the first ones in other families."""
+    named = config["model_type"] in ("glm4_moe_lite", "kimi_linear") and config.get("mlp_layer_types")
+    if not named and config["model_type"] != "glm4_moe_lite":
         return first_layers(config.get("first_k_dense_replace"), sizes)
-    kinds = config.get("mlp_layer_types") or ["dense"]
-    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    return frozenset(layer for layer, kind in enumerate(named or ["dense"]) if kind == "dense")
 
 
 def _read_router(config: dict[str, Any], sizes: dict[str, Any]) -> Router:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from runtime.errors import ModelError
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Shapes
@@ -59,8 +58,6 @@ def read(config: dict[str, Any]) -> Lfm2Moe:
     config["tie_word_embeddings"] = config.get("tie_embedding", config.get("tie_word_embeddings", True))
     sizes = common_settings(config, 1e6, ("full_attention", "conv"))
     kernel = int(config.get("conv_L_cache", 3))
-    if kernel < 2:
-        raise ModelError(f"conv_L_cache {kernel} is not supported: this runtime builds convolutions over 2 tokens or more")
     return Lfm2Moe(
         **sizes,
         intermediate=int(config["moe_intermediate_size"]),

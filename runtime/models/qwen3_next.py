@@ -1,25 +1,20 @@
-"""Qwen3-Next and Qwen3.5-MoE: layers of gated delta nets or attention with gated output, norms around 1, a gated shared expert.
-
-A delta net (arXiv 2412.06464) keeps a matrix per head that maps keys to values. It runs token by token, so that results do not
-depend on how many rows run at once.
-"""
+"""Qwen3-Next and Qwen3.5-MoE: layers of gated delta nets or gated attention, norms around 1, a gated shared expert."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.graphs.quantize import FLOAT32
 from runtime.models.decoder import Shapes
+from runtime.models.delta_rule import run_delta_rule, unit_heads
 from runtime.models.recurrent import RecurrentDecoder, causal_convolution, silu
 from runtime.models.routers import Router
 from runtime.models.sizes import common_settings, dense_layers, partly_rotated, text_part
 
 LAYER_TYPES = ("full_attention", "linear_attention")
-L2_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,41 +92,21 @@ class Qwen3Next(RecurrentDecoder):
 
     def _remember(self, g: GraphBuilder, checkpoint: Checkpoint, name: str, rows: str, gates: str) -> str:
         """The heads' reads from their matrices [T, heads, 1, D'], token by token; also creates next_1."""
-        keys, heads = self.linear_key_dim, self.value_heads
-        q, k, v = g.split(rows, self.key_heads * keys, self.key_heads * keys, heads * self.linear_value_dim)
-        q = g.node("Mul", [self._unit_heads(g, q), g.number(keys**-0.5)])
-        k = self._unit_heads(g, k)
-        v = g.node("Reshape", [v, g.ints(-1, heads, 1, self.linear_value_dim)])
+        keys, values, heads = self.linear_key_dim, self.linear_value_dim, self.value_heads
+        q, k, v = g.split(rows, self.key_heads * keys, self.key_heads * keys, heads * values)
+        q = g.node("Mul", [self._repeated(g, q), g.number(keys**-0.5)])
+        v = g.node("Reshape", [v, g.ints(-1, heads, 1, values)])
         b, a = g.split(gates, heads, heads)
         a = g.node("Softplus", [g.node("Add", [a, g.weight("dt_bias", checkpoint.tensor(name + "dt_bias", (heads,)))])])
         rate = g.weight("rate", -np.exp(checkpoint.tensor(name + "A_log", (heads,))))
         columns = [g.node("Sigmoid", [b]), g.node("Exp", [g.node("Mul", [a, rate])])]
         beta, decay = (g.node("Reshape", [column, g.ints(-1, heads, 1, 1)]) for column in columns)
-        step = self._step()
-        return g.nodes_of("Scan", ["state_1", q, k, v, beta, decay], ["next_1", "read"], body=step, num_scan_inputs=5)[1]
+        return run_delta_rule(g, [q, self._repeated(g, k), v, beta, decay], heads, keys, values)
 
-    def _unit_heads(self, g: GraphBuilder, rows: str) -> str:
-        """Heads normalised to length 1 [T, value heads, 1, D]; each key head is repeated for its group of value heads."""
-        x = g.node("Reshape", [rows, g.ints(-1, self.key_heads, 1, self.linear_key_dim)])
-        square = g.node("ReduceSum", [g.node("Mul", [x, x]), g.ints(-1)], keepdims=1)
-        x = g.node("Div", [x, g.node("Sqrt", [g.node("Add", [square, g.number(L2_EPSILON)])])])
-        group = self.value_heads // self.key_heads
+    def _repeated(self, g: GraphBuilder, rows: str) -> str:
+        """Heads of length 1 [T, value heads, 1, D]; each key head is repeated for its group of value heads."""
+        x, group = unit_heads(g, rows, self.key_heads, self.linear_key_dim), self.value_heads // self.key_heads
         return x if group == 1 else g.node("Gather", [x, g.ints(*(head // group for head in range(self.value_heads)))], axis=1)
-
-    def _step(self) -> onnx.GraphProto:
-        """One token: decay the matrices, add the part of the value that they did not predict, and read them."""
-        heads, keys, values = self.value_heads, self.linear_key_dim, self.linear_value_dim
-        g = GraphBuilder("delta_rule")
-        shapes = {"before": (heads, keys, values), "q": (heads, 1, keys), "k": (heads, 1, keys), "v": (heads, 1, values)}
-        for name, shape in (shapes | {"beta": (heads, 1, 1), "decay": (heads, 1, 1)}).items():
-            g.input(name, shape)
-        faded = g.node("Mul", ["before", "decay"])
-        news = g.node("Mul", [g.node("Sub", ["v", g.node("MatMul", ["k", faded])]), "beta"])
-        g.node("Add", [faded, g.node("Mul", [g.node("Transpose", ["k"], perm=[0, 2, 1]), news])], "after")
-        g.node("MatMul", ["q", "after"], "out")
-        g.output("after", (heads, keys, values))
-        g.output("out", (heads, 1, values))
-        return g.graph()
 
 
 def _stack_rows(parts: list[np.ndarray]) -> np.ndarray:

@@ -21,6 +21,10 @@ class RecurrentDecoder(Decoder, ABC):
 
     PORTABLE = False
 
+    def attends(self, layer: int) -> bool:
+        """Whether this layer has attention instead of a state."""
+        return layer not in self.recurrent
+
     def attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
         """With a state: inputs hidden [T, H], state_0, ..; outputs hidden_out [T, H], next_0, ..; other layers as in Decoder."""
         if layer not in self.recurrent:

@@ -37,6 +37,11 @@ class Channels:
         return ""
 
     @property
+    def used(self) -> bool:
+        """Whether the tokenizer has the marks."""
+        return bool(self._marks)
+
+    @property
     def thinking(self) -> bool:
         """Whether the answer has not reached its final part."""
         return self._header is not None or self._channel != FINAL

@@ -9,6 +9,7 @@ from uuid import uuid4
 from runtime.moe import MoE, Token
 from runtime.package.channels import Channels
 from runtime.server.requests import Request
+from runtime.server.tools import Call, CallFinder
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class Ending:
 
 
 class Writer:
-    """Makes the answer to one request from its tokens and ending."""
+    """Makes the answer to one request from its tokens and ending; `finder` finds calls of tools in it."""
 
-    def __init__(self, request: Request, model: MoE, served: str):
-        self.request, self._decode = request, model.tokenizer.decode
+    def __init__(self, request: Request, model: MoE, served: str, finder: CallFinder | None = None):
+        self.request, self._decode, self._finder, self._calls = request, model.tokenizer.decode, finder, 0
         self._channels = Channels(model.tokenizer)
         kind = "chat.completion" if request.chat else "text_completion"
         self._head: dict[str, Any] = {"id": f"{'chatcmpl' if request.chat else 'cmpl'}-{uuid4().hex}", "object": kind}
@@ -56,9 +57,27 @@ class Writer:
     def whole(self, tokens: list[Token], ending: Ending) -> dict[str, Any]:
         """The answer in one object."""
         text, logprobs = "".join(map(self._shown, tokens)), self._logprobs(tokens)
-        content = {"message": {"role": "assistant", "content": text}} if self.request.chat else {"text": text}
-        choice = {"index": 0, **content, "logprobs": logprobs, "finish_reason": ending.reason}
+        content = {"message": self._message(text)} if self.request.chat else {"text": text}
+        choice = {"index": 0, **content, "logprobs": logprobs, "finish_reason": self._reason(ending)}
         return self._head | {"choices": [choice], "usage": ending.usage()}
+
+    def _message(self, text: str) -> dict[str, Any]:
+        parts = self._parts(text, last=True)
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [self._numbered(part) for part in parts if isinstance(part, Call)]
+        if not calls:
+            return {"role": "assistant", "content": text}
+        return {"role": "assistant", "content": text if text.strip() else None, "tool_calls": calls}
+
+    def _parts(self, text: str, last: bool = False) -> list[str | Call]:
+        return self._finder.add(text, last) if self._finder else [text]
+
+    def _numbered(self, call: Call) -> dict[str, Any]:
+        self._calls += 1
+        return {"id": f"call_{uuid4().hex}", "type": "function", "function": asdict(call)}
+
+    def _reason(self, ending: Ending) -> str:
+        return "tool_calls" if self._calls and ending.reason == "stop" else ending.reason
 
     def first(self) -> list[str]:
         """Server-sent events before the first token."""
@@ -66,14 +85,16 @@ class Writer:
 
     def piece(self, token: Token) -> list[str]:
         """Events of one token; none while no character of it is known."""
-        text = self._shown(token)
-        if not text and self.request.logprobs is None:
-            return []
-        return [self._event({"content": text} if self.request.chat else text, self._logprobs([token]))]
+        deltas = [self._delta(part) for part in self._parts(self._shown(token)) if part]
+        if self.request.logprobs is None:
+            return [self._event(delta) for delta in deltas]
+        first, *further = deltas or [self._delta("")]
+        return [self._event(first, self._logprobs([token])), *map(self._event, further)]
 
     def last(self, ending: Ending) -> list[str]:
         """Events after the last token."""
-        events = [self._event({} if self.request.chat else "", None, ending.reason)]
+        events = [self._event(self._delta(part)) for part in self._parts("", last=True) if part]
+        events.append(self._event({} if self.request.chat else "", None, self._reason(ending)))
         if self.request.stream_usage:
             events.append(_sse(self._chunk_head | {"choices": [], "usage": ending.usage()}))
         return [*events, "data: [DONE]\n\n"]
@@ -81,6 +102,11 @@ class Writer:
     @property
     def _chunk_head(self) -> dict[str, Any]:
         return self._head | ({"object": "chat.completion.chunk"} if self.request.chat else {})
+
+    def _delta(self, part: str | Call) -> Any:
+        if isinstance(part, Call):
+            return {"tool_calls": [{"index": self._calls} | self._numbered(part)]}
+        return {"content": part} if self.request.chat else part
 
     def _event(self, part: Any, logprobs: Any = None, reason: str | None = None) -> str:
         choice = {"index": 0, "delta" if self.request.chat else "text": part, "logprobs": logprobs, "finish_reason": reason}

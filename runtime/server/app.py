@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from hmac import compare_digest
 from time import monotonic, time
 from typing import Any
@@ -22,7 +23,8 @@ from runtime.errors import MoEError
 from runtime.moe import MoE, Token
 from runtime.server.answers import Ending, Writer, error_body
 from runtime.server.metrics import Metrics
-from runtime.server.requests import parse_request
+from runtime.server.requests import Request, parse_request
+from runtime.server.tools import FORMS, CallFinder, form_of
 from runtime.server.turns import Turn, Turns
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -116,6 +118,7 @@ class Server:
             request = parse_request(json.loads(body), chat)
             self._check_model(request.model)
             ids = await asyncio.to_thread(request.ids, self.model)
+            finder = await asyncio.to_thread(self._finder, request)
             free = self.model.package.family.context - len(ids)
             if free < 1:
                 raise HttpError(400, f"a prompt of {len(ids)} tokens fills the model's context", "context_length_exceeded")
@@ -128,7 +131,16 @@ class Server:
             raise HttpError(400, f"the body is not JSON: {error}") from None
         except MoEError as error:
             raise HttpError(400, str(error)) from None
-        return TurnResponse(self, turn, deadline)
+        return TurnResponse(self, turn, deadline, finder)
+
+    def _finder(self, request: Request) -> CallFinder | None:
+        """What finds calls of the request's tools; None if there are none, or if the model's form of calls is unknown."""
+        form = self._tool_form if request.tools else None
+        return CallFinder(FORMS[form], request.tools) if form else None
+
+    @cached_property
+    def _tool_form(self) -> str | None:
+        return form_of(self.model)
 
     async def _body(self, http: HttpRequest) -> bytes:
         """The body within its limits; a longer one is read to its end without keeping it, since clients first send, then read."""
@@ -160,10 +172,10 @@ class Server:
 class TurnResponse(Response):
     """Queues a request and sends its answer; ends it if the client leaves or its time is over."""
 
-    def __init__(self, server: Server, turn: Turn, deadline: float):
+    def __init__(self, server: Server, turn: Turn, deadline: float, finder: CallFinder | None):
         super().__init__()
         self.server, self.turn, self.deadline, self.begun = server, turn, deadline, False
-        self.writer = Writer(turn.request, server.model, server.served)
+        self.writer = Writer(turn.request, server.model, server.served, finder)
         server.turns.add(turn)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

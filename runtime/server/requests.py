@@ -1,16 +1,18 @@
 """Bodies of OpenAI's requests as calls of `MoE.generate`: every field is used, has no effect by design, or is refused by name."""
 
+import json
 from dataclasses import dataclass
 from secrets import randbits
 from typing import Any
 
 from runtime.errors import RequestError
 from runtime.moe import MoE
+from runtime.server.tools import Tools
 from runtime.step.sampling import Sampling
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": None}
 """Fields that choose tokens, and OpenAI's defaults; the seed is drawn."""
-WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 ONLY: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -22,6 +24,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True,),
 }
 """Fields of which only these values can be honoured."""
 SHARED = {"model", "max_tokens", "stop", "stream", "stream_options", "logprobs", *SAMPLING, *WITHOUT_EFFECT, *ONLY}
@@ -34,12 +37,15 @@ COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. `template`: variables of the chat template; `limit`: None for as many tokens as the server allows."""
+    """What to generate. `template`: variables of the chat template; `tools`: those that the answer may call; `limit`: None for
+    as many tokens as the server allows.
+    """
 
     model: str | None
     chat: bool
     prompt: str | list[int] | list[dict[str, Any]]
     template: dict[str, Any]
+    tools: Tools
     limit: int | None
     stops: tuple[str, ...]
     logprobs: int | None
@@ -74,6 +80,7 @@ def parse_request(body: Any, chat: bool) -> Request:
         chat=chat,
         prompt=_messages(given) if chat else _prompt(given),
         template=_template(given) if chat else {},
+        tools=_tools(given) if chat else {},
         limit=limit,
         stops=_stops(given),
         logprobs=_logprobs(given, chat),
@@ -94,7 +101,23 @@ def _messages(given: dict[str, Any]) -> list[dict[str, Any]]:
     messages = _of_type(given, "messages", list, [])
     if not messages or not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
         raise RequestError("messages are a list of at least one {role, content}")
-    return [message | {"content": _text(message.get("content"))} for message in messages]
+    return [_with_arguments(message) | {"content": _text(message.get("content"))} for message in messages]
+
+
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have their arguments as objects, as templates read them."""
+    try:
+        calls = [call | {"function": call["function"] | _arguments(call["function"])} for call in message.get("tool_calls") or ()]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise RequestError("a message's tool_calls are a list of {function: {name, arguments: a JSON object as text}}") from None
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _arguments(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = json.loads(function["arguments"])
+    if not isinstance(arguments, dict) or not isinstance(function["name"], str):
+        raise TypeError
+    return {"arguments": arguments}
 
 
 def _text(content: Any) -> Any:
@@ -124,6 +147,20 @@ def _template(given: dict[str, Any]) -> dict[str, Any]:
     named = {"tools": tools, "reasoning_effort": given.get("reasoning_effort")}
     extra: dict[str, Any] = _of_type(given, "chat_template_kwargs", dict, {})
     return {name: value for name, value in named.items() if value} | extra
+
+
+def _tools(given: dict[str, Any]) -> Tools:
+    tools: Tools = {}
+    for tool in given.get("tools", ()) if given.get("tool_choice") != "none" else ():
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError("tools are a list of {type: function, function: {name, parameters}}")
+        if function.get("strict"):
+            raise RequestError("strict tools are not supported: nothing here enforces a schema, leave strict out")
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        tools[function["name"]] = properties if isinstance(properties, dict) else {}
+    return tools
 
 
 def _stops(given: dict[str, Any]) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class Angles:
 class Sequence:
     """Kept keys and values [KV, capacity, D] of every layer (`dtype`; int8 with its `scales`), and the rotary tables.
 
-    Layers with a state instead have it in `states`.
+    Layers without attention have no rows; those with a state have it in `states`.
 
     `end`: number of rows after the current step; `ids`: the tokens whose rows are kept.
     """
@@ -51,8 +51,10 @@ class Sequence:
     def __init__(self, family: Family, tokens: int, dtype: type = np.float32, scales: Scales | None = None):
         self.capacity, self.family, self.dtype, self.scales = past_tier(tokens), family, dtype, scales
         kinds = [family.at(layer) for layer in range(family.layers)]
-        self.keys: list[np.ndarray] = [np.zeros((kind.kv_heads, self.capacity, kind.key_dim), dtype) for kind in kinds]
-        self.values: list[np.ndarray] = [np.zeros((kind.kv_heads, self.capacity, kind.value_dim), dtype) for kind in kinds]
+        rows = [self.capacity if family.attends(layer) else 0 for layer in range(family.layers)]
+        sizes = [*zip(rows, kinds, strict=True)]
+        self.keys: list[np.ndarray] = [np.zeros((kind.kv_heads, room, kind.key_dim), dtype) for room, kind in sizes]
+        self.values: list[np.ndarray] = [np.zeros((kind.kv_heads, room, kind.value_dim), dtype) for room, kind in sizes]
         self.states = [[np.zeros(shape, np.float32) for shape in family.states(layer)] for layer in range(family.layers)]
         self.length = 0
         self.end = 0
@@ -209,10 +211,8 @@ class FusedAttention:
 
     def bind(self, layer: int, sequence: Sequence) -> Binding:
         """A binding to the sequence's memory; the caller binds input `hidden` and output `hidden_out`."""
-        if states := sequence.states[layer]:
-            memory = [to_ort(state) for state in states]
-            before, after = ({f"{name}_{i}": state for i, state in enumerate(memory)} for name in ("state", "next"))
-            return Binding(self.graphs[layer].session, before, after)
+        if not self.family.attends(layer):
+            return bind_states(self.graphs[layer].session, sequence.states[layer])
         keys, values = to_ort(sequence.keys[layer][None]), to_ort(sequence.values[layer][None])
         inputs = {**self._shared, **self._turning(layer, sequence), "past_k": keys, "past_v": values}
         if sequence.scales:
@@ -269,6 +269,13 @@ class LatentAttention:
         self._run(layer, hidden, out, self._sequence, self._sequence.end - n, n)
 
     def _run(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, sequence: Sequence, position: int, n: int) -> None:
+        graph = self.graphs[layer]
+        if not self.family.attends(layer):
+            binding = bind_states(graph.session, sequence.states[layer])
+            binding.input("hidden", hidden)
+            binding.output("hidden_out", out)
+            graph.run_bound(binding, n)
+            return
         size = past_tier(max(sequence.end, position + n))
         past, _ = sequence.past(layer, size)
         keys, angles = to_ort(past[0]), sequence.angles(layer)
@@ -281,10 +288,16 @@ class LatentAttention:
         if sequence.scales:
             feeds["k_scale"] = sequence.scales.keys[layer][0, 0]
         inputs = {name: to_ort(np.ascontiguousarray(value)) for name, value in feeds.items()} | {"hidden": hidden, "past_k": keys}
-        graph = self.graphs[layer]
         graph.run_bound(Binding(graph.session, inputs, {"hidden_out": out, "present_k": keys}), n)
         if sequence.dtype != np.float32:
             sequence.keep(layer, position, past[:, position : position + n])
+
+
+def bind_states(session: ort.InferenceSession, states: list[np.ndarray]) -> Binding:
+    """A binding of a layer without attention to its states, which a run replaces; hidden and hidden_out remain to be bound."""
+    memory = [to_ort(state) for state in states]
+    before, after = ({f"{name}_{i}": state for i, state in enumerate(memory)} for name in ("state", "next"))
+    return Binding(session, before, after)
 
 
 Attention = PortableAttention | FusedAttention | LatentAttention

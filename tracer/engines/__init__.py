@@ -50,6 +50,7 @@ class Probe:
     every: bool = False  # all functions whose names begin as one of `symbols`, which end in *
     needed: bool = False  # a library without the function is reported
     throws: bool = False  # exceptions may pass the function: its return is probed at its own returns, if all are known
+    end_optional: bool = False  # of one that `throws`: if not all are known, its end is not probed, instead of its return address
     unless: tuple[str, ...] = ()  # not used in a file that has one of these symbols
     once: bool = False  # not used if the program is already attached in another library of the folder: they call each other
     late: bool = False  # attached, and its BPF program loaded, only once a late engine's library is opened

@@ -21,6 +21,7 @@ EXECUTABLE = 1  # PF_X
 MOST_LOADED = 1 << 30  # bytes of a program that is searched
 EH_HEADER = 12  # version, three encodings, pointer to .eh_frame, count of the table that follows
 PCREL_TABLE = b"\x01\x1b\x03\x3b"  # the encodings that linkers write
+ENTRY, BEGIN_AT = struct.Struct("<IIiI"), 8  # of .eh_frame: length, place of the CIE, begin relative to itself, bytes of code
 STUB_STARTS = (0, 1, 4, 5)  # bytes before a stub's jump: none, a prefix, endbr64, both
 ARM64_WINDOW = 8  # instructions after adrp in which the one that adds the low bits is looked for
 
@@ -58,20 +59,26 @@ class Image:
             code = loaded[loaded["flags"] & EXECUTABLE > 0][["vaddr", "offset", "filesz"]].tolist()
             self.codes = [Code(address, offset, self.raw[offset : offset + size]) for address, offset, size in code]
             tables = headers.segments[headers.segments["type"] == PT_GNU_EH_FRAME][["vaddr", "offset"]].tolist()
-            self.starts = self._starts(*tables[0]) if tables else np.empty(0, np.int64)
+            self.starts, self._entries = self._table(*tables[0]) if tables else (np.empty(0, np.int64),) * 2
             self.slots = import_slots(headers)
         self.found: dict[str, int | None] = {}  # file offset of the function that an anchor, in words, describes
 
-    def _starts(self, address: int, offset: int) -> np.ndarray:
+    def _table(self, address: int, offset: int) -> tuple[np.ndarray, np.ndarray]:
+        """(start, address of the entry in .eh_frame) of each piece of code, in order."""
         if bytes(self.raw[offset : offset + 4]) != PCREL_TABLE:
-            return np.empty(0, np.int64)
+            return (np.empty(0, np.int64),) * 2
         count = struct.unpack_from("<I", self.raw[offset + 8 : offset + EH_HEADER].tobytes())[0]
-        table = self.raw[offset + EH_HEADER : offset + EH_HEADER + 8 * count].view("<i4").reshape(-1, 2)
-        return np.sort(table[:, 0].astype(np.int64) + address)
+        table = self.raw[offset + EH_HEADER : offset + EH_HEADER + 8 * count].view("<i4").reshape(-1, 2).astype(np.int64) + address
+        starts, entries = table[np.argsort(table[:, 0])].T
+        return starts, entries
 
     def file_offset(self, address: int) -> int:
-        """The file offset of a loaded address."""
-        return next(address - start + offset for start, offset, size in self.loads if start <= address < start + size)
+        """The file offset of a loaded address; -1 if it is not loaded."""
+        return next((address - start + offset for start, offset, size in self.loads if start <= address < start + size), -1)
+
+    def address(self, offset: int) -> int:
+        """The loaded address of a file offset; -1 if it is not loaded."""
+        return next((offset - at + start for start, at, size in self.loads if at <= offset < at + size), -1)
 
     def texts(self, text: str) -> list[int]:
         """All addresses of a NUL-terminated text."""
@@ -97,6 +104,21 @@ class Image:
         """The start of the next function."""
         row = int(np.searchsorted(self.starts, start, "right"))
         return int(self.starts[row]) if row < len(self.starts) else start + 1
+
+
+    def piece_at(self, address: int) -> tuple[int, int]:
+        """(start, end) of the code of one unwinding entry that contains an address; (-1, -1) if there is none.
+
+        It is a function, or a part of one that the compiler moved away.
+        """
+        row = int(np.searchsorted(self.starts, address, "right")) - 1
+        at = self.file_offset(int(self._entries[row])) if row >= 0 else -1
+        entry = self.raw[at : at + ENTRY.size].tobytes() if at >= 0 else b""
+        if len(entry) < ENTRY.size:
+            return -1, -1
+        _, _, begin, size = ENTRY.unpack(entry)
+        start = int(self._entries[row]) + BEGIN_AT + begin
+        return (start, start + size) if start == self.starts[row] and address < start + size else (-1, -1)
 
 
 def import_slots(headers: Headers) -> dict[str, int]:
@@ -254,7 +276,7 @@ def _cached_image(path: str, stamp: tuple[int, int]) -> Image:
 def image_of(path: str) -> Image:
     """A program's image; raises ProbeError if it cannot be read."""
     with as_probe_error(path):
-        status = Path(path).stat()
+        status = Path(opening_path(path)).stat()
         return _cached_image(path, (status.st_ino, status.st_mtime_ns))
 
 

@@ -13,7 +13,7 @@ from tracer.probes import anchors, name_tables, reach
 from tracer.probes.elf import STUB, Binary, Symbol, file_contains, read_binary
 from tracer.probes.elf_headers import as_probe_error
 from tracer.probes.fast_nop import has_fast_nop
-from tracer.probes.function_ends import FunctionCode, uses_exceptions
+from tracer.probes.function_ends import REMEDY, FunctionCode, uses_exceptions
 from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions, NamedSite
 from tracer.probes.placement import (
@@ -31,6 +31,8 @@ from tracer.probes.plan import FilePlan, Row
 
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
 
+COMPARE_FRAMES = ("ggml_graph_end", "ggml_copy_end", "ggml_copy_async_end")
+"""Programs that know their function's frame by the stack behind its return: before it they would not."""
 Site = tuple[int, str, Placement]
 """File offset of a function, its name, and the place in it."""
 
@@ -139,7 +141,7 @@ class Planner:
                     return [(site.probe("exits"), place) for place in code.returns()]
                 except ProbeError as error:
                     self.named.forgo_return(site)
-                    self.warnings.append(f"{binary.path}: {site.name} is not recorded at its return: {error}")
+                    self.warnings.append(f"{binary.path}: {site.name} is not recorded at its return: {error}: {REMEDY}")
                     return []
         place = self._entry(binary, site.offset, site.name) if site.inspect else SYMBOL_SITE
         return [(site.probe("return" if at_return else "entry"), place)]
@@ -171,23 +173,25 @@ class Planner:
 
     def _placed(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[tuple[Probe, Site]]:
         """A probe at its sites; a return probe at the function's own returns where exceptions may pass it."""
-        throws = probe.at == "return" and (probe.throws or not engine.is_bundled) and engine.inspects(binary.path)
-        for offset, name, place in self._chosen_sites(engine, probe, binary):
-            ends = self._own_returns(engine, binary, offset, name) if throws and uses_exceptions(binary) else []
-            yield from ((replace(probe, at="exits"), (offset, name, end)) for end in ends)
-            if not ends:
-                yield probe, (offset, name, place)
+        may_throw = probe.throws or (not engine.is_bundled and probe.program not in COMPARE_FRAMES)
+        throws = probe.at == "return" and may_throw and engine.inspects(binary.path)
+        for site in self._chosen_sites(engine, probe, binary):
+            if throws and uses_exceptions(binary):
+                yield from self._ends(probe, binary, site)
+            else:
+                yield probe, site
 
-    def _own_returns(self, engine: Engine, binary: Binary, offset: int, name: str) -> list[Placement]:
-        """Empty if no exception may pass the function, or not all of its ends are known: a user's engine then gets a warning."""
+    def _ends(self, probe: Probe, binary: Binary, site: Site) -> list[tuple[Probe, Site]]:
+        """The end of a function that exceptions may pass; a warning if not all of its returns are known."""
+        offset, name, _ = site
         code = FunctionCode(binary, offset, name)
         try:
-            return code.returns() if code.may_be_passed() else []
-        except ProbeError:
-            danger = "an exception that passes its return probe would end the program, as not all of its ends are known"
-            if not engine.is_bundled:
-                self.warnings.append(f"{binary.path}: {name}: {danger}; record its entry alone if it throws")
-            return []
+            ends = code.returns() if code.may_be_passed() else []
+            return [(replace(probe, at="exits"), (offset, name, end)) for end in ends] or [(probe, site)]
+        except ProbeError as error:
+            outcome = "its end is not recorded" if probe.end_optional else "one that passes its return probe would end the program"
+            self.warnings.append(f"{binary.path}: {name}: {error}: {outcome}")
+            return [] if probe.end_optional else [(probe, site)]
 
     def _chosen_sites(self, engine: Engine, probe: Probe, binary: Binary) -> list[Site]:
         """All sites in a binary at which a probe is placed."""

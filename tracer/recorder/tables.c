@@ -10,6 +10,7 @@
 #define MOST_SLOTS 512 /* QNN and ONNX Runtime have fewer */
 #define MOST_PROVIDERS 16
 #define MOST_TABLES 32
+#define API_BASE "ort_get_api_base_end"
 #define QAIRT "qairt" /* the engine, and the name of its tables in records */
 #define QAIRT_HTP "libQairtHtp"
 #define MOST_QAIRT_TABLES 256
@@ -358,11 +359,43 @@ static void probe_earlier_qairt(pid_t pid)
 	json_decref(libraries);
 }
 
+struct mapped {
+	const char *path;
+	bool found;
+};
+
+static void match_path(const struct mapping *m, void *context)
+{
+	struct mapped *sought = context;
+
+	sought->found = sought->found || !strcmp(m->path, sought->path);
+}
+
+/* ONNX Runtime's tables have nothing by which they could be found. */
+static void tell_earlier_api(pid_t pid)
+{
+	json_t *all = attached(), *row;
+	size_t index;
+
+	json_array_foreach(all, index, row) {
+		struct mapped sought = {text_of(row, "library"), false};
+
+		if (strcmp(text_of(row, "program"), API_BASE))
+			continue;
+		each_mapping(pid, match_path, &sought);
+		if (sought.found)
+			warn("%s: process %d had mapped %s before: calls through function tables that it has are not recorded",
+			     text_of(row, "engine"), pid, sought.path);
+	}
+	json_decref(all);
+}
+
 /* Probes the function tables that a process obtained before it was followed. */
 void probe_earlier_tables(pid_t pid)
 {
 	json_t *engines = json_object_get(plan, "engines");
 
+	tell_earlier_api(pid);
 	if (!lists(json_object_get(plan, "levels"), "qnn"))
 		return;
 	be_urgent(getpid(), true); /* calls are missed meanwhile */
@@ -404,6 +437,7 @@ bool on_api_table(const struct rec_api_table *r)
 	struct table *table;
 	json_t *probe;
 	size_t index;
+	int before = placed();
 	char name[17];
 
 	snprintf(name, sizeof(name), "%.16s", r->table);
@@ -413,7 +447,8 @@ bool on_api_table(const struct rec_api_table *r)
 		return false;
 	if (!strcmp(name, QAIRT)) {
 		probe_interface(r->h.pid, r->version, table->slots);
-		set_settings(true);
+		if (placed() > before)
+			set_settings(true);
 		return true;
 	}
 	json_array_foreach(json_object_get(plan, "at_run_time"), index, probe) {

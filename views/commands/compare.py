@@ -58,7 +58,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save", metavar="DIR", type=Path, help="store each run's metrics (a small file) in this folder, for later comparisons"
     )
-    kinds = "slower[:P%%], operator[:P%%], structure, unlike, inconclusive, nothing"
+    kinds = "slower[:P%%], operator[:P%%], energy[:P%%], structure, unlike, inconclusive, nothing"
     text = f"findings that make the exit code 1: {kinds} (default: slower)"
     parser.add_argument("--fail-on", metavar="WHAT", type=parse_limit, action="append", default=[], help=f"{text}; repeatable")
     parser.add_argument(

@@ -29,6 +29,7 @@ from analyzer.errors import PredictError
 from analyzer.imports.routes import tables_of
 from analyzer.model import BITS, Model, read_config, with_weights
 from analyzer.predict import costs, devices, measured, recorded, simulator, timeline, trace
+from analyzer.predict.energy import StepWatts, device_watts, recorded_watts, with_energy
 from analyzer.predict.sizes import byte_count
 from analyzer.records import manifest
 from moescope.answers import json_text, print_if_json
@@ -84,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
     if times and (same := _at_recorded_size(outcomes, times)):
         beside = times.against(same, recordings[0])
     rows = [{**outcome.summary(), "pareto": flag} for outcome, flag in zip(outcomes, best, strict=True)]
+    watts = watts_for(args, recordings[0], settings[0])
+    rows = with_energy(rows, outcomes, watts)
     facts = {"costs": cost.source, "warnings": cost.warnings, "steps": len(routes.steps), "dropped_steps": routes.dropped}
+    facts |= {"energy": watts.basis if watts else ""}
     verify = measuring_command(args)
     document = {**facts, "recorded": beside, "verify": verify, "runs": rows}
     if args.html:
@@ -93,9 +97,25 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if beside:
         show_recorded(known, beside)
-    print_outcomes(outcomes, best, cost, routes)
+    print_outcomes(rows, cost, routes)
+    if watts:
+        print_plain(f"energy: modelled, not measured: {watts.basis}")
     print_plain(f"to verify: {verify}")
     return 0
+
+
+def watts_for(args: argparse.Namespace, tables: costs.Tables, setting: simulator.Settings) -> StepWatts | None:
+    """Watts of the device profile, or of the recording; None without."""
+    if args.device:
+        units = {"prefill": setting.prefill_unit, "decode": setting.decode_unit}
+        return device_watts(stored_model(args), devices.load_device(args.device), units)
+    return recorded_watts(tables) if "power" in tables else None
+
+
+def stored_model(args: argparse.Namespace) -> Model:
+    """The model of --config with the weights of --weights."""
+    model = read_config(args.config)
+    return with_weights(model, args.weights) if args.weights else model
 
 
 def _at_recorded_size(outcomes: list[simulator.Outcome], times: measured.MeasuredSteps) -> simulator.Outcome | None:
@@ -174,18 +194,19 @@ def show_recorded(known: recorded.RecordedRun | None, beside: dict[str, Any]) ->
     screen.print()
 
 
-def print_outcomes(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, routes: trace.Trace) -> None:
+def print_outcomes(rows: list[dict[str, Any]], cost: costs.Costs, routes: trace.Trace) -> None:
     """Print one line per run; a star marks runs on the Pareto front of memory and time per token."""
-    rows = [outcome.summary() for outcome in outcomes]
     swept = [name for name in ("prefetch", "chunk") if len({str(row[name]) for row in rows}) > 1]
-    columns = ("peak MiB", *swept, "TTFT ms", "step ms", "p90", "hits", "decode hits", "stall ms", "loaded MiB", "decode MiB", "")
-    table = grid(*columns, left=0)
-    for row, flag in zip(rows, best, strict=True):
+    powered = ["J/token"] if any(row["j_per_token"] is not None for row in rows) else []
+    sizes = ("loaded MiB", "decode MiB", *powered, "")
+    table = grid("peak MiB", *swept, "TTFT ms", "step ms", "p90", "hits", "decode hits", "stall ms", *sizes, left=0)
+    for row in rows:
         settings = (brief_number(row["peak_cache_bytes"] / MIB), *(str(row[name] or "off") for name in swept))
         times = (brief_number(row[name]) for name in ("ttft_ms", "tpot_ms", "tpot_p90_ms"))
         hits = (number(row[name], ".1%") for name in ("hit_rate", "decode_hit_rate"))
         loaded = (brief_number(row[name] / MIB) for name in ("loaded_bytes", "decode_loaded_bytes"))
-        table.add_row(*settings, *times, *hits, brief_number(row["stall_ms"]), *loaded, "*" if flag else "")
+        joules = [number(row["j_per_token"], ".3g") for _ in powered]
+        table.add_row(*settings, *times, *hits, brief_number(row["stall_ms"]), *loaded, *joules, "*" if row["pareto"] else "")
     screen = console(soft_wrap=True)
     screen.print(table)
     screen.print()
@@ -218,9 +239,8 @@ def _costs_for(
         raise PredictError(f"{args.run_dirs[0]} holds routes without times: add --device and --config, or --measured")
     if not args.device:
         return costs.from_tables(*recordings)
-    model = read_config(args.config)
+    model = stored_model(args)
     check_contradictions(routes, model, args.config)
-    model = with_weights(model, args.weights) if args.weights else model
     cost = costs.from_device(model, devices.load_device(args.device))
     sized = costs.with_recorded_sizes(cost, routes.expert_bytes)
     # --weights of another size than the recorded ones asks what they would change.

@@ -10,6 +10,7 @@ examples:
   moescope write RUN --format graphml --step 7           RUN/profdag.graphml
   moescope write RUN --format dot --fold --out - | dot -Tsvg > layers.svg    equal layers as one
   moescope write RUN --format route-trace --out trace.csv                    BigMoeOnEdge's route_trace v1
+  moescope write RUN --only energy                       RUN/energy.json, in the fields proposed for MLPerf
   moescope write trace.csv --format counts --out counts.csv                  routes from one format into another
 
 An optrace does not say which execution it is of; without --execute it is drawn in the first one whose time on the NPU is known.
@@ -43,6 +44,7 @@ VIEWS = {
     "flame": ("html",),
     "tables": ("parquet", "csv"),
     "routes": tuple(ROUTES),
+    "energy": ("mlperf",),
 }
 """View → its formats, the default first."""
 TAKERS = {
@@ -116,6 +118,8 @@ def write_one(args: argparse.Namespace, view: str, form: str, step: Callable[[st
     step(f"writing {form}")
     if view == "routes":
         return exporting.export_routes(run_dir, out, form)
+    if view == "energy":
+        return exporting.export_energy(run_dir, out)
     if view == "tables":
         return exporting.table_files(run_dir, out, form)
     if view == "trace":

@@ -48,8 +48,11 @@ def idle_tables(facts: Facts) -> list[Block]:
 
 def stage_table(facts: Facts) -> list[Block]:
     """Host stages."""
-    rows = [[name, row["count"], row["ms"], 1e3 * row["ms"] / row["count"]] for name, row in facts["stages"].items()]
-    columns = "text stage, number times, bar total ms, number mean µs"
+    rows = [
+        [name, row["count"], row["unended"], row["ms"], 1e3 * row["ms"] / max(row["count"] - row["unended"], 1)]
+        for name, row in facts["stages"].items()
+    ]
+    columns = "text stage, number times, number without an end, bar total ms, number mean µs"
     return [table(columns, rows, "Host's stages in ONNX Runtime's QNN provider")] if rows else []
 
 

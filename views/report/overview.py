@@ -59,7 +59,11 @@ def energy_cards(energy: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Energy per token by the rail that covers most."""
     rail: dict[str, Any] = next(iter(energy.get("rails") or []), {})
     return [
-        (f"{phase} energy", number_text(e["j_per_token"], 3, " J/token"), f"{rail['rail']}, {e['low']:.3g} to {e['high']:.3g}")
+        (
+            f"{phase}, energy per token",
+            f"{1e3 * e['j_per_token']:,.4g} mJ",
+            f"{rail['rail']}, {1e3 * e['low']:,.4g} to {1e3 * e['high']:,.4g}",
+        )
         for phase, e in (rail.get("phases") or {}).items()
         if e["j_per_token"] is not None
     ]

@@ -8,7 +8,7 @@ from analyzer.questions import ceilings
 from analyzer.records.manifest import command_of
 from analyzer.records.schema import Tables
 from analyzer.records.stamps import recording_stamp
-from views.report import expert_cache, moe, npu, npu_queues, operators, overview, recording, stacks, threads, timing
+from views.report import energy, expert_cache, moe, npu, npu_queues, operators, overview, recording, stacks, threads, timing
 from views.report.sections import Run, Section, write_sections
 
 SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
@@ -20,6 +20,7 @@ SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     expert_cache.cache_section,
     npu.npu_section,
     npu_queues.queue_section,
+    energy.energy_section,
     threads.thread_section,
     stacks.stack_section,
     recording.recording_section,

@@ -1,7 +1,7 @@
 """A program that drives QAIRT's C API itself, and prints as JSON what it called: graphs, executes with status and times.
 
 Arguments: library, and options as key=value: executes, later (asynchronous ones), graph (its interface's number), loop (1: says
-`ready` after it got its tables, and executes until a line comes).
+`ready` after it got its tables, and executes until a line comes), asks (how often it gets its tables).
 """
 
 import ctypes as c
@@ -82,9 +82,9 @@ def execute_later(qairt: Qairt, graph: int, number: int) -> list[dict[str, int]]
 
 
 def main() -> None:
-    options = {"executes": 10, "later": 0, "graph": 6000, "loop": 0}
+    options = {"executes": 10, "later": 0, "graph": 6000, "loop": 0, "asks": 1}
     options |= {key: int(value) for key, value in (word.split("=") for word in sys.argv[2:])}
-    qairt = Qairt(sys.argv[1], options["graph"])
+    qairt = [Qairt(sys.argv[1], options["graph"]) for _ in range(options["asks"])][-1]
     runs: list[dict[str, Any]] = []
     backend = qairt.made("backendCreate", None, None)
     profile = qairt.made("createProfile", backend, 1)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A call tree and waits that are known: stack_tree ROUNDS. Prints JSON: the CPU time of each branch in ns, and for each wait on the
- * lock its begin and end (CLOCK_MONOTONIC, ns), as the program saw them.
+ * A call tree and waits that are known: stack_tree ROUNDS. Prints JSON: the CPU time of each branch in ns and the turns of its loop,
+ * and for each wait on the lock its begin and end (CLOCK_MONOTONIC, ns), as the program saw them.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static volatile unsigned long sink;
 static volatile int held;
-static unsigned long spent[3], waited[WAITS][2];
+static unsigned long all_turns, spent[3], turned[3], waited[WAITS][2];
 
 static unsigned long now(clockid_t clock)
 {
@@ -33,6 +33,7 @@ APART static void burn(long turns)
 {
 	for (long i = 0; i < turns; i++)
 		sink += i * i;
+	all_turns += turns;
 }
 
 /* Recursion: each level is a frame. */
@@ -51,10 +52,11 @@ APART void branch_short(void) { burn(200000); sink++; }
 
 static void timed(int branch, void (*work)(void))
 {
-	unsigned long begin = now(CLOCK_THREAD_CPUTIME_ID);
+	unsigned long before = all_turns, begin = now(CLOCK_THREAD_CPUTIME_ID);
 
 	work();
 	spent[branch] += now(CLOCK_THREAD_CPUTIME_ID) - begin;
+	turned[branch] += all_turns - before;
 }
 
 APART void release_lock(void) { pthread_mutex_unlock(&lock); sink++; }
@@ -98,7 +100,8 @@ int main(int argc, char **argv)
 		held = 0;
 	}
 	pthread_join(holder, NULL);
-	printf("{\"spent\": [%lu, %lu, %lu], \"waits\": [", spent[0], spent[1], spent[2]);
+	printf("{\"spent\": [%lu, %lu, %lu], \"turned\": [%lu, %lu, %lu], \"waits\": [", spent[0], spent[1], spent[2], turned[0],
+	       turned[1], turned[2]);
 	for (int i = 0; i < WAITS; i++)
 		printf("%s[%lu, %lu]", i ? ", " : "", waited[i][0], waited[i][1]);
 	printf("]}\n");

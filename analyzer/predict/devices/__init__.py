@@ -12,11 +12,15 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Unit:
-    """A compute unit. `peak`: operations per second by type; `bandwidth`: maximum bytes per second, 0: all of memory's."""
+    """A compute unit. `peak`: operations per second by type; `bandwidth`: maximum bytes per second, 0: all of memory's.
+
+    `watts`: of the whole device while the unit computes (`compute`) or moves bytes (`memory`); {} if they are not known.
+    """
 
     peak: dict[str, float]
     mfu: float
     bandwidth: float = 0.0
+    watts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Device:
     """One device. Bandwidths are bytes per second in one direction; `efficiency` is the achieved share of memory bandwidth.
 
     `tables`: folder name of measured MFU tables, "" for none. `overlap_share`: share of a compute unit left for computation while
-    it also communicates. `step_overhead_ms`: time that a scheduler adds to a step, by phase.
+    it also communicates. `step_overhead_ms`: time that a scheduler adds to a step, by phase. `idle_watts`, `storage_watts`: of
+    the whole device while it is idle, and while it reads from storage; 0: not known.
     """
 
     name: str
@@ -39,8 +44,15 @@ class Device:
     storage: float = 0.0
     overlap_share: float = 1.0
     step_overhead_ms: dict[str, float] = field(default_factory=dict)
+    idle_watts: float = 0.0
+    storage_watts: float = 0.0
     sources: dict[str, str] = field(default_factory=dict)
     estimates: tuple[str, ...] = ()
+
+    @property
+    def power_source(self) -> str:
+        """The source of its watts."""
+        return self.sources.get("power", "the profile names no source of its watts")
 
 
 def packaged_names() -> list[str]:
@@ -62,7 +74,7 @@ def load_device(name: str) -> Device:
 def parse_device(values: dict[str, Any], path: Path) -> Device:
     """A device from its TOML tables; the error names missing values."""
     try:
-        memory, link = values["memory"], values.get("link", {})
+        memory, link, power = values["memory"], values.get("link", {}), values.get("power", {})
         units = {name: _parse_unit(unit) for name, unit in values["units"].items()}
         return Device(
             name=values["name"],
@@ -77,6 +89,8 @@ def parse_device(values: dict[str, Any], path: Path) -> Device:
             storage=values.get("storage", {}).get("gigabytes_per_s", 0.0) * 1e9,
             overlap_share=link.get("overlap_share", 1.0),
             step_overhead_ms=dict(values.get("step_overhead_ms", {})),
+            idle_watts=positive_number(power, "idle_watts") if power else 0.0,
+            storage_watts=power.get("storage_watts", 0.0),
             sources=values.get("sources", {}),
             estimates=tuple(values.get("estimates", ())),
         )
@@ -93,4 +107,5 @@ def positive_number(values: dict[str, Any], name: str) -> float:
 
 def _parse_unit(values: dict[str, Any]) -> Unit:
     peak = {dtype: positive_number(values["tera_per_s"], dtype) * 1e12 for dtype in values["tera_per_s"]}
-    return Unit(peak, positive_number(values, "mfu"), values.get("gigabytes_per_s", 0.0) * 1e9)
+    watts = {what: positive_number(values["watts"], what) for what in values.get("watts", {})}
+    return Unit(peak, positive_number(values, "mfu"), values.get("gigabytes_per_s", 0.0) * 1e9, watts)

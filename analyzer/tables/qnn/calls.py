@@ -75,7 +75,7 @@ def stage_table(source: Source, stages: ObjectCalls, executes: pd.DataFrame) -> 
 
 def until_harvested(frame: pd.DataFrame, run: np.ndarray, returned: np.ndarray) -> np.ndarray:
     """The end of the harvest that follows an execution within its stage; 0 for none."""
-    harvest = frame[frame["stage"] == HARVEST_STAGE]
+    harvest = frame[(frame["stage"] == HARVEST_STAGE) & frame["complete"]]
     stage = frame.iloc[run]
     row = latest(harvest["tid"].to_numpy(), harvest["end_ns"].to_numpy(), stage["tid"].to_numpy(), stage["end_ns"].to_numpy())
     begin, end = (np.append(harvest[column].to_numpy(), 0)[row] for column in ("begin_ns", "end_ns"))

@@ -8,7 +8,7 @@ import pandas as pd
 from analyzer.records.reading import Source
 from analyzer.records.rows import RecordSpans, Rows
 from analyzer.records.schema import conform
-from analyzer.records.spans import NONE, shared_codes
+from analyzer.records.spans import NONE, number_rows, shared_codes
 from analyzer.tables.qnn import enums
 from analyzer.tables.qnn.objects import Objects
 from analyzer.tables.steps import Graphs, Steps
@@ -74,8 +74,7 @@ def completion_notices(
 def first_of_graph(object_id: np.ndarray, status: np.ndarray) -> np.ndarray:
     """Whether an execution is its graph's first successful one, which includes one-time work."""
     answer, good = np.zeros(len(object_id), bool), np.flatnonzero((object_id >= 0) & (status == 0))
-    _, first = np.unique(object_id[good], return_index=True)
-    answer[good[first]] = True
+    answer[good[number_rows(object_id[good])[1]]] = True
     return answer
 
 

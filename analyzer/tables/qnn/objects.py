@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.records.forks import through_forks
 from analyzer.records.reading import Source
 from analyzer.records.rows import RecordSpans, Rows, decode_texts
 from analyzer.records.schema import TABLES, conform
@@ -69,15 +70,20 @@ class Objects:
     """The table `qnn_objects`, and the lookup of objects by handle and time."""
 
     table: pd.DataFrame
+    source: Source
 
     def ids_at(self, kind: str, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """object_id of handles at times; -1 if no object is known for that time."""
+        """object_id of handles at times, in a forked process also its parent's; -1 if no object is known for that time."""
         lives = self.table[self.table["kind"] == kind].sort_values("since_ns", kind="stable")
         handles = lives["handle"].to_numpy(np.uint64).view(np.int64)
-        known, asked = shared_codes((lives["pid"].to_numpy(), handles), (pid, handle))
-        row = latest(known, lives["since_ns"].to_numpy(), asked, ts)
         ids, until = np.append(lives["object_id"].to_numpy(), NONE), np.append(lives["until_ns"].to_numpy(), NONE)
-        return np.where((until[row] >= 0) & (until[row] < ts), NONE, ids[row])
+
+        def find(rows: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+            known, asked = shared_codes((lives["pid"].to_numpy(), handles), (pid, handle[rows]))
+            row = latest(known, lives["since_ns"].to_numpy(), asked, ts)
+            return np.where((until[row] >= 0) & (until[row] < ts), NONE, ids[row])
+
+        return through_forks(self.source, find, pid, ts)
 
     def key(self, pid: np.ndarray, profile: np.ndarray, ts: np.ndarray) -> np.ndarray:
         """A number for each profile: its object_id if known, else a negative number for the handle."""
@@ -138,4 +144,4 @@ def build_objects(source: Source, calls: ObjectCalls) -> Objects:
             lives.make((pid, MAKES[number], handle), ts, facts | {"bytes": bytes_, "call_id": of_call})
     frame = pd.DataFrame(lives.rows, columns=[c.name for c in TABLES["qnn_objects"]])
     frame["handle"] = frame["handle"].to_numpy(np.int64).view(np.uint64)
-    return Objects(conform("qnn_objects", frame))
+    return Objects(conform("qnn_objects", frame), source)
