@@ -77,6 +77,8 @@ def test_calls_in_channels_are_read_back(tmp_path: Path) -> None:
         parts = CallFinder(FORMS["json"], {"weather": SCHEMAS}).add(text, last=True)
         assert [json.loads(part.arguments) for part in parts if isinstance(part, Call)] == [arguments]
         assert "Thought." not in text
+    unmarked = Channels(model.tokenizer, calls=True)
+    assert unmarked.shown(65, "a") + unmarked.shown(66, "b") + unmarked.end() == "ab"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != GPT_OSS])

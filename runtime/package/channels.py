@@ -28,14 +28,15 @@ class Channels:
         self._marks = {} if None in ids.values() else {number: mark for mark, number in ids.items()}
         self._calls = calls and bool(self._marks)
         self._header: str | None = "" if self._calls else None  # the part so far of an unfinished header
-        self._role, self._channel, self._open = "", FINAL, False
+        self._role, self._channel, self._open, self._marked = "", FINAL, False, False
 
     def shown(self, token: int, text: str) -> str:
         """The token's text if the user is to see it, otherwise empty."""
         mark = self._marks.get(token)
         if not mark and self._header is None:
             return text if self._channel == FINAL or self._open else ""
-        ended = self.end() if mark else ""
+        ended = self._end_message() if mark else ""
+        self._marked |= bool(mark)
         if mark == "<|message|>":
             return ended + self._begin_message(self._header or "")
         if mark == "<|end|>":
@@ -52,10 +53,13 @@ class Channels:
         self._open = self._calls and recipient is not None
         return f'{OPEN}{{"name": {json.dumps(recipient[1])}, "arguments": ' if self._open and recipient else ""
 
-    def end(self) -> str:
-        """What remains to be shown when a message ends."""
+    def _end_message(self) -> str:
         ended, self._open = f"}}{CLOSE}" if self._open else "", False
         return ended
+
+    def end(self) -> str:
+        """What remains to be shown when the answer ends; an answer without marks is no header."""
+        return self._end_message() + ("" if self._marked else self._header or "")
 
     @property
     def used(self) -> bool:
