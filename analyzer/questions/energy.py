@@ -6,19 +6,21 @@ seconds of the program by phase, with intervals. What the readings do not resolv
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions import figures
 from analyzer.questions.causes import ACCELERATOR
-from analyzer.questions.energy_fit import EnergyFit, fit_energy
 from analyzer.questions.requests import request_table
 from analyzer.questions.step_time import step_time
 from analyzer.records.intervals import Intervals, common_time, merge_intervals, ns_since, uncovered_parts
 from analyzer.records.schema import Tables, declared_columns, empty_table
 from analyzer.tables.power import POWER
+
+if TYPE_CHECKING:
+    from analyzer.questions.energy_fit import EnergyFit
 
 PHASES = ("prefill", "decode")
 OUTSIDE = "outside steps"
@@ -170,7 +172,7 @@ class RailFit:
     """Of `rails`."""
     readings: RailReadings
     running: Running
-    fit: EnergyFit
+    fit: "EnergyFit"
     states: dict[str, int]
     """Readings that are not good, by state."""
     floor: tuple[float, int] | None
@@ -197,8 +199,10 @@ def fitted_rails(tables: Tables) -> list[RailFit]:
     )
 
 
-def fitted(running: Running, readings: RailReadings) -> EnergyFit | None:
+def fitted(running: Running, readings: RailReadings) -> "EnergyFit | None":
     """The readings fitted to what ran; None if they are too few."""
+    from analyzer.questions.energy_fit import fit_energy  # its SciPy takes half a second, which no other recording needs
+
     period_s = readings.period_s
     longest = min(DELAY_PERIODS * period_s, LONGEST_DELAY_S)
     return fit_energy(readings.watts, partial(delayed_activities, running, readings), period_s, longest, readings.of_counter)

@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     if times and (same := _at_recorded_size(outcomes, times)):
         beside = times.against(same, recordings[0])
     rows = [{**outcome.summary(), "pareto": flag} for outcome, flag in zip(outcomes, best, strict=True)]
-    facts = {"costs": cost.source, "warnings": cost.warnings, "steps": len(routes.steps), "dropped_steps": routes.dropped}
+    warnings = [*cost.warnings, *doubts_about(outcomes, routes)]
+    warnings += recorded.prefetch_warnings(routes, known, settings, max(cost.expert_bytes.values()))
+    facts = {"costs": cost.source, "warnings": warnings, "steps": len(routes.steps), "dropped_steps": routes.dropped}
     verify = measuring_command(args)
     document = {**facts, "recorded": beside, "verify": verify, "runs": rows}
     if args.html:
@@ -93,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if beside:
         show_recorded(known, beside)
-    print_outcomes(outcomes, best, cost, routes)
+    print_outcomes(outcomes, best, cost.source, len(routes.steps))
+    for text in warnings:
+        console(soft_wrap=True).print(words(("warning:", "yellow"), f" {text}"))
     print_plain(f"to verify: {verify}")
     return 0
 
@@ -174,7 +178,16 @@ def show_recorded(known: recorded.RecordedRun | None, beside: dict[str, Any]) ->
     screen.print()
 
 
-def print_outcomes(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, routes: trace.Trace) -> None:
+def doubts_about(outcomes: list[simulator.Outcome], routes: trace.Trace) -> list[str]:
+    """What outcomes without hits, and incomplete routes, have to say."""
+    rows = [outcome.summary() for outcome in outcomes]
+    none = any(row["decode_hit_rate"] == 0 for row in rows)
+    doubts = ["a cache below about one token's experts hits nothing in decode"] if none else []
+    left_out = f"left out, as routes are missing: {counted(routes.dropped, 'step')}"
+    return [*doubts, left_out] if routes.dropped else doubts
+
+
+def print_outcomes(outcomes: list[simulator.Outcome], best: list[bool], source: str, steps: int) -> None:
     """Print one line per run; a star marks runs on the Pareto front of memory and time per token."""
     rows = [outcome.summary() for outcome in outcomes]
     swept = [name for name in ("prefetch", "chunk") if len({str(row[name]) for row in rows}) > 1]
@@ -190,14 +203,8 @@ def print_outcomes(outcomes: list[simulator.Outcome], best: list[bool], cost: co
     screen.print(table)
     screen.print()
     common = ", ".join(f"{name} {rows[0][name] or 'off'}" for name in ("prefetch", "chunk") if name not in swept)
-    text = f"simulated, not measured: {counted(len(routes.steps), 'step')} of the recorded routes"
-    screen.print(f"{text}{f', {common}' if common else ''}; * on the Pareto front; costs {cost.source}")
-    if any(row["decode_hit_rate"] == 0 for row in rows):
-        cost = replace(cost, warnings=(*cost.warnings, "a cache below about one token's experts hits nothing in decode"))
-    if routes.dropped:
-        cost = replace(cost, warnings=(*cost.warnings, f"left out, as routes are missing: {counted(routes.dropped, 'step')}"))
-    for text in cost.warnings:
-        screen.print(words(("warning:", "yellow"), f" {text}"))
+    text = f"simulated, not measured: {counted(steps, 'step')} of the recorded routes"
+    screen.print(f"{text}{f', {common}' if common else ''}; * on the Pareto front; costs {source}")
 
 
 def brief_number(value: float | None) -> str:
