@@ -299,7 +299,7 @@ def steady_text(s: Section) -> str:
     """Whether power, clocks and temperatures had settled."""
     minutes = f"{s['recorded_s'] / 60:,.1f} min"
     if s["state"] == SHORT:
-        return f"{minutes} are too short to tell whether power, clocks and temperatures have settled ({s['for_s']:g} s)"
+        return f"{minutes} are too short to see whether power, clocks and temperatures settle ({s['for_s']:g} s)"
     if s["state"] == MOVING:
         moving = [
             f"{each['name']} ({number(each['value'])} {each['unit']})" for each in s["signals"] if each["settled_s"] is None

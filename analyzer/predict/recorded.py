@@ -36,7 +36,7 @@ class RecordedRun:
 
 
 def prefetch_warnings(trace: Trace, known: RecordedRun | None, settings: Sequence[Settings], expert_bytes: int) -> list[str]:
-    """Why recorded prefetches do not tell what caches of other sizes would prefetch; [] if they do, or none are replayed.
+    """Why recorded prefetches do not show what caches of other sizes would prefetch; [] if they do, or none are replayed.
 
     A recording holds requests for what was not in its cache. Those that no trained predictor made, one layer ahead at most, are
     mostly wrong, and others in another cache. known: None for another device.
