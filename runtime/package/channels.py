@@ -58,7 +58,7 @@ class Channels:
         return ended
 
     def end(self) -> str:
-        """What remains to be shown when the answer ends; an answer without marks consists of it."""
+        """What remains to be shown when the answer ends: all of it if it had no marks."""
         return self._end_message() + ("" if self._marked else self._header or "")
 
     @property
