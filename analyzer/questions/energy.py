@@ -6,17 +6,20 @@ A sensor is slower than a step: a phase's energy comes from a fit of the reading
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions import figures
-from analyzer.questions.energy_fit import EnergyFit, fit_energy
-from analyzer.questions.energy_running import NS, PHASES, Running
+from analyzer.questions.energy_running import NS, PHASES, SAMPLES, Running
 from analyzer.questions.requests import request_table
 from analyzer.records.schema import Tables, declared_columns, empty_table
 from analyzer.tables.power import POWER
+
+if TYPE_CHECKING:
+    from analyzer.questions.energy_fit import EnergyFit
 
 MOST_ROWS = 1000
 """Readings that are fitted; of more, neighbours are summed."""
@@ -110,7 +113,7 @@ class RailFit:
     """Of `rails`."""
     readings: RailReadings
     running: Running
-    fit: EnergyFit
+    fit: "EnergyFit"
     states: dict[str, int]
     """Readings that are not good, by state."""
     floor: tuple[float, int] | None
@@ -141,12 +144,15 @@ def wide_first(rails: pd.DataFrame) -> pd.DataFrame:
     return rails.sort_values("scope", key=lambda scopes: scopes.map(place).fillna(len(place)), kind="stable")
 
 
-def fitted(running: Running, readings: RailReadings) -> EnergyFit | None:
+def fitted(running: Running, readings: RailReadings) -> "EnergyFit | None":
     """The readings fitted to what ran; None if they are too few."""
+    from analyzer.questions.energy_fit import fit_energy  # its SciPy takes half a second, which no other recording needs
+
     period_s = readings.period_s
     longest = min(DELAY_PERIODS * period_s, LONGEST_DELAY_S)
     ran, explanations = partial(delayed_activities, running, readings), running.explanations()
-    return fit_energy(readings.watts, ran, explanations, period_s, longest, readings.of_counter)
+    parts = None if readings.of_counter else partial(sampled_activities, running, readings)
+    return fit_energy(readings.watts, ran, explanations, period_s, longest, readings.of_counter, parts)
 
 
 def delayed_activities(running: Running, readings: RailReadings, delay_s: float) -> np.ndarray:
@@ -154,6 +160,14 @@ def delayed_activities(running: Running, readings: RailReadings, delay_s: float)
     late = round(delay_s / NS)
     ran = running.seconds(readings.begin - late, readings.end - late)
     return ran / ran[:, :1]
+
+
+def sampled_activities(running: Running, readings: RailReadings, delay_s: float) -> np.ndarray:
+    """The same in SAMPLES equal parts of the time between the readings, shape [SAMPLES, readings, activities]."""
+    late, length = round(delay_s / NS), readings.end - readings.begin
+    edges = [readings.begin - late + length * part // SAMPLES for part in range(SAMPLES + 1)]
+    ran = np.stack([running.seconds(begin, end) for begin, end in pairwise(edges)])
+    return ran / ran[:, :, :1]
 
 
 def idle_floor(readings: RailReadings, floor_ns: tuple[int, int], delay_s: float) -> tuple[float, int] | None:
