@@ -14,11 +14,11 @@ INTERPRETER, FIRST_WITH_MAPS = r"python(\d+\.\d+)[^/]*$", (3, 12)
 INTERPRETS, PYTHON_CODE = "_PyEval_EvalFrameDefault", r"\.py$|^<"
 """CPython's function that runs Python code without a frame of its own on the stack, and the files of such code that has one."""
 STOPS, REMARKED = 8, 3
-"""The most places listed, and told, where stacks stop."""
+"""The most places where stacks stop that are listed, and that a remark has."""
 REASONS = {
     "cut": "the copied part of the stack ends there",
     "unknown": "no call frame information leads on from there",
-    "too deep": "only so many frames are read",
+    "too deep": "512 frames are read at most",
 }
 """How a stack ended that is not whole → why."""
 NEARLY_ALL = 0.99
