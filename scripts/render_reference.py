@@ -45,9 +45,9 @@ TABLE_HEAD = """
 Times are CLOCK_MONOTONIC nanoseconds. Units are in the names: `*_ns`, `*_us`, `*_bytes`, `*_cycles`. A foreign key that
 points nowhere is -1; an unknown number is -1 (integers) or NaN (floats); an unknown text is empty.
 """
-JSON_APART = ("predict",)
+JSON_APART = ("predict", "time")
 """Verbs whose answers have a page of their own, as theirs would be too long."""
-JSON_LINK = ["The fields of its answers: [JSON of predict](predict-json.md)."]
+JSON_LINK = "The fields of its answers: [JSON of {0}]({0}-json.md)."
 JSON_HEAD = """
 `--json` prints one object: `schema` names this declaration and its version, which rises when a field goes or changes its
 meaning, not when one is added; `emulator` is null, or the label of figures that come from Qualcomm's emulator; the fields
@@ -103,7 +103,9 @@ def laid_out(examples: str) -> list[str]:
 def verb_page(name: str, verb: Verb) -> str:
     """The page of a verb, with its other forms, and its JSON if that does not stand apart."""
     forms = [*verb_form(name, verb), *(part for word in verb.words for part in other_form(name, word, verb))]
-    return as_page([f"# {name}", GENERATED, *forms, *(JSON_LINK if name in JSON_APART else json_sections(name, verb))])
+    return as_page(
+        [f"# {name}", GENERATED, *forms, *([JSON_LINK.format(name)] if name in JSON_APART else json_sections(name, verb))]
+    )
 
 
 def json_sections(name: str, verb: Verb) -> list[str]:

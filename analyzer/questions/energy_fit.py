@@ -166,7 +166,7 @@ def resolves(design: np.ndarray, explanation: Explanation, amounts: np.ndarray) 
 
 def noises(period_s: float, of_counter: bool, sampling: np.ndarray | None = None) -> Iterator[Noise]:
     """The grid of noises."""
-    shares = [(0.0, error, None) for error in ERROR_SHARES]
+    shares: list[tuple[float, float, np.ndarray | None]] = [(0.0, error, None) for error in ERROR_SHARES]
     if sampling is not None:
         shares += [(sampled, error, sampling) for sampled in SAMPLED_SHARES for error in SAMPLED_ERROR_SHARES]
     for sampled, error, variances in shares:
