@@ -106,7 +106,9 @@ def laid_out(examples: str) -> list[str]:
 def verb_page(name: str, verb: Verb) -> str:
     """The page of a verb, with its other forms, and its JSON if that does not stand apart."""
     forms = [*verb_form(name, verb), *(part for word in verb.words for part in other_form(name, word, verb))]
-    return as_page([f"# {name}", GENERATED, *forms, *([JSON_LINK.format(name)] if name in JSON_APART else json_sections(name, verb))])
+    return as_page(
+        [f"# {name}", GENERATED, *forms, *([JSON_LINK.format(name)] if name in JSON_APART else json_sections(name, verb))]
+    )
 
 
 def json_sections(name: str, verb: Verb) -> list[str]:

@@ -395,7 +395,7 @@ def test_without_such_runs_all_are_compared_and_the_clocks_are_named() -> None:
         [clocked(f"b{i}", 2 * i, 2800.0) for i in range(6)], [clocked(f"c{i}", 2 * i + 1, 1900.0) for i in range(6)]
     )
     assert len(made.base) == len(made.cand) == 6
-    assert made.judged.set_index("family").loc["clocks", "verdict"] == "slower"
+    assert made.judged.set_index("metric").loc["frequency", "verdict"] == "slower"
     assert compare_runs([clocked("b", 0, 2800.0)], [clocked("c", 1, 2750.0)]).differences == []
 
 
