@@ -3,7 +3,8 @@
 sudo python -m benchmarks.energy [--drawn 100] [--real 6]
 
 `drawn`: runs, sensors and their noise are drawn (workloads/drawn_power.py), which no method was chosen on: seeds from 100,000 on;
-once with one power for each phase, once with one that depends on the kind of CPU and its clock.
+once with one power for each phase, once with one that depends on the kind of CPU and its clock, and of a power sensor of 70 Hz
+that is read at 10 Hz.
 `real`: a program is recorded under three stand-in sensors, a counter of 1,000 Hz, a power sensor of 70 Hz and a battery of 4 Hz,
 whose values follow its real CPU time (workloads/programs/power_sensors.c). No device has confirmed either.
 """
@@ -23,6 +24,8 @@ from workloads.drawn_power import drawn_run, fitted_joules
 from workloads.power_tree import PowerTree
 
 RATES = (10, 100, 1000)
+SAMPLED_HZ, OWN_HZ = 10, 70
+"""A sensor that is read more rarely than it measures."""
 FIRST_SEED = 100_000
 Found = tuple[str, float, float, float, float]
 """Sensor, truth, estimate, and the ends of its interval."""
@@ -34,6 +37,14 @@ def drawn_figures(hz: int, count: int, kinds: bool = False) -> Iterator[Found]:
     for seed in range(FIRST_SEED, FIRST_SEED + count):
         run = drawn_run(seed + hz * count, float(hz), kinds=kinds)
         yield from ((name, run.joules[phase], *found) for phase, found in fitted_joules(run).items() if found[0] == found[0])
+
+
+def sampled_figures(count: int) -> Iterator[Found]:
+    """The same of a power sensor that is read more rarely than it measures."""
+    for seed in range(FIRST_SEED, FIRST_SEED + count):
+        run = drawn_run(seed, SAMPLED_HZ, OWN_HZ)
+        name = f"drawn, {OWN_HZ} Hz read at {SAMPLED_HZ} Hz"
+        yield from ((name, run.joules[phase], *found) for phase, found in fitted_joules(run).items())
 
 
 def real_figures(hz: int, count: int) -> Iterator[Found]:
@@ -65,6 +76,7 @@ def main() -> int:
     parser.add_argument("--real", type=int, default=6, help="recorded runs for each rate (default: %(default)s)")
     args = parser.parse_args()
     report = Report("energy", args)
+    report_figures(report, list(sampled_figures(args.drawn)))
     for hz in RATES:
         report_figures(report, list(drawn_figures(hz, args.drawn)))
         report_figures(report, list(drawn_figures(hz, args.drawn, kinds=True)))

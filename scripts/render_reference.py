@@ -36,7 +36,7 @@ SUBJECTS = {
         "Threads, page faults, reads and block I/O, clocks",
         "thread_states threads sched faults reads blocks clocks cpus",
     ),
-    "energy": ("Power sensors and energy", "rails power energy operator_energy"),
+    "energy": ("Power sensors and energy", "rails power energy speed_over_time operator_energy"),
     "stacks": ("Stacks of samples and of waits; writes, and what recurs", "samples waits stacks frames writes recurrences"),
     "other": (
         "Functions, sessions, counters, imports, comparisons",

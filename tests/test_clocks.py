@@ -127,7 +127,7 @@ def test_the_table_holds_each_value_from_when_it_changed(warm: Recording) -> Non
 
 def test_caps_are_told_with_their_share_of_decode_and_what_they_cost(warm: Recording, golden: Golden) -> None:
     tables = build_tables(warm)
-    capped = next(f for f in findings(tables) if f.rule == "capped")
+    capped = next(f for f in findings(tables) if f.rule == "throttled")
     said = summarize(warm, tables)["clocks"]
     golden("summary", "\n".join([*(cap["text"] for cap in said["caps"]), capped.text]))
     assert said["cooling"] == {"gpu": pytest.approx(0.6, abs=0.01)}
@@ -143,7 +143,7 @@ def test_nothing_is_said_where_nothing_was_capped(tmp_path: Path) -> None:
         w.add("token_end", ts=1000 * step + 1900, seq=step)
     recording = Recording(w.write(tmp_path / "r", **MANIFEST))
     tables = build_tables(recording)
-    assert summarize(recording, tables)["clocks"] == {} and not any(f.rule == "capped" for f in findings(tables))
+    assert summarize(recording, tables)["clocks"] == {} and not any(f.rule == "throttled" for f in findings(tables))
     recording = Recording(Writer().write(tmp_path / "none"))
     assert len(build_tables(recording)["clocks"]) == 0 and summarize(recording, build_tables(recording))["clocks"] == {}
 

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analyzer.compare.metrics import RunTables, extract_metrics
@@ -103,6 +105,14 @@ def test_intervals_of_drawn_runs_hold_the_truth() -> None:
     assert (0.92 if LONG else 0.85) <= inside
 
 
+def test_intervals_hold_the_truth_where_a_sensor_is_read_more_rarely_than_it_measures() -> None:
+    runs = [drawn_run(seed, 10.0, 70.0) for seed in range(400 if LONG else 20)]
+    figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]
+    inside = np.mean([low <= truth <= high for truth, _, low, high in figures])
+    assert np.quantile([abs(joules / truth - 1) for truth, joules, _, _ in figures], 0.9) < 0.06
+    assert (0.92 if LONG else 0.85) <= inside
+
+
 def test_energy_that_the_readings_cannot_tell_is_absent(tmp_path: Path) -> None:
     w = Writer()
     for number in range(40):  # prefill and decode alternate twenty times between two readings
@@ -135,6 +145,20 @@ def test_an_accelerators_time_has_power_of_its_own() -> None:
     assert row["joules"] == pytest.approx(6 + 4 * 0.6 + 9 * worked.sum() / S, rel=0.02)
 
 
+def assert_holds(row: dict[str, Any], truth: float) -> None:
+    """The truth is within the interval, doubled, so that no test fails by the chance that the interval leaves; a quiet machine is
+    not needed, as the interval says itself what the readings tell."""
+    assert row["j_per_token"] - 2 * (row["j_per_token"] - row["low_per_token"]) < truth
+    assert truth < row["j_per_token"] + 2 * (row["high_per_token"] - row["j_per_token"])
+
+
+def narrow_enough(row: dict[str, Any], power: pd.DataFrame, hz: float) -> bool:
+    """The interval is within 3 %, or the machine had no time for a tenth of the readings that were due."""
+    seconds = (power["end_ns"].max() - power["begin_ns"].min()) / S
+    due = 0.9 * seconds * hz
+    return len(power) < due or (row["high_per_token"] - row["low_per_token"]) / 2 < 0.03 * row["j_per_token"]
+
+
 @pytest.fixture(scope="module")
 def planted() -> tuple[PowerTree, Tables]:
     """A program under three sensors that follow one law, read 100 times a second."""
@@ -148,7 +172,9 @@ def test_joules_per_token_are_those_of_the_planted_law(planted: tuple[PowerTree,
     truth, rows = tree.joules_per_token(), energy.phase_energy(tables)
     assert set(rows["rail"]) == {"package-0", "power1_input", "current_now"} and rows["rail"].iloc[0] == "current_now"
     for row in rows[rows["rail"] == "package-0"].to_dict("records"):
-        assert row["j_per_token"] == pytest.approx(truth[row["phase"]], rel=0.03)
+        power = tables["power"][tables["power"]["rail_id"] == row["rail_id"]]
+        assert_holds(row, truth[row["phase"]])
+        assert narrow_enough(row, power, 100)
         assert row["floor_joules"] == pytest.approx(IDLE_W * row["seconds"], rel=0.03)
     power = tables["power"][tables["power"]["rail_id"] == 0]
     total = power["joules"].sum()
@@ -186,7 +212,10 @@ def test_the_planted_law_is_found_at_every_rate(hz: int, tmp_path: Path) -> None
     tables = build_tables(Recording(tree.record("--power", str(hz), steps=(5, 0.7, 100, 0.011, 0.006))))
     rows, truth = energy.phase_energy(tables), tree.joules_per_token()
     counted = rows[rows["rail"] == "package-0"]
-    assert counted["j_per_token"].to_numpy() == pytest.approx([truth[phase] for phase in counted["phase"]], rel=0.03)
+    assert len(counted) == 2
+    for row in counted.to_dict("records"):
+        assert_holds(row, truth[row["phase"]])
+        assert narrow_enough(row, tables["power"][tables["power"]["rail_id"] == row["rail_id"]], hz)
 
 
 @pytest.mark.needs("probes", "recorder")

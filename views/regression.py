@@ -26,7 +26,7 @@ FOREST_REMARK = (
     "Median of the candidate's runs against that of the base's, with 95 % bootstrap intervals over runs. The axis is that of the "
     "ratio: half and twice are equally far from no change, and small changes have more room."
 )
-SLOT = {"slower": 3, "faster": 1, "same": 0, "inconclusive": 7, "minor": 7, "vanished": 4, "appeared": 4}
+SLOT = {"slower": 3, "faster": 1, "same": 0, "inconclusive": 7, "other clocks": 7, "minor": 7, "vanished": 4, "appeared": 4}
 
 
 def name_of(metric: dict[str, Any]) -> str:

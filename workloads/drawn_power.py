@@ -40,10 +40,11 @@ def drawn_steps(rng: np.random.Generator) -> tuple[dict[str, Intervals], dict[st
     return as_intervals[0], as_intervals[1]
 
 
-def drawn_run(seed: int, hz: float, kinds: bool = False, depends: bool = True) -> DrawnRun:
+def drawn_run(seed: int, hz: float, own_hz: float = 0.0, kinds: bool = False, depends: bool = True) -> DrawnRun:
     """A run that a sensor of a drawn kind watched at `hz`.
 
-    `kinds`: on two kinds of CPUs whose clock changes, and on which power `depends`.
+    `own_hz`: a power sensor that measures as often, read more rarely. `kinds`: on two kinds of CPUs whose clock changes, and on
+    which power `depends`.
     """
     rng = np.random.default_rng(seed)
     steps, cpu = drawn_steps(rng)
@@ -54,7 +55,7 @@ def drawn_run(seed: int, hz: float, kinds: bool = False, depends: bool = True) -
     if kinds:
         running, law = drawn_kinds(np.random.default_rng([seed, 1]), steps, cpu, watts[1:], end, depends)
         watts = np.append(watts[0], np.ones(len(law.activities)))
-    readings = drawn_readings(rng, law, watts, end, hz, delay)
+    readings = sampled_readings(rng, law, watts, end, hz, own_hz) if own_hz else drawn_readings(rng, law, watts, end, hz, delay)
     joules = {phase: float(law.amounts(phase) @ watts) for phase in steps}
     return DrawnRun(running, readings, joules, {name: len(span) for name, span in steps.items()})
 
@@ -107,6 +108,19 @@ def drawn_readings(
     else:
         joules = (joules / (close - begin) + rng.normal(size=len(joules)) * rng.uniform(0, 0.3) / S) * np.diff(ts)
     return RailReadings(ts[:-1].astype(np.int64), ts[1:].astype(np.int64), joules, of_counter)
+
+
+def sampled_readings(
+    rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, own_hz: float
+) -> RailReadings:
+    """Readings at `hz` of a sensor that shows the mean of its last 1 / own_hz seconds, each somewhere in its next interval."""
+    own = (np.arange(-S, end, S / own_hz) + rng.uniform(0, S / own_hz)).astype(np.int64)
+    seconds = running.seconds(own[:-1], own[1:])
+    shown = seconds @ watts / seconds[:, 0] + rng.normal(size=len(own) - 1) * rng.uniform(0, 0.3)
+    ts = np.arange(0, end, S / hz)
+    ts = np.sort(ts + rng.uniform(0, 0.02 * S / hz, len(ts))).astype(np.int64)
+    seen = shown[np.searchsorted(own[1:], ts[1:], "right") - 1]
+    return RailReadings(ts[:-1], ts[1:], seen * np.diff(ts) / S, False)
 
 
 def fitted_joules(run: DrawnRun) -> dict[str, tuple[float, float, float]]:

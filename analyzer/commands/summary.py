@@ -16,6 +16,7 @@ import pandas as pd
 from analyzer.commands._show import number
 from analyzer.commands.requests import request_lines, speculative_lines
 from analyzer.questions.cached import cached_summary
+from analyzer.questions.steady import MOVING, SHORT
 from analyzer.records.manifest import command_of
 from analyzer.records.stamps import outdated_views
 from moescope.answers import print_if_json
@@ -25,7 +26,7 @@ from tracer.recording.format import Recording
 
 PARTS_SHOWN, CAUSES_SHOWN, FINDINGS = 6, 4, 3
 OTHERS, LEAST = "others", 0.005
-THREADS, FILES = 6, 4
+THREADS, FILES, EPISODES = 6, 4, 3
 FILE_NOUNS = {"read": "read", "fault": "page fault"}
 APART = 0.02
 """Smallest share of TPOT outside of steps that is shown."""
@@ -39,7 +40,6 @@ DISTURBED = {
     "reset": "a counter reset:",
 }
 """State of an interval between power readings, as text before its count."""
-GROWTH = {1: "", 2: " squared", 3: " cubed"}
 LINES_OF_GRAPHS, TYPES_OF_GRAPHS = 6, 5
 """At most so many kinds of graphs, and types of operators of each, are shown."""
 Section = dict[str, Any]
@@ -280,6 +280,36 @@ def clock_lines(c: Section) -> list[Line]:
     return [words(("clocks ", "bold"), (line, "yellow")) for line in lines]
 
 
+def heat_lines(h: Section) -> list[Line]:
+    """When clocks were limited and what it cost, and whether the machine had settled."""
+    lines: list[Line] = []
+    for each in h["episodes"][:EPISODES]:
+        zone = f", {each['zone']} at up to {number(each['celsius'])} °C" if each["celsius"] is not None else ""
+        span = f"from second {each['begin_s']:,.1f} to {each['end_s']:,.1f}: {', '.join(each['sources'])}{zone}"
+        lines.append(words(("limited ", "bold"), (span, "yellow")))
+    if cost := h["cost"]:
+        speeds = [number(cost[f"{name}_tokens_per_s"], ".2f") for name in ("limited", "free")]
+        lost = f"{number(cost['lost_ns'] / 1e9)} s lost in {counted(cost['limited_steps'], 'step')}"
+        lines.append(f"{speeds[0]} instead of {speeds[1]} tok/s while limited, {lost}")
+    return [*lines, *([words(("heat ", "bold"), steady_text(h["steady"]))] if h["steady"] else [])]
+
+
+def steady_text(s: Section) -> str:
+    """Whether power, clocks and temperatures had settled."""
+    minutes = f"{s['recorded_s'] / 60:,.1f} min"
+    if s["state"] == SHORT:
+        return f"{minutes} are too short to tell whether power, clocks and temperatures have settled ({s['for_s']:g} s)"
+    if s["state"] == MOVING:
+        moving = [
+            f"{each['name']} ({number(each['value'])} {each['unit']})" for each in s["signals"] if each["settled_s"] is None
+        ]
+        return f"not steady after {minutes}: {', '.join(moving)}"
+    before = f", before {number(s['tokens_per_s_before'], '.2f')}" if s["tokens_per_s_before"] else ""
+    values = ", ".join(f"{each['name']} {number(each['value'])} {each['unit']}" for each in s["signals"])
+    speed = f"decode {number(s['tokens_per_s_since'], '.2f')} tok/s{before}"
+    return f"steady from second {s['since_s']:,.1f} on: {speed}; {values}"
+
+
 def energy_lines(e: Section) -> list[Line]:
     """Energy per token by power rail, what disturbed its readings, and rails of which nothing is known."""
     lines: list[Line] = []
@@ -300,7 +330,7 @@ def model_lines(rail: Section) -> list[Line]:
     kinds: dict[str, list[str]] = {}
     for term in model["terms"]:
         kinds.setdefault(term["where"] or "CPUs", []).append(f"{term['watts']:.2g} W in {term['phase']}")
-    grows = [f"power grows with the clock{GROWTH[model['clock_power']]}"] if model["clock_power"] else []
+    grows = [f"growing with the clock to the power {model['clock_power']:.1f}"] if model["clock_power"] else []
     if grows or len(kinds) > 1:
         busy = [f"{where} {', '.join(watts)}" for where, watts in kinds.items()]
         lines.append(f"  a busy CPU adds: {'; '.join([*busy, *grows])}")
@@ -376,6 +406,7 @@ PARTS: tuple[tuple[str, Callable[[Any], list[Line]]], ...] = (
     ("npu", npu_lines),
     ("npu_queues", npu_queues),
     ("clocks", clock_lines),
+    ("heat", heat_lines),
     ("energy", energy_lines),
     ("io", io_lines),
     ("", loss_lines),

@@ -6,6 +6,7 @@ examples:
   moescope time RUN
   moescope time RUN --by cause                   a column for each phase, and all steps together
   moescope time RUN --step 12 --json             one step, and its pieces in order
+  moescope time RUN --over-time                  decode speed with clock, heat, power and what a token took more
   moescope time RUN --faster 20                  what 20 % less time on the accelerator would save
 """
 
@@ -18,6 +19,7 @@ from analyzer.commands._show import number, print_origin, print_table
 from analyzer.errors import AnalysisError
 from analyzer.questions import accelerators, step_time
 from analyzer.questions.npu_windows import npu_sum
+from analyzer.questions.speed_curve import speed_over_time
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_run
@@ -32,6 +34,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--by", choices=("part", "cause", "both"), default="both", help="divide by part, by cause, or by both (default: both)"
     )
     parser.add_argument("--step", type=int, metavar="N", help="only step N (its token_id)")
+    text = "decode speed in windows of equal length, with clocks, heat, power and the causes of its drop"
+    parser.add_argument("--over-time", action="store_true", help=text)
     percent = 100 * accelerators.FASTER
     parser.add_argument(
         "--faster", type=float, default=percent, metavar="PERCENT", help="less time on the accelerator, in percent"
@@ -42,6 +46,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the mean step of each phase, the whole run, and what a faster accelerator would save."""
     tables = load_tables(args.run_dir)
+    if args.over_time:
+        return show_over_time(args, tables)
     time = step_time.step_time(tables)
     answer = of_step(tables, time, args.step) if args.step is not None else of_run(tables, time, args.faster / 100)
     if print_if_json(args, answer, "" if args.step is None else "step"):
@@ -57,6 +63,19 @@ def run(args: argparse.Namespace) -> int:
         print_table(side_by_side(answer, args.by), f"ms by {args.by}: a mean step of each phase, and all steps together", 40)
     for line in closing_lines(answer):
         print_plain(line)
+    return 0
+
+
+def show_over_time(args: argparse.Namespace, tables: step_time.Tables) -> int:
+    """Print decode speed in windows."""
+    windows = speed_over_time(tables)
+    if print_if_json(args, {"windows": windows.to_dict("records")}, "over-time"):
+        return 0
+    if len(windows):
+        title = "decode over time; ms: of a token, more than in the fastest window"
+        print_table(windows.dropna(axis=1, how="all"), title, len(windows))
+    else:
+        print("too few decode steps in this recording")
     return 0
 
 

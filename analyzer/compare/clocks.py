@@ -1,14 +1,12 @@
-"""Compares the CPU clocks of two sides, and selects runs at equal clocks."""
+"""Compares the CPU clocks of two sides, and selects runs at equal clocks; sides without such: equal_heat.py."""
 
 import numpy as np
 
 from analyzer.compare.environment import Difference
+from analyzer.compare.metrics import CLOCKS, FREQUENCY, SAME_CLOCK
 from analyzer.compare.results import Result
 from analyzer.compare.verdicts import FEWEST
 
-FAMILY = "clocks"
-SAME = 0.05
-"""Frequencies with logarithms that differ by less count as equal."""
 APART = 1e3
 Words = list[tuple[str, str]]
 Clocks = dict[str, np.ndarray]
@@ -17,7 +15,8 @@ Clocks = dict[str, np.ndarray]
 
 def clocks_of_runs(runs: list[Result]) -> Clocks:
     """Each policy's clock in every run."""
-    means = [run.metrics[run.metrics["family"] == FAMILY].set_index("type")["value"] for run in runs]
+    rows = [run.metrics[(run.metrics["family"] == CLOCKS) & (run.metrics["metric"] == FREQUENCY)] for run in runs]
+    means = [mine.set_index("type")["value"] for mine in rows]
     names = dict.fromkeys(str(name) for mean in means for name in mean.index)
     return {name: np.array([mean.get(name, np.nan) for mean in means], np.float64) for name in names}
 
@@ -31,8 +30,7 @@ def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result
     unlike = [Difference(f"clock of {name}", clock_range(sides[0][name]), clock_range(sides[1][name]), True) for name in odd]
     rows, columns = equal_clock_pairs(*sides)
     if len(rows) < FEWEST:
-        text = f"Fewer than {FEWEST} runs of a side have a partner with equal clocks: a change may be due to the clocks alone."
-        return base, cand, unlike, [("warn", text)]
+        return base, cand, unlike, []
     counts = f"{len(rows)} runs of each ({len(base)} + {len(cand)}) with the same clocks"
     text = f"The sides ran at different clocks, so only {counts} were compared. This excludes the cost of a side's own heat."
     return [base[i] for i in rows], [cand[i] for i in columns], unlike, [("warn", text)]
@@ -40,7 +38,7 @@ def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result
 
 def medians_differ(base: np.ndarray, cand: np.ndarray) -> bool:
     """Whether the medians of two sides differ."""
-    return bool(abs(np.log(np.nanmedian(cand) / np.nanmedian(base))) > SAME)
+    return bool(abs(np.log(np.nanmedian(cand) / np.nanmedian(base))) > SAME_CLOCK)
 
 
 def equal_clock_pairs(base: Clocks, cand: Clocks) -> tuple[list[int], list[int]]:
@@ -50,9 +48,9 @@ def equal_clock_pairs(base: Clocks, cand: Clocks) -> tuple[list[int], list[int]]
     shared = [name for name in base if name in cand]
     logs = [np.log(np.stack([side[name] for name in shared], axis=1)) for side in (base, cand)]
     distance = np.nan_to_num(np.abs(logs[0][:, None] - logs[1][None]).max(axis=2), nan=APART)
-    cost = np.where(distance > SAME, APART, distance)
+    cost = np.where(distance > SAME_CLOCK, APART, distance)
     rows, columns = linear_sum_assignment(cost)
-    close = cost[rows, columns] <= SAME
+    close = cost[rows, columns] <= SAME_CLOCK
     return sorted(rows[close].tolist()), sorted(columns[close].tolist())
 
 

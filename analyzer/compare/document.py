@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.compare import clocks, environment, graph, statistics
+from analyzer.compare import clocks, environment, equal_heat, graph, statistics
 from analyzer.compare import structure as structures
 from analyzer.compare.functions import FRAME, changed_frames
 from analyzer.compare.metrics import DIMS
@@ -54,7 +54,8 @@ class Comparison:
 def compare_runs(
     base: list[Result], cand: list[Result], rules: Rules | None = None, step: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Compare two groups of runs; if their clocks differ, only the runs at clocks that both sides have, if there are enough.
+    """Compare two groups of runs; if their clocks differ, only the runs at clocks that both sides have, if there are enough, else
+    what the clocks explain is no verdict.
 
     Whether they alternated is determined here, regardless of the rules.
     """
@@ -70,6 +71,8 @@ def compare_runs(
     step(f"{len(dims):,} metrics of {len(base)} + {len(cand)} runs")
     falls = [fall for phase in PHASES if (fall := phase_waterfall(dims, mean_a, mean_b, phase)) is not None]
     judged, a, b = judge_apart(dims, a, b, rules)
+    judged, of_clocks = equal_heat.judge_at_clocks(judged, a, b)
+    about_clocks += [("warn", text) for text in of_clocks]
     structure, drift = structures.feature_changes(base, cand), structures.routing_drifts(base, cand)
     unlike = other_clocks + environment.environment_differences([r.environment for r in base], [r.environment for r in cand])
     words = (

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
+from analyzer.compare.equal_heat import judge_at_clocks
 from analyzer.compare.metrics import METRICS, metric_keys
 from analyzer.compare.results import RENAMED, CompareError, Result, value_matrices
 from analyzer.compare.statistics import SUCCESSIVE, runs_for_p, smallest_p
@@ -131,7 +132,7 @@ def judge_neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any
         if smallest_p(len(base), len(cand)) > rules.alpha:
             continue
         dims, old, new, _, _ = value_matrices(base, cand)
-        verdicts, _, _ = judge_apart(dims, old, new, apart)
+        verdicts, _ = judge_at_clocks(*judge_apart(dims, old, new, apart))
         for key, row in verdicts[verdicts["verdict"].isin([SLOWER, FASTER])].iterrows():
             if row["family"] in set(runs["family"]):
                 change = {"device": runs["device"].iloc[0], "key": key, "before": before, "build": build}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analyzer.compare.verdict_text import metric_name, percent_text
-from analyzer.compare.verdicts import SLOWER, UNKNOWN
+from analyzer.compare.verdicts import OTHER_CLOCKS, SLOWER, UNKNOWN
 
 KINDS = {
     "slower": ("speed", "tail"),
@@ -52,7 +52,9 @@ def _broken_by(document: dict[str, Any], limit: Limit) -> list[str]:
         return [f"{row['what']} differs: {row['base']} → {row['cand']}" for row in document["environment"] if row["unfair"]]
     if limit.kind == "inconclusive":
         return [
-            f"{metric_name(m)}: inconclusive" for m in document["metrics"] if m["family"] == "speed" and m["verdict"] == UNKNOWN
+            f"{metric_name(m)}: {m['verdict']}"
+            for m in document["metrics"]
+            if m["family"] == "speed" and m["verdict"] in (UNKNOWN, OTHER_CLOCKS)
         ]
     slower = [m for m in document["metrics"] if m["family"] in KINDS[limit.kind] and m["verdict"] == SLOWER]
     return [f"{metric_name(m)}: {percent_text(m['ratio'])}" for m in slower if relative_worsening(m) > limit.least]

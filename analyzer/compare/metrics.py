@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare.functions import function_metrics
-from analyzer.questions import clocks, energy, figures, step_time
+from analyzer.questions import clocks, energy, figures, heat, step_time
 from analyzer.questions.experts import activations
 from analyzer.records.schema import COMPARED, Tables
 
@@ -24,7 +24,15 @@ DEFAULTS: Row = {
     **{"better": "lower", "offset": 0.0},
 }
 MS = 1e6
+CLOCKS, AT_CLOCK = "clocks", "at a clock"
+"""Families: clocks and temperature; times of steps at one clock."""
+FREQUENCY, PACE, TEMPERATURE = "frequency", "clock of the program", "temperature"
+"""Metrics: the mean of a policy; of the CPUs that the program computed on; of the hottest zone, °C."""
+SAME_CLOCK = 0.05
+"""Frequencies with logarithms that differ by less count as equal."""
 NAMES_SHOWN = 3
+FEWEST_AT_CLOCK = 10
+"""Steps at a clock whose time is a metric."""
 MIN_RUNNING_SHARE = 0.05
 NEGLIGIBLE_WAIT = 0.05
 NEGLIGIBLE_TIME = 0.01
@@ -59,6 +67,7 @@ def extract_metrics(facts: RunTables) -> pd.DataFrame:
         memory_metrics,
         scheduling_metrics,
         clock_metrics,
+        steps_by_clock,
         energy_metrics,
     )
     rows = [row for make in makers for row in make(facts)]
@@ -292,9 +301,34 @@ def scheduling_metrics(facts: RunTables) -> Iterator[Row]:
 
 
 def clock_metrics(facts: RunTables) -> Iterator[Row]:
-    """The mean frequency of each policy's CPUs during decode."""
+    """The mean frequency of each policy's CPUs in decode, the program's clock by phase, and the hottest zone's temperature."""
     for name, mhz in clocks.mean_frequencies(facts.tables).items():
-        yield metric_row("clocks", "frequency", "MHz", mhz, len(facts.steps), type=name, phase="decode", better="higher")
+        yield metric_row(CLOCKS, FREQUENCY, "MHz", mhz, len(facts.steps), type=name, phase="decode", better="higher")
+    for phase, steps in facts.steps.groupby("phase"):
+        begin, end, weight = (steps[name].to_numpy() for name in ("begin_ns", "end_ns", "duration_ns"))
+        for metric, unit, better, of in (
+            (PACE, "MHz", "higher", heat.pace_mhz),
+            (TEMPERATURE, "°C", "lower", heat.hottest_celsius),
+        ):
+            values = of(facts.tables, begin, end)
+            known = np.isfinite(values)
+            mean = float(np.average(values[known], weights=weight[known])) if known.any() else None
+            if mean is not None and (metric == PACE or phase == "decode"):
+                yield metric_row(CLOCKS, metric, unit, mean, int(known.sum()), phase=phase, better=better)
+
+
+def steps_by_clock(facts: RunTables) -> Iterator[Row]:
+    """The median decode step at each clock of the program (in classes of SAME_CLOCK), if it was at several."""
+    steps = facts.steps[facts.steps["phase"] == "decode"]
+    mhz = heat.pace_mhz(facts.tables, steps["begin_ns"].to_numpy(), steps["end_ns"].to_numpy())
+    known = np.isfinite(mhz) & (np.nan_to_num(mhz) > 0)
+    classes = np.round(np.log(mhz[known]) / SAME_CLOCK).astype(np.int64)
+    for number, rows in steps[known].groupby(classes):
+        if len(rows) >= FEWEST_AT_CLOCK:
+            ghz = np.exp(number * SAME_CLOCK) / 1e3
+            yield metric_row(
+                AT_CLOCK, "decode step", "ms", rows["duration_ns"].median() / MS, len(rows), type=f"{ghz:.2f} GHz", phase="decode"
+            )
 
 
 def energy_metrics(facts: RunTables) -> Iterator[Row]:

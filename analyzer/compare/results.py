@@ -24,6 +24,7 @@ from analyzer.compare.functions import with_unsampled
 from analyzer.compare.graph import Skeleton, skeleton_of, unpack_skeleton
 from analyzer.compare.metrics import DIMS, METRICS, RunTables, extract_metrics, metric_keys, routed_rows
 from analyzer.errors import AnalysisError
+from analyzer.questions.steady import steady_part
 from analyzer.questions.step_origin import step_event
 from analyzer.records.manifest import section
 from analyzer.tables.recording_folders import RecordingFolder, is_pattern, recording_folders
@@ -100,7 +101,7 @@ def of_recording(folder: Path) -> Result:
         result, about = _read_stored(stored, stored.read_bytes())
         if about.get("stamp") == stamp:
             return result
-    tables = load_tables(folder)
+    tables = steady_part(load_tables(folder), recording.manifest)
     routes = [(int(a), int(b), int(c)) for a, b, c in routed_rows(tables).to_numpy().tolist()]
     facts = RunTables(tables, int(section(recording.manifest, "stacks").get("hz") or 0))
     series = np.round(facts.itl.to_numpy()[:SERIES_STEPS], 5).tolist()

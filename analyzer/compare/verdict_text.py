@@ -10,14 +10,14 @@ from analyzer.compare.environment import Difference
 from analyzer.compare.functions import FUNCTION, OF_SAMPLES
 from analyzer.compare.statistics import drift_factor
 from analyzer.compare.structure import Change, Drift
-from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN
+from analyzer.compare.verdicts import FASTER, FEASIBLE, OTHER_CLOCKS, PRACTICAL, SAME, SLOWER, UNKNOWN
 from analyzer.compare.waterfall import Waterfall
 from analyzer.questions.stacks import short_function
 from moescope.plain import markdown_text
 from moescope.terminal import counted
 
 Words = list[tuple[str, str]]
-LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
+LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn", OTHER_CLOCKS: "warn"}
 CULPRITS, LISTED, MARKDOWN_ROWS = 3, 4, 40
 TIMED = ("ms", "us", "s", "tok/s", "MHz", "")
 """Units of metrics that are faster or slower; the pace has none."""
@@ -36,6 +36,7 @@ HEADLINES = ("TTFT", "TPOT, median", "decode speed", "prefill speed", "decode st
 """Figures of speed, and energy, in the order of every screen."""
 CAUSAL_ORDER = (
     ("clocks", ""),
+    ("at a clock", ""),
     ("expert", "hit rate"),
     ("memory", ""),
     ("scheduling", ""),
@@ -149,12 +150,16 @@ def verdict_sentence(judged: pd.DataFrame) -> str:
     rows = judged[judged["family"] == "speed"].to_dict("records")
     for row in rows:
         names.setdefault(direction(row), []).append(spoken_name(row["metric"]))
-    unknown = names.pop(UNKNOWN, [])
+    unknown, clocked = names.pop(UNKNOWN, []), names.pop(OTHER_CLOCKS, [])
     parts = [f"{'the same' if word == SAME else word} in {', '.join(metrics)}" for word, metrics in names.items()]
     clauses = [f"The candidate is {'; '.join(parts)}"] if parts else []
+    clauses += (
+        [f"the sides' clocks explain the change of {', '.join(clocked)}, which is no verdict on the build"] if clocked else []
+    )
     clauses += [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} inconclusive"] if unknown else []
     clauses += [runs_needed(max(rows, key=lambda row: row["more_runs"]))] if unknown and not parts else []
-    return f"{'; '.join(clauses)}." if clauses else without_speed(judged)
+    text = "; ".join(clauses)
+    return f"{text[:1].upper()}{text[1:]}." if clauses else without_speed(judged)
 
 
 def without_speed(judged: pd.DataFrame) -> str:
@@ -171,7 +176,12 @@ def spoken_name(metric: str) -> str:
 
 def speed_sentence(row: dict[str, Any], practical: float) -> str:
     """One metric of speed in a sentence; `practical`: the smallest relative change that matters."""
-    words = {SLOWER: "is slower", FASTER: "is faster", UNKNOWN: "is inconclusive"}.get(row["verdict"])
+    words = {
+        SLOWER: "is slower",
+        FASTER: "is faster",
+        UNKNOWN: "is inconclusive",
+        OTHER_CLOCKS: "differs as the sides' clocks do",
+    }.get(row["verdict"])
     more = f"; {runs_needed(row)}" if row["verdict"] == UNKNOWN else ""
     words = words or (f"is the same within {100 * practical:.1f} %" if row["verdict"] == SAME else f"has {row['verdict']}")
     return f"{spoken_name(row['metric'])} {words}: {with_figures(row).split(': ', 1)[1]}{more}."
@@ -321,8 +331,9 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
         if broken_limits:
             ElementTree.SubElement(case, "failure", message=xml_text(with_figures(row)))
             unreported = [failure for failure in unreported if failure not in broken_limits]
-        elif row["verdict"] == UNKNOWN:
-            ElementTree.SubElement(case, "skipped", message=runs_needed(row))
+        elif row["verdict"] in (UNKNOWN, OTHER_CLOCKS):
+            why = runs_needed(row) if row["verdict"] == UNKNOWN else "the sides ran at different clocks"
+            ElementTree.SubElement(case, "skipped", message=why)
     for failure in unreported:
         case = ElementTree.SubElement(suite, "testcase", classname="compare.limit", name=xml_text(failure))
         ElementTree.SubElement(case, "failure", message=xml_text(failure))

@@ -18,6 +18,8 @@ FEASIBLE = 100
 """Upper limit for additional runs that are practical."""
 SLOWER, FASTER, SAME, UNKNOWN, MINOR = "slower", "faster", "same", "inconclusive", "minor"
 VANISHED, APPEARED = "vanished", "appeared"
+OTHER_CLOCKS = "other clocks"
+"""What the sides' clocks explain is no change of the build (equal_heat.py)."""
 
 
 @dataclass(frozen=True)

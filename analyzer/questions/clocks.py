@@ -1,4 +1,4 @@
-"""CPU frequencies during decode, the limits on them, and the cost of these limits."""
+"""CPU frequencies during decode, and the limits on them; what these cost: heat.py."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -31,16 +31,6 @@ class FrequencyCap:
     def text(self) -> str:
         """In words."""
         return f"{self.name} capped to {self.mhz / 1e3:.1f} GHz (of {self.most_mhz / 1e3:.1f}) for {self.share:.0%} of decode"
-
-
-@dataclass(frozen=True)
-class CapCost:
-    """Decode steps under a cap compared with the others: medians in ms, and the total extra time of the capped ones in ns."""
-
-    capped_ms: float
-    free_ms: float
-    steps: int
-    lost_ns: float
 
 
 def decode_times(tables: Tables) -> Intervals:
@@ -96,21 +86,6 @@ def mean_frequencies(tables: Tables) -> dict[str, float]:
     """The mean frequency of each policy during decode, in MHz."""
     times = merge_intervals(decode_times(tables))
     return {name: float(value_shares(v, times) @ v["value"].to_numpy()) for name, v in gauge_values(tables, "frequency")}
-
-
-def cap_cost(tables: Tables) -> CapCost | None:
-    """The cost for decode steps that were capped for most of their time; None if too few were, or too few were not."""
-    every = [values[values["value"] < values["most"]] for _, values in gauge_values(tables, "greatest frequency")]
-    steps = decode_times(tables)
-    if not every or len(steps) == 0:
-        return None
-    spans = merge_intervals(Intervals.of_table(pd.concat(every).assign(key=0), "key"))
-    capped = covered_ns(spans, steps) > steps.length / 2
-    if min(capped.sum(), (~capped).sum()) < LEAST_STEPS:
-        return None
-    usual = float(np.median(steps.length[~capped]))
-    lost = float(np.maximum(steps.length[capped] - usual, 0).sum())
-    return CapCost(float(np.median(steps.length[capped])) / 1e6, usual / 1e6, int(capped.sum()), lost)
 
 
 def clock_summary(tables: Tables) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from analyzer.questions import (
     figures,
     npu_windows,
     requests,
+    speed_curve,
     stacks,
     step_time,
     threads,
@@ -53,6 +54,10 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "request_energy": ("energy of each request by power rail: by readings, and by the fit to what ran", energy.request_energy),
     "operator_energy": ("a model of the energy of operators, by rail and phase, with its residual", energy_split.operator_energy),
     "step_energy": ("energy of each step by power rail, likewise", energy.step_energy),
+    "speed_over_time": (
+        "decode speed in windows, with clock, heat, power and what a token took more",
+        speed_curve.speed_over_time,
+    ),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.hit_rate_curves),
 }
 """Name → (meaning, function that makes it)."""

@@ -6,13 +6,14 @@ A sensor is slower than a step: a phase's energy comes from a fit of the reading
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions import figures
-from analyzer.questions.energy_fit import EnergyFit, fit_energy
+from analyzer.questions.energy_fit import SAMPLES, EnergyFit, fit_energy
 from analyzer.questions.energy_running import NS, PHASES, Running
 from analyzer.questions.requests import request_table
 from analyzer.records.schema import Tables, declared_columns, empty_table
@@ -146,7 +147,8 @@ def fitted(running: Running, readings: RailReadings) -> EnergyFit | None:
     period_s = readings.period_s
     longest = min(DELAY_PERIODS * period_s, LONGEST_DELAY_S)
     ran, explanations = partial(delayed_activities, running, readings), running.explanations()
-    return fit_energy(readings.watts, ran, explanations, period_s, longest, readings.of_counter)
+    parts = None if readings.of_counter else partial(sampled_activities, running, readings)
+    return fit_energy(readings.watts, ran, explanations, period_s, longest, readings.of_counter, parts)
 
 
 def delayed_activities(running: Running, readings: RailReadings, delay_s: float) -> np.ndarray:
@@ -154,6 +156,14 @@ def delayed_activities(running: Running, readings: RailReadings, delay_s: float)
     late = round(delay_s / NS)
     ran = running.seconds(readings.begin - late, readings.end - late)
     return ran / ran[:, :1]
+
+
+def sampled_activities(running: Running, readings: RailReadings, delay_s: float) -> np.ndarray:
+    """The same in SAMPLES equal parts of the time between the readings, shape [SAMPLES, readings, activities]."""
+    late, length = round(delay_s / NS), readings.end - readings.begin
+    edges = [readings.begin - late + length * part // SAMPLES for part in range(SAMPLES + 1)]
+    ran = np.stack([running.seconds(begin, end) for begin, end in pairwise(edges)])
+    return ran / ran[:, :, :1]
 
 
 def idle_floor(readings: RailReadings, floor_ns: tuple[int, int], delay_s: float) -> tuple[float, int] | None:

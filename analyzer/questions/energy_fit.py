@@ -1,9 +1,11 @@
 """A fit of energy between readings to what ran between them: power is a sum of constants times activities, seen with some delay.
 
-The noise of readings has two parts: power of other origin that wanders with some time constant, and errors, which in a
-counter's intervals cancel from one to the next. Both numbers, the time constant and the errors' share, are unknown: the answer is
-the mean over a grid of them, weighted by restricted likelihood, so that its interval has what is not known of the noise. What the
-constants depend on is unknown too: the mean is also over explanations, weighted by Schwarz's criterion (docs/energy.md).
+The noise of readings has three parts: power of other origin that wanders with some time constant; errors, which in a counter's
+intervals cancel from one to the next; and, of a power sensor that is read more rarely than it measures, what its samples missed,
+whose variance is in proportion to how much the power changes between two readings. The time constant and the parts' shares are
+unknown: the answer is the mean over a grid of them, weighted by restricted likelihood, so that its interval has what is not known
+of the noise. What the constants depend on is unknown too: the mean is also over explanations, weighted by Schwarz's criterion
+(docs/energy.md).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,8 @@ from scipy.stats import t as student
 CONFIDENCE = 0.95
 ERROR_SHARES = (1.0, 0.9998, 0.998, 0.98, 0.9, 0.7, 0.4, 0.1, 0.0)
 """Of the noise's variance, what errors of readings have."""
+SAMPLED_SHARES, SAMPLED_ERROR_SHARES = (0.3, 0.6, 0.85, 0.97, 0.998), (1.0, 0.7, 0.3)
+"""Of the noise's variance what sampling has, and of the rest what errors have."""
 WANDERS = 12
 LONGEST_WANDER_S = 10.0
 DELAYS = 26
@@ -35,17 +39,24 @@ BELIEVABLE = 12.0
 UNRESOLVED = 0.05
 """Weight of explanations that cannot tell an energy, from which on it is not known."""
 SPAN = 60
+SAMPLES = 8
+"""Parts of the time between readings in which a sensor may have measured."""
 Activities = Callable[[float], np.ndarray]
 """Delay in s → what ran between the readings, shape [readings, activities], e.g. in CPU seconds a second."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of variance 1: `lasting` is what a wander keeps from one reading to the next; `of_counter`: errors cancel."""
+    """Noise of variance 1: `lasting` is what a wander keeps from one reading to the next; `of_counter`: errors cancel.
+
+    `sampling`: the variance by sampling of each reading, of mean 1, shape [n]; `sampled_share`: what it has of all.
+    """
 
     lasting: float
     error_share: float
     of_counter: bool
+    sampled_share: float = 0.0
+    sampling: np.ndarray | None = None
 
     def whitened(self, columns: np.ndarray) -> tuple[np.ndarray, float]:
         """(columns [n, k] as innovations, the log-determinant of the noise's covariance)."""
@@ -68,6 +79,10 @@ class Noise:
         bands *= share
         bands[0] += (1 - share) * (1 - phi**2)
         bands[0, 0] += (1 - share) * phi**2
+        if self.sampling is not None:  # whitening subtracts a part of the reading before, with its sample
+            bands *= 1 - self.sampled_share
+            bands[0] += self.sampled_share * (self.sampling + phi**2 * np.append(0, self.sampling[:-1]))
+            bands[1, :-1] -= self.sampled_share * phi * self.sampling[:-1]
         return bands + np.array([[1e-9], [0], [0]])
 
 
@@ -80,7 +95,7 @@ class Explanation:
 
     matrix: np.ndarray
     by_kind: bool = False
-    exponent: int = 0
+    exponent: float = 0
 
 
 @dataclass(frozen=True)
@@ -117,10 +132,11 @@ class EnergyFit:
         return float(sum(w for w, each in zip(self.weights, self.candidates, strict=True) if asked(each.explanation)))
 
     @property
-    def most_likely(self) -> Explanation:
-        """The explanation with the most weight."""
-        every = {id(each.explanation): each.explanation for each in self.candidates}
-        return max(every.values(), key=lambda one: self.share(lambda other: other is one))
+    def exponent(self) -> float:
+        """The mean exponent of the explanations in which power grows with the clock; 0 without any."""
+        grows = self.share(lambda one: one.exponent > 0)
+        powers = np.array([each.explanation.exponent for each in self.candidates])
+        return float(self.weights @ powers) / grows if grows else 0.0
 
     def total(self, amounts: np.ndarray) -> tuple[float, float, float]:
         """(joules of these amounts of each activity, and the ends of the interval); NaN if the readings do not resolve them."""
@@ -149,18 +165,34 @@ def resolves(design: np.ndarray, explanation: Explanation, amounts: np.ndarray) 
     return float(np.linalg.norm(wanted - told)) <= ESTIMABLE * max(float(np.linalg.norm(wanted)), TINY)
 
 
-def noises(period_s: float, of_counter: bool) -> Iterator[Noise]:
+def noises(period_s: float, of_counter: bool, sampling: np.ndarray | None = None) -> Iterator[Noise]:
     """The grid of noises."""
-    yield Noise(0.0, 1.0, of_counter)
-    for share in ERROR_SHARES[1:]:
-        for tau in np.geomspace(period_s / 3, max(LONGEST_WANDER_S, period_s), WANDERS):
-            yield Noise(float(np.exp(-period_s / tau)), share, of_counter)
+    shares = [(0.0, error, None) for error in ERROR_SHARES]
+    if sampling is not None:
+        shares += [(sampled, error, sampling) for sampled in SAMPLED_SHARES for error in SAMPLED_ERROR_SHARES]
+    for sampled, error, variances in shares:
+        for tau in np.geomspace(period_s / 3, max(LONGEST_WANDER_S, period_s), WANDERS) if error < 1 else (0.0,):
+            lasting = float(np.exp(-period_s / tau)) if tau else 0.0
+            yield Noise(lasting, error, of_counter, sampled, variances)
+
+
+def sampling_variance(parts: np.ndarray, watts: np.ndarray) -> np.ndarray | None:
+    """The variance of power between readings, of mean 1; None if it never changes. `parts`: shape [SAMPLES, n, activities]."""
+    variance = (parts @ watts).var(axis=0)
+    mean = float(variance.mean())
+    return variance / mean if mean > TINY else None
 
 
 def squares_left(noise: Noise, readings: np.ndarray, design: np.ndarray) -> float:
     """The weighted sum of squares that constants which are not negative leave."""
     both = noise.whitened(np.column_stack([readings, design]))[0]
     return float(nnls(both[:, 1:], both[:, 0])[1] ** 2)
+
+
+def constants_by(noise: Noise, readings: np.ndarray, design: np.ndarray) -> np.ndarray:
+    """The constants that are not negative and fit best under a noise."""
+    both = noise.whitened(np.column_stack([readings, design]))[0]
+    return nnls(both[:, 1:], both[:, 0])[0]
 
 
 def fitted_delay(readings: np.ndarray, activities: Activities, longest_s: float, noise: Noise) -> float:
@@ -185,11 +217,13 @@ def fit_energy(
     period_s: float,
     longest_s: float,
     of_counter: bool,
+    parts: Activities | None = None,
 ) -> EnergyFit | None:
     """The fit of n readings, usually `period_s` apart; None if they are too few. `longest_s`: the longest delay.
 
     Readings and activities are means over their time, in which a wander is the same whatever their length. `explanations`: the
-    simplest first; those for which the readings are too few are not tried.
+    simplest first; those for which the readings are too few are not tried. `parts`: activities in SAMPLES parts of the time
+    between readings, shape [SAMPLES, n, activities], of a sensor that may have seen samples.
     """
     tried = [each for each in explanations if len(readings) >= FEWEST_READINGS * (each.matrix.shape[1] + 3)]
     if not tried or not readings.any():
@@ -198,10 +232,12 @@ def fit_energy(
     for _ in range(ROUNDS):
         delay = fitted_delay(readings, partial(explained_activities, activities, best), longest_s, noise)
         design = activities(delay)
-        rough = best.matrix @ nnls(design @ best.matrix, readings)[0]
-        slope, grid = effect_of_delay(activities, delay, rough), list(noises(period_s, of_counter))
+        rough = best.matrix @ constants_by(noise, readings, design @ best.matrix)
+        sampling = sampling_variance(parts(delay), rough) if parts else None
+        slope, grid = effect_of_delay(activities, delay, rough), list(noises(period_s, of_counter, sampling))
         kept = believable_explanations(tried, noise, readings, design, slope)
-        found = [fitted_constants(one, each, readings, design, slope) for one in kept for each in grid]
+        used = {id(one): used_columns(one, noise, readings, design) for one in kept}
+        found = [fitted_constants(one, each, readings, design, slope, used[id(one)]) for one in kept for each in grid]
         weights = candidate_weights(found)
         best, noise = found[int(np.argmax(weights))].explanation, found[int(np.argmax(weights))].noise
     fit = EnergyFit(found, weights, design, delay, np.nan)
@@ -224,7 +260,9 @@ def believable_explanations(
             different.append(one)
     if len(different) == 1:
         return different
-    criteria = [fitted_constants(one, noise, readings, design, slope).criterion for one in different]
+    used = [used_columns(one, noise, readings, design) for one in different]
+    fits = [fitted_constants(one, noise, readings, design, slope, own) for one, own in zip(different, used, strict=True)]
+    criteria = [fit.criterion for fit in fits]
     return [one for one, each in zip(different, criteria, strict=True) if each <= min(criteria) + BELIEVABLE]
 
 
@@ -246,12 +284,16 @@ def candidate_weights(found: list[Candidate]) -> np.ndarray:
     return weights / weights.sum()
 
 
+def used_columns(explanation: Explanation, noise: Noise, readings: np.ndarray, design: np.ndarray) -> np.ndarray:
+    """The constants of an explanation that are more than 0 under a noise."""
+    return np.flatnonzero(constants_by(noise, readings, design @ explanation.matrix) > 0)
+
+
 def fitted_constants(
-    explanation: Explanation, noise: Noise, readings: np.ndarray, design: np.ndarray, slope: np.ndarray
+    explanation: Explanation, noise: Noise, readings: np.ndarray, design: np.ndarray, slope: np.ndarray, used: np.ndarray
 ) -> Candidate:
-    """The constants under one explanation and noise, none negative; `slope`: how the readings change with the delay."""
+    """The constants `used` under one explanation and noise; `slope`: how the readings change with the delay."""
     columns = design @ explanation.matrix
-    used = np.flatnonzero(nnls(columns, readings)[0] > 0)
     both, determinant = noise.whitened(np.column_stack([readings, columns[:, used], slope]))
     y, x = both[:, 0], both[:, 1:]
     solution, _, rank, singular = np.linalg.lstsq(x, y, rcond=None)

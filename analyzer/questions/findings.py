@@ -11,7 +11,7 @@ from math import ceil
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import accelerators, cache_curves, clocks, expert_loads, roofline, step_time, trends
+from analyzer.questions import accelerators, cache_curves, expert_loads, heat, roofline, step_time, trends
 from analyzer.questions.cause_findings import NAMED, by_cause, thread_labels
 from analyzer.questions.causes import CAUSES, COMPUTING, DISK
 from analyzer.questions.ceilings import Ceilings
@@ -172,13 +172,14 @@ def across_tokens(facts: RuleInputs) -> Iterator[Finding]:
         yield facts.finding("growth", text, row["ns_per_token"] * reach, row, "growth", row)
 
 
-def capped_clock(facts: RuleInputs) -> Iterator[Finding]:
-    """Steps with limited CPU frequency, compared with steps without the limit."""
-    lost = clocks.cap_cost(facts.tables)
-    if lost:
-        cap = max(clocks.frequency_caps(facts.tables), key=lambda cap: cap.share)
-        text = f"{cap.text}; steps then take {lost.capped_ms:.1f} instead of {lost.free_ms:.1f} ms"
-        yield facts.finding("capped", text, lost.lost_ns, {**asdict(cap), **asdict(lost)}, "capped")
+def throttled_clocks(facts: RuleInputs) -> Iterator[Finding]:
+    """Decode while something limited clocks: when, by what, and what it cost against the rest."""
+    limits = heat.limits_of(facts.tables)
+    cost, found = heat.limit_cost(facts.tables, limits), heat.episodes(facts.tables, limits)
+    if cost and found:
+        text = f"{heat.episode_text(found)}; {cost.limited_tokens_per_s:.2f} instead of {cost.free_tokens_per_s:.2f} tok/s"
+        evidence = {**asdict(cost), "episodes": [asdict(each) for each in found]}
+        yield facts.finding("throttled", text, cost.lost_ns, evidence, "throttled")
 
 
 def cpu_fallback(facts: RuleInputs) -> Iterator[Finding]:
@@ -241,7 +242,7 @@ COSTS = (
     below_roof,
     slower_backend,
     across_tokens,
-    capped_clock,
+    throttled_clocks,
 )
 ON_ACCELERATOR = (cpu_fallback, small_batches, idle_accelerator, spinning_waits)
 

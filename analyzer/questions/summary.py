@@ -13,10 +13,12 @@ from analyzer.questions import (
     energy_split,
     experts,
     figures,
+    heat,
     npu_queues,
     programs,
     requests,
     stacks,
+    steady,
     step_time,
 )
 from analyzer.questions.findings import findings
@@ -47,7 +49,7 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
     """Sections recording, machine, tokens, graphs, requests, time, between_tokens_ms, accelerator, findings, operators, experts,
-    npu, npu_queues, scheduling, clocks, energy, io, program, records and cost.
+    npu, npu_queues, scheduling, clocks, heat, energy, io, program, records and cost.
 
     Times are in ms unless named otherwise. `missing` lists levels that were not recorded and the figures that need them. `source`
     is the recording's Source, if already read.
@@ -77,6 +79,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "npu_queues": npu_queues.queue_summary(tables),
         "scheduling": scheduling_summary(tables),
         "clocks": clocks.clock_summary(tables),
+        "heat": heat_summary(recording.manifest, tables),
         "energy": energy_split.modelled_summary(tables),
         "io": io_summary(tables),
         "program": programs.program_summary(tables) if undeclared else {},
@@ -116,6 +119,12 @@ def undeclared_remarks(manifest: dict[str, Any], tables: Tables) -> list[str]:
         return []
     more = [] if manifest.get("stacks") else ["no stacks: --stacks shows in which functions threads compute and wait"]
     return [step_origin(tables) or NO_STEPS, *more]
+
+
+def heat_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
+    """`steady`, whether the machine had settled, and what limited clocks; {} if nothing is known of either."""
+    limited, settled = heat.limit_summary(tables), steady.steady_state(tables, manifest)
+    return {"steady": settled, "episodes": [], "cost": {}} | limited if limited or settled else {}
 
 
 def tracer_warnings(manifest: dict[str, Any]) -> list[str]:

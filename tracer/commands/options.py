@@ -34,10 +34,14 @@ PASSED_ON = (
     "stacks",
     "long_wait",
     "sysfs",
+    "until_steady",
+    "steady_for",
 )
 """Options that the recorder has by the same names, and without if they are 0."""
 RING_MIB, RING_MIB_ON_DEVICES = 32, 8
 """The defaults of --ring-mib."""
+MOST_MINUTES = 15
+"""How long --until-steady waits unless told."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +88,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         "--duration", type=seconds, default=0.0, metavar="TIME", help="how long to record: 10, 10s, 500ms (default: to the end)"
     )
     parser.add_argument("--tokens", type=int, default=0, metavar="N", help="stop recording after N steps")
+    add_steady(parser)
     parser.add_argument(
         "--only-slower-than", type=seconds, default=0.0, metavar="TIME", help="keep only steps that take longer than this: 50ms"
     )
@@ -102,6 +107,22 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="largest slowdown of decode; costly levels are enabled only part of the time: 10%% (default: no limit)",
     )
+
+
+def add_steady(parser: argparse.ArgumentParser) -> None:
+    """Declare what is waited for before a recording ends."""
+    parser.add_argument(
+        "--until-steady",
+        type=minutes,
+        nargs="?",
+        const=MOST_MINUTES * 60,
+        default=0.0,
+        metavar="MINUTES",
+        help="repeat the command until power, clocks and temperatures have settled while it runs, for at most MINUTES "
+        f"({MOST_MINUTES} unless given), and stop recording then (docs/energy.md)",
+    )
+    text = "with --until-steady, how long they must not have moved (default: 60s)"
+    parser.add_argument("--steady-for", type=seconds, default=0.0, metavar="TIME", help=text)
 
 
 def add_stacks(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +151,8 @@ def add_power(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--power", type=float, metavar="HZ", help=text)
     text = "load the CPUs in a pattern first, for the file of an external power meter (`moescope import FILE --onto RUN`)"
     parser.add_argument("--meter", action="store_true", help=text)
-    parser.add_argument("--sysfs", metavar="DIR", help="look for power sensors below this folder instead of /sys")
+    text = "look for sensors of power and heat below this folder instead of /sys"
+    parser.add_argument("--sysfs", metavar="DIR", help=text)
 
 
 def share(text: str) -> float:
@@ -140,6 +162,11 @@ def share(text: str) -> float:
         if 0 < value <= 1:
             return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a share; write 10 or 10%, at most 100%")
+
+
+def minutes(text: str) -> float:
+    """Parse minutes, as seconds."""
+    return 60 * seconds(text)
 
 
 def seconds(text: str) -> float:
@@ -251,11 +278,10 @@ def refuse_impossible(args: argparse.Namespace) -> None:
 
 def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: bool) -> None:
     """Raise TracerError if an option needs a level that is not recorded."""
-    by_tokens = args.tokens or args.min_tps or args.max_overhead or args.only_slower_than
-    if by_tokens and "token" not in levels:
-        raise TracerError(
-            "--tokens, --min-tps, --max-overhead and --only-slower-than depend on steps: add the level token to --levels"
-        )
+    by_tokens = ("tokens", "min_tps", "max_overhead", "only_slower_than", "until_steady")
+    if any(getattr(args, name) for name in by_tokens) and "token" not in levels:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in by_tokens)
+        raise TracerError(f"{names} depend on steps: add the level token to --levels")
     if counters and "operator" not in levels:
         raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Reads clocks and heat from sysfs once a second, as tracer/recording/heat.py does for the Python tracer. */
+/* Reads clocks and heat from sysfs a few times a second, by a sampler: some zones and clocks are asked of firmware or a slow bus. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,48 +10,47 @@
 
 #define MOST_NUMBER 1024 /* of policies, zones and devices, whose numbers may have gaps */
 #define MOST_GAUGES 1024
-#define SHARE 100 /* minimum interval between readings, as a multiple of a reading's duration */
-#define POLICY "/sys/devices/system/cpu/cpufreq/policy%d"
-#define ZONE "/sys/class/thermal/thermal_zone%d"
-#define DEVICE "/sys/class/thermal/cooling_device%d"
+#define MOST_QUEUED 16384
+#define PERIOD_NS (NS_PER_S / 4)
+#define SHARE 1000 /* of a core, whose part reading may cost */
+#define SLOW 10 /* least pause as a multiple of a reading's duration: a slow bus has other users */
+#define ROOT "/sys"
+#define POLICY "%s/devices/system/cpu/cpufreq/policy%d"
+#define ZONE "%s/class/thermal/thermal_zone%d"
+#define DEVICE "%s/class/thermal/cooling_device%d"
 
 static struct gauge {
 	u16 what, number;
-	bool known;
+	bool known, fails;
 	s32 last;
-	char path[96];
+	int fd;
+	char *path;
 } gauges[MOST_GAUGES];
 static int gauge_count;
-static u64 due_ns;
+static const char *root = ROOT;
+static bool of_user; /* who named that folder */
 static json_t *found;
+static struct rec_heat queue[MOST_QUEUED], taken[MOST_QUEUED];
+static u32 queued;
+static u64 next_opening;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* A file's first line, valid until the next call; "" if it cannot be read. */
 static char *line_of(const char *path)
 {
 	static char line[1024];
-	FILE *file = fopen(path, "re");
+	int fd = open_sensor(path, of_user);
 
-	*line = 0;
-	if (file && !fgets(line, sizeof(line), file))
-		*line = 0;
-	if (file)
-		fclose(file);
+	sensor_text(fd, line, sizeof(line));
+	if (fd >= 0)
+		close(fd);
 	line[strcspn(line, "\n")] = 0;
 	return line;
 }
 
-static bool number_in(const char *path, s32 *number)
-{
-	char *line = line_of(path), *end;
-	s64 value = strtoll(line, &end, 10);
-
-	*number = value;
-	return *line && !*end && value == *number;
-}
-
 static char *path_in(const char *folder, const char *name)
 {
-	static char path[160];
+	static char path[PATH_MOST];
 
 	snprintf(path, sizeof(path), "%s/%s", folder, name);
 	return path;
@@ -58,9 +58,9 @@ static char *path_in(const char *folder, const char *name)
 
 static json_t *number_json(const char *folder, const char *name)
 {
-	s32 number;
+	s64 number;
 
-	return number_in(path_in(folder, name), &number) ? json_integer(number) : json_null();
+	return number_from(line_of(path_in(folder, name)), &number) ? json_integer(number) : json_null();
 }
 
 static json_t *text_json(const char *folder, const char *name)
@@ -74,8 +74,8 @@ static void add_gauge(u16 what, u16 number, const char *folder, const char *name
 
 	if (gauge_count == MOST_GAUGES)
 		return;
-	*g = (struct gauge){.what = what, .number = number};
-	snprintf(g->path, sizeof(g->path), "%s/%s", folder, name);
+	*g = (struct gauge){.what = what, .number = number, .path = strdup(path_in(folder, name))};
+	g->fd = open_sensor(g->path, of_user);
 	gauge_count++;
 }
 
@@ -122,10 +122,10 @@ static json_t *device(const char *folder, int number)
 static json_t *each(const char *form, json_t *(*describe)(const char *folder, int number))
 {
 	json_t *rows = json_array();
-	char folder[64];
+	char folder[PATH_MOST];
 
 	for (int number = 0; number < MOST_NUMBER; number++) {
-		snprintf(folder, sizeof(folder), form, number);
+		snprintf(folder, sizeof(folder), form, root, number);
 		if (!access(folder, F_OK))
 			json_array_append_new(rows, describe(folder, number));
 	}
@@ -134,11 +134,11 @@ static json_t *each(const char *form, json_t *(*describe)(const char *folder, in
 
 static bool any(const char *form)
 {
-	char folder[64];
+	char folder[96];
 	int number = 0;
 
 	do
-		snprintf(folder, sizeof(folder), form, number);
+		snprintf(folder, sizeof(folder), form, ROOT, number);
 	while (access(folder, F_OK) && ++number < MOST_NUMBER);
 	return number < MOST_NUMBER;
 }
@@ -149,7 +149,7 @@ static bool is_fired(const char *category)
 	return !strcmp(category, "power") ? any(POLICY) : any(ZONE) || any(DEVICE);
 }
 
-void leave_silent_programs(json_t *plan)
+void leave_silent_programs(json_t *plan, bool elsewhere)
 {
 	const char *name, *level, *category;
 	size_t index;
@@ -157,17 +157,9 @@ void leave_silent_programs(json_t *plan)
 
 	json_array_foreach(json_object_get(plan, "kernel"), index, each) {
 		if (!json_unpack(each, "[sss]", &name, &level, &category) && !strcmp(level, "heat") &&
-		    (!has_tracepoint(category, name) || !is_fired(category)))
+		    (elsewhere || !has_tracepoint(category, name) || !is_fired(category)))
 			json_object_del(json_object_get(plan, "programs"), name);
 	}
-}
-
-void heat_begin(void)
-{
-	found = json_object();
-	json_object_set_new(found, "policies", each(POLICY, policy));
-	json_object_set_new(found, "zones", each(ZONE, zone));
-	json_object_set_new(found, "cooling", each(DEVICE, device));
 }
 
 /* null if there is nothing */
@@ -194,25 +186,83 @@ void governors(char *text, size_t bytes)
 	}
 }
 
-static void send(struct gauge *g, s32 value, u64 ts)
+static void push(struct gauge *g, s32 value, u64 ts)
 {
-	struct rec_heat r = {.h = {.ts = ts, .kind = KIND_HEAT}, .what = g->what, .number = g->number, .value = value};
-
+	pthread_mutex_lock(&lock);
 	g->known = true;
 	g->last = value;
-	add_event(&r.h);
+	if (queued < MOST_QUEUED)
+		queue[queued++] = (struct rec_heat){.h = {.ts = ts, .kind = KIND_HEAT}, .what = g->what, .number = g->number, .value = value};
+	pthread_mutex_unlock(&lock);
 }
 
-void heat_turn(bool last)
+/* Values that differ from the last ones, as of the reading's begin. */
+static void read_gauges(struct sampler *s)
 {
-	u64 began = now_ns(), now;
+	u64 began = now_ns();
+	s64 number;
 	s32 value;
 
-	if (began < due_ns && !last)
+	for (int i = 0; i < gauge_count; i++) {
+		struct gauge *g = &gauges[i];
+		bool is_known = sensor_number(g->fd, &number);
+
+		g->fails = !is_known;
+		value = number;
+		if (is_known && value == number && !(g->known && g->last == value))
+			push(g, value, began);
+	}
+	s->period_ns = (now_ns() - began) * SLOW < PERIOD_NS ? PERIOD_NS : (now_ns() - began) * SLOW;
+}
+
+static struct sampler sampler = {.name = "clocks and heat", .read = read_gauges, .period_ns = PERIOD_NS, .least_pause = SHARE};
+
+void heat_begin(const char *below)
+{
+	of_user = below;
+	root = below ? below : ROOT;
+	found = json_object();
+	json_object_set_new(found, "policies", each(POLICY, policy));
+	json_object_set_new(found, "zones", each(ZONE, zone));
+	json_object_set_new(found, "cooling", each(DEVICE, device));
+	if (gauge_count)
+		start_sampler(&sampler);
+}
+
+/* A CPU that comes back has files of its own. */
+static void open_failing(void)
+{
+	if (now_ns() < next_opening)
 		return;
+	next_opening = now_ns() + NS_PER_S;
 	for (int i = 0; i < gauge_count; i++)
-		if (number_in(gauges[i].path, &value) && !(gauges[i].known && gauges[i].last == value))
-			send(&gauges[i], value, began);
-	now = now_ns();
-	due_ns = now + SHARE * (now - began);
+		if (gauges[i].fails)
+			open_sensor_again(gauges[i].path, of_user, &gauges[i].fd);
+}
+
+void heat_turn(void)
+{
+	u32 count;
+
+	pthread_mutex_lock(&lock);
+	count = queued;
+	memcpy(taken, queue, count * sizeof(*taken));
+	queued = 0;
+	pthread_mutex_unlock(&lock);
+	for (u32 i = 0; i < count; i++)
+		add_event(&taken[i].h);
+	open_failing();
+}
+
+void each_heat(void (*act)(u16 what, u16 number, s32 value))
+{
+	for (int i = 0; i < gauge_count; i++) {
+		struct gauge g;
+
+		pthread_mutex_lock(&lock);
+		g = gauges[i];
+		pthread_mutex_unlock(&lock);
+		if (g.known && !g.fails)
+			act(g.what, g.number, g.last);
+	}
 }

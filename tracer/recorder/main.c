@@ -56,7 +56,9 @@ static const char usage[] =
 	"  --stacks HZ           samples of the threads' stacks a second\n"
 	"  --long-wait SECONDS   with --stacks: keep the stack of each wait as long as this (default: 0.001)\n"
 	"  --power HZ            readings of power sensors a second; 0: none (default: 10, fewer where they are costly)\n"
-	"  --sysfs DIR           look for power sensors below this folder instead of /sys\n"
+	"  --sysfs DIR           look for sensors of power and heat below this folder instead of /sys\n"
+	"  --until-steady S      repeat the command until power, clocks and temperatures have settled, at most so many seconds\n"
+	"  --steady-for S        how long they must not have moved (default: 60)\n"
 	"  --meter               load the CPUs in a pattern first, for the file of an external power meter\n"
 	"  --btf FILE            BTF types for a kernel without built-in BTF\n"
 	"  --programs-fd N       socket to a process that compiles the programs (tracer/kernel/bcc_helper.py)\n"
@@ -251,7 +253,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 						{"only-slower-than", 1, 0, 'S'}, {"min-tps", 1, 0, 'T'}, {"max-overhead", 1, 0, 'O'},
 						{"stacks", 1, 0, 'K'}, {"long-wait", 1, 0, 'W'},
 						{"power", 1, 0, 'H'}, {"sysfs", 1, 0, 'Y'}, {"try-power", 0, 0, 'E'},
-						{"meter", 0, 0, 'M'},
+						{"meter", 0, 0, 'M'}, {"until-steady", 1, 0, 'U'}, {"steady-for", 1, 0, 'G'},
 						{"try-programs", 0, 0, 'y'}, {0, 0, 0, 0}};
 	const char *plan = NULL;
 	bool tries = false, tries_power = false;
@@ -261,6 +263,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	choice->questions = choice->answers = choice->programs_fd = -1;
 	choice->waiting = heed_planner;
 	choice->long_wait_s = 0.001;
+	choice->steady_for_s = 60;
 	while ((each = getopt_long(argc, argv, "+p:o:h", options, NULL)) != -1) {
 		switch (each) {
 		case 'p': plan = optarg; break;
@@ -280,6 +283,8 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 'H': choice->power_hz = strcmp(optarg, "0") ? positive("--power", optarg) : -1; break;
 		case 'Y': choice->sysfs = optarg; break;
 		case 'M': choice->meter = true; break;
+		case 'U': choice->until_steady_s = positive("--until-steady", optarg); break;
+		case 'G': choice->steady_for_s = positive("--steady-for", optarg); break;
 		case 'E': tries_power = true; break;
 		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
 		case 'b': choice->btf = optarg; break;
@@ -354,6 +359,7 @@ static bool turn(bool last)
 	int count;
 
 	stacks_mark();
+	heat_turn();
 	power_turn();
 	count = drain_turn(answered, &records, last);
 
@@ -396,14 +402,24 @@ static u64 progress_pause_ns(u64 elapsed)
 
 static bool is_enough(const struct choice *choice)
 {
-	return choice->tokens && drained()->steps >= choice->tokens;
+	return (choice->tokens && drained()->steps >= choice->tokens) || is_steady();
+}
+
+/* The end of --duration or of --until-steady, from `began` on. */
+static u64 deadline_ns(const struct choice *choice, u64 began)
+{
+	double most = choice->duration_s;
+
+	if (choice->until_steady_s && (!most || choice->until_steady_s < most))
+		most = choice->until_steady_s;
+	return most ? began + (u64)(most * NS_PER_S) : UINT64_MAX;
 }
 
 static void record(const struct choice *choice, struct target *target)
 {
 	u64 began = now_ns(), next_line = began + NS_PER_S, next_manifest = began + FIRST_MANIFEST_NS, interrupted = 0;
 	u64 next_progress = asks_about(true) ? began + FIRST_PROGRESS_NS : UINT64_MAX;
-	u64 deadline = choice->duration_s ? began + (u64)(choice->duration_s * NS_PER_S) : UINT64_MAX;
+	u64 deadline = deadline_ns(choice, began);
 
 	while (now_ns() < deadline && !disk_failed() && !is_enough(choice)) {
 		u64 now;
@@ -431,7 +447,7 @@ static void record(const struct choice *choice, struct target *target)
 		}
 		if (now >= next_line) {
 			next_line += NS_PER_S;
-			heat_turn(false);
+			steady_turn(drained()->steps);
 			if (!asks_about(true))
 				show(target);
 		}
@@ -454,8 +470,8 @@ static void finish(struct target *target)
 {
 	if (target->over) /* first: it may end while the rest is done */
 		tell_survivors(target->pid);
-	heat_turn(true);
-	power_end();
+	repeat_no_more();
+	end_samplers();
 	policy_end();
 	set_settings(false);
 	forget_threads();
@@ -534,7 +550,7 @@ int main(int argc, char **argv)
 	make_folder(choice.folder);
 	guard_begin();
 	choose_buffer(&choice);
-	leave_silent_programs(choice.plan);
+	leave_silent_programs(choice.plan, choice.sysfs);
 	load_programs(&choice);
 	heed_planner();
 	measure_costs();
@@ -551,13 +567,13 @@ int main(int argc, char **argv)
 	set_settings(true);
 	stats_turn(false);
 	if (choice.command)
-		start_target(&target, choice.command);
+		start_target(&target, choice.command, choice.until_steady_s);
 	else
 		follow_target(&target, choice.pid);
 	allow_many_files();
-	heat_begin();
-	heat_turn(false);
+	heat_begin(choice.sysfs);
 	power_begin(&choice);
+	steady_begin(&choice);
 	manifest_begin(&choice, &target);
 	if (choice.pid)
 		each_descendant(choice.pid, adopt, &choice);

@@ -253,6 +253,7 @@ static json_t *compose(const char *state)
 						   clocks, "heat", heat_found(), "records", counts(), "lost", lost, "lost_by_cpu",
 						   lost_by_cpu(), "sites", sites(), "layouts", json_object_get(plan, "layouts")));
 	json_object_set_new(manifest, "power", power_found());
+	json_object_set_new(manifest, "steady", steady_found(commands_begun()));
 	json_object_set_new(manifest, "stacks", stacks(!strcmp(state, "complete")));
 	json_object_update_new(manifest, policies());
 	json_object_update(manifest, merged_entries());

@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/*
- * Reads sources of power at their own rates. Each has a thread, so that a slow one delays neither the drain nor the others; the
- * plan says what their files mean (tracer/sensors/sources.toml).
- */
-#include <errno.h>
-#include <fcntl.h>
+/* Reads sources of power, each by a sampler of its own; the plan says what their files mean (tracer/sensors/sources.toml). */
 #include <glob.h>
+#include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "recorder.h"
@@ -25,8 +19,6 @@
 #define USUAL_HZ 10.0
 #define SHARE 1000 /* of a core, whose part reading may cost unless a rate is asked for */
 #define FLOOR_NS NS_PER_S
-#define LARGEST_FILE (1 << 16)
-#define JOIN_S 2
 #define TRIAL_HZ 100.0
 #define CHIPS 63
 #define CHIP_NS 80000000ULL
@@ -47,11 +39,20 @@ struct gauge {
 };
 
 static struct source {
-	pthread_t thread;
+	struct sampler sampler; /* first: it stands for its source */
 	struct gauge *gauges;
 	int gauge_count;
-	u64 period_ns, cpu_ns;
 } sources[MOST_SOURCES];
+
+/* What a rail's numbers mean, and its last reading. */
+static struct rail {
+	char kind; /* first letter of the source's */
+	bool multiplied;
+	double unit;
+	s64 value;
+	u64 ts;
+} rails[MOST_RAILS];
+static double joules; /* read so far of all rails; those that overlap count twice */
 
 static struct gauge gauges[MOST_GAUGES];
 static int source_count, gauge_count, rail_count;
@@ -59,49 +60,18 @@ static struct rec_power queue[MOST_QUEUED], taken[MOST_QUEUED];
 static u32 queued;
 static u64 missed, floor_ns[2], next_opening;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t ending;
-static bool is_ending, asked_rate;
+static bool asked_rate;
 static const char *root;
 static bool of_user; /* who named that folder */
 static json_t *found_sources, *found_rails;
 static char chips[CHIPS + 1];
 static u64 pattern_ns;
 
-/* With root's rights below the kernel's own /sys alone. */
-static int open_sensor(const char *path)
-{
-	return !of_user && !getuid() ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : open_as_user(path, LARGEST_FILE);
-}
-
-static ssize_t text_in(int fd, char *text, size_t bytes)
-{
-	ssize_t length = fd < 0 ? -1 : pread(fd, text, bytes - 1, 0);
-
-	text[length > 0 ? length : 0] = 0;
-	return length;
-}
-
-static bool number_from(const char *text, s64 *number)
-{
-	char *end;
-
-	errno = 0;
-	*number = strtoll(text, &end, 10);
-	return end != text && (!*end || *end == '\n') && !errno;
-}
-
-static bool number_in(int fd, s64 *number)
-{
-	char text[64];
-
-	return text_in(fd, text, sizeof(text)) > 0 && number_from(text, number);
-}
-
 static u8 supply_in(int fd)
 {
 	char text[32];
 
-	if (fd < 0 || text_in(fd, text, sizeof(text)) <= 0)
+	if (fd < 0 || sensor_text(fd, text, sizeof(text)) <= 0)
 		return SUPPLY_UNKNOWN;
 	return *text == 'D' ? SUPPLY_DISCHARGING : *text == 'C' ? SUPPLY_CHARGING : *text == 'F' || *text == 'N' ? SUPPLY_RESTING : SUPPLY_UNKNOWN;
 }
@@ -135,7 +105,7 @@ static void read_lines(struct gauge *g, struct rec_power *r)
 	int rail = 0;
 	s64 stamp;
 
-	r->failed = text_in(g->fds[VALUE], text, sizeof(text)) <= 0;
+	r->failed = sensor_text(g->fds[VALUE], text, sizeof(text)) <= 0;
 	g->fails = r->failed;
 	r->after = now_ns();
 	for (char *line; (line = strsep(&rest, "\n")) && rail < g->rails;) {
@@ -156,7 +126,7 @@ static void read_gauge(struct gauge *g)
 		read_lines(g, &r);
 		return;
 	}
-	r.failed = !number_in(g->fds[VALUE], &value) || (g->paths[FACTOR] && !number_in(g->fds[FACTOR], &factor));
+	r.failed = !sensor_number(g->fds[VALUE], &value) || (g->paths[FACTOR] && !sensor_number(g->fds[FACTOR], &factor));
 	g->fails = r.failed;
 	r.after = now_ns();
 	r.value = value;
@@ -165,47 +135,12 @@ static void read_gauge(struct gauge *g)
 	push(&r);
 }
 
-static u64 thread_cpu_ns(void)
+static void read_source(struct sampler *sampler)
 {
-	struct timespec now;
+	struct source *s = (struct source *)sampler;
 
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-	return now.tv_sec * NS_PER_S + now.tv_nsec;
-}
-
-static bool wait_until(u64 due)
-{
-	struct timespec when = {due / NS_PER_S, due % NS_PER_S};
-	bool ends;
-
-	pthread_mutex_lock(&lock);
-	while (!is_ending && pthread_cond_timedwait(&ending, &lock, &when) != ETIMEDOUT)
-		;
-	ends = is_ending;
-	pthread_mutex_unlock(&lock);
-	return ends;
-}
-
-/* Reads until the end, and a last time then. What a round costs, its wake-up included, bounds the rate unless one was asked for. */
-static void *read_source(void *context)
-{
-	struct source *s = context;
-	u64 due = now_ns(), cost, pause, now, rounds = 0;
-
-	for (bool ends = false; !ends;) {
-		for (int i = 0; i < s->gauge_count; i++)
-			read_gauge(&s->gauges[i]);
-		s->cpu_ns = thread_cpu_ns();
-		cost = s->cpu_ns / ++rounds;
-		pause = cost * SHARE * source_count;
-		pause = asked_rate || pause < s->period_ns ? s->period_ns : pause;
-		now = now_ns();
-		due += pause;
-		if (due < now)
-			due += (now - due) / pause * pause + pause;
-		ends = wait_until(due);
-	}
-	return NULL;
+	for (int i = 0; i < s->gauge_count; i++)
+		read_gauge(&s->gauges[i]);
 }
 
 /* The file beside a gauge's that `form` names, NULL if it leads elsewhere; a * in it stands for what the pattern's last one matched. */
@@ -225,9 +160,9 @@ static char *text_beside(const char *path, const char *pattern, const char *form
 {
 	static char text[128];
 	char *place = *form ? beside(path, pattern, form) : NULL;
-	int fd = place ? open_sensor(place) : -1;
+	int fd = place ? open_sensor(place, of_user) : -1;
 
-	text_in(fd, text, sizeof(text));
+	sensor_text(fd, text, sizeof(text));
 	text[strcspn(text, "\n")] = 0;
 	if (fd >= 0)
 		close(fd);
@@ -254,7 +189,7 @@ static void add_rail(int source, const char *path, const char *pattern, json_t *
 
 	json_object_set_new(rail, "range", wraps ? json_integer(range) : json_null());
 	json_array_append_new(found_rails, rail);
-	rail_count++;
+	rails[rail_count++] = (struct rail){*text_of(row, "kind"), *text_of(row, "times"), json_number_value(json_object_get(row, "unit")), 0, 0};
 }
 
 static void add_lines(struct gauge *g, int source, const char *pattern, json_t *row)
@@ -262,7 +197,7 @@ static void add_lines(struct gauge *g, int source, const char *pattern, json_t *
 	char text[LINES_BYTES], *rest = text, *name;
 	s64 value, stamp;
 
-	text_in(g->fds[VALUE], text, sizeof(text));
+	sensor_text(g->fds[VALUE], text, sizeof(text));
 	for (char *line; (line = strsep(&rest, "\n")) && rail_count < MOST_RAILS;)
 		if (parse_line(line, &name, &value, &stamp))
 			add_rail(source, g->paths[VALUE], pattern, row, name);
@@ -288,10 +223,10 @@ static void add_gauge(int source, const char *path, const char *pattern, json_t 
 	g->paths[FACTOR] = *times ? beside(path, pattern, times) : NULL;
 	g->paths[STATE] = *state ? beside(path, pattern, state) : NULL;
 	for (int i = 0; i < FILES; i++)
-		g->fds[i] = g->paths[i] ? open_sensor(g->paths[i]) : -1;
+		g->fds[i] = g->paths[i] ? open_sensor(g->paths[i], of_user) : -1;
 	if (g->lines) {
 		add_lines(g, source, pattern, row);
-	} else if (number_in(g->fds[VALUE], &value) && (!*times || number_in(g->fds[FACTOR], &value))) {
+	} else if (sensor_number(g->fds[VALUE], &value) && (!*times || sensor_number(g->fds[FACTOR], &value))) {
 		label = text_beside(path, pattern, text_of(row, "label"));
 		add_rail(source, path, pattern, row, *label ? label : strrchr(path, '/') + 1);
 	}
@@ -331,7 +266,8 @@ static void add_source(json_t *row, double hz)
 	if (!s->gauge_count)
 		return;
 	hz = most > 0 && hz > most ? most : hz;
-	s->period_ns = NS_PER_S / hz;
+	s->sampler = (struct sampler){.name = text_of(row, "name"), .read = read_source, .period_ns = NS_PER_S / hz,
+				      .least_pause = asked_rate ? 0 : SHARE};
 	json_array_append_new(found_sources, json_copy(row));
 	json_object_set_new(json_array_get(found_sources, source_count++), "hz", json_real(hz));
 }
@@ -350,26 +286,19 @@ static void find_sources(json_t *declared, const char *below, double hz)
 		add_source(row, asked_rate ? hz : USUAL_HZ);
 }
 
-static void start_threads(void)
+/* All together may cost as much as one would. */
+static void start_sources(void)
 {
-	pthread_condattr_t monotonic;
-	sigset_t every, before;
-
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&ending, &monotonic);
-	sigfillset(&every);
-	pthread_sigmask(SIG_SETMASK, &every, &before);
-	for (int i = 0; i < source_count; i++)
-		if (pthread_create(&sources[i].thread, NULL, read_source, &sources[i]))
-			fail("no thread to read %s", text_of(json_array_get(found_sources, i), "name"));
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	for (int i = 0; i < source_count; i++) {
+		sources[i].sampler.least_pause *= source_count;
+		start_sampler(&sources[i].sampler);
+	}
 }
 
 void power_begin(const struct choice *choice)
 {
 	find_sources(choice->power_hz < 0 ? NULL : json_object_get(choice->plan, "power"), choice->sysfs, choice->power_hz);
-	start_threads();
+	start_sources();
 }
 
 /* Lets the machine be idle for a moment, if anything measures that. */
@@ -427,26 +356,36 @@ void play_pattern(void)
 		pthread_join(players[i], NULL);
 }
 
-static void open_again(struct gauge *g)
-{
-	for (int file = 0; file < FILES; file++) {
-		int fd = g->paths[file] ? open_sensor(g->paths[file]) : -1;
-
-		if (fd >= 0 && g->fds[file] < 0)
-			g->fds[file] = fd;
-		else if (fd >= 0 && dup3(fd, g->fds[file], O_CLOEXEC) >= 0) /* its thread never reads another's file */
-			close(fd);
-	}
-}
-
 static void open_failing(void)
 {
 	if (now_ns() < next_opening)
 		return;
 	next_opening = now_ns() + NS_PER_S;
 	for (int i = 0; i < gauge_count; i++)
-		if (gauges[i].fails)
-			open_again(&gauges[i]);
+		for (int file = 0; gauges[i].fails && file < FILES; file++)
+			if (gauges[i].paths[file])
+				open_sensor_again(gauges[i].paths[file], of_user, &gauges[i].fds[file]);
+}
+
+static void count_energy(const struct rec_power *r)
+{
+	struct rail *rail = &rails[r->rail];
+	double factor = rail->multiplied ? (double)(s64)r->factor : 1;
+	s64 value = r->value;
+
+	if (r->failed)
+		return;
+	if (rail->ts && rail->kind == 'p')
+		joules += fabs(value * factor) * rail->unit * (r->h.ts - rail->ts) / NS_PER_S;
+	else if (rail->ts && rail->kind == 'e' && value > rail->value)
+		joules += (value - rail->value) * rail->unit;
+	rail->value = value;
+	rail->ts = r->h.ts;
+}
+
+double joules_read(void)
+{
+	return joules;
 }
 
 void power_turn(void)
@@ -460,31 +399,11 @@ void power_turn(void)
 	memcpy(taken, queue, count * sizeof(*taken));
 	queued = 0;
 	pthread_mutex_unlock(&lock);
-	for (u32 i = 0; i < count; i++)
+	for (u32 i = 0; i < count; i++) {
 		add_event(&taken[i].h);
+		count_energy(&taken[i]);
+	}
 	open_failing();
-}
-
-static void end_threads(void)
-{
-	struct timespec limit;
-
-	pthread_mutex_lock(&lock);
-	is_ending = true;
-	pthread_cond_broadcast(&ending);
-	pthread_mutex_unlock(&lock);
-	clock_gettime(CLOCK_REALTIME, &limit);
-	limit.tv_sec += JOIN_S;
-	for (int i = 0; i < source_count; i++)
-		pthread_timedjoin_np(sources[i].thread, NULL, &limit);
-}
-
-void power_end(void)
-{
-	if (!source_count)
-		return;
-	end_threads();
-	power_turn();
 }
 
 /* null if there is nothing */
@@ -493,7 +412,7 @@ json_t *power_found(void)
 	if (!rail_count && !pattern_ns)
 		return json_null();
 	for (int i = 0; i < source_count; i++)
-		json_object_set_new(json_array_get(found_sources, i), "cpu_ns", json_integer(sources[i].cpu_ns));
+		json_object_set_new(json_array_get(found_sources, i), "cpu_ns", json_integer(sources[i].sampler.cpu_ns));
 	return json_pack("{sO sO sI s[II] s{sI sI ss}}", "sources", found_sources, "rails", found_rails, "missed", (json_int_t)missed, "floor_ns",
 			 (json_int_t)floor_ns[0], (json_int_t)floor_ns[1], "pattern", "begin_ns", (json_int_t)pattern_ns, "chip_ns",
 			 (json_int_t)CHIP_NS, "chips", chips);
@@ -529,9 +448,9 @@ json_t *try_power(json_t *declared, const char *below)
 	json_t *rail;
 
 	find_sources(declared, below, TRIAL_HZ);
-	start_threads();
+	start_sources();
 	usleep(source_count ? TRIAL_US : 0);
-	end_threads();
+	end_samplers();
 	json_array_foreach(found_rails, index, rail)
 		json_object_update_new(rail, tried(index));
 	return json_pack("{sO sO}", "sources", found_sources, "rails", found_rails);

@@ -4,6 +4,7 @@
 #define MOESCOPE_COLLECT_H
 
 #include <jansson.h>
+#include <pthread.h>
 #include <sys/types.h>
 
 #include "types.h"
@@ -37,7 +38,8 @@ struct choice {
 	double only_slower_s, min_tps, max_overhead; /* 0: without */
 	double power_hz; /* readings of power sensors a second; 0: usual, less than 0: none */
 	bool meter; /* an external power meter runs */
-	const char *sysfs; /* where to look for power sensors instead of /sys; or NULL */
+	const char *sysfs; /* where to look for sensors instead of /sys; or NULL */
+	double until_steady_s, steady_for_s; /* how long it may take; 0: not asked. How long nothing may move */
 };
 
 /* messages.c: one line on standard error each; warnings go into the manifest, too */
@@ -170,7 +172,9 @@ void act_as_caller(bool as_caller); /* opens and creates files with the rights o
 void guard_begin(void);
 void guard(pid_t pid, bool watch);
 void guard_end(void);
-void start_target(struct target *target, char **command);
+void start_target(struct target *target, char **command, bool repeats); /* whose command begins again when it has ended */
+void repeat_no_more(void);
+u32 commands_begun(void);
 void follow_target(struct target *target, pid_t pid);
 void release_target(struct target *target);
 bool poll_target(struct target *target);
@@ -297,10 +301,28 @@ struct spent {
 };
 struct spent spent_in(json_t *row);
 
+/* sampler.c: threads that read slow files at their own rates */
+struct sampler {
+	const char *name;
+	void (*read)(struct sampler *s);
+	u64 period_ns;
+	u32 least_pause; /* between readings, as a multiple of the CPU time of one */
+	u64 cpu_ns; /* so far */
+	pthread_t thread;
+};
+void start_sampler(struct sampler *s);
+void end_samplers(void); /* all, each after a last reading */
+int open_sensor(const char *path, bool of_user); /* a file below /sys, or below a folder that the user named; -1 and errno */
+void open_sensor_again(const char *path, bool of_user, int *fd);
+ssize_t sensor_text(int fd, char *text, size_t bytes); /* "" if it cannot be read */
+bool sensor_number(int fd, s64 *number);
+bool number_from(const char *text, s64 *number);
+
 /* heat.c: clocks and temperatures from sysfs */
-void leave_silent_programs(json_t *plan); /* those on clocks and heat of which this machine has none */
-void heat_begin(void);
-void heat_turn(bool last);
+void leave_silent_programs(json_t *plan, bool elsewhere); /* those on clocks and heat of which this machine has none, or of another sysfs */
+void heat_begin(const char *below); /* another folder than /sys; or NULL */
+void heat_turn(void);
+void each_heat(void (*act)(u16 what, u16 number, s32 value)); /* the newest values */
 json_t *heat_found(void);
 void governors(char *text, size_t bytes);
 
@@ -309,9 +331,15 @@ void power_begin(const struct choice *choice);
 void play_pattern(void);
 void power_floor(void); /* waits while the machine is idle */
 void power_turn(void);
-void power_end(void);
+double joules_read(void); /* of all rails so far */
 json_t *power_found(void);
 json_t *try_power(json_t *declared, const char *below);
+
+/* steady.c: whether clocks, temperatures and power have settled */
+void steady_begin(const struct choice *choice);
+void steady_turn(u64 steps); /* once a second */
+bool is_steady(void);
+json_t *steady_found(u32 commands);
 
 /* manifest.c */
 void manifest_begin(const struct choice *choice, const struct target *target);

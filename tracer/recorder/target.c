@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/fsuid.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -23,6 +24,14 @@
 #define MOST_GUARDED 4096
 #define MOST_TASKS 4096
 #define NOT_EXECUTED 127
+
+/* Of a command that is repeated: how often it began, and whether it shall not again. */
+static struct repetition {
+	volatile u32 begun;
+	volatile bool is_over;
+	volatile pid_t pid;
+	volatile u64 cpu_ns; /* of those that have ended */
+} *repetition;
 
 static int guard_pipe = -1, gate = -1, failure = -1;
 static u64 cpu_before; /* of a followed process */
@@ -154,6 +163,50 @@ static bool become_the_caller(void)
 	return !setuid(caller());
 }
 
+static u64 cpu_ns_of(const struct rusage *used)
+{
+	return (used->ru_utime.tv_sec + used->ru_stime.tv_sec) * NS_PER_S + (used->ru_utime.tv_usec + used->ru_stime.tv_usec) * 1000ULL;
+}
+
+static void pass_on(int number)
+{
+	repetition->is_over = true;
+	kill(repetition->pid, number);
+}
+
+/* Runs the command again and again, in one process each, until it fails or enough was seen; ends as the last of them did. */
+static void repeat(int told, char **command)
+{
+	pid_t recorder = getppid();
+	struct rusage used;
+	int status = 0, error;
+
+	signal(SIGTERM, pass_on);
+	signal(SIGINT, pass_on);
+	while (!status && !repetition->is_over && getppid() == recorder) {
+		repetition->begun++;
+		repetition->pid = fork();
+		if (!repetition->pid) {
+			signal(SIGINT, SIG_DFL);
+			signal(SIGTERM, SIG_DFL);
+			execvp(command[0], command);
+			error = errno;
+			_exit(write(told, &error, sizeof(error)) < 0 ? FAILED : NOT_EXECUTED);
+		}
+		if (repetition->pid < 0)
+			_exit(FAILED);
+		close(told);
+		while (wait4(repetition->pid, &status, 0, &used) < 0 && errno == EINTR)
+			;
+		repetition->cpu_ns += cpu_ns_of(&used);
+	}
+	if (WIFSIGNALED(status)) {
+		signal(WTERMSIG(status), SIG_DFL);
+		raise(WTERMSIG(status));
+	}
+	_exit(WEXITSTATUS(status));
+}
+
 static void be_the_command(int held, int told, char **command)
 {
 	char byte;
@@ -167,17 +220,25 @@ static void be_the_command(int held, int told, char **command)
 	if (read(held, &byte, 1) != 1)
 		_exit(NOT_EXECUTED);
 	leave_rights();
-	if (become_the_caller())
+	if (become_the_caller()) {
+		if (repetition)
+			repeat(told, command);
 		execvp(command[0], command);
+	}
 	error = errno;
 	if (write(told, &error, sizeof(error)) < 0)
 		error = 0;
 	_exit(NOT_EXECUTED);
 }
 
-void start_target(struct target *target, char **command)
+void start_target(struct target *target, char **command, bool repeats)
 {
 	int held[2], told[2];
+
+	if (repeats)
+		repetition = mmap(NULL, sizeof(*repetition), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (repetition == MAP_FAILED)
+		fail("no memory: %s", strerror(errno));
 
 	if (pipe2(held, O_CLOEXEC) || pipe2(told, O_CLOEXEC))
 		fail("no pipe: %s", strerror(errno));
@@ -216,6 +277,17 @@ void follow_target(struct target *target, pid_t pid)
 	target->pid = pid;
 	target->began_ns = now_ns();
 	cpu_before = cpu_of(pid);
+}
+
+void repeat_no_more(void)
+{
+	if (repetition)
+		repetition->is_over = true;
+}
+
+u32 commands_begun(void)
+{
+	return repetition ? repetition->begun : 1;
 }
 
 /* Lets the command run. */
@@ -259,13 +331,15 @@ bool poll_target(struct target *target)
 		return false;
 	if (!target->started_here)
 		target->over = has_ended(target->pid);
-	if (!target->over && (cpu = cpu_of(target->pid)) > cpu_before)
+	cpu = target->over ? 0 : cpu_of(target->pid);
+	if (repetition && !target->over)
+		cpu += repetition->cpu_ns + cpu_of(repetition->pid);
+	if (cpu > cpu_before)
 		target->cpu_ns = cpu - cpu_before;
 	if (!target->started_here || wait4(target->pid, &target->status, WNOHANG, &used) != target->pid)
 		return !target->over;
 	target->over = true;
-	target->cpu_ns = (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * NS_PER_S;
-	target->cpu_ns += (used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000ULL;
+	target->cpu_ns = cpu_ns_of(&used);
 	if (read(failure, &error, sizeof(error)) == sizeof(error))
 		target->never_ran = true;
 	if (target->never_ran)

@@ -29,7 +29,7 @@ STREAMS = {"events": 64, "details": 256}
 FIRST_DETAIL = 64
 KIND_OFFSET = RING_HEADER_BYTES + 16
 SHAPE = {
-    dict: "machine heat power model options step_latency sampling io engines qnn target records lost dropped cost layouts",
+    dict: "machine heat power steady model options step_latency sampling io engines qnn target records lost dropped cost layouts",
     list: "clocks threads probes functions level_changes disturbances qnn_logs models",
 }
 """The manifest's parts that are objects, and those that are lists of objects."""

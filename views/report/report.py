@@ -8,13 +8,14 @@ from analyzer.questions import ceilings
 from analyzer.records.manifest import command_of
 from analyzer.records.schema import Tables
 from analyzer.records.stamps import recording_stamp
-from views.report import energy, expert_cache, moe, npu, npu_queues, operators, overview, recording, stacks, threads, timing
+from views.report import energy, expert_cache, heat, moe, npu, npu_queues, operators, overview, recording, stacks, threads, timing
 from views.report.sections import Run, Section, write_sections
 
 SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     overview.overview_section,
     timing.time_section,
     timing.step_section,
+    heat.heat_section,
     operators.operator_section,
     moe.expert_section,
     expert_cache.cache_section,

@@ -1,7 +1,8 @@
 """A target whose CPU time is known: prefill computes all the time, decode steps compute a part of theirs and then sleep.
 
-    powered_steps.py PID_FILE LOG REQUESTS PREFILL_S DECODE_STEPS BUSY_S SLEEP_S
+    powered_steps.py PID_FILE LOG REQUESTS PREFILL_S DECODE_STEPS BUSY_S SLEEP_S [CLOCK_FILE]
 
+CPU seconds are those at the highest clock; at the one that CLOCK_FILE shows they are as many times more.
 LOG gets a line of JSON for each step: phase (1 prefill, 2 decode), tokens, and at its begin and end monotonic ns and CPU ns.
 """
 
@@ -14,14 +15,19 @@ from pathlib import Path
 from runtime.telemetry import _probes  # type: ignore[attr-defined]
 
 PREFILL, DECODE, PROMPT = 1, 2, 64
+MOST_KHZ = 2_800_000
 
 
 def moment() -> tuple[int, int]:
     return time.monotonic_ns(), time.process_time_ns()
 
 
+def clock_share() -> float:
+    return int(Path(sys.argv[8]).read_text()) / MOST_KHZ if len(sys.argv) > 8 else 1.0
+
+
 def compute(cpu_s: float) -> None:
-    until = time.process_time() + cpu_s
+    until = time.process_time() + cpu_s / clock_share()
     while time.process_time() < until:
         sum(range(200))
 
@@ -48,7 +54,8 @@ def main() -> None:
         rows += [step(number + 1 + i, DECODE, 1, PROMPT + i, busy_s, sleep_s) for i in range(decodes)]
         number += decodes + 1
     time.sleep(0.2)
-    Path(log).write_text("\n".join(map(json.dumps, rows)))
+    with Path(log).open("a") as file:
+        file.write("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 if __name__ == "__main__":
