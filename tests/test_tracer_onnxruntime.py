@@ -120,7 +120,9 @@ def test_a_run_within_a_run_of_its_thread_leaves_both_complete(tmp_path: Path) -
     assert (np.diff(graphs["end_ns"].to_numpy().reshape(5, 3)) < 0).all()
 
 
-HOLDING = "import sys; from workloads.programs.ort_c import Api; Api(sys.argv[1]); print('ready', flush=True); sys.stdin.readline()"
+HOLDING = (
+    "import sys; from workloads.programs.ort_c import Api; Api(sys.argv[1]); print('ready', flush=True); sys.stdin.readline()"
+)
 
 
 @needs_runtime

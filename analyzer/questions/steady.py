@@ -81,8 +81,8 @@ def steady_state(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     rows = [
         signal.summary(None if at is None else (int(edges[at]) - origin) / S) for signal, at in zip(every, settled, strict=True)
     ]
-    answer = {"state": state, "for_s": seconds, "recorded_s": (last - origin) / S, "signals": rows}
-    return answer if since is None else answer | {"since_s": (since - origin) / S, **speeds(tables, since)}
+    about = {"state": state, "for_s": seconds, "recorded_s": (last - origin) / S, "signals": rows}
+    return about | {"since_s": None if since is None else (since - origin) / S, **speeds(tables, since)}
 
 
 def asked_for(manifest: dict[str, Any]) -> tuple[float, int]:
@@ -94,10 +94,10 @@ def asked_for(manifest: dict[str, Any]) -> tuple[float, int]:
     ) else 0
 
 
-def speeds(tables: Tables, since_ns: int) -> dict[str, Any]:
-    """Decode tokens/s before a moment and since, and the number of ITLs."""
+def speeds(tables: Tables, since_ns: int | None) -> dict[str, Any]:
+    """Decode tokens/s before a moment, if it ever came, and since, and the number of steps since."""
     steps = figures.complete_steps(tables).dropna(subset=["itl_ms"])
-    late = (steps["end_ns"] >= since_ns).to_numpy()
+    late = (steps["end_ns"] >= since_ns).to_numpy() if since_ns is not None else np.zeros(len(steps), bool)
     sides = {"before": steps["itl_ms"][~late], "since": steps["itl_ms"][late]}
     return {f"tokens_per_s_{name}": figures.decode_tokens_per_s(itl) for name, itl in sides.items()} | {
         "steps_since": int(late.sum())

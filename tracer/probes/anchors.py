@@ -68,7 +68,9 @@ class Image:
         if bytes(self.raw[offset : offset + 4]) != PCREL_TABLE:
             return (np.empty(0, np.int64),) * 2
         count = struct.unpack_from("<I", self.raw[offset + 8 : offset + EH_HEADER].tobytes())[0]
-        table = self.raw[offset + EH_HEADER : offset + EH_HEADER + 8 * count].view("<i4").reshape(-1, 2).astype(np.int64) + address
+        table = (
+            self.raw[offset + EH_HEADER : offset + EH_HEADER + 8 * count].view("<i4").reshape(-1, 2).astype(np.int64) + address
+        )
         starts, entries = table[np.argsort(table[:, 0])].T
         return starts, entries
 
@@ -104,7 +106,6 @@ class Image:
         """The start of the next function."""
         row = int(np.searchsorted(self.starts, start, "right"))
         return int(self.starts[row]) if row < len(self.starts) else start + 1
-
 
     def piece_at(self, address: int) -> tuple[int, int]:
         """(start, end) of the code of one unwinding entry that contains an address; (-1, -1) if there is none.

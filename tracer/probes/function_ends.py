@@ -27,7 +27,7 @@ def uses_exceptions(binary: Binary) -> bool:
 
 
 def unwound_code(binary: Binary, offset: int) -> tuple[int, bytes]:
-    """(file offset, bytes) of the piece of code around a file offset that has unwinding information; no bytes if there is none."""
+    """(file offset, bytes) of the code around a file offset that has unwinding information; no bytes if there is none."""
     with contextlib.suppress(ProbeError):
         image = anchors.image_of(binary.path)
         start, end = image.piece_at(image.address(offset))

@@ -189,7 +189,9 @@ class Planner:
             ends = code.returns() if code.may_be_passed() else []
             return [(replace(probe, at="exits"), (offset, name, end)) for end in ends] or [(probe, site)]
         except ProbeError as error:
-            outcome = "its end is not recorded" if probe.end_optional else "one that passes its return probe would end the program"
+            outcome = (
+                "its end is not recorded" if probe.end_optional else "one that passes its return probe would end the program"
+            )
             self.warnings.append(f"{binary.path}: {name}: {error}: {outcome}")
             return [] if probe.end_optional else [(probe, site)]
 

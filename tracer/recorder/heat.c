@@ -82,7 +82,7 @@ static void add_gauge(u16 what, u16 number, const char *folder, const char *name
 static json_t *policy(const char *folder, int number)
 {
 	json_t *cpus = json_array();
-	char *rest = line_of(path_in(folder, "related_cpus")), first[64];
+	char *rest = line_of(path_in(folder, "related_cpus")), first[PATH_MOST];
 
 	for (char *word; (word = strsep(&rest, " "));)
 		if (*word)
@@ -90,7 +90,7 @@ static json_t *policy(const char *folder, int number)
 	add_gauge(HEAT_KHZ, number, folder, "scaling_cur_freq");
 	add_gauge(HEAT_LEAST_KHZ, number, folder, "scaling_min_freq");
 	add_gauge(HEAT_MOST_KHZ, number, folder, "scaling_max_freq");
-	snprintf(first, sizeof(first), "/sys/devices/system/cpu/cpu%d", number); /* a policy has the number of its first CPU */
+	snprintf(first, sizeof(first), "%s/devices/system/cpu/cpu%d", root, number); /* a policy has the number of its first CPU */
 	return json_pack("{si so so so so so}", "number", number, "cpus", cpus, "governor", text_json(folder, "scaling_governor"), "least",
 			 number_json(folder, "cpuinfo_min_freq"), "most", number_json(folder, "cpuinfo_max_freq"), "capacity",
 			 number_json(first, "cpu_capacity"));
