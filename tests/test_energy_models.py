@@ -131,7 +131,7 @@ def test_kinds_of_cpus_and_their_clocks_are_found_where_power_depends_on_them(ph
     made, run = phone
     assert main(["summary", str(run), "--json"]) == 0
     rail = json.loads(capsys.readouterr().out)["energy"]["rails"][0]
-    assert rail["model"]["clock_power"] == POWER and min(rail["model"]["clock_weight"], rail["model"]["kinds_weight"]) > 0.9
+    assert rail["model"]["clock_power"] == pytest.approx(POWER, abs=0.3) and min(rail["model"]["clock_weight"], rail["model"]["kinds_weight"]) > 0.9
     for phase, figures in rail["phases"].items():
         assert figures["joules"] == pytest.approx(made.truth(phase), rel=0.02)
     watts = {(term["phase"], term["where"]): term["watts"] for term in rail["model"]["terms"]}
@@ -191,7 +191,7 @@ def test_intervals_hold_the_truth_of_laws_with_kinds_of_cpus_and_clocks() -> Non
 def test_kinds_and_clocks_on_which_nothing_depends_are_not_believed() -> None:
     runs = [drawn_run(seed, 10.0, kinds=True, depends=False) for seed in range(100 if LONG else 8)]
     fits = [fitted(run.running, thinned(run.readings)) for run in runs]
-    believed = [(fit.share(lambda one: one.by_kind) > 0.5, fit.most_likely.exponent > 0) for fit in fits if fit]
+    believed = [(fit.share(lambda one: one.by_kind) > 0.5, fit.share(lambda one: one.exponent > 0) > 0.5) for fit in fits if fit]
     assert np.mean(believed) <= 0.2
     figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]
     assert np.mean([low <= truth <= high for truth, _, low, high in figures]) >= (0.9 if LONG else 0.75)

@@ -160,8 +160,9 @@ def export_energy(run_dir: Path, out: Path | None) -> dict[str, Any]:
     from analyzer.questions.energy_export import exported_energy
     from analyzer.tables.store import load_tables
     from moescope.answers import json_text
+    from tracer.recording.format import Recording
 
-    rails = exported_energy(load_tables(run_dir))
+    rails = exported_energy(load_tables(run_dir), Recording(run_dir).manifest)
     if not rails:
         raise ViewError(f"{run_dir} has no energy of steps: moescope summary says why, moescope doctor what would give it")
     path = out or run_dir / "energy.json"

@@ -40,7 +40,6 @@ DISTURBED = {
     "reset": "a counter reset:",
 }
 """State of an interval between power readings, as text before its count."""
-GROWTH = {1: "", 2: " squared", 3: " cubed"}
 LINES_OF_GRAPHS, TYPES_OF_GRAPHS = 6, 5
 """At most so many kinds of graphs, and types of operators of each, are shown."""
 Section = dict[str, Any]
@@ -331,7 +330,7 @@ def model_lines(rail: Section) -> list[Line]:
     kinds: dict[str, list[str]] = {}
     for term in model["terms"]:
         kinds.setdefault(term["where"] or "CPUs", []).append(f"{term['watts']:.2g} W in {term['phase']}")
-    grows = [f"power grows with the clock{GROWTH[model['clock_power']]}"] if model["clock_power"] else []
+    grows = [f"growing with the clock to the power {model['clock_power']:.1f}"] if model["clock_power"] else []
     if grows or len(kinds) > 1:
         busy = [f"{where} {', '.join(watts)}" for where, watts in kinds.items()]
         lines.append(f"  a busy CPU adds: {'; '.join([*busy, *grows])}")

@@ -12,16 +12,19 @@ import numpy as np
 from analyzer.questions import figures
 from analyzer.questions.energy import RailFit, energy_between, fitted_rails, phase_energy
 from analyzer.questions.requests import request_concurrency, request_table
+from analyzer.questions.steady import steady_state
 from analyzer.records.schema import Tables
 
 METHODS = {"powercap": "rapl", "meter.csv": "external_analyzer"}
 """Our source → MLPerf's method; it has none for others, which keep their name."""
 
 
-def exported_energy(tables: Tables) -> list[dict[str, Any]]:
+def exported_energy(tables: Tables, manifest: dict[str, Any]) -> list[dict[str, Any]]:
     """The fields for each rail whose readings can be fitted."""
     fits = fitted_rails(tables)
     rows, workload = phase_energy(tables, fits), exported_workload(tables)
+    settled = steady_state(tables, manifest).get("since_s") if fits else None
+    workload |= {"thermal_stabilization_seconds": settled}
     return [
         exported_rail(tables, each, rows[rows["rail_id"] == each.row["rail_id"]].set_index("phase").to_dict("index"), workload)
         for each in fits
@@ -58,7 +61,6 @@ def exported_rail(tables: Tables, each: RailFit, phases: dict[str, Any], workloa
         },
         "measurement_method": METHODS.get(each.row["source"], each.row["source"]),
         "sampling_rate_hz": 1 / each.readings.period_s,
-        "thermal_stabilization_seconds": None,
         "scenario": None,
         "accelerator_count": None,
         "energy_per_token_joules": {"mean": mean, "std": std},

@@ -120,10 +120,11 @@ class EnergyFit:
         return float(sum(w for w, each in zip(self.weights, self.candidates, strict=True) if asked(each.explanation)))
 
     @property
-    def most_likely(self) -> Explanation:
-        """The explanation with the most weight."""
-        every = {id(each.explanation): each.explanation for each in self.candidates}
-        return max(every.values(), key=lambda one: self.share(lambda other: other is one))
+    def exponent(self) -> float:
+        """The mean exponent of the explanations in which power grows with the clock; 0 without any."""
+        grows = self.share(lambda one: one.exponent > 0)
+        powers = np.array([each.explanation.exponent for each in self.candidates])
+        return float(self.weights @ powers) / grows if grows else 0.0
 
     def total(self, amounts: np.ndarray) -> tuple[float, float, float]:
         """(joules of these amounts of each activity, and the ends of the interval); NaN if the readings do not resolve them."""

@@ -16,7 +16,7 @@ OUTSIDE = "outside steps"
 NS = 1e-9
 SAMPLES = 8
 """Parts of the time between readings in which a sensor may have measured."""
-EXPONENTS = (1, 2, 3)
+EXPONENTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0)
 """Of its clock, with which a CPU's power may grow: between one voltage for all clocks and a voltage that grows as they do."""
 LEAST_SPREAD = 0.02
 """Of the clocks while the program ran, from which on they can explain anything."""
@@ -31,7 +31,7 @@ class Explanation:
 
     matrix: np.ndarray
     by_kind: bool = False
-    exponent: int = 0
+    exponent: float = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Activity:
     phase: str
     where: str
     amount: Growth
-    exponent: int = 0
+    exponent: float = 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Running:
         kinds = {each.where for each in self.activities} - {ACCELERATOR}
         return [self._explanation(apart, power) for apart in (False, True)[: max(len(kinds), 1)] for power in powers]
 
-    def _explanation(self, apart: bool, power: int) -> Explanation:
+    def _explanation(self, apart: bool, power: float) -> Explanation:
         """A constant for each phase, or with `apart` for each phase and kind of CPU, of CPU time by this power of the clock."""
         names: list[tuple[str, str]] = []
         matrix = np.zeros((1 + len(self.activities), 1 + len(self.activities)))
@@ -162,7 +162,7 @@ def cpu_pieces(tables: Tables) -> pd.DataFrame:
     return pd.DataFrame({"begin_ns": met.begin, "end_ns": met.end, "kind": kind, "clock": clock})
 
 
-def cpu_growth(pieces: pd.DataFrame) -> dict[tuple[str, int], Growth]:
+def cpu_growth(pieces: pd.DataFrame) -> dict[tuple[str, float], Growth]:
     """CPU seconds by kind of CPU and by the power of the clock that they are multiplied by."""
     powers = (0, *telling_exponents(pieces))
     spans = {str(kind): (Intervals.of_table(rows.assign(key=0), "key"), rows["clock"]) for kind, rows in pieces.groupby("kind")}
@@ -180,7 +180,7 @@ def policy_clocks(tables: Tables) -> pd.DataFrame:
     return pd.DataFrame({"number": number, "begin_ns": begin, "end_ns": end, "share": (rows["value"] / rows["most"]).to_numpy()})
 
 
-def telling_exponents(pieces: pd.DataFrame) -> tuple[int, ...]:
+def telling_exponents(pieces: pd.DataFrame) -> tuple[float, ...]:
     """EXPONENTS if the clock is known all the time and changed, else none."""
     clock = pieces["clock"].to_numpy()
     if not len(clock) or np.isnan(clock).any():

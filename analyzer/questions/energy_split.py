@@ -48,13 +48,9 @@ def power_terms(each: RailFit) -> list[dict[str, Any]]:
 
 
 def clock_power(each: RailFit) -> dict[str, float]:
-    """The most probable power of the clock with which CPUs' watts grow, and its weight; that of kinds of CPUs that differ."""
-    power = each.fit.most_likely.exponent
-    weights = {
-        "clock_weight": each.fit.share(lambda one: one.exponent == power),
-        "kinds_weight": each.fit.share(lambda one: one.by_kind),
-    }
-    return {"clock_power": power, **weights}
+    """The power of the clock with which CPUs' watts grow (0: not believed), its weight, and that of kinds of CPUs that differ."""
+    grows, apart = each.fit.share(lambda one: one.exponent > 0), each.fit.share(lambda one: one.by_kind)
+    return {"clock_power": each.fit.exponent if grows >= BELIEVED else 0.0, "clock_weight": grows, "kinds_weight": apart}
 
 
 def operator_energy(tables: Tables, fits: Sequence[RailFit] | None = None) -> pd.DataFrame:

@@ -71,9 +71,7 @@ def term_rows(rails: list[dict[str, Any]]) -> list[list[Any]]:
 def clock_text(rail: dict[str, Any]) -> str:
     """How the power of busy CPUs grows with their clock, if the readings show it."""
     power = rail["model"]["clock_power"]
-    return (
-        f"{rail['rail']}: the power of a busy CPU grows with the clock{('', '', ' squared', ' cubed')[power]}." if power else ""
-    )
+    return f"{rail['rail']}: the power of a busy CPU grows with its clock to the power {power:.1f}." if power else ""
 
 
 def operator_tables(rail: dict[str, Any]) -> list[Block]:
