@@ -421,18 +421,22 @@ static INLINE bool is_to_be_probed(u64 address, u64 signature)
 	return is_news(address, signature ^ (u64)(s ? s->round : 0) << 40);
 }
 
-static INLINE void keep_args(u8 call, u64 a, u64 b, u64 c, u64 d)
+/* `frame`: the stack behind the function's return, of calls that may be nested in another one on their thread; else 0. */
+static INLINE void keep_args_of(u64 frame, u8 call, u64 a, u64 b, u64 c, u64 d)
 {
-	u64 key = (bpf_get_current_pid_tgid() << 8) | call;
+	u64 key = ((bpf_get_current_pid_tgid() << 8) | call) ^ frame << 16;
 	struct call_args args = {{a, b, c, d}};
 
 	map_update(MAP(calls), &key, &args);
 }
 
+#define keep_args(call, a, b, c, d) keep_args_of(0, call, a, b, c, d)
+#define take_args(call, out) take_args_of(0, call, out)
+
 /* Copies the arguments kept at entry and removes them; false if the entry was not seen. */
-static INLINE bool take_args(u8 call, struct call_args *out)
+static INLINE bool take_args_of(u64 frame, u8 call, struct call_args *out)
 {
-	u64 key = (bpf_get_current_pid_tgid() << 8) | call;
+	u64 key = ((bpf_get_current_pid_tgid() << 8) | call) ^ frame << 16;
 	struct call_args *args = map_lookup(MAP(calls), &key);
 
 	if (!args)

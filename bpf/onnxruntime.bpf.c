@@ -155,17 +155,18 @@ UPROBE(ort_create_session_end)
 	return 0;
 }
 
-static INLINE int session_begin(void *ctx, u8 call, u32 type, u64 session)
+/* An operator of the program's own may run another session within a run. */
+static INLINE int session_begin(struct pt_regs *ctx, u8 call, u32 type, u64 session)
 {
-	keep_args(call, session, 0, 0, 0);
+	keep_args_of(STACK(ctx) + RETURN_ADDRESS_BYTES, call, session, 0, 0, 0);
 	return graph_begin(ctx, ENGINE_ONNXRUNTIME, session, type, BACKEND_UNKNOWN, 0);
 }
 
-static INLINE int session_end(void *ctx, u8 call, u64 status)
+static INLINE int session_end(struct pt_regs *ctx, u8 call, u64 status)
 {
 	struct call_args args;
 
-	return take_args(call, &args) ? graph_end(ctx, ENGINE_ONNXRUNTIME, args.arg[0], ort_status(status)) : 0;
+	return take_args_of(STACK(ctx), call, &args) ? graph_end(ctx, ENGINE_ONNXRUNTIME, args.arg[0], ort_status(status)) : 0;
 }
 
 static INLINE void ort_counts(void *ctx, u64 session, u32 n_inputs, u32 n_outputs)
@@ -226,7 +227,7 @@ UPROBE(ort_session_run_begin)
 	u64 session = ARG2(ctx), status = ARG1(ctx);
 #endif
 
-	keep_args(CALL_ORT_SESSION_RUN, session, status, 0, 0);
+	keep_args_of(STACK(ctx) + RETURN_ADDRESS_BYTES, CALL_ORT_SESSION_RUN, session, status, 0, 0);
 	return graph_begin(ctx, ENGINE_ONNXRUNTIME, session, ORT_RUN, BACKEND_UNKNOWN, 0);
 }
 
@@ -237,7 +238,7 @@ UPROBE(ort_session_run_end)
 	struct call_args args;
 	u64 pointer = 0;
 
-	if (!take_args(CALL_ORT_SESSION_RUN, &args))
+	if (!take_args_of(STACK(ctx), CALL_ORT_SESSION_RUN, &args))
 		return 0;
 	if (bpf_probe_read_user(&pointer, sizeof(pointer), (void *)args.arg[1]) ||
 	    (pointer && bpf_probe_read_user(&state, sizeof(state), (void *)pointer)))

@@ -32,8 +32,11 @@ SUBJECTS = {
         "NPU: host stages, idle time, checks",
         "qnn_stages qnn_gaps qnn_findings npu_batches npu_operators npu_calls driver_events rpc_messages",
     ),
-    "kernel": ("Threads, page faults, reads and block I/O, clocks", "thread_states threads sched faults reads blocks clocks cpus"),
-    "energy": ("Power sensors and energy", "rails power energy speed_over_time"),
+    "kernel": (
+        "Threads, page faults, reads and block I/O, clocks",
+        "thread_states threads sched faults reads blocks clocks cpus",
+    ),
+    "energy": ("Power sensors and energy", "rails power energy speed_over_time operator_energy"),
     "stacks": ("Stacks of samples and of waits; writes, and what recurs", "samples waits stacks frames writes recurrences"),
     "other": (
         "Functions, sessions, counters, imports, comparisons",

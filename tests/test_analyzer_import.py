@@ -20,6 +20,7 @@ from moescope.__main__ import main
 from tests.conftest import ROOT, drawn
 from tests.golden import Golden
 from tests.test_views_pages import data_of
+from workloads.drawn_series import onnxruntime_profile
 from workloads.programs.profiled_ort import LAYERS, ROWS, WIDTH
 
 RUNS = 4
@@ -238,6 +239,18 @@ def test_altered_events_of_qnn_are_read_or_omitted(tmp_path: Path, data: st.Data
     run = read_profile(tmp_path / "p.json", json.dumps(events))
     rows = len(fill_missing("qnn_events", run.tables["qnn_events"]))
     assert rows == sum(each["cat"] == "Kernel" for each in profile_with_qnn(1)) or rows == 11
+
+
+def test_spans_that_no_clock_can_have_are_counted_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = json.loads(onnxruntime_profile(np.full(3, 20.0)))
+    events[0]["dur"], events[2]["ts"] = -1, 1e30
+    (tmp_path / "p.json").write_text(json.dumps(events))
+    tables = imported(tmp_path, tmp_path / "p.json")
+    assert (len(tables["operators"]), len(tables["tokens"])) == (1, 3)
+    assert re.search(r"\bp\.json: 2 damaged", capsys.readouterr().out)
+    (tmp_path / "damaged.log").write_text(HEXAGON.read_text().replace("cycles 88142", "cycles 999999999999999999"))
+    assert main(["import", str(tmp_path / "damaged.log"), "--out", str(tmp_path / "other")]) == 2
+    assert "MHz" in capsys.readouterr().err and not (tmp_path / "other").exists()
 
 
 def test_another_report_of_qairt_is_refused_by_type_and_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

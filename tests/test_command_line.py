@@ -84,6 +84,15 @@ def test_the_help_groups_all_verbs_and_imports_nothing_heavy() -> None:
     assert all(f"\n{title}\n" in done.stdout for title in GROUPS)
 
 
+def test_verbs_import_scipy_only_where_they_fit_something() -> None:
+    modules = {verb.module for verb in FORMS.values() if verb.module.startswith(("analyzer", "views"))}
+    asked = sorted(modules - {"analyzer.commands.kernels"})
+    script = f"import sys, importlib\nfor name in {asked!r}:\n    importlib.import_module(name)\n"
+    script += "    assert 'scipy' not in sys.modules, name"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", sorted(FORMS))
 def test_every_verb_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -91,6 +91,7 @@ NOT_RUN = {
     r"moescope write .* --only flame": "a recording with stacks: tests/test_stacks.py",
     r".*base/bmoe-cli .*": "an engine built by hand: tests/test_bigmoeonedge.py",
     r".*server_load.py .*": "a server and minutes: tests/test_requests.py",
+    r".*genai_load.py .*": "minutes: tests/test_other_doors.py",
     r"moescope compare .* --flame .*": "recordings with stacks: tests/test_stacks_compare.py",
     r"moescope import meter.csv .*": "a meter's file of that run: tests/test_power_meter.py",
     r"moescope convert .* --adapter .*": "an adapter of that model: tests/test_runtime_adapter.py",

@@ -155,9 +155,9 @@ def test_energy_by_operator_adds_up_and_follows_cpu_time(phone: tuple[Phone, Pat
         assert 0 < some["residual"].iloc[0] < 0.1
     asleep = rows[(rows["phase"] == "decode") & (rows["operator"] == "")]
     assert asleep["joules"].sum() == pytest.approx(IDLE_W * REQUESTS * DECODES * 0.009, rel=0.1)
-    assert main(["time", str(run), "--by", "energy", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["operators"]) == len(rows)
-    assert main(["time", str(run), "--by", "energy"]) == 0 and "a model" in capsys.readouterr().out
+    assert main(["query", str(run), "select * from operator_energy", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == len(rows)
+    assert main(["summary", str(run)]) == 0 and "a model that leaves" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_export_has_the_fields_that_others_ask_for_and_they_agree(phone: tuple[Phone, Path], tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_intervals_hold_the_truth_of_laws_with_kinds_of_cpus_and_clocks() -> Non
 def test_kinds_and_clocks_on_which_nothing_depends_are_not_believed() -> None:
     runs = [drawn_run(seed, 10.0, kinds=True, depends=False) for seed in range(100 if LONG else 8)]
     fits = [fitted(run.running, thinned(run.readings)) for run in runs]
-    believed = [(fit.share(lambda one: one.by_kind) > 0.5, fit.likeliest.exponent > 0) for fit in fits if fit]
+    believed = [(fit.share(lambda one: one.by_kind) > 0.5, fit.most_likely.exponent > 0) for fit in fits if fit]
     assert np.mean(believed) <= 0.2
     figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]
     assert np.mean([low <= truth <= high for truth, _, low, high in figures]) >= (0.9 if LONG else 0.75)

@@ -62,7 +62,7 @@ def test_a_device_that_warms_up_is_steady_once_its_temperature_stays(tmp_path: P
     short = state_of(stepped(150, warming), tmp_path / "moving")
     assert short["state"] == "not steady" and short["since_s"] is None
     assert [each["name"] for each in short["signals"] if each["settled_s"] is None] == ["cpu-0"]
-    assert state_of(stepped(30, warming), tmp_path / "short")["state"] == "too short to tell"
+    assert state_of(stepped(30, warming), tmp_path / "short")["state"] == "too short"
 
 
 def test_figures_of_a_run_until_steady_are_those_of_its_steady_part(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_planted_throttling_is_found_with_its_time_cause_and_cost(throttled: tup
     assert found.evidence["limited_tokens_per_s"] == pytest.approx(1e3 / np.median(itls[True]), rel=0.1)
     assert found.evidence["free_tokens_per_s"] == pytest.approx(1e3 / np.median(itls[False]), rel=0.1)
     told = summarize(recording, tables)["heat"]
-    assert told["episodes"] and told["cost"]["limited_steps"] > 20 and told["steady"]["state"] == "too short to tell"
+    assert told["episodes"] and told["cost"]["limited_steps"] > 20 and told["steady"]["state"] == "too short"
 
 
 @pytest.mark.needs("probes", "recorder")

@@ -183,8 +183,16 @@ def test_a_prompt_loads_each_expert_once_and_while_later_rows_attend(
     assert sum(early) > len(early) / 2
 
 
-def test_without_training_the_next_router_predicts(trained: tuple[Path, dict], tmp_path: Path) -> None:
+def test_without_training_the_next_router_predicts_and_the_command_that_trains_is_named(
+    trained: tuple[Path, dict], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     package = convert(trained[0].parent / "model", tmp_path / "package")
+    words = ["--prompt", PROMPT, "--max-new-tokens", "2", "--expert-cache", "50%", "--prefetch", "on", "--json"]
+    for folder, named in ((package.folder, True), (trained[0], False)):
+        assert main(["generate", str(folder), *words]) == 0
+        said = capsys.readouterr()
+        assert (f"moescope tune predictor {folder} --text" in said.err) == named
+        assert ("tune predictor" in json.loads(said.out)["statistics"]["prefetching"]) == named
     expected, _ = tokens(trained[0])
     text, log = tokens(package.folder, HALF, prefetch="on")
     assert text == expected

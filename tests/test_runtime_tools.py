@@ -13,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtime import MoE
+from runtime.moe import TextStream
+from runtime.package.channels import MARKS, Channels
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.tokens import ChatTemplate, read_tokenizer
 from runtime.server.tools import FORMS, Call, CallFinder, form_of
@@ -28,7 +30,12 @@ SCHEMAS: dict[str, Any] = {"city": {"type": "string"}, "days": {"type": "integer
 WEATHER = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object", "properties": SCHEMAS}}
 TOOLS = [{"type": "function", "function": WEATHER}]
 QUESTION = {"role": "user", "content": "Rain?"}
+GPT_OSS = "openai-gpt-oss-120b"
 SAID = {
+    GPT_OSS: [
+        *("<|channel|>", "commentary to=functions.weather ", "<|constrain|>", "json", "<|message|>"),
+        *('{"city": "A b', '", "days": 3}', "<|call|>"),
+    ],
     "Qwen-Qwen3-0.6B": [
         "I look. ",
         '<tool_call>\n{"name": ',
@@ -51,10 +58,30 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_template(demo: Path, name: str) -> Any:
     """What a loaded model with this template has."""
     (demo / "chat_template.jinja").write_bytes((TEMPLATES / f"{name}.jinja").read_bytes())
+    if name == GPT_OSS:
+        tokenizer = read_tokenizer(demo)
+        tokenizer.add_special_tokens([*MARKS, "<|constrain|>", "<|call|>", "<|return|>"])
+        tokenizer.save(str(demo / "tokenizer.json"))
     return SimpleNamespace(tokenizer=read_tokenizer(demo), apply_chat_template=ChatTemplate(demo).ids)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_calls_in_channels_are_read_back(tmp_path: Path) -> None:
+    model = with_template(write_demo_model(tmp_path), GPT_OSS)
+    assert form_of(model) == "json"
+    for arguments in ({"city": 'A "é"\n', "days": -1}, {}):
+        called = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+        messages = [QUESTION, {"role": "assistant", "content": "Thought.", "tool_calls": [called]}]
+        ids = model.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=False)
+        channels, stream = Channels(model.tokenizer, calls=True), TextStream(model.tokenizer)
+        text = "".join(channels.shown(i, stream.add(i)) for i in ids) + channels.end()
+        parts = CallFinder(FORMS["json"], {"weather": SCHEMAS}).add(text, last=True)
+        assert [json.loads(part.arguments) for part in parts if isinstance(part, Call)] == [arguments]
+        assert "Thought." not in text
+    unmarked = Channels(model.tokenizer, calls=True)
+    assert unmarked.shown(65, "a") + unmarked.shown(66, "b") + unmarked.end() == "ab"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != GPT_OSS])
 def test_calls_that_a_published_template_writes_are_read_back_in_pieces_of_any_size(demo: Path, name: str) -> None:
     model, rng = with_template(demo, name), np.random.default_rng(NAMES.index(name))
     assert form_of(model) == KNOWN.get(name)
@@ -103,12 +130,13 @@ def saying(folder: Path, name: str) -> Path:
     model = write_demo_model(folder, sizes=DemoSizes(layers=1, context=4096))
     with_template(model, name)
     tokenizer, tensors = read_tokenizer(model), load_file(model / "model.safetensors")
-    tokenizer.add_tokens(SAID[name])
+    tokenizer.add_tokens([piece for piece in SAID[name] if tokenizer.token_to_id(piece) is None])
     tokenizer.save(str(model / "tokenizer.json"))
-    added = [tokenizer.token_to_id(piece) for piece in SAID[name]]
-    rows = np.random.default_rng(1).standard_normal((len(added), 128)).astype(np.float32)
-    table = np.concatenate([tensors["model.embed_tokens.weight"], rows])
-    head, order = np.zeros_like(table), [ChatTemplate(model).ids([QUESTION])[-1], *added, 0]
+    said, table = [tokenizer.token_to_id(piece) for piece in SAID[name]], tensors["model.embed_tokens.weight"]
+    rows = np.random.default_rng(1).standard_normal((tokenizer.get_vocab_size() - len(table), 128)).astype(np.float32)
+    table = np.concatenate([table, rows])
+    head, order = np.zeros_like(table), [ChatTemplate(model).ids([QUESTION])[-1], *said, 0]
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, tokenizer.token_to_id("<|call|>") or 0]}))
     for current, following in pairwise(order):
         head[following] = table[current]
     silent = {key: np.zeros_like(value) for key, value in tensors.items() if key.endswith(("o_proj.weight", "down_proj.weight"))}
@@ -124,7 +152,7 @@ def test_the_openai_client_gets_calls_whole_and_streamed_and_sends_back_what_the
     from runtime.server.app import Limits, Server
 
     folder = saying(tmp_path, name)
-    expected = {"city": "A b", "days": 3}
+    expected, text = {"city": "A b", "days": 3}, "" if name == GPT_OSS else "I look. "
 
     async def conversation(model: MoE) -> None:
         server = Server(model, "served", Limits())
@@ -140,24 +168,24 @@ def test_the_openai_client_gets_calls_whole_and_streamed_and_sends_back_what_the
         answer = await ask([QUESTION])
         choice, message = answer.choices[0], answer.choices[0].message
         called = message.tool_calls[0]
-        assert (message.content, choice.finish_reason, called.function.name) == ("I look. ", "tool_calls", "weather")
+        assert (message.content, choice.finish_reason, called.function.name) == (text or None, "tool_calls", "weather")
         assert json.loads(called.function.arguments) == expected
         returned = {"role": "tool", "tool_call_id": called.id, "content": "sun"}
         second = await ask([QUESTION, message.model_dump(exclude_none=True), returned])
-        history = {"role": "assistant", "content": message.content, "tool_calls": [called.model_dump()]}
+        history = {"role": "assistant", "content": text, "tool_calls": [called.model_dump()]}
         history["tool_calls"][0]["function"]["arguments"] = expected
         ids = model.apply_chat_template([QUESTION, history, returned], tools=TOOLS)
         assert second.usage.prompt_tokens == len(ids)
         parts = [part.choices[0] async for part in await ask([QUESTION], stream=True)]
-        assert "".join(part.delta.content or "" for part in parts) == "I look. "
+        assert "".join(part.delta.content or "" for part in parts) == text
         streamed = [call for part in parts for call in part.delta.tool_calls or ()]
         assert [(call.index, call.function.arguments) for call in streamed] == [(0, called.function.arguments)]
         assert parts[-1].finish_reason == "tool_calls"
         short = (await ask([QUESTION], max_tokens=3)).choices[0]
-        assert (short.finish_reason, short.message.content) == ("length", "".join(SAID[name][:3]))
+        assert (short.finish_reason, short.message.content) == ("length", text and "".join(SAID[name][:3]))
         for settings in ({"tools": openai.NOT_GIVEN}, {"tool_choice": "none"}):
             plain = (await ask([QUESTION], **settings)).choices[0]
-            assert (plain.finish_reason, plain.message.content) == ("stop", "".join(SAID[name]))
+            assert (plain.finish_reason, plain.message.content) == ("stop", text and "".join(SAID[name]))
         for wrong in (
             *({"tool_choice": "required"}, {"parallel_tool_calls": False}, {"tools": [{"type": "function"}]}),
             {"tools": [{"type": "function", "function": WEATHER | {"strict": True}}]},

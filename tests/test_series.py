@@ -32,6 +32,8 @@ from workloads.drawn_series import (
     missed_in,
     names_found,
     noise,
+    onnxruntime_profile,
+    qnn_profile,
     structureless,
     surplus_in,
     unit_noise,
@@ -170,21 +172,9 @@ def test_any_series_is_taken_apart_within_its_bounds(values: list[float]) -> Non
     assert all(0 <= drift.at < drift.until < len(values) for drift in parts.drifts)
 
 
-def profile_of(ms: np.ndarray) -> str:
-    """An ONNX Runtime profile of runs that took so long."""
-    events, now = [], 10_000
-    for each in np.round(1000 * ms).astype(int).tolist():
-        span = {"pid": 1, "tid": 1, "ph": "X", "dur": each, "ts": now}
-        args = {"op_name": "part", "provider": "QNNExecutionProvider"}
-        events += [{"cat": "Node", **span, "name": "part_0_kernel_time", "args": args}]
-        events += [{"cat": "Session", **span, "name": "model_run", "args": {}}]
-        now += each + 100
-    return json.dumps(events)
-
-
 def test_runs_of_a_profile_without_phases_have_trends_and_the_summary_names_a_slow_first_one(tmp_path: Path, capsys) -> None:
     drawn = draw_series(3)
-    (tmp_path / "profile.json").write_text(profile_of(np.append(2780.0, drawn.ms[1:])))
+    (tmp_path / "profile.json").write_text(onnxruntime_profile(np.append(2780.0, drawn.ms[1:])))
     run = str(tmp_path / "run")
     assert main(["import", str(tmp_path / "profile.json"), "--out", run]) == 0
     capsys.readouterr()
@@ -199,17 +189,13 @@ def test_runs_of_a_profile_without_phases_have_trends_and_the_summary_names_a_sl
 
 
 def test_executions_of_a_qnn_profile_have_trends(tmp_path: Path, capsys) -> None:
-    head = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
     ms, at = faint_burst(1, 4.0)
-    rows = [
-        f"0,BACKEND,{us - 10},US,BACKEND,ROOT,Accelerator (execute) time\n0,EXECUTE,{us},US,BACKEND,ROOT,QNN (execute) time\n"
-        for us in np.round(1000 * ms).astype(int).tolist()
-    ]
-    (tmp_path / "profile.csv").write_text(head + "".join(rows))
+    (tmp_path / "profile.csv").write_text(qnn_profile(ms))
     assert main(["trends", str(tmp_path / "profile.csv"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["of"], found["step_ms"]["n"]) == ("execution", 600)
     assert found["step_ms"]["p50"] == pytest.approx(np.median(ms), abs=2e-3)
     assert [abs(burst["execute_id"] - at) <= 2 for burst in found["bursts"]] == [True]
+    head = qnn_profile(ms[:0])
     (tmp_path / "profile.csv").write_text(head + "0,NODE,7,CYCLES,BACKEND,SUB-EVENT,a\n")
     assert main(["trends", str(tmp_path / "profile.csv")]) == 2

@@ -96,7 +96,33 @@ def test_slots_that_the_programs_version_lacks_are_left_alone(tmp_path: Path, mo
     assert slots == {"OrtApi[7]", "OrtApi[8]", "OrtApi[9]", "OrtApi[95]"}
 
 
-HOLDING = "import sys; from workloads.programs.ort_c import Api; Api(sys.argv[1]); print('ready', flush=True); sys.stdin.readline()"
+NESTING = """
+#include <stddef.h>
+static void *(*api[300])(size_t);
+static void *run(size_t session) { volatile size_t inner = session - 1; if (inner) api[9](inner); return inner ? 0 : NULL; }
+static void *get_api(void) { api[9] = run; return api; }
+static void *base[] = {get_api, get_api};
+void *OrtGetApiBase(void) { return base; }
+"""
+NESTED = "import sys; from workloads.programs.ort_c import Api; api = Api(sys.argv[1]); [api.call('Run', 3) for _ in range(5)]"
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_run_within_a_run_of_its_thread_leaves_both_complete(tmp_path: Path) -> None:
+    library = tmp_path / "libonnxruntime.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(library)], input=NESTING, text=True, check=True)
+    command, env = [sys.executable, "-c", NESTED, str(library)], {"PYTHONPATH": str(ROOT)}
+    done = trace("run", "--no-views", "--levels", "graph", "-o", str(tmp_path / "run"), "--", *command, env=env)
+    assert done.returncode == 0, done.stderr
+    graphs = tables_module.load_tables(tmp_path / "run")["graphs"].sort_values("begin_ns")
+    assert graphs["handle"].tolist() == [3, 2, 1] * 5 and graphs["complete"].all()
+    assert (np.diff(graphs["end_ns"].to_numpy().reshape(5, 3)) < 0).all()
+
+
+HOLDING = (
+    "import sys; from workloads.programs.ort_c import Api; Api(sys.argv[1]); print('ready', flush=True); sys.stdin.readline()"
+)
 
 
 @needs_runtime

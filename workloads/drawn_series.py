@@ -9,6 +9,7 @@ series, with the period within 0.3, or the burst's ends within 2; wrong if anyth
 in series without any structure, of several noises, is wrong as well.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -170,3 +171,25 @@ def judged_burst(parts: SeriesParts, swing: dict[str, float] | None, at: int) ->
         abs(b.at - at) <= 2 and abs(b.at + b.steps - at - FAINT_BURST) <= 2 for b in parts.bursts
     ] == [True]
     return RIGHT if right else WRONG if found else MISSED
+
+
+def onnxruntime_profile(ms: np.ndarray) -> str:
+    """An ONNX Runtime profile of runs that took so long."""
+    events, now = [], 10_000
+    for each in np.round(1000 * ms).astype(int).tolist():
+        span = {"pid": 1, "tid": 1, "ph": "X", "dur": each, "ts": now}
+        args = {"op_name": "part", "provider": "QNNExecutionProvider"}
+        events += [{"cat": "Node", **span, "name": "part_0_kernel_time", "args": args}]
+        events += [{"cat": "Session", **span, "name": "model_run", "args": {}}]
+        now += each + 100
+    return json.dumps(events)
+
+
+def qnn_profile(ms: np.ndarray) -> str:
+    """A QNN profile, as ONNX Runtime's provider writes it, of executions that took so long."""
+    head = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
+    rows = [
+        f"0,BACKEND,{us - 10},US,BACKEND,ROOT,Accelerator (execute) time\n0,EXECUTE,{us},US,BACKEND,ROOT,QNN (execute) time\n"
+        for us in np.round(1000 * ms).astype(int).tolist()
+    ]
+    return head + "".join(rows)

@@ -17,6 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from moescope import command_line, plain
 from moescope.__main__ import main
 
@@ -92,9 +94,12 @@ class Bench:
             name = str(path.relative_to(self.folder))
             if path.is_file() and name not in self.sound:
                 path.unlink()
+            elif path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
         for name, content in self.sound.items():
             path = self.folder / name
             if not path.exists() or path.read_bytes() != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
 
     def judge(self, verb: str, name: str, content: bytes) -> tuple[str, Answer]:
@@ -143,8 +148,8 @@ def time_limit() -> Iterator[None]:
 
 
 def run_verb(verb: str, folder: Path) -> Answer:
-    """Run `verb words`, with {} replaced by the folder."""
-    words = verb.replace("{}", str(folder)).split()
+    """Run `verb words`, with {} replaced by the folder; after `;` another one, unless the one before was refused."""
+    verbs = [part.split() for part in verb.replace("{}", str(folder)).split(";")]
     out, err = io.StringIO(), io.StringIO()
     plain.warn.cache_clear()
     plain.doubts.clear()
@@ -153,7 +158,10 @@ def run_verb(verb: str, folder: Path) -> Answer:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             with time_limit():
-                code = main(words)
+                for words in verbs:
+                    code = main(words)
+                    if code not in (0, 1):
+                        break
         except Hang:
             ending = "hang"
         except SystemExit as error:
@@ -254,6 +262,27 @@ def copy_files(*names: str) -> Callable[[Path], None]:
     return make
 
 
+def make_profiles(folder: Path) -> None:
+    """Profiles that become recordings, and a series of executions."""
+    from workloads.drawn_series import MS, draw_series, onnxruntime_profile, qnn_profile
+
+    copy_files("etdump/cpu.etdp", "hexagon/profile.log")(folder)
+    ms = draw_series(1).ms[200:250]
+    (folder / "profile.json").write_text(onnxruntime_profile(ms))
+    (folder / "series.csv").write_text(qnn_profile(np.append(80 * MS, ms)))
+
+
+def make_sides(folder: Path) -> None:
+    """Two sides of two recordings each, and what `compare --save` keeps of two others."""
+    from workloads.recordings import runtime
+
+    for i, run in enumerate(("base/1", "base/2", "cand/1", "cand/2", "old/1", "new/1")):
+        runtime(3 + i).write_sealed(folder / run, started_utc=f"2026-01-01T00:00:0{i}Z")
+    run_verb("compare {}/old {}/new --save {}/kept", folder)
+    for side in ("old", "new"):
+        shutil.rmtree(folder / side)
+
+
 def make_model(folder: Path) -> None:
     """The demo model, small, as a checkpoint and as a package."""
     from runtime.package.convert import convert
@@ -308,6 +337,20 @@ OF_ROUTES = (
     *(f"experts {{}}/{name}.csv --curves" for name in ("counts", "layer-expert", "routed-experts", "router-trace")),
     "simulate {}/route-trace.csv --measured {}/steps.metrics --cache 50%,100% --json",
 )
+OF_PROFILES = (
+    "import {}/cpu.etdp --out {}/made; summary {}/made",
+    "import {}/profile.log --out {}/made; npu {}/made",
+    "import {}/profile.json --out {}/made; trends {}/made --json; summary {}/made",
+    "trends {}/series.csv",
+    "trends {}/series.csv --json",
+)
+OF_SIDES = (
+    "compare {}/base {}/cand",
+    "compare {}/base {}/cand --json",
+    "compare {}/base/1 {}/cand/1 --graphs",
+    "compare {}/kept/base {}/kept/cand",
+    "compare {}/kept/base {}/base :: {}/cand",
+)
 OF_GGUF = ("inspect {}/model.gguf", "predict --device h20 --phase decode --config {}/model.gguf")
 """A weight file given where a folder or a JSON file is expected."""
 OF_FUNCTIONS = "tracer probes --probes {}/functions.toml --levels none /bin/true"
@@ -323,6 +366,8 @@ KINDS = {
     ),
     "optrace": Kind(copy_files("qnn/optrace.json", "qnn/qhas.json"), "*", ("import {}/optrace.json {}/qhas.json --json",)),
     "package": Kind(make_model, "*/*.json", ("inspect {}/model", "inspect {}/package --json")),
+    "profiles": Kind(make_profiles, "*", OF_PROFILES),
+    "comparison": Kind(make_sides, "[bck]*/*/*", OF_SIDES),
     "GGUF": Kind(make_gguf, "*", OF_GGUF, refused=OF_GGUF),
     "routes": Kind(make_routes, "*", OF_ROUTES),
     "TOML": Kind(

@@ -97,9 +97,9 @@ class Writer:
             (folder / f"{name}.bin").write_bytes(b"".join(part.tobytes() for part in parts))
         return folder
 
-    def write_sealed(self, folder: Path, slots: int = 4) -> Path:
+    def write_sealed(self, folder: Path, slots: int = 4, **changes: Any) -> Path:
         """Write the folder with checksums like the drain's, one per `slots` slots; 0: none, as after a killed tracer."""
-        self.write(folder, checksums=METHOD)
+        self.write(folder, checksums=METHOD, **changes)
         for name, parts in self.slots.items():
             (folder / f"{name}.bin").unlink()
             file = SlotFile(folder / f"{name}.bin")

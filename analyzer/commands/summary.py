@@ -299,7 +299,7 @@ def steady_text(s: Section) -> str:
     """Whether power, clocks and temperatures had settled."""
     minutes = f"{s['recorded_s'] / 60:,.1f} min"
     if s["state"] == SHORT:
-        return f"{minutes} are too short to tell whether power, clocks and temperatures have settled ({s['for_s']:g} s)"
+        return f"{minutes} are too short to see whether power, clocks and temperatures settle ({s['for_s']:g} s)"
     if s["state"] == MOVING:
         moving = [
             f"{each['name']} ({number(each['value'])} {each['unit']})" for each in s["signals"] if each["settled_s"] is None
@@ -326,7 +326,7 @@ def energy_lines(e: Section) -> list[Line]:
 
 
 def model_lines(rail: Section) -> list[Line]:
-    """What a rail's power depends on, if the readings tell, and a model of the energy of operators in the longest phase."""
+    """What a rail's power depends on, if the readings show it, and a model of the energy of operators in the longest phase."""
     model, lines = rail["model"], list[Line]()
     kinds: dict[str, list[str]] = {}
     for term in model["terms"]:

@@ -5,7 +5,6 @@ A step is seen from its own thread; while it waits for another thread, that thre
 examples:
   moescope time RUN
   moescope time RUN --by cause                   a column for each phase, and all steps together
-  moescope time RUN --by energy                  joules by operator, a model, if power was recorded
   moescope time RUN --step 12 --json             one step, and its pieces in order
   moescope time RUN --over-time                  decode speed with clock, heat, power and what a token took more
   moescope time RUN --faster 20                  what 20 % less time on the accelerator would save
@@ -19,7 +18,6 @@ import pandas as pd
 from analyzer.commands._show import number, print_origin, print_table
 from analyzer.errors import AnalysisError
 from analyzer.questions import accelerators, step_time
-from analyzer.questions.energy_split import operator_energy
 from analyzer.questions.npu_windows import npu_sum
 from analyzer.questions.speed_curve import speed_over_time
 from analyzer.tables.store import load_tables
@@ -28,17 +26,12 @@ from moescope.arguments import add_json, add_run
 from moescope.plain import print_plain
 from moescope.terminal import counted
 
-SHOWN_OF_ENERGY = ["part", "operator", "seconds", "cpu_seconds", "joules", "j_per_token", "share"]
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
     parser.add_argument(
-        "--by",
-        choices=("part", "cause", "both", "energy"),
-        default="both",
-        help="divide by part, by cause, or by both; or energy by operator (default: both)",
+        "--by", choices=("part", "cause", "both"), default="both", help="divide by part, by cause, or by both (default: both)"
     )
     parser.add_argument("--step", type=int, metavar="N", help="only step N (its token_id)")
     text = "decode speed in windows of equal length, with clocks, heat, power and the causes of its drop"
@@ -55,8 +48,6 @@ def run(args: argparse.Namespace) -> int:
     tables = load_tables(args.run_dir)
     if args.over_time:
         return show_over_time(args, tables)
-    if args.by == "energy":
-        return show_energy(args, tables)
     time = step_time.step_time(tables)
     answer = of_step(tables, time, args.step) if args.step is not None else of_run(tables, time, args.faster / 100)
     if print_if_json(args, answer, "" if args.step is None else "step"):
@@ -85,19 +76,6 @@ def show_over_time(args: argparse.Namespace, tables: step_time.Tables) -> int:
         print_table(windows.dropna(axis=1, how="all"), title, len(windows))
     else:
         print("too few decode steps in this recording")
-    return 0
-
-
-def show_energy(args: argparse.Namespace, tables: step_time.Tables) -> int:
-    """Print a model of the energy of operators, by rail and phase."""
-    rows = operator_energy(tables)
-    if print_if_json(args, {"operators": rows}, "energy"):
-        return 0
-    if not len(rows):
-        print("no power of steps is known: moescope summary says why")
-    for (rail, phase), some in rows.groupby(["rail", "phase"], sort=False):
-        left = f"the fit leaves {some['residual'].iloc[0]:.1%} of a reading"
-        print_table(some[SHOWN_OF_ENERGY], f"{rail}, {phase}: a model, CPU time at the phase's watts; {left}", 40)
     return 0
 
 

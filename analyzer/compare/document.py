@@ -54,8 +54,8 @@ class Comparison:
 def compare_runs(
     base: list[Result], cand: list[Result], rules: Rules | None = None, step: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Compare two groups of runs; if their clocks differ, only the runs at clocks that both sides have, if there are enough, else
-    what the clocks explain is no verdict.
+    """Compare two groups of runs; if their clocks differ, only the runs at clocks that both sides have, if there are enough;
+    otherwise what the clocks explain gets the verdict "other clocks".
 
     Whether they alternated is determined here, regardless of the rules.
     """

@@ -1,4 +1,4 @@
-"""Verdicts on sides that ran at different clocks: what the clocks alone explain is no change of the build.
+"""Verdicts on sides that ran at different clocks: what the clocks alone explain does not count as a change of the build.
 
 A build's step takes between 1 and c times as long at a clock that is c times lower: its time is in proportion to
 clock ** -s, s between 0 (waiting for memory) and 1 (computing). Runs whose clock changed say more of s.

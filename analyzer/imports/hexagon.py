@@ -31,6 +31,8 @@ OF_KIND = {
 KINDS = {name: kind for kind, names in OF_KIND.items() for name in names.split()}
 """ggml's name of an operator by the function that it computes, which the log names instead."""
 COUNTERS = 8
+CLOCKS_MHZ, LONGEST_S = (1.0, 1e5), 1e9
+"""What a whole log stays within."""
 UNSAID = (
     "the log does not state which step sent a batch and when, nor the times for sending it and waiting for its answer",
     "batches are placed by the NPU's cycle counter at a constant {:.1f} MHz: time that it did not count is missing",
@@ -53,7 +55,11 @@ def read_log(path: Path, text: str) -> Run:
     operators = rows[~begins & rows["batch_id"].notna()].reset_index(drop=True)
     batches = rows[begins].reset_index(drop=True)
     batches["n_ops"] = batches["dims"].str.extract(r"n-ops (\d{1,9})$")[0].fillna("0").astype(np.int64)
-    mhz = max(float(batches["cycles"].sum() / max(batches["us"].sum(), 1)), 1e-3)
+    cycles, us = (float(batches[name].to_numpy(np.float64).sum()) for name in ("cycles", "us"))
+    mhz = cycles / max(us, 1.0)
+    lasted = float((batches["start"] - batches["start"].min() + batches["cycles"]).max()) / max(mhz, 1e-3) * 1e-6
+    if not (CLOCKS_MHZ[0] <= mhz <= CLOCKS_MHZ[1] and lasted < LONGEST_S):
+        raise RecordingError(f"{path} is damaged: by its cycles and times the NPU ran {lasted:.3g} s at {mhz:.3g} MHz")
     missing, before = int(batches["n_ops"].sum()) - len(operators), int(rows["batch_id"].isna().sum())
     warnings = [f"{path.name} is truncated or damaged: operators missing from its batches: {missing:,}"] if missing > 0 else []
     warnings += [f"{path.name}: operators before its first batch, omitted: {before:,}"] if before else []

@@ -22,9 +22,11 @@ from analyzer.records.spans import NONE
 from tracer.recording.format import RecordingError
 
 ENGINE, KERNEL, RUN, QNN = "onnxruntime", "_kernel_time", "model_run", "qnn"
+MOST_NS, MOST_ID = 1 << 60, 1 << 31
+"""Later times and larger process numbers are damage."""
 MAKING = "session_initialization|model_loading.*"
 ON_CPU = ("", "cpu", "xnnpack", "dnnl", "acl", "armnn")
-LAYER = re.compile(r"(?:layers?|blk|blocks?|h)[._/](\d+)(?=[._/]|$)", re.IGNORECASE)
+LAYER = re.compile(r"(?:layers?|blk|blocks?|h)[._/](\d{1,6})(?=[._/]|$)", re.IGNORECASE)
 COLUMNS = ["name", "type", "provider", "shape", "helpers", "pid", "tid", "begin_ns", "end_ns", "duration_ns"]
 UNSAID = {
     "": "a run of the model is a step; the profile states neither its phase nor its number of tokens",
@@ -45,7 +47,10 @@ def read_profile(path: Path, text: str) -> Run:
         events = complete_events(text)
         warnings = [f"{path.name} is truncated: its first {len(events):,} events were read"]
     events = events if isinstance(events, list) else []
-    rows = pd.DataFrame([span for event in events if (span := span_of(event))], columns=COLUMNS)
+    found = [span_of(event) for event in events if is_span(event)]
+    rows = pd.DataFrame([span for span in found if span], columns=COLUMNS)
+    if len(rows) < len(found):
+        warnings.append(f"{path.name}: {len(found) - len(rows):,} damaged events are omitted")
     rows = rows.sort_values("begin_ns", kind="stable", ignore_index=True)
     if not (rows["name"] == RUN).any():
         raise RecordingError(f"{path} is a profile of ONNX Runtime without a run of the model: keep profiling until it has run")
@@ -55,16 +60,22 @@ def read_profile(path: Path, text: str) -> Run:
     return Run(ENGINE, tables | (qnn_tables(told, tables["qnn_executes"], KERNEL) if len(told) else {}), warnings)
 
 
-def span_of(event: Any) -> tuple[Any, ...] | None:
-    """COLUMNS of an event; None if it is not a span of a known kind."""
+def is_span(event: Any) -> bool:
+    """Whether an event is a span of a known kind: of the session, or a node's kernel."""
+    kind = event.get("cat") if isinstance(event, dict) else ""
+    return kind == "Session" or (kind == "Node" and str(event.get("name")).endswith(KERNEL))
+
+
+def span_of(event: dict[str, Any]) -> tuple[Any, ...] | None:
+    """COLUMNS of a span; None if it is damaged."""
     try:
         begin, lasted = round(float(event["ts"]) * 1000), round(float(event["dur"]) * 1000)
         where = int(event["pid"]), int(event["tid"]), begin, begin + lasted, lasted
+        if not (0 <= begin <= MOST_NS - lasted and lasted >= 0 and max(map(abs, where[:2])) <= MOST_ID):
+            return None
         name, args = str(event["name"]), event.get("args") or {}
         if event["cat"] == "Session":
             return name, "", "", "", 0, *where
-        if event["cat"] != "Node" or not name.endswith(KERNEL):
-            return None
         provider = str(args["provider"]).removesuffix("ExecutionProvider").lower()
         return name.removesuffix(KERNEL), str(args["op_name"]), provider, shape_of(args), helpers_of(args), *where
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
 
 from analyzer.errors import PredictError
 from analyzer.model import Model
@@ -112,6 +111,8 @@ def fit_line(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray) -> Line
 
     Relative errors keep prefill from dominating decode's short runs; the sum is kept since predictions are means over many runs.
     """
+    from scipy.optimize import nnls  # a quarter of a second, which only fits need
+
     columns = np.stack([np.ones(len(rows)), rows, rows * context], 1)
     weights = 1 / np.maximum(seconds, 1e-9)
     coefficients, _ = nnls(columns * weights[:, None], seconds * weights)

@@ -27,7 +27,7 @@ FILE_BYTES = 64 << 20
 
 
 def measure_watts(folder: Path | None = None, sysfs: str = "/sys") -> dict[str, float | str]:
-    """`idle`, `compute`, `memory`, `storage` in watts, and `rail`. Raises PredictError if no sensor tells them."""
+    """`idle`, `compute`, `memory`, `storage` in watts, and `rail`. Raises PredictError if no sensor is read often enough."""
     with tempfile.TemporaryDirectory() as scratch:
         recording, log = Path(scratch) / "recording", Path(scratch) / "log"
         loads = [sys.executable, "-m", __name__, str(log), str(folder or scratch)]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
 
 from analyzer.errors import PredictError
 from analyzer.predict.costs import Costs, Line, with_recorded_sizes
@@ -59,6 +58,8 @@ class MeasuredSteps:
 
     def reading(self) -> tuple[float, float]:
         """(fixed seconds of a step, seconds per byte) of its stall and cache management."""
+        from scipy.optimize import nnls
+
         seconds = ((self.steps["stall_ms"] + self.steps["mgmt_ms"]) / 1e3).to_numpy()
         columns = np.stack([np.ones(len(seconds)), self.steps["read_bytes"].to_numpy(float) / 1e9], 1)
         (fixed, per_gigabyte), _ = nnls(columns, seconds)

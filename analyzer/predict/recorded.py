@@ -11,6 +11,9 @@ from analyzer.predict.trace import Trace
 from analyzer.questions import expert_loads, figures
 from analyzer.records.schema import Tables
 
+NEXT_LAYER = 1
+"""Layers ahead at most, at which the runtime requests experts without a trained predictor."""
+
 
 @dataclass(frozen=True)
 class RecordedRun:
@@ -30,6 +33,31 @@ class RecordedRun:
             error = simulated[name] / real - 1 if real and simulated[name] is not None else None
             row |= {f"recorded_{name}": real, f"simulated_{name}": simulated[name], f"error_{name}": error}
         return row
+
+
+def prefetch_warnings(trace: Trace, known: RecordedRun | None, settings: Sequence[Settings], expert_bytes: int) -> list[str]:
+    """Why recorded prefetches do not show what caches of other sizes would prefetch; [] if they do, or none are replayed.
+
+    A recording holds requests for what was not in its cache. Those that no trained predictor made, one layer ahead at most, are
+    mostly wrong, and others in another cache. known: None for another device.
+    """
+    size = known.settings.cache_bytes if known else None
+    others = [each.cache_bytes for each in settings if each.prefetch == RECORDED and each.cache_bytes is not None]
+    others = [other for other in others if size is None or abs(other - size) >= expert_bytes]
+    if not others:
+        return []
+    if trace.farthest_request <= NEXT_LAYER:
+        return [
+            "the recorded prefetches do not carry over to another cache size: none was requested more than one layer ahead, as "
+            "without a trained predictor; train one (`moescope tune predictor PACKAGE --text FILE`) and record again, or give "
+            "--prefetch off"
+        ]
+    if size is not None and min(others) < size:
+        return [
+            "a smaller cache than the recorded one would prefetch more: what was in memory was not requested; record the "
+            "prefetches with the smallest cache (--expert-cache) and give that recording first"
+        ]
+    return []
 
 
 def recorded_run(tables: Tables, trace: Trace, command: Sequence[str]) -> RecordedRun:

@@ -49,6 +49,12 @@ class Trace:
         """Experts per row."""
         return int(self.steps[0].routes[0].shape[1])
 
+    @property
+    def farthest_request(self) -> int:
+        """Most layers between the one in which a recorded load ahead began and the one it was for; -1 without any."""
+        distances = [target - layer for step in self.steps for layer, loads in step.asked.items() for target, _ in loads]
+        return max(distances, default=-1)
+
 
 def from_tables(tables: Tables) -> Trace:
     """The trace in a recording's tables `routes` and `tokens`; steps with incomplete routes are left out and counted."""

@@ -2,7 +2,8 @@
 
 The model: a line in each of several segments, possibly autocorrelated noise (AR(1)), and upward outliers. Outliers are found in
 the difference from a running median, and set aside first: bursts, periodic spikes (questions/periods.py), single ones. The
-segments are then the partition of least cost, found exactly by dynamic programming over all partitions.
+segments are then the partition of least cost, found exactly by dynamic programming over all partitions. Sums of few steps of
+skewed noise are not those of normal noise, for which costs are: what a partition says must hold for ranks as well.
 
 A burst is an interval of LEAST_BURST to MOST_BURST steps that takes longer than its surroundings, though no step of it need stand
 out: a scan statistic. Each step, less rho times the one before it, is replaced by the normal score of its rank, so that the
@@ -32,6 +33,8 @@ A series of noise has one segment, whose slope lowers the cost by the square of 
 1 of 600. All kinds of parts that may be found in noise share the false alarms of a series, so that each may have few.
 benchmarks.series says what that finds, and how often something is found in noise alone.
 """
+RANKED = 0.8
+"""Share of the gain that a change must have by ranks."""
 MIN_STEPS = 8
 LEAST_SERIES = 3 * MIN_STEPS
 MEDIAN_WIDTH = 31
@@ -160,16 +163,20 @@ def take_apart(values: np.ndarray) -> SeriesParts:
     slow |= singles
     spread = float(np.var(base)) * len(base) if len(base) else 0.0
     explained = float((over[singles] ** 2).sum()) / max(spread, 1e-24)
+    whole = base.copy()
     base -= np.where(slow, over, over - np.clip(over, -CLIP_SIGMAS * reach, CLIP_SIGMAS * reach))
     segments, scale = best_partition(base)
     ends = [ends_of(base, segment) for segment in segments]
-    rest = np.concatenate([np.zeros(skipped), base - level_per_step(segments, ends)])
+    level = level_per_step(segments, ends)
+    rest = np.concatenate([np.zeros(skipped), base - level])
     rest[skipped:][slow] = 0
+    lasting = scale / max(float(np.var(base - level)), 1e-24) if len(base) else 1.0
+    ranked = RankedSeries(np.where(slow, np.nan, whole), level, segments, ends, lasting)
     bursts = [replace(burst, at=burst.at + skipped) for burst in bursts]
     period = period and replace(period, first=period.first + skipped)
-    drifts = [Drift(s.begin + skipped, s.end - 1 + skipped, *e) for s, e in zip(segments, ends, strict=True) if s.sloping]
     first = float(y[0] / following) if skipped else 0.0
-    return SeriesParts(first, shifts_between(segments, ends, scale, skipped), drifts, period, bursts, rest, min(explained, 1.0))
+    drifts, shifts = ranked.drifts(skipped), ranked.shifts(scale, skipped)
+    return SeriesParts(first, shifts, drifts, period, bursts, rest, min(explained, 1.0))
 
 
 def find_bursts(over: np.ndarray, rho: float) -> tuple[list[Burst], np.ndarray]:
@@ -351,11 +358,45 @@ def level_per_step(segments: list[Segment], ends: list[tuple[float, float]]) -> 
     return np.concatenate([np.empty(0), *parts])
 
 
-def shifts_between(segments: list[Segment], ends: list[tuple[float, float]], scale: float, skipped: int) -> list[Shift]:
-    """The shifts between adjacent segments of different levels; a line's end has twice the standard error of a mean."""
-    shifts = []
-    for (a, (_, before)), (b, (after, _)) in pairwise(zip(segments, ends, strict=True)):
-        error = np.sqrt(sum(scale * (4 if s.sloping else 1) / (s.end - s.begin) for s in (a, b)))
-        if abs(after - before) > SHIFT_SIGMAS * error:
-            shifts.append(Shift(b.begin + skipped, before, after))
-    return shifts
+@dataclass(frozen=True)
+class RankedSeries:
+    """A series and its partition, whose changes must hold for normal scores of ranks, too.
+
+    values: NaN for steps that were set aside; level: of every step; lasting: variance of the noise's mean, times the number of
+    steps, over the noise's variance.
+    """
+
+    values: np.ndarray
+    level: np.ndarray
+    segments: list[Segment]
+    ends: list[tuple[float, float]]
+    lasting: float
+
+    def shifts(self, scale: float, skipped: int) -> list[Shift]:
+        """The shifts between adjacent segments of different levels; a line's end has twice the standard error of a mean."""
+        shifts = []
+        for (a, (_, before)), (b, (after, _)) in pairwise(zip(self.segments, self.ends, strict=True)):
+            error = np.sqrt(sum((4 if s.sloping else 1) / (s.end - s.begin) for s in (a, b)))
+            sides = [(self.values - self.level)[s.begin : s.end] + level for s, level in ((a, before), (b, after))]
+            weights = np.concatenate([np.full(len(side), sign / len(side)) for sign, side in zip((-1, 1), sides, strict=True)])
+            certain = self._score(np.concatenate(sides), weights) ** 2 * (weights @ weights) / error**2
+            if abs(after - before) > SHIFT_SIGMAS * np.sqrt(scale) * error and certain > RANKED * CUT * np.log(len(self.values)):
+                shifts.append(Shift(b.begin + skipped, before, after))
+        return shifts
+
+    def drifts(self, skipped: int) -> list[Drift]:
+        """The segments whose level is a line."""
+        drifts = []
+        for s, ends in zip(self.segments, self.ends, strict=True):
+            steps = np.arange(s.end - s.begin) - (s.end - s.begin - 1) / 2
+            if s.sloping and self._score(self.values[s.begin : s.end], steps) ** 2 > RANKED * SLOPE:
+                drifts.append(Drift(s.begin + skipped, s.end - 1 + skipped, *ends))
+        return drifts
+
+    def _score(self, values: np.ndarray, weights: np.ndarray) -> float:
+        """The weighted sum of normal scores, in standard deviations."""
+        there = ~np.isnan(values)
+        if not there.any():
+            return 0.0
+        scores = normal_scores(values[there] - np.median(values[there]))
+        return float(weights[there] @ scores / np.sqrt(self.lasting * max(weights[there] @ weights[there], 1e-24)))

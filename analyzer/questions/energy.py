@@ -7,17 +7,19 @@ A sensor is slower than a step: a phase's energy comes from a fit of the reading
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions import figures
-from analyzer.questions.energy_fit import SAMPLES, EnergyFit, fit_energy
-from analyzer.questions.energy_running import NS, PHASES, Running
+from analyzer.questions.energy_running import NS, PHASES, SAMPLES, Running
 from analyzer.questions.requests import request_table
 from analyzer.records.schema import Tables, declared_columns, empty_table
 from analyzer.tables.power import POWER
+
+if TYPE_CHECKING:
+    from analyzer.questions.energy_fit import EnergyFit
 
 MOST_ROWS = 1000
 """Readings that are fitted; of more, neighbours are summed."""
@@ -111,7 +113,7 @@ class RailFit:
     """Of `rails`."""
     readings: RailReadings
     running: Running
-    fit: EnergyFit
+    fit: "EnergyFit"
     states: dict[str, int]
     """Readings that are not good, by state."""
     floor: tuple[float, int] | None
@@ -142,8 +144,10 @@ def wide_first(rails: pd.DataFrame) -> pd.DataFrame:
     return rails.sort_values("scope", key=lambda scopes: scopes.map(place).fillna(len(place)), kind="stable")
 
 
-def fitted(running: Running, readings: RailReadings) -> EnergyFit | None:
+def fitted(running: Running, readings: RailReadings) -> "EnergyFit | None":
     """The readings fitted to what ran; None if they are too few."""
+    from analyzer.questions.energy_fit import fit_energy  # its SciPy takes half a second, which no other recording needs
+
     period_s = readings.period_s
     longest = min(DELAY_PERIODS * period_s, LONGEST_DELAY_S)
     ran, explanations = partial(delayed_activities, running, readings), running.explanations()

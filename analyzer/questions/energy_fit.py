@@ -17,6 +17,8 @@ from scipy.linalg import cholesky_banded, solve_banded
 from scipy.optimize import brentq, minimize_scalar, nnls
 from scipy.stats import t as student
 
+from analyzer.questions.energy_running import Explanation
+
 CONFIDENCE = 0.95
 ERROR_SHARES = (1.0, 0.9998, 0.998, 0.98, 0.9, 0.7, 0.4, 0.1, 0.0)
 """Of the noise's variance, what errors of readings have."""
@@ -39,8 +41,6 @@ BELIEVABLE = 12.0
 UNRESOLVED = 0.05
 """Weight of explanations that cannot tell an energy, from which on it is not known."""
 SPAN = 60
-SAMPLES = 8
-"""Parts of the time between readings in which a sensor may have measured."""
 Activities = Callable[[float], np.ndarray]
 """Delay in s → what ran between the readings, shape [readings, activities], e.g. in CPU seconds a second."""
 
@@ -86,18 +86,6 @@ class Noise:
         return bands + np.array([[1e-9], [0], [0]])
 
 
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """What a power depends on: constants of sums of activities, the columns of `matrix` [activities, constants].
-
-    `by_kind`: each kind of CPU has constants of its own; `exponent`: of the clock with which they grow.
-    """
-
-    matrix: np.ndarray
-    by_kind: bool = False
-    exponent: int = 0
-
-
 @dataclass(frozen=True)
 class Candidate:
     """Constants in watts under one explanation and noise, their covariance, the restricted deviance, and Schwarz's criterion."""
@@ -132,7 +120,7 @@ class EnergyFit:
         return float(sum(w for w, each in zip(self.weights, self.candidates, strict=True) if asked(each.explanation)))
 
     @property
-    def likeliest(self) -> Explanation:
+    def most_likely(self) -> Explanation:
         """The explanation with the most weight."""
         every = {id(each.explanation): each.explanation for each in self.candidates}
         return max(every.values(), key=lambda one: self.share(lambda other: other is one))
@@ -158,10 +146,10 @@ class EnergyFit:
 
 
 def resolves(design: np.ndarray, explanation: Explanation, amounts: np.ndarray) -> bool:
-    """Whether the readings tell the energy of these amounts, if the explanation holds."""
+    """Whether the readings resolve the energy of these amounts, if the explanation holds."""
     columns, wanted = design @ explanation.matrix, amounts @ explanation.matrix
-    told = wanted @ np.linalg.pinv(columns) @ columns
-    return float(np.linalg.norm(wanted - told)) <= ESTIMABLE * max(float(np.linalg.norm(wanted)), TINY)
+    resolved = wanted @ np.linalg.pinv(columns) @ columns
+    return float(np.linalg.norm(wanted - resolved)) <= ESTIMABLE * max(float(np.linalg.norm(wanted)), TINY)
 
 
 def noises(period_s: float, of_counter: bool, sampling: np.ndarray | None = None) -> Iterator[Noise]:

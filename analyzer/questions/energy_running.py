@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions.causes import ACCELERATOR
-from analyzer.questions.energy_fit import Explanation
 from analyzer.questions.step_time import step_time
 from analyzer.records.intervals import Intervals, common_time, merge_intervals, split_intervals, uncovered_parts
 from analyzer.records.schema import Tables
@@ -15,10 +14,24 @@ from analyzer.records.spans import EVER
 PHASES = ("prefill", "decode")
 OUTSIDE = "outside steps"
 NS = 1e-9
+SAMPLES = 8
+"""Parts of the time between readings in which a sensor may have measured."""
 EXPONENTS = (1, 2, 3)
 """Of its clock, with which a CPU's power may grow: between one voltage for all clocks and a voltage that grows as they do."""
 LEAST_SPREAD = 0.02
 """Of the clocks while the program ran, from which on they can explain anything."""
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What a power depends on: constants of sums of activities, the columns of `matrix` [activities, constants].
+
+    `by_kind`: each kind of CPU has constants of its own; `exponent`: of the clock with which they grow.
+    """
+
+    matrix: np.ndarray
+    by_kind: bool = False
+    exponent: int = 0
 
 
 @dataclass(frozen=True)

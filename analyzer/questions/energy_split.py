@@ -48,8 +48,8 @@ def power_terms(each: RailFit) -> list[dict[str, Any]]:
 
 
 def clock_power(each: RailFit) -> dict[str, float]:
-    """The likeliest power of the clock with which CPUs' watts grow, and its weight; that of kinds of CPUs that differ."""
-    power = each.fit.likeliest.exponent
+    """The most probable power of the clock with which CPUs' watts grow, and its weight; that of kinds of CPUs that differ."""
+    power = each.fit.most_likely.exponent
     weights = {
         "clock_weight": each.fit.share(lambda one: one.exponent == power),
         "kinds_weight": each.fit.share(lambda one: one.by_kind),

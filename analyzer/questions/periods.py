@@ -224,8 +224,6 @@ def periodic_wave(rest: np.ndarray) -> dict[str, float] | None:
 
     The series is clipped at its 5 and 95 % quantiles, so that single steps have no part in it.
     """
-    from scipy.ndimage import median_filter
-
     n = len(rest)
     if n < LEAST_WAVE:
         return None
@@ -237,7 +235,10 @@ def periodic_wave(rest: np.ndarray) -> dict[str, float] | None:
     power = np.abs(np.fft.rfft(clipped)[1:]) ** 2
     # Noise that follows itself has its power at low frequencies, more than their surroundings: AR(1)'s is divided out.
     power *= 1 + rho**2 - 2 * rho * np.cos(2 * np.pi * np.arange(1, len(power) + 1) / n)
-    floor = np.exp(median_filter(np.log(np.maximum(power, 1e-9 * power.max())), FLOOR_WIDTH, mode="mirror")) / np.log(2)
+    if n % 2 == 0:
+        power[-1] /= 2  # a period of two steps has one degree of freedom, whose tail is longer
+    logs = np.pad(np.log(np.maximum(power, 1e-9 * power.max())), FLOOR_WIDTH // 2, mode="reflect")
+    floor = np.exp(np.median(np.lib.stride_tricks.sliding_window_view(logs, FLOOR_WIDTH), axis=1)) / np.log(2)
     ratio = power / floor
     ratio[: LEAST_TURNS - 1] = 0
     peak = int(np.argmax(ratio))

@@ -14,11 +14,11 @@ INTERPRETER, FIRST_WITH_MAPS = r"python(\d+\.\d+)[^/]*$", (3, 12)
 INTERPRETS, PYTHON_CODE = "_PyEval_EvalFrameDefault", r"\.py$|^<"
 """CPython's function that runs Python code without a frame of its own on the stack, and the files of such code that has one."""
 STOPS, REMARKED = 8, 3
-"""The most places listed, and told, where stacks stop."""
+"""The most places where stacks stop that are listed, and that a remark has."""
 REASONS = {
     "cut": "the copied part of the stack ends there",
     "unknown": "no call frame information leads on from there",
-    "too deep": "only so many frames are read",
+    "too deep": "512 frames are read at most",
 }
 """How a stack ended that is not whole → why."""
 NEARLY_ALL = 0.99
@@ -39,7 +39,7 @@ def stopping_places(tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def python_without_frames(tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """By version of CPython, the share of `samples` within Python code whose functions are no frames, unless most others are."""
+    """By version of CPython, the share of `samples` in Python functions that have no frame, unless most have one."""
     files, stacks = tables["frames"]["file"], stack_lists(tables)
     interprets = tables["frames"]["function"].str.startswith(INTERPRETS).to_numpy(bool)
     has_own = files.str.contains(PYTHON_CODE).to_numpy(bool)
@@ -53,7 +53,7 @@ def python_without_frames(tables: Tables, rows: pd.DataFrame) -> list[dict[str, 
 
 
 def stack_remarks(summary: dict[str, Any]) -> list[str]:
-    """Why stacks of a `stack_summary` are not whole, and functions of Python no frames; with what helps."""
+    """Why stacks of a `stack_summary` are not whole, and functions of Python lack frames; with what helps."""
     remarks = [python_remark(**row) for row in summary["python"]]
     if summary["stops"] and summary["whole"] < NEARLY_ALL:
         places = "; ".join(stop_text(**row) for row in summary["stops"][:REMARKED])
@@ -68,10 +68,10 @@ def stop_text(end: str, file: str, function: str, share: float) -> str:
 
 
 def python_remark(version: str, share: float) -> str:
-    """That a CPython's functions are no frames, and what makes them some."""
+    """That functions of a CPython have no frames, and what gives them some."""
     with_maps = version and tuple(map(int, version.split("."))) >= FIRST_WITH_MAPS
     helps = "start it with -X perf or PYTHONPERFSUPPORT=1" if with_maps else "use CPython 3.12 or newer, with -X perf"
-    return f"{share:.1%} of the samples are within functions of {f'CPython {version}'.strip()}, which are no frames; {helps}"
+    return f"{share:.1%} of the samples are in functions of {f'CPython {version}'.strip()}, which have no frames: {helps}"
 
 
 def stack_summary(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:

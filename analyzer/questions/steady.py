@@ -17,7 +17,7 @@ STEADY_S = 60.0
 RELATIVE, DEGREES = 0.05, 1.0
 """Half the band in which means of clocks and power, and of temperatures, stay."""
 MOST_WINDOWS = 600
-STEADY, MOVING, SHORT = "steady", "not steady", "too short to tell"
+STEADY, MOVING, SHORT = "steady", "not steady", "too short"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def signals(tables: Tables, begin: np.ndarray, end: np.ndarray) -> list[Signal]:
 def steady_state(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
     """Whether power, clocks and temperatures settled while steps ran, since when, and decode speed before and since.
 
-    {} without steps or without anything that could settle. `state`: steady | not steady | too short to tell.
+    {} without steps or without anything that could settle. `state`: steady | not steady | too short.
     """
     tokens, (seconds, reached) = tables["tokens"], asked_for(manifest)
     origin, last = origin_ns(tables), int(tokens["end_ns"].max()) if len(tokens) else 0

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import minimize_scalar
-from scipy.signal import correlate
 
 from analyzer.records.manifest import section
 from tracer.recording.format import RecordingError
@@ -116,6 +114,8 @@ def join_meter(meter: Meter, manifest: dict[str, Any], path: Path) -> Joined:
 
 def find_pattern(meter: Meter, on: np.ndarray, chip_s: float, step: float, path: Path) -> tuple[float, float]:
     """(the pattern's begin by the meter's clock, to a sample; its correlation)."""
+    from scipy.signal import correlate  # half a second, which no other recording needs
+
     grid = np.arange(meter.time_s[0], meter.time_s[-1], step)
     watts = np.interp(grid, meter.time_s, meter.watts)
     form = on[np.minimum((np.arange(0, chip_s * len(on), step) / chip_s).astype(np.int64), len(on) - 1)]
@@ -146,6 +146,8 @@ def pattern_shares(meter: Meter, on: np.ndarray, chip_s: float, zero_s: float) -
 
 def refined(meter: Meter, on: np.ndarray, chip_s: float, rough: float, step: float) -> float:
     """The pattern's begin between samples: where on and off explain them best."""
+    from scipy.optimize import minimize_scalar
+
     near = (meter.time_s > rough - chip_s) & (meter.time_s < rough + chip_s * (len(on) + 1))
     part = Meter(meter.time_s[near], meter.watts[near])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_model
-from moescope.plain import for_output
+from moescope.plain import for_output, warn
 from runtime.commands import add_count, parse_tiers, read_objects, read_text, show_progress
 from runtime.errors import RequestError
 
@@ -234,7 +234,13 @@ def load_model(args: argparse.Namespace) -> "tuple[MoE, int]":
     with show_progress("converting") as progress:
         began = monotonic_ns()
         model = MoE.load(args.model, args.expert_cache, args.package, progress, **_engine_options(args))
-        return model, monotonic_ns() - began
+        load_ns = monotonic_ns() - began
+    if args.prefetch == "on" and model.engine.predicts_untrained:
+        warn(
+            "no predictor is trained: the layers' own routers choose what to prefetch, which may take longer than --prefetch "
+            f"off; to train one: moescope tune predictor {model.package.folder} --text FILE"
+        )
+    return model, load_ns
 
 
 def _engine_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,7 +24,7 @@ NAMES = {
 }
 """Keys of published configs → DeepSeek's."""
 LINEAR = {"full_attn_layers", "kda_layers", "head_dim", "num_heads", "short_conv_kernel_size"}
-"""Keys of linear_attn_config; others tell of other variants."""
+"""Keys of linear_attn_config in this variant."""
 ONLY = {
     "mla_use_nope": True,
     "mla_use_output_gate": False,

@@ -48,7 +48,7 @@ class Writer:
 
     def __init__(self, request: Request, model: MoE, served: str, finder: CallFinder | None = None):
         self.request, self._decode, self._finder, self._calls = request, model.tokenizer.decode, finder, 0
-        self._channels = Channels(model.tokenizer)
+        self._channels = Channels(model.tokenizer, calls=finder is not None)
         kind = "chat.completion" if request.chat else "text_completion"
         self._head: dict[str, Any] = {"id": f"{'chatcmpl' if request.chat else 'cmpl'}-{uuid4().hex}", "object": kind}
         self._head |= {"created": int(time()), "model": served}
@@ -62,7 +62,7 @@ class Writer:
         return self._head | {"choices": [choice], "usage": ending.usage()}
 
     def _message(self, text: str) -> dict[str, Any]:
-        parts = self._parts(text, last=True)
+        parts = self._parts(text + self._channels.end(), last=True)
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [self._numbered(part) for part in parts if isinstance(part, Call)]
         if not calls:
@@ -93,7 +93,7 @@ class Writer:
 
     def last(self, ending: Ending) -> list[str]:
         """Events after the last token."""
-        events = [self._event(self._delta(part)) for part in self._parts("", last=True) if part]
+        events = [self._event(self._delta(part)) for part in self._parts(self._channels.end(), last=True) if part]
         events.append(self._event({} if self.request.chat else "", None, self._reason(ending)))
         if self.request.stream_usage:
             events.append(_sse(self._chunk_head | {"choices": [], "usage": ending.usage()}))

@@ -11,10 +11,9 @@ from typing import Any
 
 from runtime.errors import RequestError
 from runtime.moe import MoE
-from runtime.package.channels import Channels
+from runtime.package.channels import CLOSE, OPEN, Channels
 from runtime.package.tokens import Message
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 Tools = dict[str, dict[str, Any]]
 """Name of each tool → the JSON schema of each of its arguments."""
 
@@ -32,7 +31,7 @@ Form = Callable[[str, Tools], Call | None]
 
 
 def json_form(text: str, tools: Tools) -> Call | None:
-    """{"name": .., "arguments": {..}}: Qwen3, Granite 4, Ling 2."""
+    """{"name": .., "arguments": {..}}: Qwen3, Granite 4, Ling 2, and gpt-oss by Channels."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -88,16 +87,16 @@ PROBED: Tools = {PROBE: {"place": {"type": "string"}, "days": {"type": "integer"
 
 def form_of(model: MoE) -> str | None:
     """The name in FORMS of the form that a model's template writes; None if it is another one."""
-    if Channels(model.tokenizer).used:
-        raise RequestError("tools are not supported for a model that answers in channels: leave them out")
     function = {"name": PROBE, "description": "d", "parameters": {"type": "object", "properties": PROBED[PROBE]}}
     call = {"id": "call_0", "type": "function", "function": {"name": PROBE, "arguments": ARGUMENTS}}
     messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     try:
         tools = [{"type": "function", "function": function}]
-        written = model.tokenizer.decode(model.apply_chat_template(messages, tools=tools, add_generation_prompt=False))
+        ids = model.apply_chat_template(messages, tools=tools, add_generation_prompt=False)
     except RequestError:
         return None
+    channels, decode = Channels(model.tokenizer, calls=True), model.tokenizer.decode
+    written = "".join(channels.shown(i, decode([i])) for i in ids) + channels.end() if channels.used else decode(ids)
     expected = [Call(PROBE, _as_json(ARGUMENTS))]
     for name, form in FORMS.items():
         if [part for part in CallFinder(form, PROBED).add(written, last=True) if isinstance(part, Call)] == expected:

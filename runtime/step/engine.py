@@ -31,6 +31,8 @@ from runtime.telemetry.log import RunLog, Step
 from runtime.telemetry.probes import Kind, Phase
 from runtime.telemetry.profile import QNN, Timers
 
+UNTRAINED = "no predictor is trained (`moescope tune predictor`)"
+
 
 class Engine:
     """A model ready to step. One sequence at a time."""
@@ -66,11 +68,18 @@ class Engine:
         self._prefetching: Prefetching | None = None
         if predictor:
             cache, trial = self.experts.cache, Trial() if options.prefetch == AUTO else None
-            log.prefetching = trial.reason if trial else "on: as requested"
+            log.prefetching = (
+                trial.reason if trial else "on: as requested" + ("" if predictor.trained else f", though {UNTRAINED}")
+            )
             prefetcher = Prefetcher(predictor, self._slots or cache, self.family, CPU)
             self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial)
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
+
+    @property
+    def predicts_untrained(self) -> bool:
+        """Whether the layers' own routers choose what to prefetch, as no predictor is trained."""
+        return self._predictor is not None and not self._predictor.trained
 
     def begin_sequence(self, tokens: int) -> Sequence:
         """An empty sequence with room for `tokens`, and the attention graphs it needs."""
@@ -220,7 +229,7 @@ def no_prefetch(package: Package, options: Options) -> str:
         return "experts decode on the NPU"
     if options.prefetch == "on" or predictor_path(package) is not None or package.expert_bytes >= LARGE_EXPERT:
         return ""
-    return "no predictor is trained (`moescope tune predictor`), and experts are below 1 MiB"
+    return f"{UNTRAINED}, and experts are below 1 MiB"
 
 
 def loads_in_background(package: Package, options: Options, phase: Phase) -> bool:

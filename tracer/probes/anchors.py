@@ -59,18 +59,19 @@ class Image:
             code = loaded[loaded["flags"] & EXECUTABLE > 0][["vaddr", "offset", "filesz"]].tolist()
             self.codes = [Code(address, offset, self.raw[offset : offset + size]) for address, offset, size in code]
             tables = headers.segments[headers.segments["type"] == PT_GNU_EH_FRAME][["vaddr", "offset"]].tolist()
-            self.starts, self._entries = self._table(*tables[0]) if tables else (np.empty(0, np.int64),) * 2
+            self.starts: np.ndarray
+            self.starts, self._entries = self._table(*tables[0]) if tables else self._table(0, 0)
             self.slots = import_slots(headers)
         self.found: dict[str, int | None] = {}  # file offset of the function that an anchor, in words, describes
 
-    def _table(self, address: int, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    def _table(self, address: int, offset: int) -> np.ndarray:
         """(start, address of the entry in .eh_frame) of each piece of code, in order."""
         if bytes(self.raw[offset : offset + 4]) != PCREL_TABLE:
-            return (np.empty(0, np.int64),) * 2
-        count = struct.unpack_from("<I", self.raw[offset + 8 : offset + EH_HEADER].tobytes())[0]
-        table = self.raw[offset + EH_HEADER : offset + EH_HEADER + 8 * count].view("<i4").reshape(-1, 2).astype(np.int64) + address
-        starts, entries = table[np.argsort(table[:, 0])].T
-        return starts, entries
+            return np.empty((2, 0), np.int64)
+        rows = offset + EH_HEADER
+        count = struct.unpack_from("<I", self.raw[offset + 8 : rows].tobytes())[0]
+        table = self.raw[rows : rows + 8 * count].view("<i4").reshape(-1, 2).astype(np.int64) + address
+        return table[np.argsort(table[:, 0])].T
 
     def file_offset(self, address: int) -> int:
         """The file offset of a loaded address; -1 if it is not loaded."""
@@ -104,7 +105,6 @@ class Image:
         """The start of the next function."""
         row = int(np.searchsorted(self.starts, start, "right"))
         return int(self.starts[row]) if row < len(self.starts) else start + 1
-
 
     def piece_at(self, address: int) -> tuple[int, int]:
         """(start, end) of the code of one unwinding entry that contains an address; (-1, -1) if there is none.

@@ -27,7 +27,7 @@ def uses_exceptions(binary: Binary) -> bool:
 
 
 def unwound_code(binary: Binary, offset: int) -> tuple[int, bytes]:
-    """(file offset, bytes) of the piece of code around a file offset that has unwinding information; no bytes if there is none."""
+    """(file offset, bytes) of the code around a file offset that has unwinding information; no bytes if there is none."""
     with contextlib.suppress(ProbeError):
         image = anchors.image_of(binary.path)
         start, end = image.piece_at(image.address(offset))
@@ -97,13 +97,10 @@ class FunctionCode:
 
     def returns(self) -> list[Placement]:
         """All instructions by which it returns; raises ProbeError if it may end elsewhere."""
-        ends = [row for row in self.rows if RETURNS.fullmatch(row[2])]
         jumps = [" ".join(jump) for jump in self._leaving()] if self.is_whole else ["code that is not decoded"]
-        if self.unnamed_end:
-            jumps = ["a jump to code without a symbol, which returns"]
-        if jumps:
-            raise ProbeError(f"exceptions may pass it and its ends are not all known ({jumps[0]})")
-        places = [self._place(*row) for row in ends]
+        if jumps or self.unnamed_end:
+            raise ProbeError(f"exceptions may pass it and its ends are not all known ({[*jumps, 'in code without a symbol'][0]})")
+        places = [self._place(*row) for row in self.rows if RETURNS.fullmatch(row[2])]
         if not places or any(place.cost == REFUSED for place in places):
             raise ProbeError("exceptions may pass it, and none of its ends can be probed")
         return places

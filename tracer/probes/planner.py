@@ -32,7 +32,7 @@ from tracer.probes.plan import FilePlan, Row
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
 
 COMPARE_FRAMES = ("ggml_graph_end", "ggml_copy_end", "ggml_copy_async_end")
-"""Programs that know their function's frame by the stack behind its return: before it they would not."""
+"""Programs that know their function's frame by the stack behind it, once it has returned."""
 Site = tuple[int, str, Placement]
 """File offset of a function, its name, and the place in it."""
 
@@ -189,7 +189,7 @@ class Planner:
             ends = code.returns() if code.may_be_passed() else []
             return [(replace(probe, at="exits"), (offset, name, end)) for end in ends] or [(probe, site)]
         except ProbeError as error:
-            outcome = "its end is not recorded" if probe.end_optional else "one that passes its return probe would end the program"
+            outcome = "its end is not recorded" if probe.end_optional else "at its return probe they end the program"
             self.warnings.append(f"{binary.path}: {name}: {error}: {outcome}")
             return [] if probe.end_optional else [(probe, site)]
 

@@ -87,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
     rows = [{**outcome.summary(), "pareto": flag} for outcome, flag in zip(outcomes, best, strict=True)]
     watts = watts_for(args, recordings[0], settings[0])
     rows = with_energy(rows, outcomes, watts)
-    facts = {"costs": cost.source, "warnings": cost.warnings, "steps": len(routes.steps), "dropped_steps": routes.dropped}
+    warnings = [*cost.warnings, *doubts_about(outcomes, routes)]
+    warnings += recorded.prefetch_warnings(routes, known, settings, max(cost.expert_bytes.values()))
+    facts = {"costs": cost.source, "warnings": warnings, "steps": len(routes.steps), "dropped_steps": routes.dropped}
     facts |= {"energy": watts.basis if watts else ""}
     verify = measuring_command(args)
     document = {**facts, "recorded": beside, "verify": verify, "runs": rows}
@@ -97,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if beside:
         show_recorded(known, beside)
-    print_outcomes(rows, cost, routes)
+    print_outcomes(rows, cost.source, len(routes.steps))
+    for text in warnings:
+        console(soft_wrap=True).print(words(("warning:", "yellow"), f" {text}"))
     if watts:
         print_plain(f"energy: modelled, not measured: {watts.basis}")
     print_plain(f"to verify: {verify}")
@@ -194,7 +198,16 @@ def show_recorded(known: recorded.RecordedRun | None, beside: dict[str, Any]) ->
     screen.print()
 
 
-def print_outcomes(rows: list[dict[str, Any]], cost: costs.Costs, routes: trace.Trace) -> None:
+def doubts_about(outcomes: list[simulator.Outcome], routes: trace.Trace) -> list[str]:
+    """What outcomes without hits, and incomplete routes, have to say."""
+    rows = [outcome.summary() for outcome in outcomes]
+    none = any(row["decode_hit_rate"] == 0 for row in rows)
+    doubts = ["a cache below about one token's experts hits nothing in decode"] if none else []
+    left_out = f"left out, as routes are missing: {counted(routes.dropped, 'step')}"
+    return [*doubts, left_out] if routes.dropped else doubts
+
+
+def print_outcomes(rows: list[dict[str, Any]], source: str, steps: int) -> None:
     """Print one line per run; a star marks runs on the Pareto front of memory and time per token."""
     swept = [name for name in ("prefetch", "chunk") if len({str(row[name]) for row in rows}) > 1]
     powered = ["J/token"] if any(row["j_per_token"] is not None for row in rows) else []
@@ -211,14 +224,8 @@ def print_outcomes(rows: list[dict[str, Any]], cost: costs.Costs, routes: trace.
     screen.print(table)
     screen.print()
     common = ", ".join(f"{name} {rows[0][name] or 'off'}" for name in ("prefetch", "chunk") if name not in swept)
-    text = f"simulated, not measured: {counted(len(routes.steps), 'step')} of the recorded routes"
-    screen.print(f"{text}{f', {common}' if common else ''}; * on the Pareto front; costs {cost.source}")
-    if any(row["decode_hit_rate"] == 0 for row in rows):
-        cost = replace(cost, warnings=(*cost.warnings, "a cache below about one token's experts hits nothing in decode"))
-    if routes.dropped:
-        cost = replace(cost, warnings=(*cost.warnings, f"left out, as routes are missing: {counted(routes.dropped, 'step')}"))
-    for text in cost.warnings:
-        screen.print(words(("warning:", "yellow"), f" {text}"))
+    text = f"simulated, not measured: {counted(steps, 'step')} of the recorded routes"
+    screen.print(f"{text}{f', {common}' if common else ''}; * on the Pareto front; costs {source}")
 
 
 def brief_number(value: float | None) -> str:

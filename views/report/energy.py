@@ -26,7 +26,7 @@ def energy_section(run: Run) -> Section | None:
     if not rails and not energy.get("untold"):
         return None
     blocks: list[Block] = [table(PHASES, [row for rail in rails for row in phase_rows(rail)])] if rails else []
-    blocks += [note(f"{row['rail']} ({row['source']}) tells nothing: {row['why']}.") for row in energy["untold"]]
+    blocks += [note(f"{row['rail']} ({row['source']}) is not used: {row['why']}.") for row in energy["untold"]]
     blocks += [note(text) for rail in rails for text in disturbance_texts(rail)]
     if rails:
         interval = "Energy per token includes the idle floor; low to high is a 95 % interval of the fit of readings to what ran."
@@ -54,7 +54,7 @@ def phase_rows(rail: dict[str, Any]) -> list[list[Any]]:
 
 
 def disturbance_texts(rail: dict[str, Any]) -> list[str]:
-    """Intervals between a rail's readings that tell little or nothing."""
+    """Intervals between a rail's readings that are of little or no use."""
     counts = rail["disturbances"].items()
     return [f"{rail['rail']}: {counted(count, 'interval')} between readings in which {STATES[state]}." for state, count in counts]
 
@@ -69,7 +69,7 @@ def term_rows(rails: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def clock_text(rail: dict[str, Any]) -> str:
-    """How the power of busy CPUs grows with their clock, if the readings tell."""
+    """How the power of busy CPUs grows with their clock, if the readings show it."""
     power = rail["model"]["clock_power"]
     return (
         f"{rail['rail']}: the power of a busy CPU grows with the clock{('', '', ' squared', ' cubed')[power]}." if power else ""

@@ -42,7 +42,7 @@ def token_times(model: Any, prompt: list[int]) -> list[float]:
 
 
 def work(folder: str, number: int, seconds: float) -> None:
-    """A worker: loads the model, says so, and answers once it is told to."""
+    """A worker: loads the model, prints `ready`, and answers after a line of input."""
     import onnxruntime_genai as genai
 
     model, gaps, answers = genai.Model(folder), list[float](), 0
