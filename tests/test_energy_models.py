@@ -131,11 +131,8 @@ def test_kinds_of_cpus_and_their_clocks_are_found_where_power_depends_on_them(ph
     made, run = phone
     assert main(["summary", str(run), "--json"]) == 0
     rail = json.loads(capsys.readouterr().out)["energy"]["rails"][0]
-    assert (
-        rail["model"]["clock_power"] == pytest.approx(POWER, abs=0.3)
-       
+    assert rail["model"]["clock_power"] == pytest.approx(POWER, abs=0.3)
     assert min(rail["model"]["clock_weight"], rail["model"]["kinds_weight"]) > 0.9
-    )
     for phase, figures in rail["phases"].items():
         assert figures["joules"] == pytest.approx(made.truth(phase), rel=0.02)
     watts = {(term["phase"], term["where"]): term["watts"] for term in rail["model"]["terms"]}
