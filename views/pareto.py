@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analyzer.questions.pareto import on_front
-from views.report.sections import Block, Section, axis, bytes_text, cards, chart, note, pairs, table, write_sections
+from views.report.sections import Block, Section, axis, bytes_text, cards, chart, label, note, pairs, table, write_sections
 
 Document = dict[str, Any]
 MIB = 1 << 20
@@ -125,9 +125,8 @@ def setting_cards(points: pd.DataFrame) -> Block:
         "least energy": points.loc[points["j_per_token"].idxmin()],
         f"within {NEAR - 1:.0%} of the fastest": near.loc[near["j_per_token"].idxmin()],
     }
-    return cards(
-        [(name, f"{p['tokens_per_s']:,.1f} tok/s · {p['j_per_token']:.3g} J/token", p["setting"]) for name, p in chosen.items()]
-    )
+    texts = {name: f"{p['tokens_per_s']:,.1f} tok/s · {p['j_per_token']:.3g} J" for name, p in chosen.items()}
+    return cards([(name, text, label(chosen[name]["setting"], 24)) for name, text in texts.items()])
 
 
 def setting_chart(points: pd.DataFrame) -> Block:
