@@ -89,6 +89,8 @@ NOT_RUN = {
     r"moescope predict kernels (train|predict) .*": "takes minutes: tests/test_predict_kernels.py",
     r"moescope import (profile.csv|qnn/\*.csv) --onto .*": "profiles of that run: tests/test_analyzer_qnn_import.py",
     r"moescope write .* --only flame": "a recording with stacks: tests/test_stacks.py",
+    r"moescope history .* --pareto .*|moescope write .* --only energy": "recordings with power: tests/test_energy_models.py",
+    r"moescope predict device .* --power .*": "a power sensor: tests/test_energy_models.py",
     r".*base/bmoe-cli .*": "an engine built by hand: tests/test_bigmoeonedge.py",
     r".*server_load.py .*": "a server and minutes: tests/test_requests.py",
     r".*genai_load.py .*": "minutes: tests/test_other_doors.py",

@@ -189,4 +189,5 @@ def test_programs_without_a_period_have_no_steps(name: str, tmp_path: Path, caps
         assert of_python["{}.{}".format(*sys.version_info)] > 0.8 and answer["remarks"]
     metrics = extract_metrics(RunTables(tables, answer["summary"]["hz"]))
     shares = metrics[(metrics["family"] == FUNCTION) & (metrics["metric"] == SELF)]
-    assert (shares["unit"] == OF_SAMPLES).all() and 0 < shares["value"].sum() < 100.1
+    most = max(row["self"] for row in answer["functions"]) * len(tables["samples"])
+    assert (shares["unit"] == OF_SAMPLES).all() and shares["value"].sum() < 100.1 and (len(shares) > 0 or most < 8)

@@ -33,7 +33,7 @@ A series of noise has one segment, whose slope lowers the cost by the square of 
 1 of 600. All kinds of parts that may be found in noise share the false alarms of a series, so that each may have few.
 benchmarks.series says what that finds, and how often something is found in noise alone.
 """
-RANKED = 0.8
+RANKED = 0.65
 """Share of the gain that a change must have by ranks."""
 MIN_STEPS = 8
 LEAST_SERIES = 3 * MIN_STEPS
