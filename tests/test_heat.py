@@ -196,9 +196,10 @@ def test_planted_throttling_is_found_with_its_time_cause_and_cost(throttled: tup
 @pytest.mark.needs("probes", "recorder")
 def test_the_curve_of_a_throttled_run_falls_by_its_clock(throttled: tuple[PowerTree, Recording, Tables]) -> None:
     _, _, tables = throttled
-    windows = speed_curve.speed_over_time(tables, 8)  # long enough for readings of 10 Hz
+    windows = speed_curve.speed_over_time(tables)
+    assert speed_curve.speed_over_time(tables, 2)["watts"].notna().all(), "windows long enough for its readings"
     slow, fastest = windows[windows["limited"] > 0.99], windows.loc[windows["tokens_per_s"].idxmax()]
-    assert len(slow) > 2 and slow["mhz"].max() < FULL_KHZ / 1e3 and windows["watts"].notna().sum() > 5
+    assert len(slow) > 5 and slow["mhz"].max() < FULL_KHZ / 1e3
     assert windows[list(speed_curve.LOSSES)].sum(axis=1).to_numpy() == pytest.approx(windows["slower_ms"].to_numpy(), abs=1e-6)
     if fastest["limited"] == 0:  # on a busy machine, the clock is not what decides
         expected = 1e3 * STEPS[3] * (fastest["mhz"] / slow["mhz"] - 1)
