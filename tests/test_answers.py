@@ -85,7 +85,7 @@ def recorded(folder: Path, **manifest: Any) -> tuple[Path, Path]:
     return after, before
 
 
-@pytest.mark.parametrize("emulator", [True, False])
+@pytest.mark.parametrize("emulator", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_every_answer_about_a_recording_says_if_the_emulator_took_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], emulator: bool
 ) -> None:

@@ -105,6 +105,7 @@ def test_intervals_of_drawn_runs_hold_the_truth() -> None:
     assert (0.92 if LONG else 0.85) <= inside
 
 
+@pytest.mark.long
 def test_intervals_hold_the_truth_where_a_sensor_is_read_more_rarely_than_it_measures() -> None:
     runs = [drawn_run(seed, 10.0, 70.0) for seed in range(400 if LONG else 20)]
     figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]

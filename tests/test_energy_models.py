@@ -180,6 +180,7 @@ def test_the_export_has_the_fields_that_others_ask_for_and_they_agree(phone: tup
     assert IDLE_W < watts < rail["inference_active_power_watts"]["peak"]
 
 
+@pytest.mark.long
 def test_intervals_hold_the_truth_of_laws_with_kinds_of_cpus_and_clocks() -> None:
     runs = [drawn_run(seed, 10.0, kinds=True) for seed in range(300 if LONG else 16)]
     figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]
@@ -189,6 +190,7 @@ def test_intervals_hold_the_truth_of_laws_with_kinds_of_cpus_and_clocks() -> Non
     assert np.mean([low <= truth <= high for truth, _, low, high in told]) >= (0.9 if LONG else 0.8)
 
 
+@pytest.mark.long
 def test_kinds_and_clocks_on_which_nothing_depends_are_not_believed() -> None:
     runs = [drawn_run(seed, 10.0, kinds=True, depends=False) for seed in range(100 if LONG else 8)]
     fits = [fitted(run.running, thinned(run.readings)) for run in runs]

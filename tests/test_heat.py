@@ -144,7 +144,15 @@ def build_tables_of_nothing() -> Tables:
     return make_tables(tokens=4, layers=1)[1]
 
 
-@pytest.mark.parametrize(("factor", "verdict"), [(1.45, "other clocks"), (1.1, "other clocks"), (1.9, "slower"), (0.8, "faster")])
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [
+        (1.45, "other clocks"),
+        pytest.param(1.1, "other clocks", marks=pytest.mark.long),
+        (1.9, "slower"),
+        pytest.param(0.8, "faster", marks=pytest.mark.long),
+    ],
+)
 def test_a_hot_run_against_a_cold_one_is_judged_by_what_clocks_cannot_explain(factor: float, verdict: str) -> None:
     base = [run_at(f"b{i}", 2800.0, 1.0, 2 * i) for i in range(6)]
     cand = [run_at(f"c{i}", 1900.0, factor, 2 * i + 1) for i in range(6)]

@@ -21,7 +21,7 @@ from analyzer.records.schema import Tables
 from analyzer.tables.found_steps import Recurrence, Stretch, regular_stretch
 from analyzer.tables.store import load_tables
 from moescope.__main__ import main as moescope
-from tests.conftest import ROOT, drawn, made_once, trace
+from tests.conftest import ROOT, drawn, made_once, rest_long, trace
 from tracer.recording.format import Recording
 
 pytestmark = pytest.mark.needs("probes")
@@ -168,7 +168,7 @@ def test_random_intervals_are_no_steps_and_regular_ones_with_stalls_are() -> Non
         assert loads.is_step and abs(loads.last - loads.first - count) < 0.05 * count
 
 
-@pytest.mark.parametrize("name", APERIODIC)
+@pytest.mark.parametrize("name", rest_long(APERIODIC, "primes"))
 def test_programs_without_a_period_have_no_steps(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = trace("run", "--no-views", "--stacks", "-o", str(tmp_path / "run"), "--", *APERIODIC[name])
     assert done.returncode == 0, done.stderr
