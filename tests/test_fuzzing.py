@@ -15,7 +15,9 @@ QUICK = set(KINDS) - {"package"}
 """Kinds that are made in no time."""
 
 
-@pytest.mark.parametrize("kind", rest_long(sorted(QUICK), *QUICK - {"recording without checksums", "Parquet tables", "comparison"}))
+@pytest.mark.parametrize(
+    "kind", rest_long(sorted(QUICK), *QUICK - {"recording without checksums", "Parquet tables", "comparison"})
+)
 def test_damaged_input_is_no_cause_of_a_fault(tmp_path: Path, kind: str) -> None:
     bench = Bench(KINDS[kind], tmp_path / "in")
     for seed in range(12):
