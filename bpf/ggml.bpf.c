@@ -36,6 +36,7 @@ static INLINE bool send_ggml_tensor(void *ctx, struct traced *thread, u64 tensor
 {
 	struct ggml_tensor_view *t = (void *)tensor;
 	RECORD(rec_tensor, r);
+	bool failed;
 
 	if (!is_news(tensor, signature))
 		return false;
@@ -50,8 +51,10 @@ static INLINE bool send_ggml_tensor(void *ctx, struct traced *thread, u64 tensor
 	bpf_probe_read_user(&r->dtype, sizeof(r->dtype), &t->type);
 	bpf_probe_read_user(r->ne, sizeof(r->ne), t->ne);
 	bpf_probe_read_user(r->sources, sizeof(r->sources), (void *)(tensor + thread->sources_at));
-	bpf_probe_read_user(r->name, sizeof(r->name), (void *)(tensor + thread->name_at));
+	failed = bpf_probe_read_user(r->name, sizeof(r->name), (void *)(tensor + thread->name_at));
 	submit(ctx, r);
+	if (failed)
+		describe_again(tensor, KIND_TENSOR);
 	return true;
 }
 

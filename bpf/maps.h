@@ -413,6 +413,15 @@ static INLINE bool is_news(u64 address, u64 signature)
 	return is_news_to(0, address, signature);
 }
 
+/* Some of what lies at `address` could not be read (its page was away): it counts as lost, and is described at its next sight. */
+static INLINE void describe_again(u64 address, u32 kind)
+{
+	struct place_key key = {address, bpf_get_current_pid_tgid() >> 32, 0};
+
+	map_delete(MAP(described), &key);
+	count_loss(kind);
+}
+
 /* Whether a table of functions, or a function, is to be probed: another library may lie where one that was closed did. */
 static INLINE bool is_to_be_probed(u64 address, u64 signature)
 {
