@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Whether clocks, temperatures and power have settled while steps run: none of their means over a sixth of --steady-for leaves a
- * band around the mean of all six. analyzer/questions/heat.py says the same of recordings.
+ * band around the mean of all six. analyzer/questions/steady.py says the same of recordings.
  */
 #include <math.h>
 #include <stdlib.h>
