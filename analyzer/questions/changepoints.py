@@ -34,7 +34,7 @@ A series of noise has one segment, whose slope lowers the cost by the square of 
 benchmarks.series says what that finds, and how often something is found in noise alone.
 """
 RANKED = 0.65
-"""Share of the gain that a change must have by normal scores of ranks: more loses shifts that are there, less finds some in noise."""
+"""Share of the gain that a change must have by ranks, too: more loses shifts that are there, less finds some in noise."""
 MIN_STEPS = 8
 LEAST_SERIES = 3 * MIN_STEPS
 MEDIAN_WIDTH = 31
