@@ -16,6 +16,7 @@ from tracer.engines import choose_engines
 from tracer.errors import FAILED
 from tracer.kernel.plan_file import FileRoot
 from tracer.planning.answers import Answers, Message
+from tracer.probes.functions import step_function
 from tracer.probes.learning import LearntLoop
 from tracer.probes.planner import Planner
 from workloads.raw_records import RawRecording
@@ -78,6 +79,35 @@ def test_a_planner_at_the_pipe_gives_the_same_tables_while_a_loop_is_learnt_and_
     retired = [{row["program"] for row in run.manifest["probes"] if row["retired_ns"]} for run in runs]
     assert retired == [{"ggml_op_wait", "ggml_op_begin", "ggml_fused_begin"}, set()]
     assert all(run.is_whole and run.manifest["warnings"] == [] and run.manifest["lost"] == {} for run in runs)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_program_in_which_nothing_is_probed_is_not_held_for_a_question(tmp_path: Path, is_known: bool) -> None:
+    class Ahead(Told):
+        def __call__(self, message: Message) -> str | None:
+            plan = super().__call__(message)
+            if "machine" not in message or not is_known:
+                return plan
+            return f"{plan}{json.dumps(self.answers.before_its_start(sys.executable))}\n"
+
+    planner = Ahead([])
+    done = record(tmp_path / "run", [sys.executable, "-c", "print(7)"], planner)
+    assert done.stdout == "7\n", done.stderr
+    asked = [message["path"] for message in planner.asked if message.get("executable")]
+    assert asked == ([] if is_known else [os.path.realpath(sys.executable)])
+    assert RawRecording(tmp_path / "run").manifest["cost"]["held_stops"] > 0
+
+
+def test_a_program_with_something_to_probe_is_planned_when_it_starts(tmp_path: Path) -> None:
+    of_the_program, of_a_library = step_function("main"), step_function("libsites:main")
+    for function, is_planned in ((of_the_program, True), (of_a_library, False)):
+        planner = Planner(choose_engines(["auto"]), LEVELS, [function], lambda: False)
+        answers = Answers(planner, FileRoot("", os.uname().machine), [])
+        answers.plan()
+        order = answers.before_its_start(sys.executable)
+        assert (order is None) == is_planned
+        assert order is None or [(file["rows"], file["engines"]) for file in order["files"]] == [([], [])]
+    assert answers.before_its_start(str(ROOT / "README.md")) is None
 
 
 @pytest.mark.parametrize("then", [None, "no JSON\n", "[]\n"], ids=["ends", "garbage", "no object"])

@@ -1,6 +1,7 @@
 """What a planner answers to a recorder's messages: probes for files, and for the graph loop that it learns from records."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from tracer.kernel.definitions import constant, name_in, program_numbers
 from tracer.kernel.plan_file import FileRoot, common_entries, file_entry, found_at_run_time
 from tracer.planning.unhit import Unhit
 from tracer.probes import reach
-from tracer.probes.elf import file_stamp
+from tracer.probes.elf import file_contains, file_stamp
 from tracer.probes.learning import (
     GRAPHS,
     MISFITS,
@@ -82,6 +83,16 @@ class Answers:
             order = self._misfit(message["misfit"]["what"]) if "misfit" in message else {}
         said, self._told = self.planner.warnings[self._told :], len(self.planner.warnings)
         return order | {"warnings": said} if said else order or None
+
+    def before_its_start(self, path: str) -> Message | None:
+        """The order about a program in which nothing is probed, so that it is not held for the question; None for others."""
+        real = reach.resolved_path(path)
+        if not self.place.is_of(real):
+            return None
+        markers = [engine.marker.encode() for engine in self.planner.engines if engine.marker]
+        has_engine = any([file_contains(real, marker) for marker in markers])  # all: what was found is kept for the answer
+        is_probed = has_engine or self.planner.named.wants(real, os.path.basename(path), True)
+        return None if is_probed else self._files(real, True)
 
     def moves(self, hits: dict[str, int], levels: list[str]) -> Iterator[Message]:
         """Orders that move probes that no step hits; `hits` by program so far, `levels` that are on."""

@@ -1,7 +1,6 @@
 """Recording on this machine: the recorder, which alone keeps root, and the planner at the other end of its socket."""
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -21,7 +20,6 @@ from tracer.kernel.trial import recorder_path
 from tracer.planning.answers import Answers, Message
 from tracer.planning.loops import KeptLoops
 from tracer.probes import reach
-from tracer.probes.elf import file_contains
 from tracer.probes.named import NamedFunctions
 from tracer.probes.planner import Planner
 from tracer.recording.paths import BPF_SOURCE, Owner
@@ -130,7 +128,7 @@ class Attendance:
             self.recorder.send({**answers.plan(), "planner_pid": os.getpid(), "manifest": self.manifest | self._model()})
             self.recorder.send({"warnings": said})
             self._cpu_before_ns = time.process_time_ns()
-            self._look_ahead()
+            self._look_ahead(answers)
             for message in messages:
                 self._react(answers, message)
         return self.recorder.process.wait()
@@ -153,12 +151,12 @@ class Attendance:
         self.model_files = models.models_named(self.command, self.folder)
         return {"model": model_config.of_command(self.command)}
 
-    def _look_ahead(self) -> None:
+    def _look_ahead(self, answers: Answers) -> None:
         """Search the programs that the command names while the recorder loads its own: later the target waits for it."""
-        programs = [path for word in self.command if (path := shutil.which(word)) and file_contains(path, b"\x7fELF")]
-        for path, engine in itertools.product(programs, self.planner.engines):
-            if engine.marker:
-                file_contains(reach.resolved_path(path), engine.marker.encode())
+        for word in self.command:
+            path = shutil.which(word)
+            if path and (order := answers.before_its_start(path)):
+                self.recorder.send(order)
 
     def _react(self, answers: Answers, message: Message) -> None:
         if "progress" in message:

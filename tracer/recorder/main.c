@@ -353,6 +353,12 @@ static void adopt(pid_t pid, void *context)
 	probe_earlier_tables(pid);
 }
 
+static void carry_out_orders(void)
+{
+	for (json_t *order; (order = next_order()); json_decref(order))
+		carry_out_order(order);
+}
+
 static bool turn(bool last)
 {
 	const u8 **records;
@@ -365,8 +371,7 @@ static bool turn(bool last)
 
 	for (int i = 0; i < count; i++)
 		answer(records[i]);
-	for (json_t *order; (order = next_order()); json_decref(order))
-		carry_out_order(order);
+	carry_out_orders();
 	stacks_turn();
 	return count;
 }
@@ -589,6 +594,7 @@ int main(int argc, char **argv)
 		play_pattern();
 	if (choice.command)
 		power_floor();
+	carry_out_orders(); /* what the planner knows of the program already */
 	release_target(&target);
 	record(&choice, &target);
 	finish(&target);
