@@ -18,7 +18,7 @@ import pandas as pd
 
 from analyzer.imports import json_routes
 from analyzer.records.schema import TABLES, Tables, empty_table, fill_missing
-from analyzer.tables.store import load_tables
+from analyzer.tables.store import LazyTables, load_tables
 from tracer.recording.format import RecordingError
 
 TRACE_HEAD = "# route_trace v1"
@@ -63,7 +63,7 @@ def read_routes(path: Path) -> Tables:
         raise RecordingError(f"{path} is a {head.strip('# ')}: only v1 can be read")
     if text.lstrip().startswith("{"):
         try:
-            return _from_steps(json_routes.read_steps(text))
+            return LazyTables.of(_from_steps(json_routes.read_steps(text)))
         except RecordingError as error:
             raise RecordingError(f"{path}: {error}") from None
     rows = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
@@ -78,7 +78,7 @@ def read_routes(path: Path) -> Tables:
             if len(rows) == 1:
                 raise RecordingError(f"{path} holds no routes: it ends after its header")
             tables = form.tables(_number_columns(path, header, rows[1:], form.columns))
-            return {**tables, "loads": _with_sizes(tables["loads"], text)}
+            return LazyTables.of({**tables, "loads": _with_sizes(tables["loads"], text)})
     heads = "; ".join(",".join(form.columns) for form in FORMATS.values() if form.columns)
     raise RecordingError(f"{path} holds no routes: its first line names none of these columns: {heads}")
 

@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ import pandas as pd
 from analyzer.questions.expert_loads import layer_bytes
 from analyzer.questions.experts import activations
 from analyzer.records.schema import Tables
+from analyzer.tables.store import answered_once
 from runtime.cache_rules.replay import Event, Outcome, Sizes, belady, belady_with_bypass, lfru, lfu, lru
 
 POLICIES: dict[str, Callable[[Sequence[Event], int, Sizes], Outcome]] = {
@@ -33,56 +34,34 @@ MIB = 2**20
 MOST_BYTES = 2**62
 
 
-def events_of(tables: Tables, phase: str | None = None) -> list[Event]:
-    """The (layer, expert) pairs that each layer of each step requested, in order; if `phase` is given, only its events count."""
-    rows = activations(tables).sort_values(["token_id", "layer", "expert"])
-    phases = tables["tokens"].set_index("token_id")["phase"].reindex(rows["token_id"]).tolist()
-    columns = (rows[name].tolist() for name in ("token_id", "layer", "expert"))
-    asked: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    counts: dict[tuple[int, int], bool] = {}
-    for step, layer, expert, its_phase in zip(*columns, phases, strict=True):
-        asked.setdefault((step, layer), []).append((layer, expert))
-        counts[step, layer] = phase is None or its_phase == phase
-    return [Event(tuple(pairs), counts[step]) for step, pairs in asked.items()]
+class Requests(NamedTuple):
+    """What each layer of each step requested, in order; keys are numbers of (layer, expert) pairs, in the order of these.
 
-
-def key_bytes(tables: Tables, events: Sequence[Event]) -> dict[Any, int] | None:
-    """Bytes of each (layer, expert) that is requested; None if the recording lacks those of a layer."""
-    sizes = layer_bytes(tables)
-    keys = {key for event in events for key in event.keys}
-    return {key: sizes[key[0]] for key in keys} if keys and all(layer in sizes for layer, _ in keys) else None
-
-
-def numbered_events(tables: Tables, phase: str | None = None) -> tuple[list[Event], dict[Any, int] | None, int]:
-    """(`events_of` with numbers for keys, in the order of layer and expert; their `key_bytes`; number of keys)."""
-    events = events_of(tables, phase)
-    size_of = key_bytes(tables, events)
-    numbers = {key: number for number, key in enumerate(sorted({key for event in events for key in event.keys}))}
-    bytes_of = {numbers[key]: size for key, size in size_of.items()} if size_of else None
-    return [Event(tuple(map(numbers.__getitem__, keys)), counts) for keys, counts in events], bytes_of, len(numbers)
-
-
-def hit_rate_curves(
-    tables: Tables, sizes: Sequence[int] | None = None, phase: str | None = None, policies: Sequence[str] = SHOWN
-) -> pd.DataFrame:
-    """Hit rate by cache size, a row per size and a column per policy; then `POLICY_read_mib`, MiB of the experts missed.
-
-    sizes: budgets in bytes, or numbers of experts if their bytes are not recorded. Default: eighths of all.
-    slots: experts of mean size that fit; share: of all experts seen; budget_mib: NaN like the reads if bytes are unknown.
+    sizes: bytes of each key, None if the recording lacks those of a layer.
     """
-    events, size_of, count = numbered_events(tables, phase)
-    total = sum(size_of.values()) if size_of else count
-    chosen = sorted({max(1, total * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
-    names = [*(f"{name}_read_mib" for name in policies)]
-    rows = []
-    for size in chosen if events else ():
-        with without_collector():
-            outcomes = [POLICIES[name](events, size, size_of) for name in policies]
-        rates = [outcome.hit_rate for outcome in outcomes]
-        read = [outcome.read_bytes / MIB if size_of else np.nan for outcome in outcomes]
-        fits = round(size * count / total)
-        rows.append((fits, size / total, size / MIB if size_of else np.nan, *rates, *read))
-    return pd.DataFrame(rows, columns=["slots", "share", "budget_mib", *policies, *names])
+
+    events: tuple[Event, ...]
+    sizes: dict[int, int] | None
+    keys: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all keys; without sizes, their number."""
+        return sum(self.sizes.values()) if self.sizes else self.keys
+
+
+@answered_once
+def requests_of(tables: Tables, phase: str | None = None) -> Requests:
+    """The recorded requests; if `phase` is given, only its events count."""
+    rows, bytes_of = activations(tables), layer_bytes(tables)
+    numbers, layers = rows.groupby(["layer", "expert"]).ngroup().to_numpy(), rows["layer"].to_numpy()
+    begins = np.flatnonzero((rows[["token_id", "layer"]].diff() != 0).any(axis=1))
+    phases = tables["tokens"].set_index("token_id")["phase"].reindex(rows["token_id"].iloc[begins]).tolist()
+    asked = np.split(numbers, begins[1:])
+    events = tuple(Event(tuple(keys.tolist()), phase in (None, its)) for keys, its in zip(asked, phases, strict=len(rows) > 0))
+    known = len(rows) > 0 and set(layers.tolist()) <= bytes_of.keys()
+    sizes = {key: bytes_of[layer] for key, layer in zip(numbers.tolist(), layers.tolist(), strict=True)} if known else None
+    return Requests(events, sizes, len(np.unique(numbers)))
 
 
 @contextmanager
@@ -95,6 +74,29 @@ def without_collector() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+@without_collector()
+def hit_rate_curves(
+    tables: Tables, sizes: Sequence[int] | None = None, phase: str | None = None, policies: Sequence[str] = SHOWN
+) -> pd.DataFrame:
+    """Hit rate by cache size, a row per size and a column per policy; then `POLICY_read_mib`, MiB of the experts missed.
+
+    sizes: budgets in bytes, or numbers of experts if their bytes are not recorded. Default: eighths of all.
+    slots: experts of mean size that fit; share: of all experts seen; budget_mib: NaN like the reads if bytes are unknown.
+    """
+    events, size_of, count = requests = requests_of(tables, phase)
+    total = requests.total
+    chosen = sorted({max(1, total * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
+    names = [*(f"{name}_read_mib" for name in policies)]
+    rows = []
+    for size in chosen if events else ():
+        outcomes = [POLICIES[name](events, size, size_of) for name in policies]
+        rates = [outcome.hit_rate for outcome in outcomes]
+        read = [outcome.read_bytes / MIB if size_of else np.nan for outcome in outcomes]
+        fits = round(size * count / total)
+        rows.append((fits, size / total, size / MIB if size_of else np.nan, *rates, *read))
+    return pd.DataFrame(rows, columns=["slots", "share", "budget_mib", *policies, *names])
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def lru_cliff(tables: Tables) -> Cliff | None:
     rows = activations(tables, "decode")
     if len(rows) == 0:
         return None
-    events, size_of, _ = numbered_events(tables, "decode")
+    events, size_of, _ = requests_of(tables, "decode")
     sizes = rows["layer"].map(layer_bytes(tables)) if size_of else 1
     asked = rows.assign(size=sizes).groupby("token_id")["size"].agg(["size", "sum"])
     low, high = 0, min(int(asked["sum"].max()), nearest_reuse(events, size_of))
@@ -144,8 +146,7 @@ def nearest_reuse(events: Sequence[Event], size_of: dict[Any, int] | None) -> in
 
 def slots_for(tables: Tables, rate: float, phase: str | None = None) -> int | None:
     """The smallest number of experts for which LRU reaches a hit rate; None if even all do not."""
-    events = events_of(tables, phase)
-    n_experts = len({pair for event in events for pair in event.keys})
+    events, _, n_experts = requests_of(tables, phase)
     low, high = 1, n_experts
     if not events or lru(events, high).hit_rate < rate:
         return None
