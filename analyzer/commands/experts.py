@@ -97,8 +97,9 @@ def run(args: argparse.Namespace) -> int:
 def sizes_from_texts(tables: Tables, words: list[str], phase: str | None) -> list[int] | None:
     """The sizes as `cache_curves.hit_rate_curves` takes them; None for its own. Raises PredictError."""
     asked = cache_curves.requests_of(tables, phase)
-    mean = asked.total / asked.keys if asked.sizes else None
-    return [size_from_text(word, asked.total, mean) for word in words] if words and asked.keys else None
+    total, known = int(asked.weights.sum()), asked.sizes is not None
+    mean = total / asked.experts if known and asked.experts else None
+    return [size_from_text(word, total, mean) for word in words] if words and asked.experts else None
 
 
 def size_from_text(word: str, total: int, expert_bytes: float | None) -> int:

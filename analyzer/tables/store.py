@@ -37,7 +37,8 @@ ROWS_AT_ONCE = 1 << 17
 UNRECORDED = "none"
 """What the manifest of a folder says of its loader where no tracer recorded it: its tables cannot be made again."""
 
-Arguments, Answer = ParamSpec("Arguments"), TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 
 class LazyTables(Mapping[str, pd.DataFrame]):
