@@ -404,7 +404,7 @@ def _read_mixture(fields: ConfigFields) -> Mixture | None:
 
 
 def _routed_layers(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
-    """Which layers have experts: every `step`-th after the first dense ones, except listed ones; or each as named."""
+    """Which layers have experts: every `step`-th between dense ones at both ends, except listed ones; or each as named."""
     values = fields.values
     for name, test in (("mlp_layer_types", lambda kind: kind == "sparse"), ("moe_layer_freq", bool)):
         listed = values.get(name)
@@ -415,11 +415,12 @@ def _routed_layers(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
                 fields.refuse(f"{name} lists {len(listed)} layers, num_hidden_layers says {layers}")
             return tuple(map(test, listed))
     first, every = fields.number("dense_first", 0), fields.number("moe_layer_freq", 1)
-    step = fields.number("decoder_sparse_step", fields.number("interleave_moe_layer_step", 1)) or 1
+    last, step = fields.number("moe_layer_end_index", -1, least=-1), fields.number("sparse_step", 1) or 1
     dense = values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         fields.refuse("mlp_only_layers must be a list of layers")
-    return tuple(i >= first and i not in dense and i % max(every, 1) == 0 and (i + 1) % step == 0 for i in range(layers))
+    routed = range(first, layers if last < 0 else min(last + 1, layers))
+    return tuple(i in routed and i not in dense and i % max(every, 1) == 0 and (i + 1) % step == 0 for i in range(layers))
 
 
 def _layer_windows(fields: ConfigFields, kinds: list[str]) -> tuple[int | None, ...]:

@@ -41,6 +41,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"num_shared_experts": 1, "sliding_window": 512},
     "minimax_m2": {**GQA, "num_local_experts": 8, "num_experts_per_tok": 2, "attn_type_list": [1, 1, 1]},
     "solar_open": {**GQA, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "ernie4_5_moe": {**GQA, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
+    | {"num_hidden_layers": 6, "moe_layer_start_index": 1, "moe_layer_end_index": 4, "moe_layer_interval": 2},
     "exaone_moe": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 512},
     "flex_olmo": {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2},
     "arcee": {**GQA},
