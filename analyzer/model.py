@@ -292,6 +292,9 @@ def _refuse_what_is_not_modelled(fields: ConfigFields) -> None:
     kinds = fields.values.get("attn_type_list")
     if isinstance(kinds, list) and all(kind == 1 for kind in kinds):  # softmax attention in every layer (MiniMax-M2)
         present.pop("attn_type_list", None)
+    heads = fields.values.get("num_attention_heads_per_layer")
+    if isinstance(heads, list) and all(each == fields.values.get("num_attention_heads") for each in heads):
+        present.pop("num_attention_heads_per_layer", None)
     if fields.has("index_topk") and not fields.has("kv_lora_rank"):
         present["index_topk"] = "indexed attention without a latent cache"
     elif fields.has("index_topk") and not fields.has("q_lora_rank"):
@@ -324,7 +327,8 @@ def _read_attention(fields: ConfigFields) -> Attention:
     if fields.values.get("head_dim") is None and hidden % heads:
         fields.refuse(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and there is no head_dim")
     head_dim = fields.number("head_dim", hidden // heads, least=1)
-    gated = bool(fields.values.get("attn_output_gate", fields.is_of("gated_attention")))
+    by_channel = fields.is_of("gated_attention") or fields.values.get("gating") in (False, "per-element")
+    gated = bool(fields.values.get("attn_output_gate", by_channel))
     return Attention(heads, kv_heads, head_dim, value_dim=head_dim, gated=gated)
 
 
@@ -395,7 +399,7 @@ def _read_mixture(fields: ConfigFields) -> Mixture | None:
         if any(value != next(iter(said.values())) for value in list(said.values())[1:]):
             fields.refuse(f"{' and '.join(said)} contradict each other")
     experts, width = fields.number("experts", least=1), fields.number("expert_width", least=1)
-    top_k, count = fields.number("top_k", least=1), fields.number("shared", 0)
+    top_k, count = fields.number("top_k", least=1), fields.number("shared", int(fields.is_of("one_shared")))
     if top_k > experts:
         fields.refuse(f"{fields.named('top_k')} {top_k} is more than the {experts} experts of {fields.named('experts')}")
     if fields.has("enable_moe_block"):
