@@ -392,7 +392,7 @@ def _read_mamba(fields: ConfigFields) -> Mamba2:
 
 
 def _read_mixture(fields: ConfigFields) -> Mixture | None:
-    if not fields.has("experts"):
+    if not fields.has("experts") or fields.values.get("enable_moe_block") is False:
         return None
     for name in ("experts", "top_k"):
         said = {field: fields.values[field] for field in ALIASES[name] if fields.values.get(field)}
