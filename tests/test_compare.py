@@ -418,6 +418,7 @@ def test_the_same_run_twice_is_refused_by_name(tmp_path: Path, capsys) -> None:
         ([link, "::", a, c], (link, a)),
         ([a, "::", b, str(stored)], (a, str(stored))),
         ([a, copy], (a, copy)),
+        ([str(tmp_path / "[al]*"), "::", b, c], (a, link)),
     ):
         assert main(["compare", *words]) == 2
         (told,) = capsys.readouterr().err.strip().splitlines()
