@@ -511,6 +511,7 @@ EVEN_CONFIGS: dict[str, tuple[str, dict[str, Any], float]] = {
     "every expert": ("qwen3-30B-A3B", {"num_experts_per_tok": 128}, 0.0),
     "sparsity of zeros": ("qwen3-8B", {"activation_sparsity_pattern": [0.0] * 36}, 1.0),
     "one KV head": ("qwen3-8B", {"num_key_value_heads": 1}, 0.0),
+    "a mixture that is switched off": ("qwen3-30B-A3B", {"enable_moe_block": False}, 0.0),
     "dtype with a prefix": ("qwen3-8B", {"torch_dtype": "torch.bfloat16"}, 1.0),
 }
 
