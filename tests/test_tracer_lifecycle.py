@@ -269,7 +269,7 @@ def test_wrong_use_is_answered_in_one_line(tmp_path: Path, arguments: tuple[str,
 
 
 def test_a_command_that_fails_at_once_is_said_in_one_line(tmp_path: Path) -> None:
-    done = trace("run", "--levels", "token", "-o", str(tmp_path / "run"), "--", "false")
+    done = trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", "false")
     assert done.returncode == 1
     assert "status 1" in done.stderr and "no engine" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
