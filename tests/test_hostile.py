@@ -296,7 +296,7 @@ def test_a_hostile_input_neither_holds_nor_tells_nor_changes_anything(row: Row, 
         env={**os.environ, **SUDO, "MOESCOPE_CACHE": str(shared / "cache")},
         capture_output=True,
         text=True,
-        timeout=3 * usual_s + PATIENCE_S,
+        timeout=8 * usual_s + PATIENCE_S,
         check=False,
     )
     said = done.stdout + done.stderr
