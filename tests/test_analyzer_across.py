@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from analyzer.commands import trends as trends_verb
 from analyzer.imports.run_folder import Run, write_run
 from analyzer.questions import cache_curves, changepoints, fidelity, findings, periods, structure, trends
-from analyzer.questions.replays import belady_with_bypass, lfu, lru
+from analyzer.questions.replays import belady_with_bypass, lfu, lru, nearest_reuse
 from analyzer.tables.store import LazyTables
 from moescope.__main__ import main
 from runtime.cache_rules.replay import Event
@@ -74,6 +74,9 @@ def test_lru_equals_stack_distances_where_steps_ask_for_one_expert(trace, size):
 
 def test_groups_that_do_not_count_still_fill_the_cache():
     assert lru(requests_of_events([Event(("a", "b"), False), Event(("a", "c"))]), 2)[:2] == (1, 1)
+    counted = [Event(("a",), counts) for counts in (True, False, True)]
+    assert nearest_reuse(requests_of_events(counted)) is None
+    assert nearest_reuse(requests_of_events([*counted, Event(("b",)), Event(("a",))])) == 2
 
 
 def test_curves_and_the_slots_for_a_rate_agree():

@@ -98,8 +98,8 @@ def _replay(requests: Requests, capacity: int, policy: int, ranks: np.ndarray) -
     """The counts of events that count. Without prefetching every miss is a read."""
     missed, sizes = np.empty(len(requests.keys), np.int64), requests.weights
     room, rank = np.empty(3 * requests.experts, np.int64), np.full(requests.experts, -np.inf)
-    head = policy, len(requests.counts), requests.begins, requests.keys, ranks
-    loops.replay(*head, LFRU_RULE.HALF_LIFE, capacity, requests.experts, sizes, room, rank, missed)
+    head = policy, len(requests.counts), requests.begins, requests.keys, ranks, LFRU_RULE.HALF_LIFE
+    loops.replay(*head, min(capacity, int(sizes.sum())), requests.experts, sizes, room, rank, missed)
     counted = requests.counts[requests.event]
     absent = requests.keys[counted & (missed == 1)]
     misses = len(absent)
@@ -114,6 +114,6 @@ def nearest_reuse(requests: Requests) -> int | None:
     order, first = requests.by_key
     before = np.cumsum(np.append(0, requests.weights[requests.keys]))
     span = before[requests.begins[requests.event[order[1:]]]] - before[order[:-1]]
-    others = np.cumsum(~requests.counts)[requests.event[order]]
-    again = ~first[1:] & (np.diff(others) == 0) & requests.counts[requests.event[order[1:]]]
+    series = 2 * np.cumsum(~requests.counts) - ~requests.counts  # equal in events that count without others between them
+    again = ~first[1:] & (np.diff(series[requests.event[order]]) == 0)
     return int(span[again].min()) if again.any() else None
