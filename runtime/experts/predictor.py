@@ -45,6 +45,15 @@ class View:
         return scores
 
 
+@dataclass(frozen=True)
+class LinearScores:
+    """Scores of a state: its product with `rows` [E, H], divided by its root mean square, plus `offsets` [E]. `curve`: as a View's."""
+
+    rows: np.ndarray
+    offsets: np.ndarray
+    curve: np.ndarray
+
+
 def normalise_rows(hidden: np.ndarray) -> np.ndarray:
     """Rows [n, H] divided by their root mean square."""
     mean_square = np.einsum("ij,ij->i", hidden, hidden) / hidden.shape[1]
@@ -99,6 +108,15 @@ class Predictor:
     def trained(self) -> bool:
         """Whether linear maps were fitted."""
         return bool(self.views)
+
+    def linear(self, layer: int) -> LinearScores | None:
+        """The scores of a layer's experts as a linear map of the state that its router reads, if they are one."""
+        if self.views:
+            view = self.views["near"]
+            return LinearScores(view.maps[layer, :-1].T, view.maps[layer, -1], view.curves[layer])
+        router = self._routers.get(layer)
+        found = router.linear() if router else None
+        return LinearScores(*found, UNTRAINED_CURVE) if found else None
 
     def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray | None:
         """Log odds [layers, E] for a token with embedding [1, H], from recent tokens' choices; None if untrained."""

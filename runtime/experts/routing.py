@@ -12,6 +12,7 @@ from runtime.models.routers import SCORES
 from runtime.package.layout import Package, layer_name
 
 TINY = 1e-9
+SOME_ROWS = 256
 
 
 class Listener(Protocol):
@@ -31,13 +32,12 @@ class RouterScores:
     """Scores [n, E] that rank a layer's experts before groups exclude any; logits if the router uses probabilities."""
 
     def __init__(self, package: Package, layer: int):
-        model = onnx.load_from_string(package.whole_graph(layer_name("router", layer)))
+        self._model = model = onnx.load_from_string(package.whole_graph(layer_name("router", layer)))
+        self._hidden = package.family.hidden
         maker = next((node for node in model.graph.node if SCORES in node.output), None)
         self._probabilities = maker is not None and maker.op_type == "Softmax"
-        del model.graph.output[:]
-        name = SCORES if maker is not None else LOGITS
-        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-        self._session = ort.InferenceSession(model.SerializeToString(), session_options(), providers=["CPUExecutionProvider"])
+        self._session = self._session_of(SCORES if maker is not None else LOGITS)
+        self._ranks_logits = maker is None or self._probabilities
 
     def __call__(self, hidden: np.ndarray) -> np.ndarray:
         """Centred scores of `hidden` [n, H]; the untrained predictor passes a state from before the layer's attention."""
@@ -46,6 +46,33 @@ class RouterScores:
             scores = np.log(np.maximum(scores, TINY))
         centred: np.ndarray = scores - scores.mean(-1, keepdims=True)
         return centred
+
+    def linear(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(map [E, H] of states divided by their root mean square, offsets [E]) that give these scores; None if none does.
+
+        Found from the scores of unit vectors, and checked on random states.
+        """
+        if not self._ranks_logits:
+            return None
+        session, hidden = self._session_of(LOGITS), self._hidden
+
+        def logits(states: np.ndarray) -> np.ndarray:
+            made: np.ndarray = session.run(None, {"hidden": states})[0]
+            return made - made.mean(-1, keepdims=True)
+
+        unit = np.eye(hidden, dtype=np.float32) * np.float32(hidden**0.5)  # of root mean square 1
+        offsets = (logits(unit[:1]) + logits(-unit[:1]))[0] / 2
+        rows = np.concatenate([logits(unit[first : first + SOME_ROWS]) for first in range(0, hidden, SOME_ROWS)])
+        rows = (rows - offsets).T / np.float32(hidden**0.5)
+        states = np.random.default_rng(0).standard_normal((8, hidden)).astype(np.float32)
+        scores = logits(states)
+        given = (states / np.sqrt((states**2).mean(1, keepdims=True))) @ rows.T + offsets
+        return (rows, offsets) if np.abs(given - scores).max() < 1e-2 * np.abs(scores).max() else None
+
+    def _session_of(self, output: str) -> ort.InferenceSession:
+        del self._model.graph.output[:]
+        self._model.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
+        return ort.InferenceSession(self._model.SerializeToString(), session_options(), providers=["CPUExecutionProvider"])
 
 
 def multi_hot(chosen: np.ndarray, experts: int) -> np.ndarray:

@@ -18,6 +18,7 @@ from runtime.cache_rules.eviction import LFRU, LRU
 from runtime.cache_rules.forms import CPU, Form, Reason
 from runtime.errors import PackageError
 from runtime.experts.cache import ExpertCache
+from runtime.experts.predictor import LinearScores
 from runtime.package.reader import REMEDY, OpenFile
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
@@ -44,6 +45,12 @@ class Counter(IntEnum):
     HOLDING = 12
     LOADED = 13
     OTHERS = 14
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """Floats rounded to their upper 16 bits."""
+    words = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((words + 0x8000) >> 16).astype(np.uint16)
 
 
 @dataclass
@@ -97,6 +104,20 @@ class SlotCache:
         runs = [probes.native.SlotWork(self._extension(), layer, order[i : i + 1]) for i in range(len(chosen))]
         entries = [LogEntry(Kind.EXPERT, layer, order[i, ...], (Kind.EXPERT, CPU)) for i in range(len(chosen))]
         return Item(request, LogEntry(Kind.DISPATCH, layer, -1, None)), list(map(Item, runs, entries))
+
+    def foresee(self, layer: int, near: bool, scores: LinearScores, k: int, multiplier: float, *read: np.ndarray | None) -> Item:
+        """The prediction of a layer's choice of k, as it begins (`near`) or while the layer before runs.
+
+        read: the state; for the layer before also what it adds to it, times `multiplier`: its shared expert's row, and its choice
+        [k] with weights [k], by which rows of experts count that have run.
+        """
+        given = bfloat16(scores.rows), np.ascontiguousarray(scores.offsets, np.float32), *map(float, scores.curve), multiplier
+        prediction = probes.native.Foresight(self._extension(), layer, int(near), k, *given, *read)
+        return Item(prediction, LogEntry(None, layer, -1, None))
+
+    def predict(self, on: bool) -> None:
+        """Whether predictions are made, and experts read by them."""
+        self._extension().foresee(on)
 
     def take_over(self) -> None:
         """Hold what the ExpertCache holds."""

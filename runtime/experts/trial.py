@@ -18,6 +18,7 @@ from typing import Any
 from runtime.cache_rules.rule import CacheRule
 from runtime.experts.prefetch import Prefetcher
 from runtime.experts.routing import Listener
+from runtime.experts.slots import SlotCache
 from runtime.telemetry.log import RunLog, Step
 from runtime.telemetry.probes import Phase
 
@@ -151,14 +152,19 @@ class Prefetching:
         listeners: list[Listener],
         log: RunLog,
         trial: Trial | None,
+        slots: SlotCache | None,
     ):
         self.prefetcher, self.cache, self.listeners, self.log, self.trial = prefetcher, cache, listeners, log, trial
+        self.slots = slots
         self._waited = self._predicted = 0
 
     def step_begins(self, step: Step) -> None:
         """Called before the listeners are notified."""
         on = self.trial is None or self.trial.on or step.phase == Phase.PREFILL
         self.cache.background |= on
+        if self.slots and step.phase == Phase.DECODE:
+            self.slots.predict(on)
+            on = False
         if on != (self.prefetcher in self.listeners):
             (self.listeners.append if on else self.listeners.remove)(self.prefetcher)
         self._waited, self._predicted = self.log.stall_ns, self.prefetcher.spent_ns

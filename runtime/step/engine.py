@@ -72,7 +72,8 @@ class Engine:
                 trial.reason if trial else "on: as requested" + ("" if predictor.trained else f", though {UNTRAINED}")
             )
             prefetcher = Prefetcher(predictor, self._slots or cache, self.family, CPU)
-            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial)
+            in_extension = self._slots if self._tokens and self._tokens.predicts else None
+            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial, in_extension)
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
 
@@ -214,7 +215,8 @@ class Engine:
             return None
         if self.options.expert_cache is not None and not probes.built:
             return None
-        return TokenPath(self._parts, place.attention, self._loads_beside[Phase.DECODE] or self._predictor is not None)
+        beside = self._loads_beside[Phase.DECODE] or self._predictor is not None
+        return TokenPath(self._parts, place.attention, beside, self._predictor)
 
 
 def no_prefetch(package: Package, options: Options) -> str:

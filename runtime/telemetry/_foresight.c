@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Predicts which experts a layer will choose while tokens are decoded, and asks for those that are not in memory.
+ *
+ * A layer's router is nearly linear in the state that it reads. Its map is applied twice before the router runs: to the state as
+ * far as it is known while the layer before still waits for experts (FAR), and to the state that enters the layer (NEAR). How
+ * often a score so far above the border of the k-th was chosen is counted, and is the chance by which experts are read ahead.
+ */
+#include "_slots.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FAR, NEAR };
+enum { BINS = 16, MIDDLE = 4, PER_DEVIATION = 4 }; /* of margins, in quarters of the scores' standard deviation from -1 to 3 */
+enum { LANES = 8 };
+/* PRIOR: what the curve given in advance counts for, in scores; RECENT: scores of a bin after which the older ones count half. */
+static const float PRIOR = 4, RECENT = 512, TINY = 1e-6f;
+/* Least chance of a read while none is under way and while one is; below the third, a read that was asked for is forgotten. */
+static const float SPARE = 0.45f, SCARCE = 0.6f, NEEDLESS = 0.1f;
+/* Reads of a nearer layer come first; within a layer, log odds decide. */
+static const double LAYER_AHEAD = 100;
+
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+
+struct foresight {
+	PyObject_HEAD
+	struct slots *slots;
+	int32_t layer, stage, k;
+	float multiplier; /* of what a layer adds to its state */
+	float slope, offset; /* of the log odds over margins, before anything was counted */
+	Py_ssize_t hidden;
+	Py_buffer map, offsets; /* bfloat16 [experts, hidden] and float [experts] */
+	Py_buffer state, common, weights; /* float: [hidden], [hidden] or none; by place in the choice [k], or none */
+	Py_buffer chosen; /* int64 [k]: the choice that `weights` belongs to, or none */
+	float *known, *scores; /* [hidden], [experts] */
+	uint8_t *bin; /* [experts]: of the last prediction */
+	int made; /* whether there is one that was not judged yet */
+	float seen[BINS], hit[BINS];
+};
+
+#define FLOATS(buffer) ((const float *)(buffer).buf)
+
+static void add_row(float *sum, const float *row, float weight, Py_ssize_t n)
+{
+	for (Py_ssize_t i = 0; i < n; i++)
+		sum[i] += weight * row[i];
+}
+
+/* What is known of the state: with `late`, the shared expert and those that have run count; the others are missing. */
+static void gather(struct foresight *f, int late)
+{
+	const struct slots *s = f->slots;
+	const int64_t *chosen = f->chosen.buf;
+
+	memcpy(f->known, f->state.buf, (size_t)f->state.len);
+	if (late && f->common.obj)
+		add_row(f->known, f->common.buf, f->multiplier, f->hidden);
+	for (int i = 0; late && chosen && i < s->chosen; i++)
+		for (int j = 0; s->ran[i] && j < f->k; j++)
+			if (chosen[j] == EXPERT_OF(s, s->event[i]))
+				add_row(f->known, FLOATS(s->rows) + chosen[j] * f->hidden, f->multiplier * FLOATS(f->weights)[j], f->hidden);
+}
+
+static float product(const uint16_t *row, const float *state, Py_ssize_t n)
+{
+	lanes sums[2] = {{0}};
+	float sum = 0;
+	Py_ssize_t i;
+
+	for (i = 0; i + 2 * LANES <= n; i += 2 * LANES)
+		for (int part = 0; part < 2; part++) {
+			halves half;
+			words word;
+			lanes wide, given;
+
+			memcpy(&half, row + i + part * LANES, sizeof(half));
+			memcpy(&given, state + i + part * LANES, sizeof(given));
+			word = __builtin_convertvector(half, words) << 16;
+			memcpy(&wide, &word, sizeof(wide));
+			sums[part] += wide * given;
+		}
+	for (int lane = 0; lane < LANES; lane++)
+		sum += sums[0][lane] + sums[1][lane];
+	for (; i < n; i++) {
+		uint32_t word = (uint32_t)row[i] << 16;
+		float wide;
+
+		memcpy(&wide, &word, sizeof(wide));
+		sum += wide * state[i];
+	}
+	return sum;
+}
+
+/* Writes the scores, and returns the border between the best k and the rest; *deviation: theirs. */
+static float score(struct foresight *f, float *deviation)
+{
+	int32_t experts = f->slots->experts;
+	float top[MOST_CHOSEN + 1], squares = 0, sum = 0, scale;
+	int held = 0, wanted = f->k < experts ? f->k + 1 : f->k;
+
+	for (Py_ssize_t i = 0; i < f->hidden; i++)
+		squares += f->known[i] * f->known[i];
+	scale = 1 / sqrtf(squares / (float)f->hidden + TINY);
+	squares = 0;
+	for (int32_t expert = 0; expert < experts; expert++) {
+		float value = product((const uint16_t *)f->map.buf + expert * f->hidden, f->known, f->hidden) * scale +
+			      FLOATS(f->offsets)[expert];
+		int place;
+
+		f->scores[expert] = value;
+		sum += value;
+		squares += value * value;
+		if (held == wanted && value <= top[wanted - 1])
+			continue;
+		place = held < wanted ? held++ : wanted - 1;
+		for (; place > 0 && top[place - 1] < value; place--)
+			top[place] = top[place - 1];
+		top[place] = value;
+	}
+	sum /= (float)experts;
+	*deviation = sqrtf(fmaxf(squares / (float)experts - sum * sum, TINY));
+	return (top[f->k - 1] + top[wanted - 1]) / 2;
+}
+
+static int bin_of(float margin, float deviation)
+{
+	int bin = (int)floorf(margin / deviation * PER_DEVIATION) + MIDDLE;
+
+	return bin < 0 ? 0 : bin < BINS ? bin : BINS - 1;
+}
+
+/* The chance that an expert with this margin is chosen: the given curve, corrected by what was counted. */
+static float chance(const struct foresight *f, float margin, int bin)
+{
+	float given = 1 / (1 + expf(-(f->slope * margin + f->offset)));
+
+	return (given * PRIOR + f->hit[bin]) / (PRIOR + f->seen[bin]);
+}
+
+static int ask(struct foresight *f, int late)
+{
+	struct slots *s = f->slots;
+	float deviation, border, least = s->in_flight ? SCARCE : SPARE;
+
+	gather(f, late);
+	border = score(f, &deviation);
+	for (int32_t expert = 0; expert < s->experts; expert++) {
+		float margin = f->scores[expert] - border, likely;
+		int32_t form = f->layer * s->experts + expert;
+
+		f->bin[expert] = (uint8_t)bin_of(margin, deviation);
+		likely = chance(f, margin, f->bin[expert]);
+		if (likely < NEEDLESS)
+			forget_wish(s, form);
+		else if (likely > least)
+			wish_for(s, form, f->layer * LAYER_AHEAD - log(likely / (1 - likely + TINY)));
+	}
+	f->made = 1;
+	return read_ahead(s);
+}
+
+/* The layer has chosen: count what was predicted. */
+void judge(struct slots *s, int32_t layer)
+{
+	for (int stage = 0; stage < STAGES; stage++) {
+		struct foresight *f = s->foresight[layer * STAGES + stage];
+
+		if (!f || !f->made)
+			continue;
+		f->made = 0;
+		for (int32_t expert = 0; expert < s->experts; expert++)
+			f->seen[f->bin[expert]]++;
+		for (int i = 0; i < s->chosen; i++)
+			f->hit[f->bin[EXPERT_OF(s, s->event[i])]]++;
+		for (int bin = 0; bin < BINS; bin++)
+			if (f->seen[bin] > RECENT) {
+				f->seen[bin] /= 2;
+				f->hit[bin] /= 2;
+			}
+	}
+}
+
+/* The layer is about to run its place `i`: if it has to wait for a read, or none is missing, what comes next is predicted. */
+int foresee_late(struct slots *s, int32_t layer, int i)
+{
+	struct foresight *f = layer + 1 < s->layers ? s->foresight[(layer + 1) * STAGES + FAR] : NULL;
+	int32_t place = s->place[s->event[i]];
+
+	if (!f || !s->foreseeing || s->foreseen || (place >= 0 && s->slot[place].state == LANDED && layer_waits(s)))
+		return 0;
+	s->foreseen = 1;
+	return ask(f, 1);
+}
+
+/* FAR: once the layer before has chosen, if it does not wait for a read; NEAR: as the layer begins. */
+int do_foresight(PyObject *item, int64_t *times)
+{
+	struct foresight *f = (struct foresight *)item;
+	struct slots *s = f->slots;
+	int failed = 0;
+
+	times[0] = (int64_t)now();
+	reap(s, 0);
+	if (s->foreseeing && (f->stage == NEAR || !layer_waits(s))) {
+		s->foreseen |= f->stage == FAR;
+		failed = ask(f, 0);
+	}
+	times[1] = failed ? 0 : (int64_t)now();
+	return failed;
+}
+
+static int buffer(PyObject *object, Py_buffer *view, Py_ssize_t bytes)
+{
+	if (object == Py_None)
+		return 0;
+	if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE))
+		return -1;
+	if (view->len == bytes)
+		return 0;
+	PyErr_SetString(PyExc_ValueError, "what a prediction reads does not belong together");
+	return -1;
+}
+
+/* Foresight(slots, layer, stage, k, map, offsets, slope, offset, multiplier, state, common, chosen, weights) */
+static int foresight_init(struct foresight *f, PyObject *arguments, PyObject *keywords)
+{
+	PyObject *map, *offsets, *state, *common, *chosen, *weights;
+	Py_ssize_t experts;
+
+	(void)keywords;
+	if (f->slots) {
+		PyErr_SetString(PyExc_TypeError, "a prediction is made once");
+		return -1;
+	}
+	if (!PyArg_ParseTuple(arguments, "O!iiiOOfffOOOO", slots_type, &f->slots, &f->layer, &f->stage, &f->k, &map, &offsets,
+			      &f->slope, &f->offset, &f->multiplier, &state, &common, &chosen, &weights)) {
+		f->slots = NULL;
+		return -1;
+	}
+	Py_INCREF((PyObject *)f->slots);
+	experts = f->slots->experts;
+	f->hidden = f->slots->rows.len / experts / (Py_ssize_t)sizeof(float);
+	if (f->layer < 0 || f->layer >= f->slots->layers || f->stage < 0 || f->stage >= STAGES || f->k < 1 || f->k > MOST_CHOSEN ||
+	    f->k > experts) {
+		PyErr_SetString(PyExc_ValueError, "no such layer, stage or number of experts");
+		return -1;
+	}
+	if (buffer(map, &f->map, experts * f->hidden * 2) || buffer(offsets, &f->offsets, experts * 4) ||
+	    buffer(state, &f->state, f->hidden * 4) || buffer(common, &f->common, f->hidden * 4) ||
+	    buffer(chosen, &f->chosen, f->k * 8) || buffer(weights, &f->weights, f->k * 4))
+		return -1;
+	f->known = malloc((size_t)f->hidden * sizeof(float));
+	f->scores = malloc((size_t)experts * sizeof(float));
+	f->bin = malloc((size_t)experts);
+	if (!f->known || !f->scores || !f->bin || !f->map.obj || !f->offsets.obj || !f->state.obj || !f->chosen.obj != !f->weights.obj) {
+		PyErr_SetString(PyExc_ValueError, "a prediction needs a map, offsets and a state");
+		return -1;
+	}
+	f->slots->foresight[f->layer * STAGES + f->stage] = f;
+	return 0;
+}
+
+static void foresight_dealloc(struct foresight *f)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)f);
+	struct foresight **kept = f->bin ? f->slots->foresight + f->layer * STAGES + f->stage : NULL;
+
+	if (kept && *kept == f)
+		*kept = NULL;
+	free(f->known);
+	free(f->scores);
+	free(f->bin);
+	PyBuffer_Release(&f->map);
+	PyBuffer_Release(&f->offsets);
+	PyBuffer_Release(&f->state);
+	PyBuffer_Release(&f->common);
+	PyBuffer_Release(&f->chosen);
+	PyBuffer_Release(&f->weights);
+	Py_XDECREF((PyObject *)f->slots);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(f);
+	Py_DECREF(type);
+}
+
+static PyType_Slot foresight_slots[] = {
+	{Py_tp_init, foresight_init},
+	{Py_tp_dealloc, foresight_dealloc},
+	{Py_tp_doc, "A prediction of what a layer will choose."},
+	{0, NULL},
+};
+PyType_Spec foresight_spec = {
+	.name = "runtime.telemetry._probes.Foresight",
+	.basicsize = sizeof(struct foresight),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = foresight_slots,
+};
