@@ -45,6 +45,7 @@ class Counter(IntEnum):
     HOLDING = 12
     LOADED = 13
     OTHERS = 14
+    PREDICT_NS = 15
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@
 
 enum { FAR, NEAR };
 enum { BINS = 16, MIDDLE = 4, PER_DEVIATION = 4 }; /* of margins, in quarters of the scores' standard deviation from -1 to 3 */
+enum { PRESENT = BINS }; /* what is in memory has a bin of its own: what is not is chosen less often */
 enum { LANES = 8 };
 /* PRIOR: what the curve given in advance counts for, in scores; RECENT: scores of a bin after which the older ones count half. */
 static const float PRIOR = 4, RECENT = 512, TINY = 1e-6f;
@@ -38,7 +39,7 @@ struct foresight {
 	float *known, *scores; /* [hidden], [experts] */
 	uint8_t *bin; /* [experts]: of the last prediction */
 	int made; /* whether there is one that was not judged yet */
-	float seen[BINS], hit[BINS];
+	float seen[BINS + 1], hit[BINS + 1];
 };
 
 #define FLOATS(buffer) ((const float *)(buffer).buf)
@@ -144,6 +145,7 @@ static int ask(struct foresight *f, int late)
 {
 	struct slots *s = f->slots;
 	float deviation, border, least = s->in_flight ? SCARCE : SPARE;
+	uint64_t began = now();
 
 	gather(f, late);
 	border = score(f, &deviation);
@@ -151,6 +153,10 @@ static int ask(struct foresight *f, int late)
 		float margin = f->scores[expert] - border, likely;
 		int32_t form = f->layer * s->experts + expert;
 
+		if (s->place[form] >= 0) {
+			f->bin[expert] = PRESENT;
+			continue;
+		}
 		f->bin[expert] = (uint8_t)bin_of(margin, deviation);
 		likely = chance(f, margin, f->bin[expert]);
 		if (likely < NEEDLESS)
@@ -159,6 +165,7 @@ static int ask(struct foresight *f, int late)
 			wish_for(s, form, f->layer * LAYER_AHEAD - log(likely / (1 - likely + TINY)));
 	}
 	f->made = 1;
+	COUNTER(s, PREDICT_NS) += (int64_t)(now() - began);
 	return read_ahead(s);
 }
 

@@ -26,7 +26,6 @@ static const uint64_t PIECE = 3 << 19; /* of a prefetch, in bytes; smaller ones 
 static const double EXTRA_SHARE = 0.4, EXTRA = 8, SAVED = 128;
 /* Urgency of a read that was begun for a layer that did not choose the expert. */
 static const double IDLE = 1e12;
-enum counter { CLOCK, EVENT, HITS, MISSES, USED_AHEAD, DEMANDED, AHEAD_READ, EVICTED, LOAD_NS, STALL_NS, READING, QUEUED, HOLDING, LOADED, OTHERS, COUNTERS };
 enum { KEPT_LOADS = 1024 };
 
 /* --- what is in memory --- */

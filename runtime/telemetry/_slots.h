@@ -24,6 +24,10 @@ struct wish { /* a prefetch that was asked for and is not wholly submitted yet *
 	double urgency; /* smaller: sooner */
 };
 
+enum counter {
+	CLOCK, EVENT, HITS, MISSES, USED_AHEAD, DEMANDED, AHEAD_READ, EVICTED, LOAD_NS, STALL_NS, READING, QUEUED, HOLDING, LOADED, OTHERS,
+	PREDICT_NS, COUNTERS
+};
 enum state { FREE, IN_FLIGHT, LANDED };
 
 struct foresight;
