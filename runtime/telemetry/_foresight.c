@@ -17,10 +17,16 @@ enum { PRESENT = BINS }; /* what is in memory has a bin of its own: what is not 
 enum { LANES = 8 };
 /* PRIOR: what the curve given in advance counts for, in scores; RECENT: scores of a bin after which the older ones count half. */
 static const float PRIOR = 4, RECENT = 512, TINY = 1e-6f;
-/* Least chance of a read while none is under way and while one is; below the third, a read that was asked for is forgotten. */
-static const float SPARE = 0.45f, SCARCE = 0.6f, NEEDLESS = 0.1f;
+/* Least chance of a read; below the other, a read that was asked for is forgotten. */
+static const float LEAST = 0.6f, NEEDLESS = 0.1f;
 /* Reads of a nearer layer come first; within a layer, log odds decide. */
 static const double LAYER_AHEAD = 100;
+
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define VECTORS __attribute__((target_clones("avx2", "default")))
+#else
+#define VECTORS
+#endif
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
@@ -38,6 +44,7 @@ struct foresight {
 	Py_buffer chosen; /* int64 [k]: the choice that `weights` belongs to, or none */
 	float *known, *scores; /* [hidden], [experts] */
 	uint8_t *bin; /* [experts]: of the last prediction */
+	int early; /* of a FAR one: whether it was made before the layer's experts ran */
 	int made; /* whether there is one that was not judged yet */
 	float seen[BINS + 1], hit[BINS + 1];
 };
@@ -65,13 +72,15 @@ static void gather(struct foresight *f, int late)
 				add_row(f->known, FLOATS(s->rows) + chosen[j] * f->hidden, f->multiplier * FLOATS(f->weights)[j], f->hidden);
 }
 
-static float product(const uint16_t *row, const float *state, Py_ssize_t n)
+/* A row is a page or more: its successor is fetched meanwhile, as the processor's own prefetching ends with a page. */
+VECTORS static float product(const uint16_t *row, const float *state, Py_ssize_t n)
 {
 	lanes sums[2] = {{0}};
 	float sum = 0;
 	Py_ssize_t i;
 
-	for (i = 0; i + 2 * LANES <= n; i += 2 * LANES)
+	for (i = 0; i + 2 * LANES <= n; i += 2 * LANES) {
+		__builtin_prefetch(row + n + i);
 		for (int part = 0; part < 2; part++) {
 			halves half;
 			words word;
@@ -83,6 +92,7 @@ static float product(const uint16_t *row, const float *state, Py_ssize_t n)
 			memcpy(&wide, &word, sizeof(wide));
 			sums[part] += wide * given;
 		}
+	}
 	for (int lane = 0; lane < LANES; lane++)
 		sum += sums[0][lane] + sums[1][lane];
 	for (; i < n; i++) {
@@ -144,7 +154,7 @@ static float chance(const struct foresight *f, float margin, int bin)
 static int ask(struct foresight *f, int late)
 {
 	struct slots *s = f->slots;
-	float deviation, border, least = s->in_flight ? SCARCE : SPARE;
+	float deviation, border;
 	uint64_t began = now();
 
 	gather(f, late);
@@ -161,10 +171,11 @@ static int ask(struct foresight *f, int late)
 		likely = chance(f, margin, f->bin[expert]);
 		if (likely < NEEDLESS)
 			forget_wish(s, form);
-		else if (likely > least)
+		else if (likely > LEAST)
 			wish_for(s, form, f->layer * LAYER_AHEAD - log(likely / (1 - likely + TINY)));
 	}
 	f->made = 1;
+	f->early = !late;
 	COUNTER(s, PREDICT_NS) += (int64_t)(now() - began);
 	return read_ahead(s);
 }
@@ -202,6 +213,14 @@ int foresee_late(struct slots *s, int32_t layer, int i)
 	return ask(f, 1);
 }
 
+/* Whether nearly everything was known when the layer was predicted. */
+static int foreseen_late(const struct foresight *near)
+{
+	const struct foresight *far = near->slots->foresight[near->layer * STAGES + FAR];
+
+	return far && far->made && !far->early;
+}
+
 /* FAR: once the layer before has chosen, if it does not wait for a read; NEAR: as the layer begins. */
 int do_foresight(PyObject *item, int64_t *times)
 {
@@ -211,10 +230,11 @@ int do_foresight(PyObject *item, int64_t *times)
 
 	times[0] = (int64_t)now();
 	reap(s, 0);
-	if (s->foreseeing && (f->stage == NEAR || !layer_waits(s))) {
+	if (s->foreseeing && (f->stage == NEAR ? !foreseen_late(f) : !layer_waits(s))) {
 		s->foreseen |= f->stage == FAR;
 		failed = ask(f, 0);
-	}
+	} else
+		failed = read_ahead(s);
 	times[1] = failed ? 0 : (int64_t)now();
 	return failed;
 }
