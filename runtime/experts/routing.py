@@ -1,5 +1,6 @@
 """Routers' choices: the interface to listen to them, and the scores that decide them."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +12,11 @@ from runtime.models.decoder import LOGITS
 from runtime.models.routers import SCORES
 from runtime.package.layout import Package, layer_name
 
-TINY = 1e-9
-SOME_ROWS = 256
+TINY, SMALL = 1e-9, 1e-6
+SOME_ROWS, NEARLY = 256, 0.01
+LOGITS_RULE = "logits"
+RULES = (LOGITS_RULE, "Sigmoid", "Softmax")
+"""What ranks experts, in the order of the extension's numbers."""
 
 
 class Listener(Protocol):
@@ -28,16 +32,28 @@ class Listener(Protocol):
         """The router read `attended` [n, H] and chose experts [n, k]."""
 
 
+@dataclass(frozen=True)
+class LinearScores:
+    """Scores of a state: its product with `rows` [E, H], divided by its root mean square, plus `offsets` [E].
+
+    `rule`: a key of RULES, what they are turned into before experts are ranked. `corrections` [E] are then added.
+    """
+
+    rows: np.ndarray
+    offsets: np.ndarray
+    rule: str = LOGITS_RULE
+    corrections: np.ndarray | None = None
+
+
 class RouterScores:
     """Scores [n, E] that rank a layer's experts before groups exclude any; logits if the router uses probabilities."""
 
     def __init__(self, package: Package, layer: int):
-        self._model = model = onnx.load_from_string(package.whole_graph(layer_name("router", layer)))
-        self._hidden = package.family.hidden
+        self._package, self._layer = package, layer
+        model = self._graph()
         maker = next((node for node in model.graph.node if SCORES in node.output), None)
         self._probabilities = maker is not None and maker.op_type == "Softmax"
-        self._session = self._session_of(SCORES if maker is not None else LOGITS)
-        self._ranks_logits = maker is None or self._probabilities
+        self._session = session_of(model, SCORES if maker is not None else LOGITS)
 
     def __call__(self, hidden: np.ndarray) -> np.ndarray:
         """Centred scores of `hidden` [n, H]; the untrained predictor passes a state from before the layer's attention."""
@@ -47,32 +63,51 @@ class RouterScores:
         centred: np.ndarray = scores - scores.mean(-1, keepdims=True)
         return centred
 
-    def linear(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """(map [E, H] of states divided by their root mean square, offsets [E]) that give these scores; None if none does.
-
-        Found from the scores of unit vectors, and checked on random states.
-        """
-        if not self._ranks_logits:
-            return None
-        session, hidden = self._session_of(LOGITS), self._hidden
+    def linear(self) -> LinearScores | None:
+        """The scores as a linear map, if they are one: found from the logits of unit vectors, and checked on random states."""
+        model, hidden = self._graph(), self._package.family.hidden
+        rule, corrections = ranking_of(model)
+        session = session_of(model, LOGITS)
 
         def logits(states: np.ndarray) -> np.ndarray:
             made: np.ndarray = session.run(None, {"hidden": states})[0]
-            return made - made.mean(-1, keepdims=True)
+            return made
 
         unit = np.eye(hidden, dtype=np.float32) * np.float32(hidden**0.5)  # of root mean square 1
         offsets = (logits(unit[:1]) + logits(-unit[:1]))[0] / 2
         rows = np.concatenate([logits(unit[first : first + SOME_ROWS]) for first in range(0, hidden, SOME_ROWS)])
         rows = (rows - offsets).T / np.float32(hidden**0.5)
         states = np.random.default_rng(0).standard_normal((8, hidden)).astype(np.float32)
-        scores = logits(states)
-        given = (states / np.sqrt((states**2).mean(1, keepdims=True))) @ rows.T + offsets
-        return (rows, offsets) if np.abs(given - scores).max() < 1e-2 * np.abs(scores).max() else None
+        scores, given = logits(states), normalise_rows(states) @ rows.T + offsets
+        same = np.abs(given - scores).max() <= NEARLY * np.abs(scores).max()
+        return LinearScores(rows, offsets, rule, corrections) if same else None
 
-    def _session_of(self, output: str) -> ort.InferenceSession:
-        del self._model.graph.output[:]
-        self._model.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
-        return ort.InferenceSession(self._model.SerializeToString(), session_options(), providers=["CPUExecutionProvider"])
+    def _graph(self) -> onnx.ModelProto:
+        return onnx.load_from_string(self._package.whole_graph(layer_name("router", self._layer)))
+
+
+def ranking_of(model: onnx.ModelProto) -> tuple[str, np.ndarray | None]:
+    """(key of RULES, corrections [E]) by which a router's graph ranks experts."""
+    made = {output: node for node in model.graph.node for output in node.output}
+    if SCORES not in made or made[SCORES].op_type == "Softmax":
+        return LOGITS_RULE, None
+    scores, correction = made[SCORES].input
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == correction)
+    return made[scores].op_type, onnx.numpy_helper.to_array(tensor).astype(np.float32)
+
+
+def session_of(model: onnx.ModelProto, output: str) -> ort.InferenceSession:
+    """A session of a graph with this output alone."""
+    del model.graph.output[:]
+    model.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
+    return ort.InferenceSession(model.SerializeToString(), session_options(), providers=["CPUExecutionProvider"])
+
+
+def normalise_rows(hidden: np.ndarray) -> np.ndarray:
+    """Rows [n, H] divided by their root mean square."""
+    mean_square = np.einsum("ij,ij->i", hidden, hidden) / hidden.shape[1]
+    rows: np.ndarray = hidden / np.sqrt(mean_square + SMALL)[:, None]
+    return rows
 
 
 def multi_hot(chosen: np.ndarray, experts: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from runtime.cache_rules.eviction import LFRU, LRU
 from runtime.cache_rules.forms import CPU, Form, Reason
 from runtime.errors import PackageError
 from runtime.experts.cache import ExpertCache
-from runtime.experts.predictor import LinearScores
+from runtime.experts.routing import RULES, LinearScores
 from runtime.package.reader import REMEDY, OpenFile
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
@@ -106,19 +106,33 @@ class SlotCache:
         entries = [LogEntry(Kind.EXPERT, layer, order[i, ...], (Kind.EXPERT, CPU)) for i in range(len(chosen))]
         return Item(request, LogEntry(Kind.DISPATCH, layer, -1, None)), list(map(Item, runs, entries))
 
-    def foresee(self, layer: int, near: bool, scores: LinearScores, k: int, multiplier: float, *read: np.ndarray | None) -> Item:
-        """The prediction of a layer's choice of k, as it begins (`near`) or while the layer before runs.
+    def foresee(
+        self,
+        layer: int,
+        near: bool,
+        predicted: tuple[LinearScores, np.ndarray],
+        k: int,
+        multiplier: float,
+        *read: np.ndarray | None,
+    ) -> Item:
+        """The prediction of a layer's choice of k, as it begins (`near`) or while the one before runs.
 
         read: the state; for the layer before also what it adds to it, times `multiplier`: its shared expert's row, and its choice
         [k] with weights [k], by which rows of experts count that have run.
         """
-        given = bfloat16(scores.rows), np.ascontiguousarray(scores.offsets, np.float32), *map(float, scores.curve), multiplier
-        prediction = probes.native.Foresight(self._extension(), layer, int(near), k, *given, *read)
-        return Item(prediction, LogEntry(None, layer, -1, None))
+        scores, curve = predicted
+        given = bfloat16(scores.rows), np.ascontiguousarray(scores.offsets), RULES.index(scores.rule), scores.corrections
+        prediction = probes.native.Foresight(self._extension(), layer, near, k, *given, *map(float, curve), multiplier, *read)
+        return Item(prediction, LogEntry(Kind.ROUTER, layer, -1, None, "predict"))
 
     def predict(self, on: bool) -> None:
         """Whether predictions are made, and experts read by them."""
         self._extension().foresee(on)
+
+    @property
+    def spent_ns(self) -> int:
+        """Time spent on predicting so far."""
+        return int(self.counts[Counter.PREDICT_NS])
 
     def take_over(self) -> None:
         """Hold what the ExpertCache holds."""

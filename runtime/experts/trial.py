@@ -139,33 +139,30 @@ def describe_samples(samples: deque[Sample]) -> str:
 
 
 class Prefetching:
-    """Adds a Prefetcher to the engine's listeners, always or by the decision of a trial.
+    """Turns prediction on, always or by the decision of a trial: the extension's, or a Prefetcher among the engine's listeners.
 
     While it is off, decoding is plain demand loading: no listener, and the cache loads as the engine has set it for the step. In
-    prefill it always listens: the prompt fills the history, and a chunk requests all its experts at once.
+    prefill a Prefetcher always listens: the prompt fills the history, and a chunk requests all its experts at once.
     """
 
     def __init__(
         self,
-        prefetcher: Prefetcher,
+        prefetcher: Prefetcher | SlotCache,
         cache: CacheRule[Any],
         listeners: list[Listener],
         log: RunLog,
         trial: Trial | None,
-        slots: SlotCache | None,
     ):
         self.prefetcher, self.cache, self.listeners, self.log, self.trial = prefetcher, cache, listeners, log, trial
-        self.slots = slots
         self._waited = self._predicted = 0
 
     def step_begins(self, step: Step) -> None:
         """Called before the listeners are notified."""
         on = self.trial is None or self.trial.on or step.phase == Phase.PREFILL
         self.cache.background |= on
-        if self.slots and step.phase == Phase.DECODE:
-            self.slots.predict(on)
-            on = False
-        if on != (self.prefetcher in self.listeners):
+        if isinstance(self.prefetcher, SlotCache):
+            self.prefetcher.predict(on)
+        elif on != (self.prefetcher in self.listeners):
             (self.listeners.append if on else self.listeners.remove)(self.prefetcher)
         self._waited, self._predicted = self.log.stall_ns, self.prefetcher.spent_ns
 

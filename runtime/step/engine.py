@@ -71,9 +71,9 @@ class Engine:
             log.prefetching = (
                 trial.reason if trial else "on: as requested" + ("" if predictor.trained else f", though {UNTRAINED}")
             )
-            prefetcher = Prefetcher(predictor, self._slots or cache, self.family, CPU)
-            in_extension = self._slots if self._tokens and self._tokens.predicts else None
-            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial, in_extension)
+            by_extension = self._slots if self._tokens and self._tokens.predicts else None
+            prefetcher = by_extension or Prefetcher(predictor, self._slots or cache, self.family, CPU)
+            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial)
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
 

@@ -72,28 +72,25 @@ class TokenPath(LayerLoop):
         self.predicts = bool(self._predictions)
 
     def _predict(self, predictor: Predictor) -> dict[tuple[int, bool], Item]:
-        """The predictions of layers' choices, by layer and whether it is made as the layer begins; empty unless all layers have one."""
+        """By layer, and whether made as it begins: the prediction of its choice; empty unless all layers have one."""
         assert self.slots
         items: dict[tuple[int, bool], Item] = {}
         top_k, multiplier = self.family.top_k, self.family.residual_multiplier
         for layer in self._routed_layers:
-            scores = predictor.linear(layer)
-            if scores is None:
+            predicted = predictor.linear(layer)
+            if predicted is None:
                 return {}
-            items[layer, True] = self.slots.foresee(layer, True, scores, top_k, 1.0, self.hidden[0], None, None, None)
+            items[layer, True] = self.slots.foresee(layer, True, predicted, top_k, 1.0, self.hidden[0], None, None, None)
             if layer - 1 in self._routed_layers:
-                before = layer - 1
-                added = (
-                    (None, None, None)
-                    if self.parts.norms[before]
-                    else (
-                        self._common[0] if self.parts.shared[before] else None,
-                        self._choice[before],
-                        self._weights[before, 0],
-                    )
-                )
-                items[layer, False] = self.slots.foresee(layer, False, scores, top_k, multiplier, self._attended[0], *added)
+                read = self._attended[0], *self._added(layer - 1)
+                items[layer, False] = self.slots.foresee(layer, False, predicted, top_k, multiplier, *read)
         return items
+
+    def _added(self, layer: int) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """(row of the shared expert, choice, weights): what a layer adds to its state; nothing if that is normed before."""
+        if self.parts.norms[layer]:
+            return None, None, None
+        return self._common[0] if self.parts.shared[layer] else None, self._choice[layer], self._weights[layer, 0]
 
     def run(self, sequence: Sequence, embedded: np.ndarray, seq: int) -> np.ndarray:
         """Hidden [1, H] after the last layer."""

@@ -12,6 +12,7 @@
 #include <string.h>
 
 enum { FAR, NEAR };
+enum { LOGITS, SIGMOID, SOFTMAX }; /* what experts are ranked by */
 enum { BINS = 16, MIDDLE = 4, PER_DEVIATION = 4 }; /* of margins, in quarters of the scores' standard deviation from -1 to 3 */
 enum { PRESENT = BINS }; /* what is in memory has a bin of its own: what is not is chosen less often */
 enum { LANES = 8 };
@@ -35,11 +36,11 @@ typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 struct foresight {
 	PyObject_HEAD
 	struct slots *slots;
-	int32_t layer, stage, k;
+	int32_t layer, stage, k, rule;
 	float multiplier; /* of what a layer adds to its state */
 	float slope, offset; /* of the log odds over margins, before anything was counted */
 	Py_ssize_t hidden;
-	Py_buffer map, offsets; /* bfloat16 [experts, hidden] and float [experts] */
+	Py_buffer map, offsets, corrections; /* bfloat16 [experts, hidden] and float [experts]; the last none by LOGITS */
 	Py_buffer state, common, weights; /* float: [hidden], [hidden] or none; by place in the choice [k], or none */
 	Py_buffer chosen; /* int64 [k]: the choice that `weights` belongs to, or none */
 	float *known, *scores; /* [hidden], [experts] */
@@ -105,35 +106,66 @@ VECTORS static float product(const uint16_t *row, const float *state, Py_ssize_t
 	return sum;
 }
 
-/* Writes the scores, and returns the border between the best k and the rest; *deviation: theirs. */
-static float score(struct foresight *f, float *deviation)
+static void compute_logits(struct foresight *f)
 {
-	int32_t experts = f->slots->experts;
-	float top[MOST_CHOSEN + 1], squares = 0, sum = 0, scale;
-	int held = 0, wanted = f->k < experts ? f->k + 1 : f->k;
+	float squares = 0, scale;
 
 	for (Py_ssize_t i = 0; i < f->hidden; i++)
 		squares += f->known[i] * f->known[i];
 	scale = 1 / sqrtf(squares / (float)f->hidden + TINY);
-	squares = 0;
-	for (int32_t expert = 0; expert < experts; expert++) {
-		float value = product((const uint16_t *)f->map.buf + expert * f->hidden, f->known, f->hidden) * scale +
-			      FLOATS(f->offsets)[expert];
-		int place;
+	for (int32_t expert = 0; expert < f->slots->experts; expert++)
+		f->scores[expert] = product((const uint16_t *)f->map.buf + expert * f->hidden, f->known, f->hidden) * scale +
+				    FLOATS(f->offsets)[expert];
+}
 
-		f->scores[expert] = value;
-		sum += value;
-		squares += value * value;
+/* Probabilities of the logits, each plus its correction, where a router ranks experts by them. */
+static void correct(struct foresight *f)
+{
+	float sum = 0, most = -INFINITY;
+
+	for (int32_t expert = 0; f->rule == SOFTMAX && expert < f->slots->experts; expert++)
+		most = fmaxf(most, f->scores[expert]);
+	for (int32_t expert = 0; f->rule == SOFTMAX && expert < f->slots->experts; expert++)
+		sum += f->scores[expert] = expf(f->scores[expert] - most);
+	for (int32_t expert = 0; expert < f->slots->experts; expert++)
+		f->scores[expert] = (f->rule == SIGMOID ? 1 / (1 + expf(-f->scores[expert])) : f->scores[expert] / sum) +
+				    FLOATS(f->corrections)[expert];
+}
+
+/* The middle between the k-th and the next best score. */
+static float border_of(const struct foresight *f)
+{
+	int32_t experts = f->slots->experts;
+	int held = 0, wanted = f->k < experts ? f->k + 1 : f->k;
+	float top[MOST_CHOSEN + 1];
+
+	for (int32_t expert = 0; expert < experts; expert++) {
+		float value = f->scores[expert];
+		int place = held;
+
 		if (held == wanted && value <= top[wanted - 1])
 			continue;
-		place = held < wanted ? held++ : wanted - 1;
+		if (held < wanted)
+			held++;
+		else
+			place = wanted - 1;
 		for (; place > 0 && top[place - 1] < value; place--)
 			top[place] = top[place - 1];
 		top[place] = value;
 	}
-	sum /= (float)experts;
-	*deviation = sqrtf(fmaxf(squares / (float)experts - sum * sum, TINY));
 	return (top[f->k - 1] + top[wanted - 1]) / 2;
+}
+
+static float deviation_of(const float *values, int32_t n)
+{
+	float sum = 0, squares = 0;
+
+	for (int32_t i = 0; i < n; i++) {
+		sum += values[i];
+		squares += values[i] * values[i];
+	}
+	sum /= (float)n;
+	return sqrtf(fmaxf(squares / (float)n - sum * sum, TINY * TINY));
 }
 
 static int bin_of(float margin, float deviation)
@@ -154,11 +186,15 @@ static float chance(const struct foresight *f, float margin, int bin)
 static int ask(struct foresight *f, int late)
 {
 	struct slots *s = f->slots;
-	float deviation, border;
 	uint64_t began = now();
+	float deviation, border;
 
 	gather(f, late);
-	border = score(f, &deviation);
+	compute_logits(f);
+	if (f->rule != LOGITS)
+		correct(f);
+	border = border_of(f);
+	deviation = deviation_of(f->scores, s->experts);
 	for (int32_t expert = 0; expert < s->experts; expert++) {
 		float margin = f->scores[expert] - border, likely;
 		int32_t form = f->layer * s->experts + expert;
@@ -251,10 +287,10 @@ static int buffer(PyObject *object, Py_buffer *view, Py_ssize_t bytes)
 	return -1;
 }
 
-/* Foresight(slots, layer, stage, k, map, offsets, slope, offset, multiplier, state, common, chosen, weights) */
+/* Foresight(slots, layer, stage, k, map, offsets, rule, corrections, slope, offset, multiplier, state, common, chosen, weights) */
 static int foresight_init(struct foresight *f, PyObject *arguments, PyObject *keywords)
 {
-	PyObject *map, *offsets, *state, *common, *chosen, *weights;
+	PyObject *map, *offsets, *corrections, *state, *common, *chosen, *weights;
 	Py_ssize_t experts;
 
 	(void)keywords;
@@ -262,8 +298,8 @@ static int foresight_init(struct foresight *f, PyObject *arguments, PyObject *ke
 		PyErr_SetString(PyExc_TypeError, "a prediction is made once");
 		return -1;
 	}
-	if (!PyArg_ParseTuple(arguments, "O!iiiOOfffOOOO", slots_type, &f->slots, &f->layer, &f->stage, &f->k, &map, &offsets,
-			      &f->slope, &f->offset, &f->multiplier, &state, &common, &chosen, &weights)) {
+	if (!PyArg_ParseTuple(arguments, "O!iiiOOiOfffOOOO", slots_type, &f->slots, &f->layer, &f->stage, &f->k, &map, &offsets,
+			      &f->rule, &corrections, &f->slope, &f->offset, &f->multiplier, &state, &common, &chosen, &weights)) {
 		f->slots = NULL;
 		return -1;
 	}
@@ -276,13 +312,15 @@ static int foresight_init(struct foresight *f, PyObject *arguments, PyObject *ke
 		return -1;
 	}
 	if (buffer(map, &f->map, experts * f->hidden * 2) || buffer(offsets, &f->offsets, experts * 4) ||
+	    buffer(corrections, &f->corrections, experts * 4) ||
 	    buffer(state, &f->state, f->hidden * 4) || buffer(common, &f->common, f->hidden * 4) ||
 	    buffer(chosen, &f->chosen, f->k * 8) || buffer(weights, &f->weights, f->k * 4))
 		return -1;
 	f->known = malloc((size_t)f->hidden * sizeof(float));
 	f->scores = malloc((size_t)experts * sizeof(float));
 	f->bin = malloc((size_t)experts);
-	if (!f->known || !f->scores || !f->bin || !f->map.obj || !f->offsets.obj || !f->state.obj || !f->chosen.obj != !f->weights.obj) {
+	if (!f->known || !f->scores || !f->bin || !f->map.obj || !f->offsets.obj || !f->state.obj || !f->chosen.obj != !f->weights.obj ||
+	    (f->rule != LOGITS && !f->corrections.obj)) {
 		PyErr_SetString(PyExc_ValueError, "a prediction needs a map, offsets and a state");
 		return -1;
 	}
@@ -302,6 +340,7 @@ static void foresight_dealloc(struct foresight *f)
 	free(f->bin);
 	PyBuffer_Release(&f->map);
 	PyBuffer_Release(&f->offsets);
+	PyBuffer_Release(&f->corrections);
 	PyBuffer_Release(&f->state);
 	PyBuffer_Release(&f->common);
 	PyBuffer_Release(&f->chosen);
