@@ -50,8 +50,12 @@ def last_samples() -> deque[Sample]:
 
 @dataclass
 class Trial:
-    """`on`: whether to prefetch for the next token; `pays`: the last verdict, None before the first; `reason`: why, one line."""
+    """`on`: whether to prefetch for the next token; `pays`: the last verdict, None before the first; `reason`: why, one line.
 
+    `cheap`: predicting takes next to no time, so that whatever saves anything is kept, in doubt too.
+    """
+
+    cheap: bool = False
     with_it: deque[Sample] = field(default_factory=last_samples)
     without: deque[Sample] = field(default_factory=last_samples)
     pays: bool | None = None
@@ -80,7 +84,7 @@ class Trial:
                 verdict = self._verdict(look)
                 if verdict is not None:
                     break
-            before, self.pays = self.pays, bool(verdict)
+            before, self.pays = self.pays, self.cheap and self._saving()[0] > 0 if verdict is None else verdict
             self.reason = f"{'on' if self.pays else 'off'}: {self._means()}"
             confirmed = verdict is not None and verdict is before
             rest = min(2 * rest, LONGEST_REST) if confirmed else REST
@@ -109,9 +113,10 @@ class Trial:
     def _verdict(self, look: int) -> bool | None:
         """Whether prefetching pays, at this look of the trial; None while undecided."""
         saved, error = self._saving()
-        if saved - SURE * error > GAIN:
+        gain = 0 if self.cheap else GAIN
+        if saved - SURE * error > gain:
             return True
-        return False if saved + HOPELESS * error < GAIN or (look >= PATIENCE and saved <= 0) else None
+        return False if saved + HOPELESS * error < gain or (look >= PATIENCE and saved <= 0) else None
 
     def _means(self) -> str:
         saved, error = self._saving()

@@ -13,10 +13,10 @@
 
 enum { FAR, NEAR };
 enum { LOGITS, SIGMOID, SOFTMAX }; /* what experts are ranked by */
-enum { BINS = 16, MIDDLE = 4, PER_DEVIATION = 4 }; /* of margins, in quarters of the scores' standard deviation from -1 to 3 */
+enum { MIDDLE = 4, PER_DEVIATION = 4 }; /* of the bins of margins, in quarters of the scores' standard deviation from -1 to 3 */
 enum { PRESENT = BINS }; /* what is in memory has a bin of its own: what is not is chosen less often */
 enum { LANES = 8 };
-/* PRIOR: what the curve given in advance counts for, in scores; RECENT: scores of a bin after which the older ones count half. */
+/* PRIOR: what is known before counts for, in scores; RECENT: scores of a bin after which the older ones count half. */
 static const float PRIOR = 4, RECENT = 512, TINY = 1e-6f;
 /* Least chance of a read; below the other, a read that was asked for is forgotten. */
 static const float LEAST = 0.6f, NEEDLESS = 0.1f;
@@ -47,7 +47,7 @@ struct foresight {
 	uint8_t *bin; /* [experts]: of the last prediction */
 	int early; /* of a FAR one: whether it was made before the layer's experts ran */
 	int made; /* whether there is one that was not judged yet */
-	float seen[BINS + 1], hit[BINS + 1];
+	struct tally tally;
 };
 
 #define FLOATS(buffer) ((const float *)(buffer).buf)
@@ -175,12 +175,17 @@ static int bin_of(float margin, float deviation)
 	return bin < 0 ? 0 : bin < BINS ? bin : BINS - 1;
 }
 
-/* The chance that an expert with this margin is chosen: the given curve, corrected by what was counted. */
+static float counted(const struct tally *tally, int bin, float before)
+{
+	return (before * PRIOR + tally->hit[bin]) / (PRIOR + tally->seen[bin]);
+}
+
+/* The chance that an expert with this margin is chosen: the given curve, corrected by all layers' counts, and by the layer's own. */
 static float chance(const struct foresight *f, float margin, int bin)
 {
 	float given = 1 / (1 + expf(-(f->slope * margin + f->offset)));
 
-	return (given * PRIOR + f->hit[bin]) / (PRIOR + f->seen[bin]);
+	return counted(&f->tally, bin, counted(&f->slots->tally[f->stage], bin, given));
 }
 
 static int ask(struct foresight *f, int late)
@@ -216,6 +221,19 @@ static int ask(struct foresight *f, int late)
 	return read_ahead(s);
 }
 
+static void count(const struct slots *s, const uint8_t *bins, struct tally *tally)
+{
+	for (int32_t expert = 0; expert < s->experts; expert++)
+		tally->seen[bins[expert]]++;
+	for (int i = 0; i < s->chosen; i++)
+		tally->hit[bins[EXPERT_OF(s, s->event[i])]]++;
+	for (int bin = 0; bin < BINS; bin++)
+		if (tally->seen[bin] > RECENT) {
+			tally->seen[bin] /= 2;
+			tally->hit[bin] /= 2;
+		}
+}
+
 /* The layer has chosen: count what was predicted. */
 void judge(struct slots *s, int32_t layer)
 {
@@ -225,15 +243,8 @@ void judge(struct slots *s, int32_t layer)
 		if (!f || !f->made)
 			continue;
 		f->made = 0;
-		for (int32_t expert = 0; expert < s->experts; expert++)
-			f->seen[f->bin[expert]]++;
-		for (int i = 0; i < s->chosen; i++)
-			f->hit[f->bin[EXPERT_OF(s, s->event[i])]]++;
-		for (int bin = 0; bin < BINS; bin++)
-			if (f->seen[bin] > RECENT) {
-				f->seen[bin] /= 2;
-				f->hit[bin] /= 2;
-			}
+		count(s, f->bin, &f->tally);
+		count(s, f->bin, &s->tally[stage]);
 	}
 }
 

@@ -4,7 +4,7 @@
 #include "_probes.h"
 #include <linux/aio_abi.h>
 
-enum { MOST_QUEUED = 64, STAGES = 2 }; /* STAGES: times at which a layer's choice is predicted */
+enum { MOST_QUEUED = 64, STAGES = 2, BINS = 16 }; /* STAGES: times at which a layer's choice is predicted */
 
 struct slot {
 	PyObject *keeper, *run, *binding; /* keeper: what keeps memory and output alive */
@@ -32,6 +32,10 @@ enum state { FREE, IN_FLIGHT, LANDED };
 
 struct foresight;
 
+struct tally { /* of predictions, by how far a score is above the border: how many there were, and how many were right */
+	float seen[BINS + 1], hit[BINS + 1];
+};
+
 struct slots {
 	PyObject_HEAD
 	int32_t layers, experts, most, count, holding;
@@ -53,6 +57,7 @@ struct slots {
 	int state[MOST_CHOSEN], ran[MOST_CHOSEN];
 	int chosen;
 	struct foresight **foresight; /* [layers][STAGES], NULL: none */
+	struct tally tally[STAGES]; /* of all layers */
 	int foreseeing, foreseen; /* whether predictions are made; whether the event has made that of the next layer */
 };
 
