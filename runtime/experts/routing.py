@@ -34,13 +34,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class LinearScores:
-    """Scores of a state: its product with `rows` [E, H], divided by its root mean square, plus `offsets` [E].
+    """Scores of a state: its product with `rows` [E, H], divided by its root mean square if `normed`, plus `offsets` [E].
 
     `rule`: a key of RULES, what they are turned into before experts are ranked. `corrections` [E] are then added.
     """
 
     rows: np.ndarray
     offsets: np.ndarray
+    normed: bool = True
     rule: str = LOGITS_RULE
     corrections: np.ndarray | None = None
 
@@ -77,10 +78,12 @@ class RouterScores:
         offsets = (logits(unit[:1]) + logits(-unit[:1]))[0] / 2
         rows = np.concatenate([logits(unit[first : first + SOME_ROWS]) for first in range(0, hidden, SOME_ROWS)])
         rows = (rows - offsets).T / np.float32(hidden**0.5)
-        states = np.random.default_rng(0).standard_normal((8, hidden)).astype(np.float32)
-        scores, given = logits(states), normalise_rows(states) @ rows.T + offsets
-        same = np.abs(given - scores).max() <= NEARLY * np.abs(scores).max()
-        return LinearScores(rows, offsets, rule, corrections) if same else None
+        states = 2 * np.random.default_rng(0).standard_normal((8, hidden)).astype(np.float32)
+        scores = logits(states)
+        for normed, given in ((True, normalise_rows(states)), (False, states)):
+            if np.abs(given @ rows.T + offsets - scores).max() <= NEARLY * np.abs(scores).max():
+                return LinearScores(rows, offsets, normed, rule, corrections)
+        return None
 
     def _graph(self) -> onnx.ModelProto:
         return onnx.load_from_string(self._package.whole_graph(layer_name("router", self._layer)))

@@ -40,12 +40,10 @@ class Counter(IntEnum):
     EVICTED = 7
     LOAD_NS = 8
     STALL_NS = 9
-    READING = 10
-    QUEUED = 11
-    HOLDING = 12
-    LOADED = 13
-    OTHERS = 14
-    PREDICT_NS = 15
+    HOLDING = 10
+    LOADED = 11
+    OTHERS = 12
+    PREDICT_NS = 13
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:
@@ -69,8 +67,6 @@ class SlotCache:
     """The experts in memory within a budget, for one thread. `rows` [E, H]: results by expert, computed from `row`.
 
     `beside`: an expert that a layer misses is read while the layer runs those it has; otherwise when it is to run.
-
-    A Prefetcher's interface to a cache is that of `CacheRule`.
     """
 
     def __init__(
@@ -87,7 +83,6 @@ class SlotCache:
         self.counts: np.ndarray = np.zeros(len(Counter), np.int64)
         self._seen = self.counts.copy()
         self._rank: np.ndarray = np.zeros(self.shape)
-        self._absent: np.ndarray = np.ones(self.shape, bool)
         self._held, self._unused = np.full(self.most, -1, np.int32), np.zeros(self.most, np.uint8)
         self._slots: list[Slot] = []
         self._other_ranks: dict[Form, float] = {}
@@ -121,7 +116,13 @@ class SlotCache:
         [k] with weights [k], by which rows of experts count that have run.
         """
         scores, curve = predicted
-        given = bfloat16(scores.rows), np.ascontiguousarray(scores.offsets), RULES.index(scores.rule), scores.corrections
+        given = (
+            bfloat16(scores.rows),
+            np.ascontiguousarray(scores.offsets),
+            scores.normed,
+            RULES.index(scores.rule),
+            scores.corrections,
+        )
         prediction = probes.native.Foresight(self._extension(), layer, near, k, *given, *map(float, curve), multiplier, *read)
         return Item(prediction, LogEntry(Kind.ROUTER, layer, -1, None, "predict"))
 
@@ -207,47 +208,12 @@ class SlotCache:
         if self._native is not None:
             self._native.clear()
 
-    def absent(self, layers: int, experts: int) -> np.ndarray:
-        """[layers, E] bool, kept up to date: experts that are neither held nor being loaded."""
-        return self._absent
-
-    @property
-    def load_ns(self) -> float:
-        """Mean time of a load."""
-        return float(self.counts[Counter.LOAD_NS] / max(self.counts[Counter.DEMANDED] + self.counts[Counter.AHEAD_READ], 1))
-
-    @property
-    def idle(self) -> bool:
-        """Whether no prefetch is waiting."""
-        return not self.counts[Counter.QUEUED]
-
-    @property
-    def busy(self) -> bool:
-        """Whether another load would have to wait."""
-        return bool(self.counts[Counter.READING])
-
-    def ready(self, form: Form) -> bool:
-        """Whether the form is in memory or being read."""
-        return not self._absent[form.layer, form.expert]
-
-    def waiting(self, layer: int) -> list[int]:
-        """Experts of the layer whose prefetch is not being read yet."""
-        return list(self._extension().waiting(layer))
-
-    def prefetch(self, form: Form, urgency: float) -> bool:
-        """Read the form soon, if the allowance permits."""
-        return bool(self._extension().prefetch(form.layer * self.shape[1] + form.expert, urgency))
-
-    def cancel(self, form: Form) -> bool:
-        """Cancel a prefetch that is not being read yet."""
-        return bool(self._extension().cancel(form.layer * self.shape[1] + form.expert))
-
     def _extension(self) -> Any:
         if self._native is None:
             half_life = LFRU.HALF_LIFE if isinstance(self.policy, LFRU) else 0
             widen = self.experts.widen if self.experts.package.half_experts else None
             sizes = (*self.shape, self.most, self._bytes, self._aligned, self.size, self.beside, half_life)
-            shared = (self.counts, self._rank, self._absent, self._held, self._unused, self._rows, self._loads, self._files)
+            shared = (self.counts, self._rank, self._held, self._unused, self._rows, self._loads, self._files)
             self._native = probes.native.Slots(*sizes, self._add_empty, self._refuse, widen, *shared)
         return self._native
 

@@ -71,15 +71,19 @@ class Engine:
         self._slots = self._tokens.slots if self._tokens else None
         self._prefetching: Prefetching | None = None
         if predictor:
-            by_extension = self._slots if self._tokens and self._tokens.predicts else None
-            cache, trial = self.experts.cache, Trial(cheap=by_extension is not None) if options.prefetch == AUTO else None
-            log.prefetching = (
-                trial.reason if trial else "on: as requested" + ("" if predictor.trained else f", though {UNTRAINED}")
-            )
-            prefetcher = by_extension or Prefetcher(predictor, self._slots or cache, self.family, CPU)
-            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial)
+            self._prefetching = self._prefetch(predictor)
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
+
+    def _prefetch(self, predictor: Predictor) -> Prefetching | None:
+        """What prefetches by the predictor: the extension, where it has a token's experts."""
+        log, cache, slots = self.log, self.experts.cache, self._slots
+        if slots and self._tokens and not self._tokens.predicts:
+            log.prefetching = "off: a router's scores are no linear map of its input"
+            return None
+        trial = Trial(cheap=slots is not None) if self.options.prefetch == AUTO else None
+        log.prefetching = trial.reason if trial else "on: as requested" + ("" if predictor.trained else f", though {UNTRAINED}")
+        return Prefetching(slots or Prefetcher(predictor, cache, self.family, CPU), cache, self.listeners, log, trial)
 
     def begin_sequence(self, tokens: int) -> Sequence:
         """An empty sequence with room for `tokens`, and the attention graphs it needs."""

@@ -37,6 +37,7 @@ struct foresight {
 	PyObject_HEAD
 	struct slots *slots;
 	int32_t layer, stage, k, rule;
+	int normed; /* whether the router's input is divided by its root mean square */
 	float multiplier; /* of what a layer adds to its state */
 	float slope, offset; /* of the log odds over margins, before anything was counted */
 	Py_ssize_t hidden;
@@ -112,7 +113,7 @@ static void compute_logits(struct foresight *f)
 
 	for (Py_ssize_t i = 0; i < f->hidden; i++)
 		squares += f->known[i] * f->known[i];
-	scale = 1 / sqrtf(squares / (float)f->hidden + TINY);
+	scale = f->normed ? 1 / sqrtf(squares / (float)f->hidden + TINY) : 1;
 	for (int32_t expert = 0; expert < f->slots->experts; expert++)
 		f->scores[expert] = product((const uint16_t *)f->map.buf + expert * f->hidden, f->known, f->hidden) * scale +
 				    FLOATS(f->offsets)[expert];
@@ -298,7 +299,7 @@ static int buffer(PyObject *object, Py_buffer *view, Py_ssize_t bytes)
 	return -1;
 }
 
-/* Foresight(slots, layer, stage, k, map, offsets, rule, corrections, slope, offset, multiplier, state, common, chosen, weights) */
+/* Foresight(slots, layer, stage, k, map, offsets, normed, rule, corrections, slope, offset, multiplier, state, common, chosen, weights) */
 static int foresight_init(struct foresight *f, PyObject *arguments, PyObject *keywords)
 {
 	PyObject *map, *offsets, *corrections, *state, *common, *chosen, *weights;
@@ -309,8 +310,8 @@ static int foresight_init(struct foresight *f, PyObject *arguments, PyObject *ke
 		PyErr_SetString(PyExc_TypeError, "a prediction is made once");
 		return -1;
 	}
-	if (!PyArg_ParseTuple(arguments, "O!iiiOOiOfffOOOO", slots_type, &f->slots, &f->layer, &f->stage, &f->k, &map, &offsets,
-			      &f->rule, &corrections, &f->slope, &f->offset, &f->multiplier, &state, &common, &chosen, &weights)) {
+	if (!PyArg_ParseTuple(arguments, "O!iiiOOpiOfffOOOO", slots_type, &f->slots, &f->layer, &f->stage, &f->k, &map, &offsets,
+			      &f->normed, &f->rule, &corrections, &f->slope, &f->offset, &f->multiplier, &state, &common, &chosen, &weights)) {
 		f->slots = NULL;
 		return -1;
 	}

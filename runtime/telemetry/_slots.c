@@ -62,7 +62,6 @@ static void put_in(struct slots *s, struct slot *slot, int32_t form, int state, 
 	slot->prefetched = prefetched;
 	slot->error = 0;
 	s->place[form] = (int32_t)(slot - s->slot);
-	((uint8_t *)s->absent.buf)[form] = 0;
 	COUNTER(s, HOLDING) = ++s->holding;
 	show(s, slot);
 }
@@ -70,7 +69,6 @@ static void put_in(struct slots *s, struct slot *slot, int32_t form, int state, 
 static void take_out(struct slots *s, struct slot *slot)
 {
 	s->place[slot->form] = -1;
-	((uint8_t *)s->absent.buf)[slot->form] = 1;
 	slot->state = FREE;
 	COUNTER(s, HOLDING) = --s->holding;
 	show(s, slot);
@@ -117,7 +115,6 @@ static void piece_ended(struct slots *s, struct slot *slot, int64_t result)
 		slot->got += (uint64_t)result;
 	if (--s->in_flight == 0)
 		COUNTER(s, LOAD_NS) += (int64_t)(now() - s->busy_since);
-	COUNTER(s, READING) = s->in_flight;
 	if (--slot->pending == 0 && slot->asked == s->aligned)
 		landed(s, slot);
 }
@@ -165,7 +162,6 @@ static void submit(struct slots *s, struct slot *slot, uint64_t bytes)
 	piece.aio_offset = (int64_t)((uint64_t)expert * s->aligned + first);
 	if (!s->in_flight++)
 		s->busy_since = now();
-	COUNTER(s, READING) = s->in_flight;
 	slot->asked += bytes;
 	slot->pending++;
 	if (!s->ring || syscall(SYS_io_submit, s->ring, 1L, &pieces) != 1) {
@@ -219,7 +215,6 @@ static struct slot *find_slot(struct slots *s)
 static void drop_wish(struct slots *s, Py_ssize_t i)
 {
 	s->wish[i] = s->wish[--s->wishes];
-	COUNTER(s, QUEUED) = s->wishes;
 }
 
 static Py_ssize_t find_wish(const struct slots *s, int32_t form)
@@ -286,8 +281,7 @@ int wish_for(struct slots *s, int32_t form, double urgency)
 		s->allowance -= 1;
 		wished = s->wishes++;
 		s->wish[wished] = (struct wish){form, urgency};
-		COUNTER(s, QUEUED) = s->wishes;
-	}
+		}
 	if (urgency < s->wish[wished].urgency)
 		s->wish[wished].urgency = urgency;
 	return 1;
@@ -572,10 +566,10 @@ static int set_up(struct slots *s)
 }
 
 /* Slots(layers, experts, most, bytes, aligned, size, beside, half_life, take, failed, widen,
- *       counters, rank, absent, held, unused, rows, loads, files) */
+ *       counters, rank, held, unused, rows, loads, files) */
 static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 {
-	PyObject *shared[8];
+	PyObject *shared[7];
 	unsigned long long bytes, aligned, size;
 	size_t forms;
 
@@ -584,9 +578,9 @@ static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 		PyErr_SetString(PyExc_TypeError, "slots are made once");
 		return -1;
 	}
-	if (!PyArg_ParseTuple(arguments, "iiiKKKpdOOOOOOOOOOO", &s->layers, &s->experts, &s->most, &bytes, &aligned, &size,
+	if (!PyArg_ParseTuple(arguments, "iiiKKKpdOOOOOOOOOO", &s->layers, &s->experts, &s->most, &bytes, &aligned, &size,
 			      &s->beside, &s->half_life, &s->take, &s->failed, &s->widen, shared, shared + 1, shared + 2, shared + 3,
-			      shared + 4, shared + 5, shared + 6, shared + 7)) {
+			      shared + 4, shared + 5, shared + 6)) {
 		s->take = s->failed = s->widen = NULL;
 		return -1;
 	}
@@ -602,10 +596,10 @@ static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 	s->size = size;
 	forms = (size_t)s->layers * (size_t)s->experts;
 	if (view(shared[0], &s->counters, COUNTERS * sizeof(int64_t), 1) || view(shared[1], &s->rank, forms * sizeof(double), 1) ||
-	    view(shared[2], &s->absent, forms, 1) || view(shared[3], &s->held, (size_t)s->most * sizeof(int32_t), 1) ||
-	    view(shared[4], &s->unused, (size_t)s->most, 1) ||
-	    view(shared[6], &s->loads, 3 * KEPT_LOADS * sizeof(int64_t), 1) ||
-	    view(shared[7], &s->files, (size_t)(s->layers + 1) * sizeof(int32_t), 0) || PyObject_GetBuffer(shared[5], &s->rows, PyBUF_WRITABLE))
+	    view(shared[2], &s->held, (size_t)s->most * sizeof(int32_t), 1) ||
+	    view(shared[3], &s->unused, (size_t)s->most, 1) ||
+	    view(shared[5], &s->loads, 3 * KEPT_LOADS * sizeof(int64_t), 1) ||
+	    view(shared[6], &s->files, (size_t)(s->layers + 1) * sizeof(int32_t), 0) || PyObject_GetBuffer(shared[4], &s->rows, PyBUF_WRITABLE))
 		return -1;
 	return set_up(s);
 }
@@ -621,7 +615,6 @@ static void drop_slot(struct slot *slot)
 static void settle(struct slots *s)
 {
 	s->wishes = 0;
-	COUNTER(s, QUEUED) = 0;
 	while (s->in_flight)
 		reap(s, 1);
 	for (struct slot *slot = s->slot; slot < s->slot + s->count; slot++)
@@ -644,7 +637,6 @@ static void slots_dealloc(struct slots *s)
 	free(s->foresight);
 	PyBuffer_Release(&s->counters);
 	PyBuffer_Release(&s->rank);
-	PyBuffer_Release(&s->absent);
 	PyBuffer_Release(&s->held);
 	PyBuffer_Release(&s->unused);
 	PyBuffer_Release(&s->rows);
@@ -708,36 +700,6 @@ static PyObject *slots_settle(struct slots *s, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-/* prefetch(form, urgency): read the expert soon, if the allowance permits. Returns whether it is in memory or will be. */
-static PyObject *slots_prefetch(struct slots *s, PyObject *arguments)
-{
-	int form;
-	double urgency;
-
-	if (!PyArg_ParseTuple(arguments, "id", &form, &urgency))
-		return NULL;
-	if (form < 0 || form >= s->layers * s->experts)
-		return PyErr_Format(PyExc_ValueError, "no such expert");
-	if (!wish_for(s, form, urgency))
-		Py_RETURN_FALSE;
-	reap(s, 0);
-	if (read_ahead(s))
-		return NULL;
-	Py_RETURN_TRUE;
-}
-
-/* cancel(form): forget a prefetch that is not being read yet; returns whether there was one. */
-static PyObject *slots_cancel(struct slots *s, PyObject *arguments)
-{
-	int form;
-
-	if (!PyArg_ParseTuple(arguments, "i", &form))
-		return NULL;
-	if (form < 0 || form >= s->layers * s->experts)
-		return PyErr_Format(PyExc_ValueError, "no such expert");
-	return PyBool_FromLong(forget_wish(s, form));
-}
-
 /* foresee(on): whether predictions are made. */
 static PyObject *slots_foresee(struct slots *s, PyObject *on)
 {
@@ -745,30 +707,10 @@ static PyObject *slots_foresee(struct slots *s, PyObject *on)
 	Py_RETURN_NONE;
 }
 
-/* waiting(layer): experts of the layer whose prefetch is not being read yet. */
-static PyObject *slots_waiting(struct slots *s, PyObject *arguments)
-{
-	PyObject *experts;
-	int layer;
-
-	if (!PyArg_ParseTuple(arguments, "i", &layer))
-		return NULL;
-	experts = PyList_New(0);
-	for (Py_ssize_t i = 0; i < s->wishes && experts; i++) {
-		PyObject *expert = LAYER(s, s->wish[i].form) == layer && s->place[s->wish[i].form] < 0 ? PyLong_FromLong(EXPERT_OF(s, s->wish[i].form)) : NULL;
-
-		if (expert && PyList_Append(experts, expert))
-			Py_CLEAR(experts);
-		Py_XDECREF(expert);
-	}
-	return experts;
-}
-
 static PyMethodDef slots_methods[] = {
-	{"add", (PyCFunction)slots_add, METH_VARARGS, NULL},	   {"clear", (PyCFunction)slots_clear, METH_NOARGS, NULL},
-	{"settle", (PyCFunction)slots_settle, METH_NOARGS, NULL},  {"prefetch", (PyCFunction)slots_prefetch, METH_VARARGS, NULL},
-	{"cancel", (PyCFunction)slots_cancel, METH_VARARGS, NULL}, {"waiting", (PyCFunction)slots_waiting, METH_VARARGS, NULL},
-	{"foresee", (PyCFunction)slots_foresee, METH_O, NULL},	   {NULL, NULL, 0, NULL},
+	{"add", (PyCFunction)slots_add, METH_VARARGS, NULL},	  {"clear", (PyCFunction)slots_clear, METH_NOARGS, NULL},
+	{"settle", (PyCFunction)slots_settle, METH_NOARGS, NULL}, {"foresee", (PyCFunction)slots_foresee, METH_O, NULL},
+	{NULL, NULL, 0, NULL},
 };
 static PyType_Slot slots_slots[] = {
 	{Py_tp_init, slots_init},	{Py_tp_dealloc, slots_dealloc},

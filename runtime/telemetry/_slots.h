@@ -25,7 +25,7 @@ struct wish { /* a prefetch that was asked for and is not wholly submitted yet *
 };
 
 enum counter {
-	CLOCK, EVENT, HITS, MISSES, USED_AHEAD, DEMANDED, AHEAD_READ, EVICTED, LOAD_NS, STALL_NS, READING, QUEUED, HOLDING, LOADED, OTHERS,
+	CLOCK, EVENT, HITS, MISSES, USED_AHEAD, DEMANDED, AHEAD_READ, EVICTED, LOAD_NS, STALL_NS, HOLDING, LOADED, OTHERS,
 	PREDICT_NS, COUNTERS
 };
 enum state { FREE, IN_FLIGHT, LANDED };
@@ -51,7 +51,7 @@ struct slots {
 	int in_flight; /* pieces */
 	uint64_t busy_since;
 	PyObject *take, *failed, *widen;
-	Py_buffer counters, rank, absent, held, unused, rows, loads, files; /* files: of each layer; then whether reads are direct */
+	Py_buffer counters, rank, held, unused, rows, loads, files; /* files: of each layer; then whether reads are direct */
 	/* of the event: the forms that it runs, hits first; and which have run */
 	int32_t event[MOST_CHOSEN];
 	int state[MOST_CHOSEN], ran[MOST_CHOSEN];
