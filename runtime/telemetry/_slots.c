@@ -182,6 +182,22 @@ static void begin(struct slots *s, struct slot *slot, int32_t form, int prefetch
 	COUNTER(s, prefetched ? AHEAD_READ : DEMANDED)++;
 }
 
+static void evict(struct slots *s, struct slot *slot)
+{
+	int32_t layer = LAYER(s, slot->form), expert = EXPERT_OF(s, slot->form);
+
+	take_out(s, slot);
+	COUNTER(s, EVICTED)++;
+	moescope_evict(layer, expert, s->size, resident_bytes(s));
+}
+
+/* End a read of which pieces are missing. Its load counts whole. */
+static void give_up(struct slots *s, struct slot *slot)
+{
+	moescope_load__end(LAYER(s, slot->form), EXPERT_OF(s, slot->form), s->size, resident_bytes(s));
+	evict(s, slot);
+}
+
 /* A free slot, or that of the expert that leaves first; NULL if there is none now, or with an exception set. */
 static struct slot *find_slot(struct slots *s)
 {
@@ -202,13 +218,8 @@ static struct slot *find_slot(struct slots *s)
 	for (struct slot *slot = s->slot; slot < s->slot + s->count; slot++)
 		if (slot->state == LANDED && !in_event(s, slot->form) && (!first || rank[slot->form] < rank[first->form]))
 			first = slot;
-	if (first) {
-		int32_t left = first->form;
-
-		take_out(s, first);
-		COUNTER(s, EVICTED)++;
-		moescope_evict(LAYER(s, left), EXPERT_OF(s, left), s->size, resident_bytes(s));
-	}
+	if (first)
+		evict(s, first);
 	return first;
 }
 
@@ -281,7 +292,7 @@ int wish_for(struct slots *s, int32_t form, double urgency)
 		s->allowance -= 1;
 		wished = s->wishes++;
 		s->wish[wished] = (struct wish){form, urgency};
-		}
+	}
 	if (urgency < s->wish[wished].urgency)
 		s->wish[wished].urgency = urgency;
 	return 1;
@@ -318,18 +329,12 @@ static void outdate_wishes(struct slots *s, int32_t layer)
 /* Give up a prefetch of which pieces are missing; returns whether there is one. */
 static int give_up_prefetch(struct slots *s)
 {
-	for (struct slot *slot = s->slot; slot < s->slot + s->count; slot++) {
-		int32_t form = slot->form;
-
-		if (slot->state != IN_FLIGHT || slot->pending || in_event(s, form))
-			continue;
-		drop_wish(s, find_wish(s, form));
-		moescope_load__end(LAYER(s, form), EXPERT_OF(s, form), s->size, resident_bytes(s));
-		take_out(s, slot);
-		COUNTER(s, EVICTED)++;
-		moescope_evict(LAYER(s, form), EXPERT_OF(s, form), s->size, resident_bytes(s));
-		return 1;
-	}
+	for (struct slot *slot = s->slot; slot < s->slot + s->count; slot++)
+		if (slot->state == IN_FLIGHT && !slot->pending && !in_event(s, slot->form)) {
+			drop_wish(s, find_wish(s, slot->form));
+			give_up(s, slot);
+			return 1;
+		}
 	return 0;
 }
 
@@ -618,8 +623,8 @@ static void settle(struct slots *s)
 	while (s->in_flight)
 		reap(s, 1);
 	for (struct slot *slot = s->slot; slot < s->slot + s->count; slot++)
-		if (slot->state == IN_FLIGHT) /* of which some pieces were read */
-			take_out(s, slot);
+		if (slot->state == IN_FLIGHT)
+			give_up(s, slot);
 }
 
 static void slots_dealloc(struct slots *s)
