@@ -74,10 +74,10 @@ class RouterScores:
             made: np.ndarray = session.run(None, {"hidden": states})[0]
             return made
 
-        unit = np.eye(hidden, dtype=np.float32) * np.float32(hidden**0.5)  # of root mean square 1
-        offsets = (logits(unit[:1]) + logits(-unit[:1]))[0] / 2
-        rows = np.concatenate([logits(unit[first : first + SOME_ROWS]) for first in range(0, hidden, SOME_ROWS)])
-        rows = (rows - offsets).T / np.float32(hidden**0.5)
+        length, first = np.float32(hidden**0.5), np.eye(1, hidden, dtype=np.float32)  # unit vectors times this have the RMS 1
+        offsets = (logits(length * first) + logits(-length * first))[0] / 2
+        parts = (length * np.eye(min(SOME_ROWS, hidden - i), hidden, i, dtype=np.float32) for i in range(0, hidden, SOME_ROWS))
+        rows = (np.concatenate([logits(part) for part in parts]) - offsets).T / length
         states = 2 * np.random.default_rng(0).standard_normal((8, hidden)).astype(np.float32)
         scores = logits(states)
         for normed, given in ((True, normalise_rows(states)), (False, states)):

@@ -46,6 +46,12 @@ class Counter(IntEnum):
     PREDICT_NS = 13
 
 
+def prepared(scores: LinearScores, curve: np.ndarray) -> tuple[Any, ...]:
+    """Linear scores and their curve [2] as the extension takes them."""
+    rows, offsets = bfloat16(scores.rows), np.ascontiguousarray(scores.offsets)
+    return rows, offsets, scores.normed, RULES.index(scores.rule), scores.corrections, *map(float, curve)
+
+
 def bfloat16(values: np.ndarray) -> np.ndarray:
     """Floats rounded to their upper 16 bits."""
     words = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -102,28 +108,14 @@ class SlotCache:
         return Item(request, LogEntry(Kind.DISPATCH, layer, -1, None)), list(map(Item, runs, entries))
 
     def foresee(
-        self,
-        layer: int,
-        near: bool,
-        predicted: tuple[LinearScores, np.ndarray],
-        k: int,
-        multiplier: float,
-        *read: np.ndarray | None,
+        self, layer: int, near: bool, k: int, given: tuple[Any, ...], multiplier: float, *read: np.ndarray | None
     ) -> Item:
-        """The prediction of a layer's choice of k, as it begins (`near`) or while the one before runs.
+        """The prediction of a layer's choice of k, as it begins (`near`) or while the one before runs; `given`: of `prepared`.
 
         read: the state; for the layer before also what it adds to it, times `multiplier`: its shared expert's row, and its choice
         [k] with weights [k], by which rows of experts count that have run.
         """
-        scores, curve = predicted
-        given = (
-            bfloat16(scores.rows),
-            np.ascontiguousarray(scores.offsets),
-            scores.normed,
-            RULES.index(scores.rule),
-            scores.corrections,
-        )
-        prediction = probes.native.Foresight(self._extension(), layer, near, k, *given, *map(float, curve), multiplier, *read)
+        prediction = probes.native.Foresight(self._extension(), layer, near, k, *given, multiplier, *read)
         return Item(prediction, LogEntry(Kind.ROUTER, layer, -1, None, "predict"))
 
     def predict(self, on: bool) -> None:

@@ -13,7 +13,7 @@ from runtime.backends.graph import Binding, to_ort
 from runtime.backends.operators import Operator, made_from
 from runtime.cache_rules.forms import Cache
 from runtime.experts.predictor import Predictor
-from runtime.experts.slots import SlotCache
+from runtime.experts.slots import SlotCache, prepared
 from runtime.models.rope import Rope
 from runtime.step.attention import FusedAttention, LatentAttention, Sequence
 from runtime.step.layers import LayerLoop, Parts
@@ -80,10 +80,11 @@ class TokenPath(LayerLoop):
             predicted = predictor.linear(layer)
             if predicted is None:
                 return {}
-            items[layer, True] = self.slots.foresee(layer, True, predicted, top_k, 1.0, self.hidden[0], None, None, None)
+            given = prepared(*predicted)
+            items[layer, True] = self.slots.foresee(layer, True, top_k, given, 1.0, self.hidden[0], None, None, None)
             if layer - 1 in self._routed_layers:
                 read = self._attended[0], *self._added(layer - 1)
-                items[layer, False] = self.slots.foresee(layer, False, predicted, top_k, multiplier, *read)
+                items[layer, False] = self.slots.foresee(layer, False, top_k, given, multiplier, *read)
         return items
 
     def _added(self, layer: int) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
