@@ -97,8 +97,9 @@ def test_a_damaged_description_of_sensors_costs_their_energy_alone(damaged: dict
     assert tables["power"]["joules"].isna().all() and energy.phase_energy(tables).empty
 
 
-def test_intervals_of_drawn_runs_hold_the_truth() -> None:
-    runs = [drawn_run(seed, 10.0) for seed in range(400 if LONG else 20)]
+@pytest.mark.parametrize("hz", rest_long([10.0, 100.0, 1000.0], 10.0))
+def test_intervals_of_drawn_runs_hold_the_truth(hz: float) -> None:
+    runs = [drawn_run(seed, hz) for seed in range(400 if LONG else 20)]
     figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]
     inside = np.mean([low <= truth <= high for truth, _, low, high in figures])
     assert np.quantile([abs(joules / truth - 1) for truth, joules, _, _ in figures], 0.9) < 0.03
