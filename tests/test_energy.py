@@ -11,6 +11,7 @@ import pytest
 from analyzer.compare.metrics import RunTables, extract_metrics
 from analyzer.questions import energy
 from analyzer.questions.causes import ACCELERATOR
+from analyzer.questions.energy_readings import RailReadings
 from analyzer.questions.energy_running import Running
 from analyzer.questions.energy_split import modelled_summary
 from analyzer.questions.summary import summarize
@@ -139,7 +140,7 @@ def test_an_accelerators_time_has_power_of_its_own() -> None:
     running = Running.of_spans({"decode": Intervals.of(begin, begin + 100 * MS)}, spans)
     edges = np.arange(0, 60 * 100 * MS + 1, 90 * MS)
     joules = running.seconds(edges[:-1], edges[1:]) @ [1.0, 4.0, 9.0] * rng.normal(1, 0.01, len(edges) - 1)
-    readings = energy.RailReadings(edges[:-1], edges[1:], joules, False)
+    readings = RailReadings(edges[:-1], edges[1:], joules, False)
     fit = energy.fitted(running, readings)
     assert fit is not None and fit.watts == pytest.approx([1.0, 4.0, 9.0], rel=0.1)
     rail = energy.RailFit(dict.fromkeys(("rail_id", "source", "rail", "scope"), ""), readings, running, fit, {}, None)

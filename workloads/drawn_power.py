@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
-from analyzer.questions.energy import RailReadings, fitted, thinned
+from analyzer.questions.energy import fitted
+from analyzer.questions.energy_readings import RailReadings, rail_readings, thinned
 from analyzer.questions.energy_running import EXPONENTS, Activity, Growth, Running
 from analyzer.records.intervals import Intervals, overlaps
 
@@ -113,14 +115,15 @@ def drawn_readings(
 def sampled_readings(
     rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, own_hz: float
 ) -> RailReadings:
-    """Readings at `hz` of a sensor that shows the mean of its last 1 / own_hz seconds, each somewhere in its next interval."""
+    """Readings at `hz` of a sensor that shows the mean of its last 1 / own_hz seconds until it has the next, as `power` has them."""
     own = (np.arange(-S, end, S / own_hz) + rng.uniform(0, S / own_hz)).astype(np.int64)
     seconds = running.seconds(own[:-1], own[1:])
     shown = seconds @ watts / seconds[:, 0] + rng.normal(size=len(own) - 1) * rng.uniform(0, 0.3)
     ts = np.arange(0, end, S / hz)
     ts = np.sort(ts + rng.uniform(0, 0.02 * S / hz, len(ts))).astype(np.int64)
-    seen = shown[np.searchsorted(own[1:], ts[1:], "right") - 1]
-    return RailReadings(ts[:-1], ts[1:], seen * np.diff(ts) / S, False)
+    watts = shown[np.searchsorted(own[1:], ts[1:], "right") - 1]
+    table = {"begin_ns": ts[:-1], "end_ns": ts[1:], "joules": watts * np.diff(ts) / S, "watts": watts}
+    return rail_readings(pd.DataFrame(table), False)
 
 
 def fitted_joules(run: DrawnRun) -> dict[str, tuple[float, float, float]]:

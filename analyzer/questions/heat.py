@@ -9,6 +9,7 @@ import pandas as pd
 
 from analyzer.questions import energy, figures
 from analyzer.questions.clocks import LEAST_SHARE, LEAST_STEPS, decode_times, gauge_values
+from analyzer.questions.energy_readings import rail_readings
 from analyzer.records.intervals import Intervals, covered_ns, merge_intervals, overlaps, uncovered_parts
 from analyzer.records.schema import Tables
 from analyzer.tables.power import POWER
@@ -115,7 +116,7 @@ def total_watts(tables: Tables, begin: np.ndarray, end: np.ndarray) -> np.ndarra
     answer = np.full(len(begin), np.nan)
     for row in energy.rail_table(tables).to_dict("records"):
         power = tables["power"][tables["power"]["rail_id"] == row["rail_id"]]
-        readings = energy.rail_readings(power, row["kind"] != POWER)
+        readings = rail_readings(power, row["kind"] != POWER)
         if len(readings.end):
             watts = energy.energy_between(readings, begin, end) / ((end - begin) / S)
             answer = np.where(np.isnan(answer), watts, answer + np.nan_to_num(watts))
