@@ -193,6 +193,7 @@ def rail_summary(each: RailFit, rows: pd.DataFrame) -> dict[str, Any]:
     floor_watts, floor_readings = each.floor or (None, 0)
     about = {key: each.row[key] for key in ("source", "rail", "scope", "kind", "hz")}
     figures_of = {
+        "joined_by": each.readings.joined_by,
         "readings": len(each.readings.end),
         "period_s": each.readings.period_s,
         "delay_s": each.fit.delay_s,

@@ -21,8 +21,8 @@ from analyzer.questions.energy_running import Explanation
 
 CONFIDENCE = 0.95
 ERROR_SHARES = (1.0, 0.9998, 0.998, 0.98, 0.9, 0.7, 0.4, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0)
-"""Of the noise's variance, what errors of readings have. Fine at both ends: between readings that are close to each other a wander
-hardly changes, so that errors of a thousandth of its variance decide what differences of readings are worth."""
+"""Of the noise's variance, what errors of readings have. Fine at both ends: a wander hardly changes from one reading to the next
+of a fast sensor, so that errors of a thousandth of its variance decide what differences of readings are worth."""
 SAMPLED_SHARES, SAMPLED_ERROR_SHARES = (0.3, 0.6, 0.85, 0.97, 0.998), (1.0, 0.7, 0.3)
 """Of the noise's variance what sampling has, and of the rest what errors have."""
 WANDERS = 12

@@ -18,9 +18,9 @@ SURE = 5.0
 """Times between readings that a sensor shows a value, from which on its updates need no clock to be known well enough."""
 REPEATED = 0.01
 """Share of readings that repeat a value, from which on the sensor may be slower than they are."""
-COARSE = 10
-"""Readings as one, whose ends are uncertain by the time between two."""
-OWN_CLOCK, EACH_CHANGE, IN_TENS, AS_READ = "its own clock", "each change", "ten readings as one", "each reading"
+COARSE, LONG_NS = 10, 100_000_000
+"""Readings as one, whose ends are uncertain by the time between two; what is long enough if none repeats a value."""
+OWN_CLOCK, EACH_CHANGE, SUMMED, AS_READ = "its own clock", "changes", "several readings as one", "readings"
 """What a rail's energy is joined by."""
 
 
@@ -72,7 +72,7 @@ def rail_readings(power: pd.DataFrame, of_counter: bool) -> RailReadings:
     """The readings of one rail's rows of `power`; repeated values are one, since a sensor shows its last until it has another.
 
     When it had another is known to the time between two readings, unless it has a clock of its own. Where that is not short
-    against its own period, ten readings are one, lest the energy of one moment is taken for that of another.
+    against its own period, several readings are one, lest the energy of one moment is taken for that of another.
     """
     rows = ReadRows.of(power, of_counter)
     if len(rows.end) < 2:
@@ -127,12 +127,13 @@ def changed_readings(rows: ReadRows, of_counter: bool) -> RailReadings:
         fresh.append(is_new)
     grouped = grouped_readings(rows, np.array(fresh), of_counter)
     wait, (period, _) = float(np.median(rows.end - rows.begin)), bounded_period(rows.begin, rows.end, rows.new)
-    if rows.new.mean() > 1 - REPEATED:
-        return grouped
     if period > SURE * wait:
         return replace(grouped, joined_by=EACH_CHANGE)
-    each = -(-COARSE * wait // max(float(np.median(grouped.end - grouped.begin)), 1.0)) if len(grouped.end) else 1
-    return replace(summed(grouped, int(each)), joined_by=IN_TENS)
+    if (of_counter and rows.new.mean() > 1 - REPEATED) or not len(grouped.end):
+        return grouped
+    longest = LONG_NS if rows.new.mean() > 1 - REPEATED else np.inf
+    each = int(-(-min(COARSE * wait, longest) // float(np.median(grouped.end - grouped.begin))))
+    return replace(summed(grouped, each), joined_by=SUMMED) if each > 1 else grouped
 
 
 def grouped_readings(rows: ReadRows, fresh: np.ndarray, of_counter: bool) -> RailReadings:

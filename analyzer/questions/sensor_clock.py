@@ -3,14 +3,14 @@
 A sensor shows a value until it has the next one. A reading that differs from the one before was updated between both; one that
 does not, most likely was not. The period of a regular clock is the one at which the moments of the rarer of these two kinds are
 most coherent: Rayleigh's statistic of event times (Mardia and Jupp, Directional Statistics, 2000, section 6.3.1; for an unknown
-period Leahy, Elsner and Weisskopf, Astrophysical Journal 272, 1983). There is no such clock if readings are new without an update.
+period Leahy, Elsner and Weisskopf, Astrophysical Journal 272, 1983). There is none if readings are new without an update.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-FEWEST = 48
+FEWEST = 24
 """Updates from which on a clock can be told."""
 FASTEST = 32
 """Updates in a row, of which the fastest bound the period."""

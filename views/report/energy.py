@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from analyzer.questions.energy_readings import SUMMED
 from moescope.terminal import counted
 from views.report.sections import Block, Run, Section, note, table
 
@@ -54,9 +55,12 @@ def phase_rows(rail: dict[str, Any]) -> list[list[Any]]:
 
 
 def disturbance_texts(rail: dict[str, Any]) -> list[str]:
-    """Intervals between a rail's readings that are of little or no use."""
-    counts = rail["disturbances"].items()
-    return [f"{rail['rail']}: {counted(count, 'interval')} between readings in which {STATES[state]}." for state, count in counts]
+    """Intervals between a rail's readings that are of little or no use, and readings whose moments are not known well."""
+    counts, coarse = rail["disturbances"].items(), f"{rail['rail']}: {SUMMED}, as the sensor's own updates cannot be told."
+    texts = [
+        f"{rail['rail']}: {counted(count, 'interval')} between readings in which {STATES[state]}." for state, count in counts
+    ]
+    return [*texts, *[coarse] * (rail["joined_by"] == SUMMED)]
 
 
 def term_rows(rails: list[dict[str, Any]]) -> list[list[Any]]:
