@@ -4,7 +4,8 @@ from typing import Any
 
 import pandas as pd
 
-from views.report.sections import Block, Run, Section, axis, chart, finished, table_of
+from analyzer.questions.speed_curve import rails_without
+from views.report.sections import Block, Run, Section, axis, chart, finished, note, table_of
 
 QUERY = "select * from speed_over_time order by begin_s"
 LOSSES = {
@@ -31,7 +32,8 @@ def heat_section(run: Run) -> Section | None:
     windows = run.ask(QUERY)
     if len(windows) < 2:
         return None
-    return Section("heat", "Speed over time", [speed_chart(windows), loss_chart(windows), *table_of(run, *TABLE)])
+    without = [note(f"No watts of {r['rail']} ({r['source']}): {r['why']}.") for r in rails_without(run.tables, windows)]
+    return Section("heat", "Speed over time", [speed_chart(windows), loss_chart(windows), *table_of(run, *TABLE), *without])
 
 
 def line(windows: pd.DataFrame, name: str, column: str, slot: int, share: bool) -> dict[str, Any]:
