@@ -24,6 +24,7 @@ from tracer.kernel.trial import recorder_output, try_power
 from tracer.recording.format import Recording
 from tracer.sensors import power_sources
 from views.timeline.marks import counter_tracks
+from views.timeline.perfetto import counter_unit
 from workloads.drawn_power import drawn_run, fitted_joules
 from workloads.power_tree import IDLE_W, RANGE_UJ, PowerTree
 from workloads.recordings import Writer
@@ -240,7 +241,8 @@ def test_energy_stands_in_summary_and_comparison_and_requests_have_theirs(plante
     assert every.loc[("energy per token above the floor", "decode"), "value"] == decode["above_floor_j_per_token"]
     assert every.loc[("mean power", "decode"), "value"] == pytest.approx(decode["joules"] / decode["seconds"])
     drawn = {name: watts for name, _, watts in counter_tracks(tables)}
-    assert np.median(drawn["package-0 (powercap) W"]) > IDLE_W / 2 and "current_now (battery-current) W" in drawn
+    assert np.median(drawn["power package-0 (powercap) W"]) > IDLE_W / 2 and "power current_now (battery-current) W" in drawn
+    assert counter_unit("power package-0 (powercap) W").unit_name == "W"
     requests = energy.request_energy(tables)
     mine = requests[requests["rail"] == "package-0"]
     assert len(mine) == 3 and mine["model_joules"].to_numpy() == pytest.approx(mine["joules"].to_numpy(), rel=0.05)

@@ -12,6 +12,7 @@ PHASES = (
 )
 TERMS = "text power rail, text phase, text where, number busy seconds, number W, number low, number high"
 OPERATORS = "text part, text operator, number seconds, number CPU seconds, number J, number mJ/token, bar share %"
+UNCONFIRMED = "What a sensor's numbers mean is its driver's documentation; none is confirmed on a device."
 STATES = {
     "gap": "readings are missing",
     "charging": "something else fed the battery",
@@ -31,7 +32,7 @@ def energy_section(run: Run) -> Section | None:
     blocks += [note(text) for rail in rails for text in disturbance_texts(rail)]
     if rails:
         interval = "Energy per token includes the idle floor; low to high is a 95 % interval of the fit of readings to what ran."
-        blocks.append(note(f"{interval} Rails may overlap: they are never added."))
+        blocks.append(note(f"{interval} Rails may overlap: they are never added. {UNCONFIRMED}"))
         blocks += [table(TERMS, terms, "What one busy CPU adds to the power")] if (terms := term_rows(rails)) else []
         blocks += [note(text) for rail in rails if (text := clock_text(rail))]
         blocks += operator_tables(rails[0])

@@ -1,4 +1,4 @@
-"""The report's section on speed over time: decode speed, clock and temperature, and what a token took more, by cause."""
+"""The report's section on speed over time: decode speed, clock, heat and power, and what a token took more, by cause."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ TABLE = (
     "number begin s, number steps, number tok/s, number MHz, number °C, number W, number limited %, bar ms slower, "
     "number by clock, number computing, number waiting, number between steps, text cause",
 )
-LIMITED = "Shaded: clocks were limited. Clock and temperature as shares of their largest values."
+LIMITED = "Shaded: clocks were limited. Clock, temperature and power as shares of their largest values."
 HALF = 0.5
 
 
@@ -49,14 +49,15 @@ def middles(windows: pd.DataFrame) -> list[float]:
 
 
 def speed_chart(windows: pd.DataFrame) -> Block:
-    """Decode speed with clock and temperature; limited windows are shaded."""
+    """Decode speed with clock, temperature and power; limited windows are shaded."""
     shares = [("clock", "mhz", 1), ("temperature", "celsius", 3), ("power", "watts", 4)]
     traces = [line(windows, "tok/s", "tokens_per_s", 0, False)]
     traces += [line(windows, name, column, slot, True) for name, column, slot in shares if windows[column].notna().any()]
     limited = windows[windows["limited"] > HALF]
     shade = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "opacity": 0.15, "line": {"width": 0}, "fillcolor": "#888"}
     shapes = [{**shade, "x0": row["begin_s"], "x1": row["end_s"]} for row in limited.to_dict("records")]
-    right = {"overlaying": "y", "side": "right", "range": [0, 1.05], "title": {"text": "share of the largest"}}
+    title = {"text": "share of the largest", "standoff": 8}
+    right = {"overlaying": "y", "side": "right", "range": [0, 1.05], "tickvals": [0, 0.5, 1], "title": title, "automargin": True, "showgrid": False}
     axes = {"xaxis": axis("s since the first step"), "yaxis": axis("tok/s", rangemode="tozero"), "yaxis2": right}
     return chart("Decode speed over time", traces, LIMITED, 320, QUERY, **axes, shapes=shapes)
 
