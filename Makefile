@@ -25,7 +25,7 @@ APT_LONG := libopenblas-dev mesa-vulkan-drivers npm
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
 CONFIGURE = cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DRECORDER_LIBRARIES=$(CURDIR)/build/static \
 	> build/cmake.log || { cat build/cmake.log; exit 1; }
-WORKERS ?= 3
+WORKERS ?= 4
 GUESTS = $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL))
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
@@ -35,7 +35,7 @@ run: build/.pip-run build headers
 	@echo "== tracing the bundled demo"
 	$(SUDO) $(PY) -m tracer run -o $(RUN)
 
-# arm64 code is compiled and run emulated, too. Three workers keep two processors busy, as tests wait for a third of their time.
+# arm64 code is compiled and run emulated, too. Four workers keep two processors busy, as tests wait for a third of their time.
 test: setup $(if $(shell command -v apt-get),recorders)
 	@echo "== tests (those that probe the kernel run as root)"
 	$(SUDO) $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not long" $(PYTEST_ARGS)

@@ -113,6 +113,7 @@ def test_wrong_use_stops_the_action_at_once(tmp_path: Path, inputs: dict[str, st
     assert job.codes == [1] and not (tmp_path / "summary.md").exists()
 
 
+@pytest.mark.long
 def test_two_command_lines_are_recorded_by_turns_with_their_quotes_kept(tmp_path: Path, inputs: dict[str, str]) -> None:
     stand_in = tmp_path / "bin" / "recording"
     stand_in.write_text('#!/bin/sh\n[ "$2" = -o ] || exec moescope "$@"\nprintf "%s|" "$@" > asked\n')

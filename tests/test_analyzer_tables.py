@@ -15,7 +15,7 @@ from analyzer.questions.summary import summarize
 from analyzer.records.schema import TABLES
 from analyzer.tables.store import build_tables, load_tables
 from moescope.__main__ import main
-from tests.conftest import drawn
+from tests.conftest import drawn, rest_long
 from tracer.recording.format import Recording, RecordingError
 from workloads.recordings import MAIN, PID, WORKER, Writer, make_manifest, runtime
 
@@ -376,7 +376,7 @@ def test_the_cache_notices_a_change_within_the_same_size(tmp_path):
     assert load_tables(folder)["tokens"]["begin_ns"].iloc[0] == 9_999
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", rest_long(range(20), *range(6)))
 def test_random_damage_to_the_records_never_crashes_the_analysis(tmp_path, seed):
     """What the damage leaves is analysed; only RecordingError may come out."""
     folder, rng = llama(8).write(tmp_path), np.random.default_rng(seed)
@@ -410,7 +410,7 @@ def test_a_record_far_from_all_others_is_left_out_and_counted(tmp_path):
     assert answer["tokens"] == summarize(Recording(sound), load_tables(sound))["tokens"]
 
 
-@pytest.mark.parametrize("command", [5, "run me", {"a": 1}, [{"a": 1}, 2], None])
+@pytest.mark.parametrize("command", rest_long([5, "run me", {"a": 1}, [{"a": 1}, 2], None], None))
 def test_a_command_of_a_foreign_manifest_is_shown_as_text(tmp_path, command, capsys):
     runtime(3).write(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())

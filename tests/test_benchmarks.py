@@ -132,6 +132,7 @@ def test_a_benchmark_writes_a_result_that_reads(tmp_path: Path, benchmark: str, 
         assert figure.get("low") is None or figure["low"] <= figure["median"] <= figure["high"]
 
 
+@pytest.mark.long
 def test_windows_are_as_long_as_a_few_tokens_of_the_process_need(tmp_path: Path) -> None:
     words = ("runtime", "--rounds", "2", "--seconds", "0.0001", "--variants", "nothing")
     done = run("overhead", *words, "--json", tmp_path / "result.json")

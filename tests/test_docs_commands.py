@@ -174,7 +174,10 @@ def at_stage(stage: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 RUNNING = [command for command in printed() if not why_not(command)]
-HEAVY = r".* (compare (base-1|--).*|compare .* -- .*|predict kernels fusion|simulate qwen.*)"
+HEAVY = (
+    r".* (compare (base-1|--).*|compare .* -- .*|predict kernels fusion|simulate qwen.*"
+    r"|attach .*llama-server.*|run -- ./llama-bench .*)"
+)
 """Commands that take many seconds."""
 
 
@@ -249,7 +252,7 @@ def test_a_command_runs_as_printed(at_stage: Path, command: str, capfd: pytest.C
         assert said.out.strip() or said.err.strip() or (written and written.stat().st_size)
 
 
-@pytest.mark.parametrize("command", SERVING)
+@pytest.mark.parametrize("command", rest_long(SERVING, *SERVING[::3]))
 def test_a_command_that_serves_does_so_until_ctrl_c(at_stage: Path, command: str) -> None:
     assert wait_until(lambda: docs_stage.is_free(UI_PORT))
     with docs_stage.serving([sys.executable, "-m", *shlex.split(command)]) as said:

@@ -270,6 +270,7 @@ def can_mount() -> bool:
     return os.geteuid() == 0 and Path("/dev/fuse").exists()
 
 
+@pytest.mark.long
 @pytest.mark.needs("probes", "recorder")
 @pytest.mark.skipif(not can_mount(), reason="no file systems in user space")
 def test_slow_sensors_delay_no_records(tmp_path: Path) -> None:

@@ -270,7 +270,8 @@ def snapshot(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 OVER_SHELL = [row for row in ROWS if row.name.startswith("over a shell")]
-SHORT = [row for row in ROWS if row not in OVER_SHELL[1:]]
+SHORT = [*(row for row in ROWS if row not in OVER_SHELL)][::3] + OVER_SHELL[:1]
+"""What `make test` tries: every kind of input, and every way to the recorder, is among them."""
 
 
 @pytest.mark.parametrize("row", rest_long(ROWS, *SHORT), ids=[row.name for row in ROWS])
@@ -295,7 +296,7 @@ def test_a_hostile_input_neither_holds_nor_tells_nor_changes_anything(row: Row, 
         env={**os.environ, **SUDO, "MOESCOPE_CACHE": str(shared / "cache")},
         capture_output=True,
         text=True,
-        timeout=3 * usual_s + PATIENCE_S,
+        timeout=8 * usual_s + PATIENCE_S,
         check=False,
     )
     said = done.stdout + done.stderr

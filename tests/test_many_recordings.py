@@ -122,6 +122,7 @@ def deadly(place: RecordingFolder) -> str:
     return place.name
 
 
+@pytest.mark.long
 def test_a_lost_worker_costs_no_recording(tmp_path: Path) -> None:
     recorded(tmp_path)
     made, failures = map_recordings(lost_once, recording_folders(f"{tmp_path}/device=board*/**"), "2")

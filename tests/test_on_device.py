@@ -417,6 +417,7 @@ def test_androids_shell_and_tools_suffice(android: Path, tmp_path: Path) -> None
         target.wait(PATIENCE_S)
 
 
+@pytest.mark.long
 def test_a_running_process_of_another_mount_namespace_is_followed_there(device: Path, tmp_path: Path) -> None:
     end = tmp_path / "end"
     script = f"mount -t tmpfs none /mnt && cp -r {ROOT}/runtime /mnt && PYTHONPATH=/mnt "

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.tables import store
-from tests.conftest import RECORDER, ROOT
+from tests.conftest import RECORDER, ROOT, trace
 from tests.test_recorder import SITES, STEPS, facts, llama
 from tracer.engines import choose_engines
 from tracer.errors import FAILED
@@ -88,7 +88,7 @@ def test_a_program_in_which_nothing_is_probed_is_not_held_for_a_question(tmp_pat
             plan = super().__call__(message)
             if "machine" not in message or not is_known:
                 return plan
-            return f"{plan}{json.dumps(self.answers.before_its_start(sys.executable))}\n"
+            return f"{plan}{json.dumps(self.answers.without_probes(sys.executable))}\n"
 
     planner = Ahead([])
     done = record(tmp_path / "run", [sys.executable, "-c", "print(7)"], planner)
@@ -98,16 +98,21 @@ def test_a_program_in_which_nothing_is_probed_is_not_held_for_a_question(tmp_pat
     assert RawRecording(tmp_path / "run").manifest["cost"]["held_stops"] > 0
 
 
-def test_a_program_with_something_to_probe_is_planned_when_it_starts(tmp_path: Path) -> None:
-    of_the_program, of_a_library = step_function("main"), step_function("libsites:main")
-    for function, is_planned in ((of_the_program, True), (of_a_library, False)):
+def test_a_program_with_something_to_probe_is_planned_when_it_starts() -> None:
+    for function, is_probed in ((step_function("main"), True), (step_function("libsites:main"), False)):
         planner = Planner(choose_engines(["auto"]), LEVELS, [function], lambda: False)
         answers = Answers(planner, FileRoot("", os.uname().machine), [])
         answers.plan()
-        order = answers.before_its_start(sys.executable)
-        assert (order is None) == is_planned
-        assert order is None or [(file["rows"], file["engines"]) for file in order["files"]] == [([], [])]
-    assert answers.before_its_start(str(ROOT / "README.md")) is None
+        assert answers.is_probed(sys.executable) == is_probed
+    order = answers.without_probes(sys.executable)
+    assert [(file["rows"], file["engines"], "rows" in order) for file in order["files"]] == [([], [], False)]
+
+
+def test_a_library_that_the_command_names_is_probed_when_it_is_opened(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'shift; exec "$@"', "sh", str(SITES), sys.executable, STEPS, "20", "0.001"]
+    done = trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert len(RawRecording(tmp_path / "run").records("token_end")) == 20
 
 
 @pytest.mark.parametrize("then", [None, "no JSON\n", "[]\n"], ids=["ends", "garbage", "no object"])

@@ -83,6 +83,7 @@ def rows_of(run: RawRecording) -> dict[str, Counter[tuple[str, ...]]]:
     return {name: Counter(map(tuple, tables[name][columns].astype(str).values.tolist())) for name, columns in SAME.items()}
 
 
+@pytest.mark.long
 def test_the_demo_by_the_recorder_alone_has_the_tables_of_the_tracer(demo: DemoRun, tmp_path: Path) -> None:
     onnxruntime_qnn = pytest.importorskip("onnxruntime_qnn")
     output, libraries = tmp_path / "run", (str(SITES), str(Path(onnxruntime_qnn.__file__).parent))

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from runtime.errors import MoEError
 from runtime.package.convert import convert, up_to_date
+from tests.conftest import rest_long
 from tests.runtime_models import fuse_experts, random_model
 
 torch = pytest.importorskip("torch")
@@ -50,7 +51,7 @@ def merged_by_hand(model: Path, folder: Path, products: dict[str, np.ndarray]) -
     return folder
 
 
-@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize("rslora", rest_long([False, True], True))
 def test_pairs_of_matrices_are_added_with_their_scale(rslora: bool, tmp_path: Path) -> None:
     model = random_model(tmp_path / "model", num_hidden_layers=2)
     sizes = {"model.layers.0.self_attn.q_proj": (128, HIDDEN), "model.layers.1.self_attn.o_proj": (HIDDEN, 128)}

@@ -52,6 +52,7 @@ def test_prefill_on_htp_gives_the_text_of_the_cpu_and_runs_where_it_was_told(tmp
     assert {kind for kind, backend in model.log.graphs if backend == HTP} == {Kind.ATTENTION, Kind.EXPERT}
 
 
+@pytest.mark.long
 @htp_only
 def test_a_prompt_loads_each_expert_once_where_the_cache_holds_less_than_a_layer(tmp_path: Path) -> None:
     package = convert(write_demo_model(tmp_path / "demo"), tmp_path / "package").folder

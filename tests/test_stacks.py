@@ -27,7 +27,7 @@ from analyzer.stacks.unwinding import PROGRAM, unwind
 from analyzer.tables.store import load_tables
 from moescope.__main__ import main as moescope
 from moescope.errors import UserError
-from tests.conftest import ROOT, trace
+from tests.conftest import ROOT, rest_long, trace
 from tests.test_compare_planted import WITH_SITES
 from tracer.recording.format import Recording
 from workloads.compiling import compile_c
@@ -59,7 +59,7 @@ class Run:
     said: dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=FLAGS)
+@pytest.fixture(scope="module", params=rest_long(FLAGS, "none", "frame pointers alone"))
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     place = tmp_path_factory.mktemp("stacks")
     source, program = ROOT / "workloads" / "programs" / "stack_tree.c", place / "tree"

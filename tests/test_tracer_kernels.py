@@ -109,7 +109,7 @@ def without(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.needs("probes")
-@pytest.mark.parametrize("loader", ["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
+@pytest.mark.parametrize("loader", ["libbpf", pytest.param("bcc", marks=[pytest.mark.long, pytest.mark.needs("bcc")])])
 def test_a_refused_program_is_named_and_the_rest_is_recorded(tmp_path: Path, request: pytest.FixtureRequest, loader: str) -> None:
     other = ("--source", str(request.getfixturevalue("refusing")))
     if loader == "libbpf":

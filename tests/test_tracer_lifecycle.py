@@ -168,7 +168,7 @@ def test_other_threads_wait_while_the_target_does(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     seen = [line for line in done.stdout.splitlines() if line.startswith(("while asked", "afterwards"))]
     assert seen == ["while asked: True True"] * (len(seen) - 1) + [f"afterwards: {os.SCHED_OTHER}"]
-    assert len(seen) > 2
+    assert len(seen) > 1
 
 
 def test_the_command_finds_signals_and_descriptors_as_if_untraced(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_wrong_use_is_answered_in_one_line(tmp_path: Path, arguments: tuple[str,
 
 
 def test_a_command_that_fails_at_once_is_said_in_one_line(tmp_path: Path) -> None:
-    done = trace("run", "--levels", "token", "-o", str(tmp_path / "run"), "--", "false")
+    done = trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", "false")
     assert done.returncode == 1
     assert "status 1" in done.stderr and "no engine" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout

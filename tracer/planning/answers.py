@@ -84,15 +84,16 @@ class Answers:
         said, self._told = self.planner.warnings[self._told :], len(self.planner.warnings)
         return order | {"warnings": said} if said else order or None
 
-    def before_its_start(self, path: str) -> Message | None:
-        """The order about a program in which nothing is probed, so that it is not held for the question; None for others."""
+    def is_probed(self, path: str) -> bool:
+        """Whether anything is to be probed in a program; all engines are looked for, as what is found is kept for the answer."""
         real = reach.resolved_path(path)
-        if not self.place.is_of(real):
-            return None
         markers = [engine.marker.encode() for engine in self.planner.engines if engine.marker]
-        has_engine = any([file_contains(real, marker) for marker in markers])  # all: what was found is kept for the answer
-        is_probed = has_engine or self.planner.named.wants(real, os.path.basename(path), True)
-        return None if is_probed else self._files(real, True)
+        found = [file_contains(real, marker) for marker in markers] if self.place.is_of(real) else []
+        return any(found) or self.planner.named.wants(real, os.path.basename(path), True)
+
+    def without_probes(self, path: str) -> Message:
+        """The order about a program in which nothing is probed: it need not be held for the question."""
+        return self._files(reach.resolved_path(path), True)
 
     def moves(self, hits: dict[str, int], levels: list[str]) -> Iterator[Message]:
         """Orders that move probes that no step hits; `hits` by program so far, `levels` that are on."""

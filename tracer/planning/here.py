@@ -153,10 +153,10 @@ class Attendance:
 
     def _look_ahead(self, answers: Answers) -> None:
         """Search the programs that the command names while the recorder loads its own: later the target waits for it."""
-        for word in self.command:
+        for number, word in enumerate(self.command):
             path = shutil.which(word)
-            if path and (order := answers.before_its_start(path)):
-                self.recorder.send(order)
+            if path and not answers.is_probed(path) and number == 0:  # others may be libraries, opened and not executed
+                self.recorder.send(answers.without_probes(path))
 
     def _react(self, answers: Answers, message: Message) -> None:
         if "progress" in message:
