@@ -57,7 +57,10 @@ def phase_rows(rail: dict[str, Any]) -> list[list[Any]]:
 
 def disturbance_texts(rail: dict[str, Any]) -> list[str]:
     """Intervals between a rail's readings that are of little or no use, and readings whose moments are not known well."""
-    counts, coarse = rail["disturbances"].items(), f"{rail['rail']}: {SUMMED}, as the sensor's own updates cannot be told."
+    counts, coarse = (
+        rail["disturbances"].items(),
+        f"{rail['rail']}: {SUMMED}, as the moments of the sensor's updates are not known.",
+    )
     texts = [
         f"{rail['rail']}: {counted(count, 'interval')} between readings in which {STATES[state]}." for state, count in counts
     ]

@@ -56,8 +56,8 @@ def speed_chart(windows: pd.DataFrame) -> Block:
     limited = windows[windows["limited"] > HALF]
     shade = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "opacity": 0.15, "line": {"width": 0}, "fillcolor": "#888"}
     shapes = [{**shade, "x0": row["begin_s"], "x1": row["end_s"]} for row in limited.to_dict("records")]
-    title = {"text": "share of the largest", "standoff": 8}
-    right = {"overlaying": "y", "side": "right", "range": [0, 1.05], "tickvals": [0, 0.5, 1], "title": title, "automargin": True, "showgrid": False}
+    scale = {"range": [0, 1.05], "tickvals": [0, 0.5, 1], "title": {"text": "share of the largest", "standoff": 8}}
+    right = {"overlaying": "y", "side": "right", "automargin": True, "showgrid": False, **scale}
     axes = {"xaxis": axis("s since the first step"), "yaxis": axis("tok/s", rangemode="tozero"), "yaxis2": right}
     return chart("Decode speed over time", traces, LIMITED, 320, QUERY, **axes, shapes=shapes)
 
