@@ -11,6 +11,7 @@ import pytest
 from analyzer.compare.metrics import RunTables, extract_metrics
 from analyzer.questions import energy
 from analyzer.questions.causes import ACCELERATOR
+from analyzer.questions.energy_readings import AS_READ, OWN_CLOCK, SUMMED, RailReadings, ReadRows, clocked_readings, rail_readings
 from analyzer.questions.energy_running import Running
 from analyzer.questions.energy_split import modelled_summary
 from analyzer.questions.summary import summarize
@@ -23,6 +24,7 @@ from tracer.kernel.trial import recorder_output, try_power
 from tracer.recording.format import Recording
 from tracer.sensors import power_sources
 from views.timeline.marks import counter_tracks
+from views.timeline.perfetto import counter_unit
 from workloads.drawn_power import drawn_run, fitted_joules
 from workloads.power_tree import IDLE_W, RANGE_UJ, PowerTree
 from workloads.recordings import Writer
@@ -97,21 +99,58 @@ def test_a_damaged_description_of_sensors_costs_their_energy_alone(damaged: dict
     assert tables["power"]["joules"].isna().all() and energy.phase_energy(tables).empty
 
 
-def test_intervals_of_drawn_runs_hold_the_truth() -> None:
-    runs = [drawn_run(seed, 10.0) for seed in range(400 if LONG else 20)]
+@pytest.mark.parametrize("hz", rest_long([10.0, 100.0, 1000.0], 10.0))
+def test_intervals_of_drawn_runs_hold_the_truth(hz: float) -> None:
+    runs = [drawn_run(seed, hz) for seed in range(400 if LONG else 20)]
     figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]
     inside = np.mean([low <= truth <= high for truth, _, low, high in figures])
     assert np.quantile([abs(joules / truth - 1) for truth, joules, _, _ in figures], 0.9) < 0.03
     assert (0.92 if LONG else 0.85) <= inside
 
 
-@pytest.mark.long
-def test_intervals_hold_the_truth_where_a_sensor_is_read_more_rarely_than_it_measures() -> None:
-    runs = [drawn_run(seed, 10.0, 70.0) for seed in range(400 if LONG else 20)]
+OTHER_RATES = {(10.0, 70.0, 0.0): AS_READ, (100.0, 70.0, 0.0): OWN_CLOCK, (100.0, 70.0, 1.0): SUMMED, (100.0, 105.0, 0.0): SUMMED}
+
+
+@pytest.mark.parametrize("rates", rest_long(OTHER_RATES, (100.0, 70.0, 0.0)))
+def test_intervals_hold_the_truth_where_a_sensor_is_not_read_as_often_as_it_measures(rates: tuple[float, float, float]) -> None:
+    hz, own_hz, uneven = rates
+    runs = [drawn_run(seed, hz, own_hz, even=seed % 2 == 1, uneven=uneven) for seed in range(400 if LONG else 20)]
+    assert {run.readings.joined_by for run in runs} == {OTHER_RATES[rates]}
     figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]
     inside = np.mean([low <= truth <= high for truth, _, low, high in figures])
     assert np.quantile([abs(joules / truth - 1) for truth, joules, _, _ in figures], 0.9) < 0.06
     assert (0.92 if LONG else 0.85) <= inside
+
+
+@pytest.mark.parametrize("hz, own_hz", [(100, 70), (100, 93), (1000, 70), (10, 4)])
+@pytest.mark.parametrize("of_counter", [False, True])
+def test_the_moments_of_a_sensors_own_updates_are_found_and_energy_between_them(hz: int, own_hz: float, of_counter: bool) -> None:
+    rng = np.random.default_rng(hz + int(own_hz))
+    updates = rng.uniform(0, S / own_hz) + np.arange(600) * S / own_hz
+    read = np.arange(S // hz * 20, updates[-1], S / hz)
+    read = (read + rng.uniform(0, 0.02 * S / hz, len(read))).astype(np.int64)
+    watts = rng.uniform(2, 8, len(updates))
+    total = np.cumsum(watts) / own_hz
+    shown = np.searchsorted(updates, read, "right") - 1
+    seen = np.diff(total[shown]) if of_counter else watts[shown[1:]] * np.diff(read) / S
+    power = pd.DataFrame({"begin_ns": read[:-1], "end_ns": read[1:], "joules": seen, "watts": seen / np.diff(read) * S})
+    if not of_counter:
+        power["watts"] = watts[shown[1:]]
+    found = rail_readings(power, of_counter)
+    assert found.joined_by == OWN_CLOCK and len(found.end) > 500
+    nearest = np.abs(found.end[:, None] - updates).argmin(axis=1)
+    late = found.end - updates[nearest]  # by as much for all: the fit finds the sensor's delay
+    assert np.ptp(late) < 0.05 * S / own_hz and abs(late).max() < S / hz
+    before = np.abs(found.begin[:, None] - updates).argmin(axis=1)
+    assert np.isclose(found.joules, total[nearest] - total[before], rtol=1e-3).mean() > 0.99
+
+
+def test_an_irregular_sensor_and_one_that_repeats_values_by_chance_have_no_clock() -> None:
+    rng = np.random.default_rng(7)
+    read, steps = np.arange(3000) * 10 * MS, np.cumsum(rng.exponential(14 * MS, 3000))
+    for watts in (rng.normal(size=3001)[np.searchsorted(steps, read)], rng.integers(0, 20, 3000).astype(float)):
+        power = pd.DataFrame({"begin_ns": read[:-1], "end_ns": read[1:], "joules": watts[1:] / 100, "watts": watts[1:]})
+        assert clocked_readings(ReadRows.of(power, False), False) is None
 
 
 def test_energy_that_the_readings_cannot_tell_is_absent(tmp_path: Path) -> None:
@@ -138,7 +177,7 @@ def test_an_accelerators_time_has_power_of_its_own() -> None:
     running = Running.of_spans({"decode": Intervals.of(begin, begin + 100 * MS)}, spans)
     edges = np.arange(0, 60 * 100 * MS + 1, 90 * MS)
     joules = running.seconds(edges[:-1], edges[1:]) @ [1.0, 4.0, 9.0] * rng.normal(1, 0.01, len(edges) - 1)
-    readings = energy.RailReadings(edges[:-1], edges[1:], joules, False)
+    readings = RailReadings(edges[:-1], edges[1:], joules, False)
     fit = energy.fitted(running, readings)
     assert fit is not None and fit.watts == pytest.approx([1.0, 4.0, 9.0], rel=0.1)
     rail = energy.RailFit(dict.fromkeys(("rail_id", "source", "rail", "scope"), ""), readings, running, fit, {}, None)
@@ -172,6 +211,8 @@ def test_joules_per_token_are_those_of_the_planted_law(planted: tuple[PowerTree,
     tree, tables = planted
     truth, rows = tree.joules_per_token(), energy.phase_energy(tables)
     assert set(rows["rail"]) == {"package-0", "power1_input", "current_now"} and rows["rail"].iloc[0] == "current_now"
+    for row in rows[rows["rail"] == "power1_input"].dropna().to_dict("records"):  # of 70 Hz, read 100 times a second
+        assert_holds(row, truth[row["phase"]])
     for row in rows[rows["rail"] == "package-0"].to_dict("records"):
         power = tables["power"][tables["power"]["rail_id"] == row["rail_id"]]
         assert_holds(row, truth[row["phase"]])
@@ -200,7 +241,8 @@ def test_energy_stands_in_summary_and_comparison_and_requests_have_theirs(plante
     assert every.loc[("energy per token above the floor", "decode"), "value"] == decode["above_floor_j_per_token"]
     assert every.loc[("mean power", "decode"), "value"] == pytest.approx(decode["joules"] / decode["seconds"])
     drawn = {name: watts for name, _, watts in counter_tracks(tables)}
-    assert np.median(drawn["package-0 (powercap) W"]) > IDLE_W / 2 and "current_now (battery-current) W" in drawn
+    assert np.median(drawn["power package-0 (powercap) W"]) > IDLE_W / 2 and "power current_now (battery-current) W" in drawn
+    assert counter_unit("power package-0 (powercap) W").unit_name == "W"
     requests = energy.request_energy(tables)
     mine = requests[requests["rail"] == "package-0"]
     assert len(mine) == 3 and mine["model_joules"].to_numpy() == pytest.approx(mine["joules"].to_numpy(), rel=0.05)

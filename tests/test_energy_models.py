@@ -142,6 +142,16 @@ def test_kinds_of_cpus_and_their_clocks_are_found_where_power_depends_on_them(ph
         assert found == pytest.approx(joules / seconds, rel=0.1)
 
 
+def test_a_curve_says_which_rails_its_windows_are_too_short_for(phone: tuple[Phone, Path], capsys) -> None:
+    run = phone[1]
+    assert main(["time", str(run), "--over-time", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    longest = max(row["end_s"] - row["begin_s"] for row in answer["windows"])
+    known = [row["watts"] is not None for row in answer["windows"]]
+    assert any(known) == (longest >= 0.5) != bool(answer["rails_without"])  # five readings, ten times a second
+    assert main(["time", str(run), "--over-time"]) == 0 and ("no watts of" in capsys.readouterr().out) == (not any(known))
+
+
 def test_energy_by_operator_adds_up_and_follows_cpu_time(phone: tuple[Phone, Path], capsys) -> None:
     made, run = phone
     tables = load_tables(run)

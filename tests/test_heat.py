@@ -206,6 +206,8 @@ def test_the_curve_of_a_throttled_run_falls_by_its_clock(throttled: tuple[PowerT
     _, _, tables = throttled
     windows = speed_curve.speed_over_time(tables)
     assert speed_curve.speed_over_time(tables, 2)["watts"].notna().all(), "windows long enough for its readings"
+    short, rails = speed_curve.rails_without(tables, windows), set(tables["rails"]["rail"])
+    assert ({row["rail"] for row in short} == rails) == windows["watts"].isna().all() and all(row["why"] for row in short)
     slow, fastest = windows[windows["limited"] > 0.99], windows.loc[windows["tokens_per_s"].idxmax()]
     assert len(slow) > 5 and slow["mhz"].max() < FULL_KHZ / 1e3
     assert windows[list(speed_curve.LOSSES)].sum(axis=1).to_numpy() == pytest.approx(windows["slower_ms"].to_numpy(), abs=1e-6)

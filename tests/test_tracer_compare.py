@@ -4,6 +4,9 @@ import argparse
 import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,9 @@ import pytest
 from analyzer.compare.results import Result, save_result
 from tests.conftest import ROOT, trace
 from tests.test_compare import result
-from tracer.commands.compare import has_enough_pairs
+from tracer.commands.compare import cooling_of, has_enough_pairs
+from tracer.commands.cooling import Cooling
+from tracer.errors import TracerError
 from tracer.recording.paths import invoking_user
 from tracer.traced_program import models
 from workloads.compiling import WITH_SITES, compile_c
@@ -115,6 +120,58 @@ def test_it_stops_where_intervals_are_narrow_or_the_verdict_is_beyond_doubt(
     runs(tmp_path, "base", pairs, noise)
     runs(tmp_path, "cand", pairs, noise, factor)
     assert has_enough_pairs(argparse.Namespace(runs=0, width=0.03), tmp_path, pairs, invoking_user()) is stops
+
+
+HEAT = {
+    "class/thermal/thermal_zone0/temp": 40_000,
+    "class/thermal/cooling_device0/cur_state": 0,
+    "devices/system/cpu/cpufreq/policy0/scaling_max_freq": 2_800_000,
+}
+HOTTER = {0: 60_000, 1: 2, 2: 1_400_000}
+"""What each of these files shows of a machine that has been at work."""
+
+
+def show_heat(root: Path, values: list[int]) -> None:
+    for name, value in zip(HEAT, values, strict=True):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{value}\n")
+
+
+@pytest.mark.parametrize("hotter", HOTTER)
+def test_a_run_waits_until_the_machine_is_as_cool_as_before_the_first(hotter: int, tmp_path: Path) -> None:
+    cool = list(HEAT.values())
+    hot = [HOTTER[hotter] if number == hotter else value for number, value in enumerate(cool)]
+    show_heat(tmp_path, cool)
+    cooling, told = Cooling.begun(tmp_path, invoking_user(), 30.0), list[str]()
+    assert cooling.wait(told.append) < 0.5 and not told
+    show_heat(tmp_path, hot)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(cooling.wait, told.append)
+        time.sleep(1.2)
+        assert not waiting.done() and len(told) == 1
+        show_heat(tmp_path, cool)
+        assert 1 < waiting.result(timeout=10) < 10 and len(told) == 1
+    show_heat(tmp_path, hot)
+    assert replace(cooling, longest_s=0.2).wait(told.append) >= 0.2 and len(told) == 3
+
+
+def test_cooling_is_refused_where_no_heat_can_be_read(tmp_path: Path) -> None:
+    with pytest.raises(TracerError):
+        Cooling.begun(tmp_path, invoking_user(), 30.0)
+    for options in (f"--sysfs {tmp_path}", "--on adb"):
+        with pytest.raises(TracerError):
+            cooling_of(argparse.Namespace(trace=options, cool=60.0), invoking_user())
+
+
+@pytest.mark.needs("probes")
+def test_each_run_of_a_comparison_begins_cool_or_says_that_it_does_not(program: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    root, command = tmp_path / "sys", [str(program[0]), "1", "3", "base"]
+    show_heat(root, list(HEAT.values()))
+    heat_up = f"echo 70000 > {root}/class/thermal/thermal_zone0/temp; exec {' '.join(command)}"
+    options = ["--runs", "1", "--warmup", "0", "--cool", "0.02", "--trace", f"--levels token --sysfs {root}"]
+    done = trace("compare", *options, "-o", str(tmp_path / "cmp"), "--", "sh", "-c", heat_up, "::", *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("70.0 °C (40.0 at first)") == 2  # before the second run: the wait, and that it was in vain
 
 
 @pytest.mark.parametrize("words", [["--", "a"], ["--", "a", "::"], ["--", "::", "b"], ["--", "a", "::", "b", "::", "c"]])

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
-from analyzer.questions.energy import RailReadings, fitted, thinned
+from analyzer.questions.energy import fitted
+from analyzer.questions.energy_readings import RailReadings, rail_readings, thinned
 from analyzer.questions.energy_running import EXPONENTS, Activity, Growth, Running
 from analyzer.records.intervals import Intervals, overlaps
 
@@ -22,8 +24,11 @@ class DrawnRun:
     tokens: dict[str, int]
 
 
-def drawn_steps(rng: np.random.Generator) -> tuple[dict[str, Intervals], dict[str, Intervals]]:
-    """(steps by phase, CPU time by phase): requests of a prefill and decode steps that compute a share of their time."""
+def drawn_steps(rng: np.random.Generator, even: bool = False) -> tuple[dict[str, Intervals], dict[str, Intervals]]:
+    """(steps by phase, CPU time by phase): requests of a prefill and decode steps that compute a share of their time.
+
+    `even`: steps of a phase that have one length and follow each other at once, so that a sensor may beat with them.
+    """
     at = int(IDLE_S * S)
     steps: dict[str, list[tuple[int, int]]] = {"prefill": [], "decode": []}
     cpu: dict[str, list[tuple[int, int]]] = {"prefill": [], "decode": []}
@@ -31,23 +36,26 @@ def drawn_steps(rng: np.random.Generator) -> tuple[dict[str, Intervals], dict[st
     for _ in range(rng.integers(2, 6)):
         for phase, count, usual_ms in (("prefill", 1, rng.uniform(300, 1500)), ("decode", rng.integers(40, 150), decode_ms)):
             for _ in range(count):
-                length = int(usual_ms * rng.uniform(0.8, 1.25) * MS)
+                length, pause = int(usual_ms * (1 if even else rng.uniform(0.8, 1.25)) * MS), 0 if even else rng.uniform(0, 1)
                 steps[phase].append((at, at + length))
                 cpu[phase].append((at, at + (length if phase == "prefill" else int(share * length))))
-                at += length + int(rng.uniform(0, 1) * MS)
+                at += length + int(pause * MS)
         at += int(rng.uniform(20, 400) * MS)
     as_intervals = [{name: Intervals.of(*np.array(rows).T) for name, rows in each.items()} for each in (steps, cpu)]
     return as_intervals[0], as_intervals[1]
 
 
-def drawn_run(seed: int, hz: float, own_hz: float = 0.0, kinds: bool = False, depends: bool = True) -> DrawnRun:
+def drawn_run(
+    seed: int, hz: float, own_hz: float = 0.0, kinds: bool = False, depends: bool = True, even: bool = False, uneven: float = 0.0
+) -> DrawnRun:
     """A run that a sensor of a drawn kind watched at `hz`.
 
-    `own_hz`: a power sensor that measures as often, read more rarely. `kinds`: on two kinds of CPUs whose clock changes, and on
+    `own_hz`: a power sensor that measures as often, however often it is read; `uneven`: by this share of its period at other
+    moments. `even`: steps of one length. `kinds`: on two kinds of CPUs whose clock changes, and on
     which power `depends`.
     """
     rng = np.random.default_rng(seed)
-    steps, cpu = drawn_steps(rng)
+    steps, cpu = drawn_steps(rng, even)
     running = law = Running.of_spans(steps, {(phase, ""): span for phase, span in cpu.items()})
     watts = np.append(rng.uniform(0.5, 4), rng.uniform(1, 8, len(cpu)))
     end = max(int(span.end.max()) for span in steps.values()) + S // 2
@@ -55,7 +63,10 @@ def drawn_run(seed: int, hz: float, own_hz: float = 0.0, kinds: bool = False, de
     if kinds:
         running, law = drawn_kinds(np.random.default_rng([seed, 1]), steps, cpu, watts[1:], end, depends)
         watts = np.append(watts[0], np.ones(len(law.activities)))
-    readings = sampled_readings(rng, law, watts, end, hz, own_hz) if own_hz else drawn_readings(rng, law, watts, end, hz, delay)
+    if own_hz:
+        readings = sampled_readings(rng, law, watts, end, hz, own_hz, uneven)
+    else:
+        readings = drawn_readings(rng, law, watts, end, hz, delay)
     joules = {phase: float(law.amounts(phase) @ watts) for phase in steps}
     return DrawnRun(running, readings, joules, {name: len(span) for name, span in steps.items()})
 
@@ -111,16 +122,18 @@ def drawn_readings(
 
 
 def sampled_readings(
-    rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, own_hz: float
+    rng: np.random.Generator, running: Running, watts: np.ndarray, end: int, hz: float, own_hz: float, uneven: float
 ) -> RailReadings:
-    """Readings at `hz` of a sensor that shows the mean of its last 1 / own_hz seconds, each somewhere in its next interval."""
-    own = (np.arange(-S, end, S / own_hz) + rng.uniform(0, S / own_hz)).astype(np.int64)
+    """Readings at `hz` of a sensor that shows the mean of its last 1 / own_hz seconds until its next update."""
+    own = np.arange(-S, end, S / own_hz) + rng.uniform(0, S / own_hz)
+    own = np.sort(own + rng.uniform(-0.5, 0.5, len(own)) * uneven * S / own_hz).astype(np.int64)
     seconds = running.seconds(own[:-1], own[1:])
     shown = seconds @ watts / seconds[:, 0] + rng.normal(size=len(own) - 1) * rng.uniform(0, 0.3)
     ts = np.arange(0, end, S / hz)
     ts = np.sort(ts + rng.uniform(0, 0.02 * S / hz, len(ts))).astype(np.int64)
-    seen = shown[np.searchsorted(own[1:], ts[1:], "right") - 1]
-    return RailReadings(ts[:-1], ts[1:], seen * np.diff(ts) / S, False)
+    watts = shown[np.searchsorted(own[1:], ts[1:], "right") - 1]
+    table = {"begin_ns": ts[:-1], "end_ns": ts[1:], "joules": watts * np.diff(ts) / S, "watts": watts}
+    return rail_readings(pd.DataFrame(table), False)
 
 
 def fitted_joules(run: DrawnRun) -> dict[str, tuple[float, float, float]]:

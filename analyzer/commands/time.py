@@ -19,7 +19,7 @@ from analyzer.commands._show import number, print_origin, print_table
 from analyzer.errors import AnalysisError
 from analyzer.questions import accelerators, step_time
 from analyzer.questions.npu_windows import npu_sum
-from analyzer.questions.speed_curve import speed_over_time
+from analyzer.questions.speed_curve import rails_without, speed_over_time
 from analyzer.tables.store import load_tables
 from moescope.answers import print_if_json
 from moescope.arguments import add_json, add_run
@@ -69,11 +69,14 @@ def run(args: argparse.Namespace) -> int:
 def show_over_time(args: argparse.Namespace, tables: step_time.Tables) -> int:
     """Print decode speed in windows."""
     windows = speed_over_time(tables)
-    if print_if_json(args, {"windows": windows.to_dict("records")}, "over-time"):
+    without = rails_without(tables, windows)
+    if print_if_json(args, {"windows": windows.to_dict("records"), "rails_without": without}, "over-time"):
         return 0
     if len(windows):
         title = "decode over time; ms: of a token, more than in the fastest window"
         print_table(windows.dropna(axis=1, how="all"), title, len(windows))
+        for row in without:
+            print_plain(f"no watts of {row['rail']} ({row['source']}): {row['why']}")
     else:
         print("too few decode steps in this recording")
     return 0

@@ -16,7 +16,8 @@ import numpy as np
 
 from analyzer.errors import PredictError
 from analyzer.predict.machine import flops_work, memory_work
-from analyzer.questions.energy import energy_between, idle_floor, rail_readings, wide_first
+from analyzer.questions.energy import energy_between, idle_floor, wide_first
+from analyzer.questions.energy_readings import rail_readings
 from analyzer.tables.power import POWER
 from analyzer.tables.store import load_tables
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import figures
+from analyzer.questions.energy_readings import RailReadings, rail_readings, thinned
 from analyzer.questions.energy_running import NS, PHASES, SAMPLES, Running
 from analyzer.questions.requests import request_table
 from analyzer.records.schema import Tables, declared_columns, empty_table
@@ -21,9 +22,6 @@ from analyzer.tables.power import POWER
 if TYPE_CHECKING:
     from analyzer.questions.energy_fit import EnergyFit
 
-MOST_ROWS = 1000
-"""Readings that are fitted; of more, neighbours are summed."""
-FRESH_SHARE = 1.5
 DELAY_PERIODS, LONGEST_DELAY_S = 5.0, 0.5
 WIDEST = 0.5
 """Half an interval, as a share of the energy, from which on the readings do not tell it."""
@@ -32,68 +30,6 @@ SEEN = 0.9
 RESOLVED = 5.0
 """Readings in a window from which on they resolve it."""
 WIDE_FIRST = ("device", "package", "cores", "gpu", "memory", "")
-
-
-@dataclass(frozen=True)
-class RailReadings:
-    """A rail's known energy between its own updates."""
-
-    begin: np.ndarray
-    end: np.ndarray
-    joules: np.ndarray
-    of_counter: bool
-
-    @property
-    def watts(self) -> np.ndarray:
-        """The mean power of each."""
-        return self.joules / ((self.end - self.begin) * NS)
-
-    @property
-    def period_s(self) -> float:
-        """The usual time between updates."""
-        return float(np.median(self.end - self.begin)) * NS
-
-
-def rail_readings(power: pd.DataFrame, of_counter: bool) -> RailReadings:
-    """The readings of one rail's rows of `power`; repeated values are one, since a sensor shows its last until it has another."""
-    rows = power[power["joules"].notna()]
-    begin, end, joules, watts = (rows[name].to_numpy() for name in ("begin_ns", "end_ns", "joules", "watts"))
-    if len(rows) < 2:
-        return RailReadings(begin, end, joules, of_counter)
-    changed = (joules != 0) if of_counter else np.append(True, ~np.isclose(watts[1:], watts[:-1], rtol=1e-9, atol=0))
-    own = np.quantile(np.diff(end[changed]), 0.25) if changed.sum() > 2 else 0
-    last, fresh = -np.inf, []
-    for at, is_new in zip(end.tolist(), changed.tolist(), strict=True):
-        is_new = is_new or (not of_counter and at - last > FRESH_SHARE * own)
-        last = at if is_new else last
-        fresh.append(is_new)
-    return grouped_readings(begin, end, joules, watts, np.array(fresh), of_counter)
-
-
-def grouped_readings(
-    begin: np.ndarray, end: np.ndarray, joules: np.ndarray, watts: np.ndarray, fresh: np.ndarray, of_counter: bool
-) -> RailReadings:
-    """Rows up to each fresh one as one: a counter's are summed, a power's value is that of all the time since the last."""
-    broken = np.append(True, begin[1:] != end[:-1])
-    first = np.flatnonzero(broken | np.append(True, fresh[:-1])[: len(fresh)])
-    first = first if len(first) and first[0] == 0 else np.append(0, first)
-    last = np.append(first[1:], len(begin)) - 1
-    total = np.add.reduceat(joules, first) if of_counter else watts[last] * (end[last] - begin[first]) * NS
-    whole = fresh[last]
-    return RailReadings(begin[first][whole], end[last][whole], total[whole], of_counter)
-
-
-def thinned(readings: RailReadings, most: int = MOST_ROWS) -> RailReadings:
-    """At most about `most` readings, neighbours summed."""
-    each = -(-len(readings.end) // most)
-    if each < 2:
-        return readings
-    broken = np.append(True, readings.begin[1:] != readings.end[:-1])
-    run = np.cumsum(broken)
-    place = np.arange(len(run)) - np.flatnonzero(broken)[run - 1]
-    first = np.flatnonzero(broken | (place % each == 0))
-    last = np.append(first[1:], len(run)) - 1
-    return RailReadings(readings.begin[first], readings.end[last], np.add.reduceat(readings.joules, first), readings.of_counter)
 
 
 def fed_tokens(tables: Tables) -> dict[str, int]:
@@ -227,7 +163,7 @@ def window_energy(tables: Tables, windows: pd.DataFrame) -> pd.DataFrame:
 
 
 def energy_between(readings: RailReadings, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Joules of each window, of a reading that lies partly inside in proportion; NaN where the readings do not resolve it."""
+    """Joules of each window, of what lies partly inside or is missing in proportion; NaN where the readings do not resolve it."""
     moments = np.column_stack([readings.begin, readings.end]).ravel()
     joules, seen = (
         np.diff(np.interp(np.stack([begin, end]), moments, np.column_stack([total - each, total]).ravel()), axis=0)[0]
@@ -235,7 +171,7 @@ def energy_between(readings: RailReadings, begin: np.ndarray, end: np.ndarray) -
         for total in [np.cumsum(each)]
     )
     resolved = (seen >= SEEN * (end - begin)) & ((end - begin) * NS >= RESOLVED * readings.period_s)
-    return np.where(resolved, joules, np.nan)
+    return np.where(resolved, joules * (end - begin) / np.maximum(seen, 1), np.nan)
 
 
 def energy_summary(tables: Tables, fits: list[RailFit]) -> dict[str, Any]:
@@ -257,6 +193,7 @@ def rail_summary(each: RailFit, rows: pd.DataFrame) -> dict[str, Any]:
     floor_watts, floor_readings = each.floor or (None, 0)
     about = {key: each.row[key] for key in ("source", "rail", "scope", "kind", "hz")}
     figures_of = {
+        "joined_by": each.readings.joined_by,
         "readings": len(each.readings.end),
         "period_s": each.readings.period_s,
         "delay_s": each.fit.delay_s,

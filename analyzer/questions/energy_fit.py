@@ -3,9 +3,9 @@
 The noise of readings has three parts: power of other origin that wanders with some time constant; errors, which in a counter's
 intervals cancel from one to the next; and, of a power sensor that is read more rarely than it measures, what its samples missed,
 whose variance is in proportion to how much the power changes between two readings. The time constant and the parts' shares are
-unknown: the answer is the mean over a grid of them, weighted by restricted likelihood, so that its interval has what is not known
-of the noise. What the constants depend on is unknown too: the mean is also over explanations, weighted by Schwarz's criterion
-(docs/energy.md).
+unknown: the answer is the mean over a grid of them, weighted by restricted likelihood (Patterson and Thompson, Biometrika 58,
+1971; Berger, Liseo and Wolpert, Statistical Science 14, 1999), so that its interval has what is not known of the noise. What the
+constants depend on is unknown too: the mean is also over explanations, weighted by Schwarz's criterion (docs/energy.md).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,9 @@ from scipy.stats import t as student
 from analyzer.questions.energy_running import Explanation
 
 CONFIDENCE = 0.95
-ERROR_SHARES = (1.0, 0.9998, 0.998, 0.98, 0.9, 0.7, 0.4, 0.1, 0.0)
-"""Of the noise's variance, what errors of readings have."""
+ERROR_SHARES = (1.0, 0.9998, 0.998, 0.98, 0.9, 0.7, 0.4, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0)
+"""Of the noise's variance, what errors of readings have. Fine at both ends: a wander hardly changes from one reading to the next
+of a fast sensor, so that errors of a thousandth of its variance decide what differences of readings are worth."""
 SAMPLED_SHARES, SAMPLED_ERROR_SHARES = (0.3, 0.6, 0.85, 0.97, 0.998), (1.0, 0.7, 0.3)
 """Of the noise's variance what sampling has, and of the rest what errors have."""
 WANDERS = 12

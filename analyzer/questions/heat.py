@@ -9,6 +9,7 @@ import pandas as pd
 
 from analyzer.questions import energy, figures
 from analyzer.questions.clocks import LEAST_SHARE, LEAST_STEPS, decode_times, gauge_values
+from analyzer.questions.energy_readings import rail_readings
 from analyzer.records.intervals import Intervals, covered_ns, merge_intervals, overlaps, uncovered_parts
 from analyzer.records.schema import Tables
 from analyzer.tables.power import POWER
@@ -110,16 +111,29 @@ def hottest_celsius(tables: Tables, begin: np.ndarray, end: np.ndarray) -> np.nd
     return answer
 
 
-def total_watts(tables: Tables, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The power of all rails together in each window, those that overlap counted twice; NaN where none resolves it."""
-    answer = np.full(len(begin), np.nan)
+@dataclass(frozen=True)
+class RailWatts:
+    """A rail's mean power in each window, NaN where its readings do not resolve it, and the usual time between them."""
+
+    row: dict[str, Any]
+    watts: np.ndarray
+    period_s: float
+
+
+def rail_watts(tables: Tables, begin: np.ndarray, end: np.ndarray) -> Iterator[RailWatts]:
+    """Each rail that has readings."""
     for row in energy.rail_table(tables).to_dict("records"):
         power = tables["power"][tables["power"]["rail_id"] == row["rail_id"]]
-        readings = energy.rail_readings(power, row["kind"] != POWER)
+        readings = rail_readings(power, row["kind"] != POWER)
         if len(readings.end):
             watts = energy.energy_between(readings, begin, end) / ((end - begin) / S)
-            answer = np.where(np.isnan(answer), watts, answer + np.nan_to_num(watts))
-    return answer
+            yield RailWatts({str(key): value for key, value in row.items()}, watts, readings.period_s)
+
+
+def total_watts(tables: Tables, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The power of the rails that resolve windows together, those that overlap counted twice; NaN where one of them does not."""
+    every = [each.watts for each in rail_watts(tables, begin, end) if np.isfinite(each.watts).any()]
+    return np.sum(every, axis=0) if every else np.full(len(begin), np.nan)
 
 
 def spans_where(values: pd.DataFrame, holds: np.ndarray) -> Intervals:

@@ -6,7 +6,8 @@ import pandas as pd
 from analyzer.questions import figures
 from analyzer.questions.causes import COMPUTING
 from analyzer.questions.clocks import LEAST_STEPS
-from analyzer.questions.heat import MS, S, hottest_celsius, limited_spans, limits_of, origin_ns, pace_mhz, total_watts
+from analyzer.questions.energy import RESOLVED
+from analyzer.questions.heat import MS, S, hottest_celsius, limited_spans, limits_of, origin_ns, pace_mhz, rail_watts, total_watts
 from analyzer.questions.step_time import step_time
 from analyzer.records.intervals import Intervals, covered_ns
 from analyzer.records.schema import Tables
@@ -47,6 +48,19 @@ def speed_over_time(tables: Tables, count: int = 60) -> pd.DataFrame:
         "limited": covered_ns(limited_spans(limits), window) / window.length if limits else np.zeros(len(window)),
     }
     return pd.DataFrame(rows).join(losses(tables, steps, place, itl, rows["mhz"])).reindex(columns=names)
+
+
+def rails_without(tables: Tables, windows: pd.DataFrame) -> list[dict[str, str]]:
+    """Power rails that are not in the windows' watts: `source`, `rail` and `why`."""
+    length = (windows["end_s"] - windows["begin_s"]).to_numpy()
+    begin = origin_ns(tables) + (windows["begin_s"] * S).to_numpy(np.int64)
+    rows = []
+    for each in rail_watts(tables, begin, begin + (length * S).astype(np.int64)) if len(windows) else ():
+        if not np.isfinite(each.watts).any():
+            short = length.max() < RESOLVED * each.period_s
+            why = f"windows of {length.max():.2g} s are shorter than {RESOLVED:.0f} readings, one in {each.period_s:.2g} s"
+            rows.append({"source": each.row["source"], "rail": each.row["rail"], "why": why if short else "readings are missing"})
+    return rows
 
 
 def losses(tables: Tables, steps: pd.DataFrame, place: np.ndarray, itl: np.ndarray, mhz: np.ndarray) -> pd.DataFrame:

@@ -13,7 +13,9 @@ from typing import Any
 from moescope.errors import FAILED
 from moescope.plain import print_plain
 from moescope.terminal import counted
-from tracer.commands.options import make_output, need_root, output_folder, seconds, share
+from tracer.commands.cooling import Cooling
+from tracer.commands.machine_options import add_on
+from tracer.commands.options import add_power, make_output, minutes, need_root, output_folder, seconds, share
 from tracer.commands.run import print_progress, python
 from tracer.errors import TargetError, TracerError
 from tracer.recording.paths import ROOT, Owner, invoking_user
@@ -21,6 +23,7 @@ from tracer.recording.paths import ROOT, Owner, invoking_user
 EXAMPLES = """examples:
   sudo moescope compare -- ./llama-bench-old -m m.gguf :: ./llama-bench-new -m m.gguf
   sudo moescope compare --budget 600 --width 2% -o cmp -- python gen.py --threads 2 :: python gen.py --threads 4
+  sudo moescope compare --cool -- ./old -m m.gguf :: ./new -m m.gguf   each run begins as cool as the first
   sudo moescope compare --trace "--levels token,operator" --runs 5 -- ./old -m m.gguf :: ./new -m m.gguf
 the order is A B B A, so that a drift of the machine affects both alike; the first pair warms caches and is not compared
 results: DIR/base, DIR/cand (recordings), DIR/regression.html, DIR/comparison.json
@@ -29,6 +32,7 @@ the exit code is that of `moescope compare` for recordings
 SEPARATOR = "::"
 WARMUP = "warmup"  # folder of the runs that are not compared
 BUDGET_S = 300.0
+LONGEST_COOLING_S = 300.0
 LEAST_PAIRS = 5
 """The interval of fewer runs per side is too narrow: four medians show only a part of their spread."""
 EARLY_ALPHA = 0.001
@@ -59,6 +63,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--warmup", type=int, default=1, metavar="N", help="warm-up runs per side, excluded from the comparison (default: 1)"
     )
     parser.add_argument(
+        "--cool",
+        type=minutes,
+        nargs="?",
+        const=LONGEST_COOLING_S,
+        default=0.0,
+        metavar="MINUTES",
+        help="before each run wait until temperatures and limits of clocks are those of before the first, for at most MINUTES "
+        f"({LONGEST_COOLING_S / 60:.0f} unless given)",
+    )
+    parser.add_argument(
         "--trace", default="", metavar="OPTIONS", help='options for `moescope run`, as one argument: "--levels token"'
     )
     parser.add_argument("--fail-on", action="append", default=[], metavar="WHAT", help="as in `moescope compare` for recordings")
@@ -85,11 +99,11 @@ def run(args: argparse.Namespace) -> int:
     owner, folder = invoking_user(), args.output or Path("recordings") / time.strftime("compare-%Y%m%d-%H%M%S")
     make_output(folder, owner)
     budget = args.budget or (float("inf") if args.runs else BUDGET_S)
-    began, pairs = time.monotonic(), 0
+    began, pairs, cooling = time.monotonic(), 0, cooling_of(args, owner)
     for number in range(args.warmup):
-        record_pair(args, commands, folder / WARMUP, number, owner)
+        record_pair(args, commands, folder / WARMUP, number, None)
     while True:
-        record_pair(args, commands, folder, pairs, owner)
+        record_pair(args, commands, folder, pairs, cooling)
         pairs += 1
         spent = time.monotonic() - began
         if has_enough_pairs(args, folder, pairs, owner):
@@ -101,12 +115,27 @@ def run(args: argparse.Namespace) -> int:
     return write_report(args, folder, owner)
 
 
-def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]], folder: Path, number: int, owner: Owner) -> None:
+def cooling_of(args: argparse.Namespace, owner: Owner) -> Cooling | None:
+    """What --cool waits for, if it was given; raises TracerError where the machine's heat cannot be read from here."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_power(parser)
+    add_on(parser)
+    traced = parser.parse_known_args(args.trace.split())[0]
+    if args.cool and traced.on:
+        raise TracerError("--cool reads the heat of this machine alone: leave it out with --on")
+    return Cooling.begun(Path(traced.sysfs or "/sys"), owner, args.cool) if args.cool else None
+
+
+def record_pair(
+    args: argparse.Namespace, commands: tuple[list[str], list[str]], folder: Path, number: int, cooling: Cooling | None
+) -> None:
     """Record each command once: A B in even pairs, B A in odd ones."""
     sides, label = list(zip(("base", "cand"), commands, strict=True)), "warm-up, " if folder.name == WARMUP else ""
     for side, command in sides if number % 2 == 0 else sides[::-1]:
         target = folder / side / f"run-{number:03}"
-        print_progress(f"{label}{side} {number + 1}: {' '.join(command)[:100]}")
+        waited_s = cooling.wait(print_progress) if cooling else 0.0
+        cooled = f" (after {waited_s:.0f} s of cooling down)" if waited_s >= 1 else ""
+        print_progress(f"{label}{side} {number + 1}{cooled}: {' '.join(command)[:100]}")
         words = ["-m", "tracer", "run", "--no-views", *args.trace.split(), "-o", str(target), "--", *command]
         tracing = subprocess.Popen([python(), *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ)
         code, errors = wait_for_tracer(tracing)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from analyzer.questions.energy_readings import SUMMED
 from moescope.terminal import counted
 from views.report.sections import Block, Run, Section, note, table
 
@@ -11,6 +12,7 @@ PHASES = (
 )
 TERMS = "text power rail, text phase, text where, number busy seconds, number W, number low, number high"
 OPERATORS = "text part, text operator, number seconds, number CPU seconds, number J, number mJ/token, bar share %"
+UNCONFIRMED = "What a sensor's numbers mean is its driver's documentation; none is confirmed on a device."
 STATES = {
     "gap": "readings are missing",
     "charging": "something else fed the battery",
@@ -30,7 +32,7 @@ def energy_section(run: Run) -> Section | None:
     blocks += [note(text) for rail in rails for text in disturbance_texts(rail)]
     if rails:
         interval = "Energy per token includes the idle floor; low to high is a 95 % interval of the fit of readings to what ran."
-        blocks.append(note(f"{interval} Rails may overlap: they are never added."))
+        blocks.append(note(f"{interval} Rails may overlap: they are never added. {UNCONFIRMED}"))
         blocks += [table(TERMS, terms, "What one busy CPU adds to the power")] if (terms := term_rows(rails)) else []
         blocks += [note(text) for rail in rails if (text := clock_text(rail))]
         blocks += operator_tables(rails[0])
@@ -54,9 +56,15 @@ def phase_rows(rail: dict[str, Any]) -> list[list[Any]]:
 
 
 def disturbance_texts(rail: dict[str, Any]) -> list[str]:
-    """Intervals between a rail's readings that are of little or no use."""
-    counts = rail["disturbances"].items()
-    return [f"{rail['rail']}: {counted(count, 'interval')} between readings in which {STATES[state]}." for state, count in counts]
+    """Intervals between a rail's readings that are of little or no use, and readings whose moments are not known well."""
+    counts, coarse = (
+        rail["disturbances"].items(),
+        f"{rail['rail']}: {SUMMED}, as the moments of the sensor's updates are not known.",
+    )
+    texts = [
+        f"{rail['rail']}: {counted(count, 'interval')} between readings in which {STATES[state]}." for state, count in counts
+    ]
+    return [*texts, *[coarse] * (rail["joined_by"] == SUMMED)]
 
 
 def term_rows(rails: list[dict[str, Any]]) -> list[list[Any]]:

@@ -1,10 +1,11 @@
-"""The report's section on speed over time: decode speed, clock and temperature, and what a token took more, by cause."""
+"""The report's section on speed over time: decode speed, clock, heat and power, and what a token took more, by cause."""
 
 from typing import Any
 
 import pandas as pd
 
-from views.report.sections import Block, Run, Section, axis, chart, finished, table_of
+from analyzer.questions.speed_curve import rails_without
+from views.report.sections import Block, Run, Section, axis, chart, finished, note, table_of
 
 QUERY = "select * from speed_over_time order by begin_s"
 LOSSES = {
@@ -20,7 +21,7 @@ TABLE = (
     "number begin s, number steps, number tok/s, number MHz, number °C, number W, number limited %, bar ms slower, "
     "number by clock, number computing, number waiting, number between steps, text cause",
 )
-LIMITED = "Shaded: clocks were limited. Clock and temperature as shares of their largest values."
+LIMITED = "Shaded: clocks were limited. Clock, temperature and power as shares of their largest values."
 HALF = 0.5
 
 
@@ -31,7 +32,8 @@ def heat_section(run: Run) -> Section | None:
     windows = run.ask(QUERY)
     if len(windows) < 2:
         return None
-    return Section("heat", "Speed over time", [speed_chart(windows), loss_chart(windows), *table_of(run, *TABLE)])
+    without = [note(f"No watts of {r['rail']} ({r['source']}): {r['why']}.") for r in rails_without(run.tables, windows)]
+    return Section("heat", "Speed over time", [speed_chart(windows), loss_chart(windows), *table_of(run, *TABLE), *without])
 
 
 def line(windows: pd.DataFrame, name: str, column: str, slot: int, share: bool) -> dict[str, Any]:
@@ -47,14 +49,15 @@ def middles(windows: pd.DataFrame) -> list[float]:
 
 
 def speed_chart(windows: pd.DataFrame) -> Block:
-    """Decode speed with clock and temperature; limited windows are shaded."""
+    """Decode speed with clock, temperature and power; limited windows are shaded."""
     shares = [("clock", "mhz", 1), ("temperature", "celsius", 3), ("power", "watts", 4)]
     traces = [line(windows, "tok/s", "tokens_per_s", 0, False)]
     traces += [line(windows, name, column, slot, True) for name, column, slot in shares if windows[column].notna().any()]
     limited = windows[windows["limited"] > HALF]
     shade = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "opacity": 0.15, "line": {"width": 0}, "fillcolor": "#888"}
     shapes = [{**shade, "x0": row["begin_s"], "x1": row["end_s"]} for row in limited.to_dict("records")]
-    right = {"overlaying": "y", "side": "right", "range": [0, 1.05], "title": {"text": "share of the largest"}}
+    scale = {"range": [0, 1.05], "tickvals": [0, 0.5, 1], "title": {"text": "share of the largest", "standoff": 8}}
+    right = {"overlaying": "y", "side": "right", "automargin": True, "showgrid": False, **scale}
     axes = {"xaxis": axis("s since the first step"), "yaxis": axis("tok/s", rangemode="tozero"), "yaxis2": right}
     return chart("Decode speed over time", traces, LIMITED, 320, QUERY, **axes, shapes=shapes)
 

@@ -58,7 +58,8 @@ def power_tracks(rails: pd.DataFrame, power: pd.DataFrame) -> list[Named]:
     for row in rails.to_dict("records"):
         mine = power[(power["rail_id"] == row["rail_id"]) & power["watts"].notna()]
         if len(mine):
-            drawn.append((f"{row['rail']} ({row['source']}) W", mine["begin_ns"].to_numpy(np.int64), mine["watts"].to_numpy()))
+            name = f"power {row['rail']} ({row['source']}) W"
+            drawn.append((name, mine["begin_ns"].to_numpy(np.int64), mine["watts"].to_numpy()))
     return drawn
 
 

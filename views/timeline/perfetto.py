@@ -222,7 +222,7 @@ def counter_unit(name: str) -> CounterDescriptor:
     """A counter's unit, from the end of its name."""
     if name.endswith("bytes"):
         return CounterDescriptor(unit=CounterDescriptor.UNIT_SIZE_BYTES)
-    known = next((unit for unit in ("tokens/s", "MHz", "°C") if unit in name.split()), None)
+    known = next((unit for unit in ("tokens/s", "MHz", "°C", "W") if unit in name.split()), None)
     return CounterDescriptor(unit_name=known) if known else CounterDescriptor(unit=CounterDescriptor.UNIT_COUNT)
 
 
