@@ -292,6 +292,9 @@ def _refuse_what_is_not_modelled(fields: ConfigFields) -> None:
     kinds = fields.values.get("attn_type_list")
     if isinstance(kinds, list) and all(kind == 1 for kind in kinds):  # softmax attention in every layer (MiniMax-M2)
         present.pop("attn_type_list", None)
+    heads = fields.values.get("num_attention_heads_per_layer")
+    if isinstance(heads, list) and all(each == fields.values.get("num_attention_heads") for each in heads):
+        present.pop("num_attention_heads_per_layer", None)
     if fields.has("index_topk") and not fields.has("kv_lora_rank"):
         present["index_topk"] = "indexed attention without a latent cache"
     elif fields.has("index_topk") and not fields.has("q_lora_rank"):
@@ -324,7 +327,8 @@ def _read_attention(fields: ConfigFields) -> Attention:
     if fields.values.get("head_dim") is None and hidden % heads:
         fields.refuse(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and there is no head_dim")
     head_dim = fields.number("head_dim", hidden // heads, least=1)
-    gated = bool(fields.values.get("attn_output_gate", fields.is_of("gated_attention")))
+    by_channel = fields.is_of("gated_attention") or fields.values.get("gating") in (False, "per-element")
+    gated = bool(fields.values.get("attn_output_gate", by_channel))
     return Attention(heads, kv_heads, head_dim, value_dim=head_dim, gated=gated)
 
 
@@ -388,14 +392,14 @@ def _read_mamba(fields: ConfigFields) -> Mamba2:
 
 
 def _read_mixture(fields: ConfigFields) -> Mixture | None:
-    if not fields.has("experts"):
+    if not fields.has("experts") or fields.values.get("enable_moe_block") is False:
         return None
     for name in ("experts", "top_k"):
         said = {field: fields.values[field] for field in ALIASES[name] if fields.values.get(field)}
         if any(value != next(iter(said.values())) for value in list(said.values())[1:]):
             fields.refuse(f"{' and '.join(said)} contradict each other")
     experts, width = fields.number("experts", least=1), fields.number("expert_width", least=1)
-    top_k, count = fields.number("top_k", least=1), fields.number("shared", 0)
+    top_k, count = fields.number("top_k", least=1), fields.number("shared", int(fields.is_of("one_shared")))
     if top_k > experts:
         fields.refuse(f"{fields.named('top_k')} {top_k} is more than the {experts} experts of {fields.named('experts')}")
     if fields.has("enable_moe_block"):
@@ -404,7 +408,7 @@ def _read_mixture(fields: ConfigFields) -> Mixture | None:
 
 
 def _routed_layers(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
-    """Which layers have experts: every `step`-th after the first dense ones, except listed ones; or each as named."""
+    """Which layers have experts: every `step`-th between dense ones at both ends, except listed ones; or each as named."""
     values = fields.values
     for name, test in (("mlp_layer_types", lambda kind: kind == "sparse"), ("moe_layer_freq", bool)):
         listed = values.get(name)
@@ -415,11 +419,12 @@ def _routed_layers(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
                 fields.refuse(f"{name} lists {len(listed)} layers, num_hidden_layers says {layers}")
             return tuple(map(test, listed))
     first, every = fields.number("dense_first", 0), fields.number("moe_layer_freq", 1)
-    step = fields.number("decoder_sparse_step", fields.number("interleave_moe_layer_step", 1)) or 1
+    last, step = fields.number("moe_layer_end_index", -1, least=-1), fields.number("sparse_step", 1) or 1
     dense = values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         fields.refuse("mlp_only_layers must be a list of layers")
-    return tuple(i >= first and i not in dense and i % max(every, 1) == 0 and (i + 1) % step == 0 for i in range(layers))
+    routed = range(first, layers if last < 0 else min(last + 1, layers))
+    return tuple(i in routed and i not in dense and i % max(every, 1) == 0 and (i + 1) % step == 0 for i in range(layers))
 
 
 def _layer_windows(fields: ConfigFields, kinds: list[str]) -> tuple[int | None, ...]:

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from analyzer.commands import trends as trends_verb
 from analyzer.imports.run_folder import Run, write_run
 from analyzer.questions import cache_curves, changepoints, fidelity, findings, periods, structure, trends
+from analyzer.questions.replays import belady_with_bypass, lfu, lru, nearest_reuse
 from analyzer.tables.store import LazyTables
 from moescope.__main__ import main
-from runtime.cache_rules.replay import Event, belady_with_bypass, lfu, lru
+from runtime.cache_rules.replay import Event
+from tests.cache_requests import requests_of_events
 from tests.conftest import drawn
 from workloads.tables_fixture import make_tables
 
-TOY = [Event(keys) for keys in (("a", "b"), ("c", "a"), ("b", "c"), ("a", "d"), ("a", "b"))]
+TOY = requests_of_events([Event(keys) for keys in (("a", "b"), ("c", "a"), ("b", "c"), ("a", "d"), ("a", "b"))])
 """With two slots, by hand. LRU: miss miss | miss hit {a c} | miss hit {b c} | miss miss {a d} | hit miss: 3 of 10."""
 
 
@@ -52,7 +54,7 @@ TRACES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=Tru
 @settings(max_examples=drawn(60))
 @given(TRACES, st.integers(1, 4))
 def test_beladys_hits_are_the_most_that_any_choice_reaches(trace, size):
-    groups = [Event(keys) for keys in trace]
+    groups = requests_of_events([Event(keys) for keys in trace])
     hits, misses = belady_with_bypass(groups, size)[:2]
     assert hits == brute_force(trace, size)
     assert hits + misses == sum(map(len, trace))
@@ -67,11 +69,14 @@ def test_lru_equals_stack_distances_where_steps_ask_for_one_expert(trace, size):
         key in keys[:i] and len(set(keys[len(keys[:i]) - 1 - keys[:i][::-1].index(key) + 1 : i])) < size
         for i, key in enumerate(keys)
     )
-    assert lru([Event((key,)) for key in keys], size)[0] == hits
+    assert lru(requests_of_events([Event((key,)) for key in keys]), size)[0] == hits
 
 
 def test_groups_that_do_not_count_still_fill_the_cache():
-    assert lru([Event(("a", "b"), False), Event(("a", "c"))], 2)[:2] == (1, 1)
+    assert lru(requests_of_events([Event(("a", "b"), False), Event(("a", "c"))]), 2)[:2] == (1, 1)
+    counted = [Event(("a",), counts) for counts in (True, False, True)]
+    assert nearest_reuse(requests_of_events(counted)) is None
+    assert nearest_reuse(requests_of_events([*counted, Event(("b",)), Event(("a",))])) == 2
 
 
 def test_curves_and_the_slots_for_a_rate_agree():
@@ -80,8 +85,8 @@ def test_curves_and_the_slots_for_a_rate_agree():
     assert rows["lru"].is_monotonic_increasing and (rows["belady"] >= rows[["lru", "lfu"]].max(axis=1)).all()
     goal = float(rows["lru"].iloc[-1])
     slots = cache_curves.slots_for(tables, goal)
-    events = cache_curves.events_of(tables)
-    assert lru(events, slots).hit_rate >= goal > lru(events, slots - 1).hit_rate
+    requests = cache_curves.requests_of(tables)
+    assert lru(requests, slots).hit_rate >= goal > lru(requests, slots - 1).hit_rate
     assert cache_curves.slots_for(tables, 1.01) is None
 
 

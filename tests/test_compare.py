@@ -95,6 +95,11 @@ def test_a_recording_of_tokens_alone_is_comparable() -> None:
     assert set(extract_metrics(RunTables(bare))["family"]) == {"speed", "tail", "memory"}
 
 
+def test_a_recording_in_which_each_operator_ran_once_is_comparable() -> None:
+    metrics = extract_metrics(RunTables(fixture.make_tables(tokens=2, layers=2)[1]))
+    assert {"speed", "phase", "closure"} <= set(metrics["family"]) and "operator" not in set(metrics["family"])
+
+
 def test_the_slower_operator_is_named_and_the_exit_code_follows_the_limit(sides, capsys, tmp_path: Path) -> None:
     files = ["--markdown", str(tmp_path / "s.md"), "--junit", str(tmp_path / "j.xml"), "--json"]
     assert main(["compare", *map(str, sides), *files]) == 1
@@ -418,6 +423,7 @@ def test_the_same_run_twice_is_refused_by_name(tmp_path: Path, capsys) -> None:
         ([link, "::", a, c], (link, a)),
         ([a, "::", b, str(stored)], (a, str(stored))),
         ([a, copy], (a, copy)),
+        ([str(tmp_path / "[al]*"), "::", b, c], (a, link)),
     ):
         assert main(["compare", *words]) == 2
         (told,) = capsys.readouterr().err.strip().splitlines()

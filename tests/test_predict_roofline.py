@@ -41,6 +41,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"num_shared_experts": 1, "sliding_window": 512},
     "minimax_m2": {**GQA, "num_local_experts": 8, "num_experts_per_tok": 2, "attn_type_list": [1, 1, 1]},
     "solar_open": {**GQA, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "hunyuan_v1_moe": {**GQA, "num_experts": 8, "moe_topk": 2},
+    "beam": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 512},
+    "laguna": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "gating": "per-element"}
+    | {"shared_expert_intermediate_size": 48},
+    "ernie4_5_moe": {**GQA, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
+    | {"num_hidden_layers": 6, "moe_layer_start_index": 1, "moe_layer_end_index": 4, "moe_layer_interval": 2},
     "exaone_moe": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 512},
     "flex_olmo": {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2},
     "arcee": {**GQA},
@@ -124,7 +130,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_weights_are_those_of_transformers(both: tuple[Any, Model]) -> None:
     oracle, model = both
     skipped = ("norm", "bias", "mlp.gate.weight", "router", "shared_expert_gate", "block_sparse_moe.gate", "e_score")
-    skipped += ("conv1d", "A_log", "mamba.D", "mixer.D", "mixer.gate")
+    skipped += ("conv1d", "A_log", "mamba.D", "mixer.D", "mixer.gate", "mlp.gate.wg")
     counted = sum(p.numel() for name, p in oracle.named_parameters() if not any(part in name for part in skipped))
     assert weight_bytes(model, Setup("decode", 1, 1)) * 8 / 32 == pytest.approx(counted, rel=1e-9)
 
@@ -472,6 +478,7 @@ ODD_CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown type": ("qwen3-8B", {"torch_dtype": "float12"}, "float12"),
     "dense layers without width": ("qwen3-30B-A3B", {"mlp_only_layers": [0], "intermediate_size": None}, "1 of 48 layers"),
     "linear heads that do not divide": ("qwen3-next-80B-A3B", {"linear_num_value_heads": 33}, "linear_num_value_heads 33"),
+    "heads by layer": ("qwen3-8B", {"num_attention_heads_per_layer": [16] * 36}, "num_attention_heads_per_layer"),
     "0 bits": ("qwen3-8B", {"quantization_config": {"quant_method": "gptq", "bits": 99}}, "99 bits"),
     "quantization as a list": ("qwen3-8B", {"quantization_config": ["gptq"]}, "quantization_config must be an object"),
     "an indexer without its queries": ("deepseek_v3.2", {"q_lora_rank": 0}, "index_topk"),
@@ -504,6 +511,7 @@ EVEN_CONFIGS: dict[str, tuple[str, dict[str, Any], float]] = {
     "every expert": ("qwen3-30B-A3B", {"num_experts_per_tok": 128}, 0.0),
     "sparsity of zeros": ("qwen3-8B", {"activation_sparsity_pattern": [0.0] * 36}, 1.0),
     "one KV head": ("qwen3-8B", {"num_key_value_heads": 1}, 0.0),
+    "a mixture that is switched off": ("qwen3-30B-A3B", {"enable_moe_block": False}, 0.0),
     "dtype with a prefix": ("qwen3-8B", {"torch_dtype": "torch.bfloat16"}, 1.0),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtime.backends.cpu import CpuBackend
+from runtime.experts.routing import LOGITS_RULE, RouterScores, normalise_rows
 from runtime.graphs.quantize import Precision, quantize
 from runtime.moe import MoE
 from runtime.package.convert import PackageFormat, convert
@@ -269,6 +270,20 @@ def test_a_family_says_what_transformers_says_whatever_the_chunk_and_the_cache(t
     for prefetch in ("off", "on"):
         bits = tiny.generated(new=8, chunk=5, expert_cache=cached, prefetch=prefetch)[1].tobytes()
         assert bits == logits[:8].tobytes(), prefetch
+
+
+def test_a_router_s_scores_are_those_of_the_linear_map_that_predicts_them(tiny: Tiny) -> None:
+    package = Package(tiny.package)
+    router = RouterScores(package, package.family.routed[0])
+    found, states = router.linear(), np.random.default_rng(0).standard_normal((16, package.family.hidden)).astype(np.float32)
+    assert found is not None
+    assert found.normed == (package.manifest["model_type"] != "flex_olmo"), "its router reads a state without a norm"
+    scores = (normalise_rows(states) if found.normed else states) @ found.rows.T + found.offsets
+    if found.rule != LOGITS_RULE:
+        shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) if found.rule == "Softmax" else 1 / (1 + np.exp(-scores))
+        scores = shares + found.corrections
+    expected = router(states)
+    assert np.allclose(scores - scores.mean(1, keepdims=True), expected, atol=0.03 * np.abs(expected).max())
 
 
 def test_a_second_turn_over_kept_keys_and_states_says_what_transformers_says(tiny: Tiny) -> None:

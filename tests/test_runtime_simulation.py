@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache as remember
 from itertools import combinations
 
@@ -9,10 +10,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.questions.cache_curves import MOST_BYTES, nearest_reuse
+from analyzer.questions.replays import belady, belady_with_bypass, lfru, lfu, lru, nearest_reuse
 from runtime.cache_rules.eviction import LFRU, LRU
 from runtime.cache_rules.forms import CPU, Form
-from runtime.cache_rules.replay import Event, Outcome, Replay, belady, belady_with_bypass, lfru, lfu, lru, replay
+from runtime.cache_rules.replay import Event, Outcome, Replay, replay
+from tests.cache_requests import requests_of_events
 from tests.conftest import drawn
 
 
@@ -52,32 +54,33 @@ def fewest_misses(trace: list[Event], capacity: int, bypass: bool = False) -> in
 @settings(max_examples=drawn(60))
 @given(events, st.integers(2, 4))
 def test_belady_misses_as_little_as_any_choice_of_victims(trace: list[Event], capacity: int) -> None:
-    assert belady(trace, capacity).misses == fewest_misses(trace, capacity)
+    assert belady(requests_of_events(trace), capacity).misses == fewest_misses(trace, capacity)
 
 
 @settings(max_examples=drawn(60))
 @given(events, st.integers(2, 4))
 def test_a_cache_that_may_leave_out_what_it_was_asked_for_hits_as_often_or_more(trace: list[Event], capacity: int) -> None:
-    most = belady_with_bypass(trace, capacity)
+    requests = requests_of_events(trace)
+    most = belady_with_bypass(requests, capacity)
     assert most.misses == fewest_misses(trace, capacity, bypass=True)
-    assert most.hits >= belady(trace, capacity).hits
+    assert most.hits >= belady(requests, capacity).hits
 
 
 def test_leaving_out_pays_where_something_is_asked_for_once() -> None:
-    trace = [event(0, [expert]) for expert in (0, 1, 2, 0, 1, 3, 0, 1)]
-    assert (belady_with_bypass(trace, 2).hits, belady(trace, 2).hits) == (4, 2)
+    requests = requests_of_events([event(0, [expert]) for expert in (0, 1, 2, 0, 1, 3, 0, 1)])
+    assert (belady_with_bypass(requests, 2).hits, belady(requests, 2).hits) == (4, 2)
 
 
 @settings(max_examples=drawn(60))
 @given(st.one_of(events, traces), st.integers(1, 12))
 def test_the_quick_lru_is_the_rule_with_lru(trace: list[Event], capacity: int) -> None:
-    assert lru(trace, capacity) == replay(trace, capacity, LRU())
+    assert lru(requests_of_events(trace), capacity) == replay(trace, capacity, LRU())
 
 
 @settings(max_examples=drawn(60))
 @given(st.one_of(events, traces), st.integers(1, 12))
 def test_the_quick_lfru_is_the_rule_with_lfru(trace: list[Event], capacity: int) -> None:
-    assert lfru(trace, capacity) == replay(trace, capacity, LFRU())
+    assert lfru(requests_of_events(trace), capacity) == replay(trace, capacity, LFRU())
 
 
 @settings(max_examples=drawn(60))
@@ -85,10 +88,10 @@ def test_the_quick_lfru_is_the_rule_with_lfru(trace: list[Event], capacity: int)
 def test_a_budget_in_bytes_of_equal_experts_is_a_number_of_them(
     trace: list[Event], capacity: int, policy: Callable[..., Outcome], size: int
 ) -> None:
-    sizes = dict.fromkeys((form for forms, _ in trace for form in forms), size)
-    by_number = policy(trace, capacity)
+    requests = requests_of_events(trace)
+    by_number = policy(requests, capacity)
     for rest in {0, size - 1}:
-        by_bytes = policy(trace, capacity * size + rest, sizes)
+        by_bytes = policy(replace(requests, sizes=np.full(requests.experts, size)), capacity * size + rest)
         assert by_bytes == by_number._replace(read_bytes=by_number.misses * size)
 
 
@@ -100,19 +103,21 @@ def test_lru_in_bytes_is_the_rule_with_lru_in_bytes(trace: list[Event], budget: 
     for forms, _ in trace:
         played.begin()
         played.run(forms)
-    assert lru(trace, budget, sizes)[:3] == played.outcome()[:3]
+    assert lru(requests_of_events(trace, sizes), budget)[:3] == played.outcome()[:3]
 
 
 def evicting_by_sorting(trace: list[Event], budget: int, sizes: dict[Form, int], policy: Callable[..., Outcome]) -> Outcome:
     """The replay of a policy that sorts all held keys for each eviction."""
-    bypass, weigh = policy in (lfu, belady_with_bypass), LFRU().weigh
+    bypass, rule = policy in (lfu, belady_with_bypass), LFRU()
     held: dict[Form, float] = {}
     used: Counter[Form] = Counter()
     hits, missed = 0, []
 
     def rank(now: int, key: Form, missing: bool) -> float:
         if policy is lfru:
-            return weigh(key, 1 + missing)
+            for _ in range(1 + missing):
+                rule.used(key)
+            return rule.ranks()[1][key]
         used[key] += policy is lfu
         later = next((i for i in range(now + 1, len(trace)) if key in trace[i].keys), len(trace))
         return used[key] * (len(trace) + 1) + now if policy is lfu else -later
@@ -149,22 +154,23 @@ def test_a_quick_replay_is_the_slow_one_for_experts_of_any_sizes(
 ) -> None:
     keys = sorted({form for forms, _ in trace for form in forms})
     sizes = {key: some[i % len(some)] for i, key in enumerate(keys)}
-    assert policy(trace, budget, sizes) == evicting_by_sorting(trace, budget, sizes, policy)
+    assert policy(requests_of_events(trace, sizes), budget) == evicting_by_sorting(trace, budget, sizes, policy)
 
 
 @settings(max_examples=drawn(200))
 @given(traces, st.sampled_from([1, 5]))
 def test_lru_hits_in_a_cache_of_the_nearest_reuse_and_in_none_below(trace: list[Event], wide: int) -> None:
     sizes = {form: 1 + wide * (form.layer % 2) for forms, _ in trace for form in forms}
-    nearest = nearest_reuse(trace, sizes)
-    assert lru(trace, nearest - 1, sizes).hits == 0
-    assert nearest == MOST_BYTES or lru(trace, nearest, sizes).hits > 0
+    requests = requests_of_events(trace, sizes)
+    nearest = nearest_reuse(requests)
+    assert lru(requests, (nearest or 2**62) - 1).hits == 0
+    assert nearest is None or lru(requests, nearest).hits > 0
 
 
 @settings(max_examples=drawn(40))
 @given(traces, st.integers(2, 12))
 def test_no_policy_beats_belady_and_all_count_every_expert_once(trace: list[Event], capacity: int) -> None:
-    best = belady(trace, capacity)
+    best = belady(requests_of_events(trace), capacity)
     for policy in (LRU(), LFRU()):
         outcome = replay(trace, capacity, policy)
         assert outcome.reads == outcome.misses >= best.misses

@@ -8,7 +8,7 @@ import pytest
 
 from runtime import MoE
 from runtime.cache_rules.eviction import POLICIES
-from runtime.cache_rules.forms import CPU, Form
+from runtime.cache_rules.forms import CPU, Form, Reason
 from runtime.cache_rules.replay import Event, replay
 from runtime.errors import PackageError
 from runtime.moe import Package
@@ -60,6 +60,34 @@ def test_prompts_and_tokens_hand_the_same_experts_to_each_other(package: Path) -
         used = {(layer, int(e)) for _, layer, experts, _ in enough.log.routing for e in experts.flat}
         assert sum(enough.log.loads.values()) == len(used), "what is in memory is never read again"
         assert enough.log.evictions == 0
+
+
+def foretold(folder: Path, added: float) -> MoE:
+    """A model whose layers add so much to their state that what they choose is known before, or is not; half of it in memory."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    model = random_model(folder, num_experts=12, num_hidden_layers=4)
+    tensors = load_file(model / "model.safetensors")
+    scaled = {
+        name: tensor * added if name.endswith(("o_proj.weight", "down_proj.weight")) else tensor
+        for name, tensor in tensors.items()
+    }
+    save_file({name: tensor.to(torch.float32) for name, tensor in scaled.items()}, model / "model.safetensors", {"format": "pt"})
+    package = convert(model, folder / "package")
+    return MoE.load(package.folder, 24 * package.expert_bytes, prefetch="on")
+
+
+@pytest.mark.parametrize(("added", "least", "most"), [(0.001, 0.8, 1.0), (30.0, 0.0, 0.5)])
+def test_what_is_read_ahead_is_what_layers_choose_as_far_as_that_can_be_known(
+    tmp_path: Path, added: float, least: float, most: float
+) -> None:
+    with foretold(tmp_path, added) as model:
+        list(model.generate([1], 100, temperature=1, ignore_end=True))
+        ahead, loads = model.log.loads[Reason.PREFETCH], sum(model.log.loads.values())
+        expected = replay(routed_events(model.log), 24, POLICIES["lru"]())
+        assert least <= ahead / loads <= most
+        assert loads <= 1.3 * expected.reads, "what is wrong is read, too"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

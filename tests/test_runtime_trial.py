@@ -98,6 +98,13 @@ def test_where_prefetching_quickens_most_tokens_and_rare_ones_take_all_of_it_bac
     assert spent < 1.02 * sum(without for without, _ in costs)
 
 
+@pytest.mark.parametrize(("with_it", "least"), [(1.05e6, 0.98), (0.95e6, 1.02)])
+def test_where_predicting_is_cheap_what_saves_a_little_is_kept_and_what_costs_is_not(with_it: float, least: float) -> None:
+    costs = noisy(1e6, with_it, 2000, 0.1)
+    _, spent = decode(Trial(cheap=True), costs)
+    assert sum(without for without, _ in costs) / spent >= least
+
+
 def test_it_changes_its_mind_when_the_disk_gets_busy() -> None:
     trial = Trial()
     ways, _ = decode(trial, list(chain(repeat((3000, 2000), 300), repeat((3000, 4000), 100))))

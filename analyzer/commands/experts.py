@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     tables = tables_of(args.run_dir)
     rows = layer_rows(tables, args.phase)
     curves = (
-        cache_curves.hit_rate_curves(tables, sizes_from_texts(tables, args.curves), args.phase, args.policies)
+        cache_curves.hit_rate_curves(tables, sizes_from_texts(tables, args.curves, args.phase), args.phase, args.policies)
         if args.curves is not None
         else None
     )
@@ -94,13 +94,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def sizes_from_texts(tables: Tables, words: list[str]) -> list[int] | None:
+def sizes_from_texts(tables: Tables, words: list[str], phase: str | None) -> list[int] | None:
     """The sizes as `cache_curves.hit_rate_curves` takes them; None for its own. Raises PredictError."""
-    events = cache_curves.events_of(tables)
-    size_of = cache_curves.key_bytes(tables, events)
-    keys = {key for event in events for key in event.keys}
-    total = sum(size_of.values()) if size_of else len(keys)
-    return [size_from_text(word, total, total / len(keys) if size_of else None) for word in words] if words and keys else None
+    asked = cache_curves.requests_of(tables, phase)
+    total, known = int(asked.weights.sum()), asked.sizes is not None
+    mean = total / asked.experts if known and asked.experts else None
+    return [size_from_text(word, total, mean) for word in words] if words and asked.experts else None
 
 
 def size_from_text(word: str, total: int, expert_bytes: float | None) -> int:

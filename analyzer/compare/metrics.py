@@ -171,7 +171,7 @@ def operator_metrics(facts: RunTables) -> pd.DataFrame:
     steady = later.groupby("number")["charged"].agg(["sum", "size"]).assign(usual=_undisturbed_ns(later))
     rows = frame.drop_duplicates("number").set_index("number")[OPERATOR].join(steady, how="inner")
     rows["label"] = _engine_names(frame).reindex(rows.index)
-    size, total = rows["phase"].map(counted["size"]), rows["phase"].map(counted["sum"])
+    size, total = (rows["phase"].map(counted[name]).astype(float) for name in ("size", "sum"))  # float also without rows
     rows = rows.assign(
         family="operator",
         metric="time",

@@ -18,7 +18,7 @@ import pandas as pd
 
 from analyzer.imports import json_routes
 from analyzer.records.schema import TABLES, Tables, empty_table, fill_missing
-from analyzer.tables.store import load_tables
+from analyzer.tables.store import LazyTables, load_tables
 from tracer.recording.format import RecordingError
 
 TRACE_HEAD = "# route_trace v1"
@@ -29,7 +29,7 @@ RESIDENCY = {"miss": 0, "hit": 1, "prefetched": 2}
 MOST = 1 << 20
 """Upper bound of layer and expert numbers: a larger one means damaged input."""
 EXACT = 1 << 53
-LAYER_HEAD = re.compile(r"^# layer=(\d{1,7}) expert_bytes=(\d{1,15})\b", re.M)
+LAYER_HEAD = re.compile(r"# layer=(\d{1,7}) expert_bytes=(\d{1,15})\b")
 
 
 class Format(NamedTuple):
@@ -63,10 +63,11 @@ def read_routes(path: Path) -> Tables:
         raise RecordingError(f"{path} is a {head.strip('# ')}: only v1 can be read")
     if text.lstrip().startswith("{"):
         try:
-            return _from_steps(json_routes.read_steps(text))
+            return LazyTables.of(_from_steps(json_routes.read_steps(text)))
         except RecordingError as error:
             raise RecordingError(f"{path}: {error}") from None
-    rows = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    lines = text.splitlines()
+    rows = [line for line in lines if line.strip() and not line.startswith("#")]
     if not rows:
         raise RecordingError(f"{path} holds no routes")
     rows = [rows[0], *(row for row in rows[1:] if row != rows[0] or row[:1].isdigit())]  # files that were joined
@@ -78,7 +79,7 @@ def read_routes(path: Path) -> Tables:
             if len(rows) == 1:
                 raise RecordingError(f"{path} holds no routes: it ends after its header")
             tables = form.tables(_number_columns(path, header, rows[1:], form.columns))
-            return {**tables, "loads": _with_sizes(tables["loads"], text)}
+            return LazyTables.of({**tables, "loads": _with_sizes(tables["loads"], lines)})
     heads = "; ".join(",".join(form.columns) for form in FORMATS.values() if form.columns)
     raise RecordingError(f"{path} holds no routes: its first line names none of these columns: {heads}")
 
@@ -190,9 +191,10 @@ def _from_trace(frame: pd.DataFrame) -> Tables:
     return {**tables, "experts": experts, "loads": fill_missing("loads", read.assign(action="load", reason=reasons))}
 
 
-def _with_sizes(loads: pd.DataFrame, text: str) -> pd.DataFrame:
+def _with_sizes(loads: pd.DataFrame, lines: list[str]) -> pd.DataFrame:
     """The loads of a file, and one at startup for each layer with bytes in the head but no read."""
-    stated = {int(layer): int(size) for layer, size in LAYER_HEAD.findall(text)}
+    heads = filter(None, (LAYER_HEAD.match(line) for line in lines if line.startswith("#")))
+    stated = {int(head[1]): int(head[2]) for head in heads}
     missing = {layer: size for layer, size in stated.items() if size > 0 and layer not in set(loads["layer"])}
     if not missing:
         return loads

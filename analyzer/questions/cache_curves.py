@@ -6,21 +6,20 @@ layers: one cache of (layer, expert) pairs. If a phase is given, only its events
 the cache. Sizes are in bytes where the recording has those of its experts, by layer.
 """
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions.expert_loads import layer_bytes
 from analyzer.questions.experts import activations
+from analyzer.questions.replays import Requests, belady, belady_with_bypass, lfru, lfu, lru, nearest_reuse
 from analyzer.records.schema import Tables
-from runtime.cache_rules.replay import Event, Outcome, Sizes, belady, belady_with_bypass, lfru, lfu, lru
+from analyzer.tables.store import answered_once
+from runtime.cache_rules.replay import Outcome
 
-POLICIES: dict[str, Callable[[Sequence[Event], int, Sizes], Outcome]] = {
+POLICIES: dict[str, Callable[[Requests, int], Outcome]] = {
     "lru": lru,
     "lfu": lfu,
     "belady": belady_with_bypass,
@@ -30,36 +29,22 @@ POLICIES: dict[str, Callable[[Sequence[Event], int, Sizes], Outcome]] = {
 """`belady` is the optimal cache: like `lfu` it may decline to cache a requested expert. The last two and `lru` may not."""
 SHOWN = ("lru", "lfu", "belady")
 MIB = 2**20
-MOST_BYTES = 2**62
 
 
-def events_of(tables: Tables, phase: str | None = None) -> list[Event]:
-    """The (layer, expert) pairs that each layer of each step requested, in order; if `phase` is given, only its events count."""
-    rows = activations(tables).sort_values(["token_id", "layer", "expert"])
-    phases = tables["tokens"].set_index("token_id")["phase"].reindex(rows["token_id"]).tolist()
-    columns = (rows[name].tolist() for name in ("token_id", "layer", "expert"))
-    asked: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    counts: dict[tuple[int, int], bool] = {}
-    for step, layer, expert, its_phase in zip(*columns, phases, strict=True):
-        asked.setdefault((step, layer), []).append((layer, expert))
-        counts[step, layer] = phase is None or its_phase == phase
-    return [Event(tuple(pairs), counts[step]) for step, pairs in asked.items()]
+@answered_once
+def requests_of(tables: Tables, phase: str | None = None) -> Requests:
+    """The requests of each layer of each step, in order; if `phase` is given, only its events count.
 
-
-def key_bytes(tables: Tables, events: Sequence[Event]) -> dict[Any, int] | None:
-    """Bytes of each (layer, expert) that is requested; None if the recording lacks those of a layer."""
-    sizes = layer_bytes(tables)
-    keys = {key for event in events for key in event.keys}
-    return {key: sizes[key[0]] for key in keys} if keys and all(layer in sizes for layer, _ in keys) else None
-
-
-def numbered_events(tables: Tables, phase: str | None = None) -> tuple[list[Event], dict[Any, int] | None, int]:
-    """(`events_of` with numbers for keys, in the order of layer and expert; their `key_bytes`; number of keys)."""
-    events = events_of(tables, phase)
-    size_of = key_bytes(tables, events)
-    numbers = {key: number for number, key in enumerate(sorted({key for event in events for key in event.keys}))}
-    bytes_of = {numbers[key]: size for key, size in size_of.items()} if size_of else None
-    return [Event(tuple(map(numbers.__getitem__, keys)), counts) for keys, counts in events], bytes_of, len(numbers)
+    Keys are numbers of (layer, expert) pairs, in their order. Bytes are known if the recording has those of every layer.
+    """
+    rows, bytes_of = activations(tables), layer_bytes(tables)
+    keys, pairs = rows.groupby(["layer", "expert"]).ngroup().to_numpy(), rows[["layer", "expert"]].drop_duplicates()
+    begins = np.flatnonzero((rows[["token_id", "layer"]].diff() != 0).any(axis=1))
+    phases = tables["tokens"].set_index("token_id")["phase"].reindex(rows["token_id"].iloc[begins])
+    counts = np.full(len(begins), True) if phase is None else (phases == phase).to_numpy(bool)
+    sizes = pairs.sort_values(["layer", "expert"])["layer"].map(bytes_of)
+    known = len(rows) > 0 and bool(sizes.notna().all())
+    return Requests(np.append(begins, len(rows)), keys, counts, sizes.to_numpy(np.int64) if known else None, len(pairs))
 
 
 def hit_rate_curves(
@@ -70,31 +55,18 @@ def hit_rate_curves(
     sizes: budgets in bytes, or numbers of experts if their bytes are not recorded. Default: eighths of all.
     slots: experts of mean size that fit; share: of all experts seen; budget_mib: NaN like the reads if bytes are unknown.
     """
-    events, size_of, count = numbered_events(tables, phase)
-    total = sum(size_of.values()) if size_of else count
+    requests = requests_of(tables, phase)
+    known, count, total = requests.sizes is not None, requests.experts, int(requests.weights.sum())
     chosen = sorted({max(1, total * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
     names = [*(f"{name}_read_mib" for name in policies)]
     rows = []
-    for size in chosen if events else ():
-        with without_collector():
-            outcomes = [POLICIES[name](events, size, size_of) for name in policies]
+    for size in chosen if count else ():
+        outcomes = [POLICIES[name](requests, size) for name in policies]
         rates = [outcome.hit_rate for outcome in outcomes]
-        read = [outcome.read_bytes / MIB if size_of else np.nan for outcome in outcomes]
+        read = [outcome.read_bytes / MIB if known else np.nan for outcome in outcomes]
         fits = round(size * count / total)
-        rows.append((fits, size / total, size / MIB if size_of else np.nan, *rates, *read))
+        rows.append((fits, size / total, size / MIB if known else np.nan, *rates, *read))
     return pd.DataFrame(rows, columns=["slots", "share", "budget_mib", *policies, *names])
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Without searches for cycles: replays make none, only millions of small objects, which take as long to search again."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -113,45 +85,29 @@ def lru_cliff(tables: Tables) -> Cliff | None:
     rows = activations(tables, "decode")
     if len(rows) == 0:
         return None
-    events, size_of, _ = numbered_events(tables, "decode")
-    sizes = rows["layer"].map(layer_bytes(tables)) if size_of else 1
+    requests = requests_of(tables, "decode")
+    known = requests.sizes is not None
+    sizes = rows["layer"].map(layer_bytes(tables)) if known else 1
     asked = rows.assign(size=sizes).groupby("token_id")["size"].agg(["size", "sum"])
-    low, high = 0, min(int(asked["sum"].max()), nearest_reuse(events, size_of))
-    if lru(events, high - 1, size_of).hits == 0:
+    most = int(asked["sum"].max())
+    low, high = 0, min(most, nearest_reuse(requests) or most)
+    if lru(requests, high - 1).hits == 0:
         low = high - 1
-    while high - low > (min(size_of.values()) if size_of else 1):
+    while high - low > requests.weights.min():
         middle = (low + high) // 2
-        low, high = (middle, high) if lru(events, middle, size_of).hits == 0 else (low, middle)
-    return Cliff(int(asked["size"].max()), float(asked["sum"].max()) if size_of else float("nan"), low)
-
-
-def nearest_reuse(events: Sequence[Event], size_of: dict[Any, int] | None) -> int:
-    """The fewest bytes (or experts) from an expert's request to its next, its own included: LRU hits in a cache of that size.
-
-    Only events that count, without others between them; MOST_BYTES if no expert is requested again.
-    """
-    total, nearest, last = 0, MOST_BYTES, dict[Any, int]()
-    for keys, counts in events:
-        if not counts:
-            last.clear()
-            continue
-        nearest = min([nearest, *(total - last[key] for key in keys if key in last)])
-        for key in keys:
-            last[key] = total
-            total += size_of[key] if size_of else 1
-    return nearest
+        low, high = (middle, high) if lru(requests, middle).hits == 0 else (low, middle)
+    return Cliff(int(asked["size"].max()), float(most) if known else float("nan"), low)
 
 
 def slots_for(tables: Tables, rate: float, phase: str | None = None) -> int | None:
     """The smallest number of experts for which LRU reaches a hit rate; None if even all do not."""
-    events = events_of(tables, phase)
-    n_experts = len({pair for event in events for pair in event.keys})
-    low, high = 1, n_experts
-    if not events or lru(events, high).hit_rate < rate:
+    requests = replace(requests_of(tables, phase), sizes=None)
+    low, high = 1, requests.experts
+    if not high or lru(requests, high).hit_rate < rate:
         return None
     while low < high:
         middle = (low + high) // 2
-        if lru(events, middle).hit_rate >= rate:
+        if lru(requests, middle).hit_rate >= rate:
             high = middle
         else:
             low = middle + 1

@@ -39,7 +39,8 @@ MIN_STEPS = 8
 LEAST_SERIES = 3 * MIN_STEPS
 MEDIAN_WIDTH = 31
 LEAST_BURST, MOST_BURST = 4, MEDIAN_WIDTH // 2
-BURST_FALSE_ALARM = 0.005
+BURST_FALSE_ALARM = 0.03
+"""As if intervals did not overlap. They do: of series of noise, at most 1 in 200 has a burst."""
 MOST_SCORE = 2.75
 MOST_POINTS = 400
 GAUSS = 1.4826

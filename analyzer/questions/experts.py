@@ -9,10 +9,12 @@ from analyzer.questions import expert_loads as step_loads
 from analyzer.questions.figures import cache_hits, hit_rate
 from analyzer.questions.parts import LOAD, operator_parts
 from analyzer.records.schema import Tables
+from analyzer.tables.store import answered_once
 
 
+@answered_once
 def activations(tables: Tables, phase: str | None = None) -> pd.DataFrame:
-    """One row for each (token_id, layer, expert) with `n_tokens`, the rows routed to it: from routes, else from expert runs."""
+    """One row for each (token_id, layer, expert), in this order, with `n_tokens` routed to it: from routes, else from runs."""
     if len(tables["routes"]):
         routed = tables["routes"]
         counted = routed.groupby(["token_id", "layer", "expert"], as_index=False).size().rename(columns={"size": "n_tokens"})
@@ -42,25 +44,27 @@ def _matrix_of(rows: pd.DataFrame, n_experts: int) -> tuple[np.ndarray, np.ndarr
 def distinct_experts(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per layer: `experts` distinct experts seen, `per_step` mean distinct experts in a step, `steps`."""
     rows = activations(tables, phase)
-    per_step = rows.groupby(["layer", "token_id"])["expert"].nunique().groupby("layer").agg(per_step="mean", steps="size")
+    per_step = rows.groupby(["layer", "token_id"]).size().groupby("layer").agg(per_step="mean", steps="size")
     per_step.insert(0, "experts", rows.groupby("layer")["expert"].nunique())
     return per_step.reset_index()
 
 
+@answered_once
 def reuse_distance(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per activation: `distance`, steps of its layer since the expert last ran there; NaN the first time."""
     rows = activations(tables, phase)[["token_id", "layer", "expert"]]
     rows = rows.sort_values(["layer", "token_id", "expert"]).reset_index(drop=True)
-    step = rows.groupby("layer")["token_id"].rank(method="dense")
+    step = (rows[["layer", "token_id"]].diff() != 0).any(axis=1).cumsum()
     before = step.groupby([rows["layer"], rows["expert"]]).shift()
     return rows.assign(distance=(step - before).astype(np.float64))
 
 
+@answered_once
 def activation_shares(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per (layer, expert): `share` of the steps of its layer in which it was active, and `rows` routed to it."""
     rows = activations(tables, phase)
     steps = rows.groupby("layer")["token_id"].nunique()
-    used = rows.groupby(["layer", "expert"], as_index=False).agg(steps=("token_id", "nunique"), rows=("n_tokens", "sum"))
+    used = rows.groupby(["layer", "expert"], as_index=False).agg(steps=("token_id", "size"), rows=("n_tokens", "sum"))
     return used.assign(share=used["steps"] / used["layer"].map(steps))
 
 

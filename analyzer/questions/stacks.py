@@ -1,7 +1,7 @@
 """Where threads compute and wait: samples and waits with the part and cause of their moment, and their stacks as trees."""
 
 import re
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from analyzer.questions.programs import has_only_threads, lives_as_steps, thread
 from analyzer.questions.step_time import step_time
 from analyzer.records.schema import MADE, Tables, as_frame
 from analyzer.records.spans import NONE, innermost_span
-from analyzer.tables.store import LazyTables
+from analyzer.tables.store import answered_once
 
 TABLES = ("samples", "waits", "stacks", "frames")
 SYSTEM = r"(?:^|/)(?:\[kernel\]|\[vdso\]|(?:libc|libpthread|ld-linux[^/]*|libm|libgcc_s|libstdc\+\+|libi?g?omp5?)[.-][^/]*)$"
@@ -25,13 +25,8 @@ WHOLE, CALLERS_UNKNOWN = "whole", "[callers unknown]"
 """How a whole stack ended, and the frame that others have below their outermost one."""
 
 
+@answered_once
 def joined(tables: Tables, name: str) -> pd.DataFrame:
-    """`samples` or `waits` with the columns that `tables.toml` derives: what their thread did; made once for LazyTables."""
-    make = partial(with_moments, tables, name)
-    return tables.answer_once(name, make) if isinstance(tables, LazyTables) else make()
-
-
-def with_moments(tables: Tables, name: str) -> pd.DataFrame:
     """The rows of `samples`, or of `waits` (at their begin), with operator, expert, part and cause of that moment.
 
     A sample of a step's deciding thread, and a wait of a step's own, have the step's part and cause in `time`; other threads'

@@ -3,7 +3,6 @@
 A step is seen from its own thread (deciders.py); causes.py has the precedence of causes, parts.py the parts.
 """
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from analyzer.records.intervals import Intervals, by_precedence, merge_intervals
 from analyzer.records.schema import Tables, conform, empty_table
 from analyzer.records.spans import NONE, following, latest
 from analyzer.tables.sequences import APART
-from analyzer.tables.store import LazyTables
+from analyzer.tables.store import answered_once
 
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "threads", "sched"),
@@ -27,13 +26,9 @@ TABLES = (
 LEAST_MS = 0.05
 
 
+@answered_once
 def step_time(tables: Tables) -> pd.DataFrame:
-    """The table `time`: pieces that tile every step; made once for LazyTables, as most answers read it."""
-    return tables.answer_once("time", partial(make_time, tables)) if isinstance(tables, LazyTables) else make_time(tables)
-
-
-def make_time(tables: Tables) -> pd.DataFrame:
-    """The table `time`."""
+    """The table `time`: pieces that tile every step."""
     steps, submitted = StepThreads(tables), AcceleratorWork(tables)
     pieces = decisive_pieces(steps, submitted.all)
     spans, cause = by_precedence(steps.windows, cause_intervals(submitted, steps, pieces), RESIDUAL)

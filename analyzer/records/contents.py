@@ -19,6 +19,8 @@ STREAMED: tuple[str, ...] = (
 )
 BLOCK = 1 << 16
 """Slots that are processed at once."""
+RANGE = 1 << 19
+"""Records per time range: enough for joins to be cheap, few enough for the CPU's caches."""
 THREAD_KINDS = ("graph_begin", "op_begin", "op_shares", "expert_begin", "sched_switch")
 """Kinds in STREAMED with threads and processes that are needed later (analyzer/tables/sched.py)."""
 

@@ -1,4 +1,4 @@
-"""The C loops of _joins.c as functions of contiguous NumPy arrays, int64 unless stated otherwise."""
+"""The C loops of _joins.c and _replay.c as functions of contiguous NumPy arrays, int64 unless stated otherwise."""
 
 import ctypes
 from pathlib import Path
@@ -8,7 +8,8 @@ from numpy.ctypeslib import ndpointer
 
 from analyzer.errors import AnalysisError
 
-N, COLUMN, SLOTS, KINDS, TIMES = ctypes.c_int64, *(ndpointer(t, flags="C") for t in (np.int64, None, np.uint16, np.uint64))
+TYPES = (np.int64, None, np.uint16, np.uint64, np.float64)
+N, COLUMN, SLOTS, KINDS, TIMES, REALS = ctypes.c_int64, *(ndpointer(dtype, flags="C") for dtype in TYPES)
 ARGUMENTS = {
     "latest": (N, COLUMN, COLUMN, N, COLUMN, COLUMN, N, COLUMN, COLUMN),
     "following": (N, COLUMN, COLUMN, N, COLUMN, COLUMN, N, COLUMN, COLUMN),
@@ -18,6 +19,7 @@ ARGUMENTS = {
     "gather": (SLOTS, N, N, N, COLUMN, COLUMN, N, COLUMN, COLUMN),
     "by_kind": (SLOTS, N, N, ctypes.c_uint64, ctypes.c_uint64, KINDS, COLUMN, COLUMN, TIMES),
     "states": (N, N, N, COLUMN, N, *[COLUMN] * 3),
+    "replay": (N, N, COLUMN, COLUMN, REALS, ctypes.c_double, N, N, COLUMN, COLUMN, REALS, COLUMN),
 }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow
 
+from analyzer.records.contents import RANGE
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
 from analyzer.tables import calls, clocks, driver, found_steps, genie, hexagon, io, moe, nodes, operators, pmc, power, sched
@@ -20,8 +21,6 @@ Piece = dict[str, pyarrow.Table]
 """Arrow tables by name."""
 LONG = ("graphs", "operators", "op_threads", "routes", "experts", "thread_states", "sched", "pmc", "counters")
 """Tables that grow with every time range; the others are made at the end, from rare kinds of records."""
-MOST = 1 << 19
-"""Default records per time range: enough for the joins to be cheap, few enough for the CPU's caches."""
 
 
 class TableBuilder:
@@ -46,7 +45,7 @@ class TableBuilder:
         best = self.recurrences[:1]
         return found_steps.steps_between(self.source, best[0]) if best and best[0].is_step else recorded_steps(self.source)
 
-    def pieces(self, most: int = MOST) -> Iterator[Piece]:
+    def pieces(self, most: int = RANGE) -> Iterator[Piece]:
         """The rows of the tables in LONG, for consecutive time ranges of about `most` records each."""
         stretches = list(self.source.contents.stretches(self.step_begins, most))
         for number, (begin_ns, end_ns) in enumerate(stretches):

@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -130,7 +131,10 @@ def recording_folders(address: str, must: bool = True) -> list[RecordingFolder]:
     """Every recording that a pattern, folder or address names, by path. Raises AnalysisError if `must` and there is none."""
     filesystem, path = open_folder(address)
     try:
-        files = filesystem.glob(f"{path}/**")
+        if "file" in filesystem.protocol:  # whose own pattern leaves out links to folders
+            files = [file for folder in glob(path, recursive=True) for file in filesystem.find(folder)]
+        else:
+            files = filesystem.glob(f"{path}/**")
     except OSError as error:
         raise AnalysisError(f"{address} cannot be read: {error}") from None
     folders = sorted({posixpath.dirname(file) for file in files if posixpath.basename(file) in MARKS})

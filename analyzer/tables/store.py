@@ -6,24 +6,27 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer.records.contents import BLOCK
+from analyzer.records.contents import BLOCK, RANGE
 from analyzer.records.memory import keep_freed_memory
 from analyzer.records.reading import Source
 from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
 from analyzer.records.spans import EVER
 from analyzer.records.stamps import INPUTS, stat_of
-from analyzer.tables.building import GAPS_NEED, LONG, MOST, Piece, TableBuilder, gap_table
 from moescope.plain import doubts, warn
 from moescope.scratch import scratch_folder
 from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError, is_whole, with_checksum
+
+if TYPE_CHECKING:
+    from analyzer.tables.building import Piece
 
 TABLES_VERSION = 13
 """Increase it when the same records produce different tables: cached ones are then rebuilt."""
@@ -33,6 +36,9 @@ GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
 ROWS_AT_ONCE = 1 << 17
 UNRECORDED = "none"
 """What the manifest of a folder says of its loader where no tracer recorded it: its tables cannot be made again."""
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 
 class LazyTables(Mapping[str, pd.DataFrame]):
@@ -45,7 +51,8 @@ class LazyTables(Mapping[str, pd.DataFrame]):
         self._readers = dict(readers)
         self._arrow: dict[str, pyarrow.Table] = {}
         self._frames: dict[str, pd.DataFrame] = {}
-        self._answers: dict[str, pd.DataFrame] = {}
+        self.answers: dict[Any, Any] = {}
+        """Of functions that are `answered_once`."""
         self.paths = dict(paths or {})
         """The Parquet files of the tables that are kept."""
 
@@ -77,18 +84,27 @@ class LazyTables(Mapping[str, pd.DataFrame]):
             self._arrow[name] = compact_table(self._readers[name]()) if frame is None else arrow_of(name, frame)
         return self._arrow[name]
 
-    def answer_once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """What `make` answers from these tables, made at the first call; treat it as read-only."""
-        if name not in self._answers:
-            self._answers[name] = make()
-        return self._answers[name]
-
     def with_table(self, name: str, frame: pd.DataFrame) -> "LazyTables":
         """The same tables with one added or replaced."""
         answer = LazyTables(self._readers | {name: dict}, {n: path for n, path in self.paths.items() if n != name})
         answer._arrow = {n: table for n, table in self._arrow.items() if n != name}
         answer._frames = self._frames | {name: frame}
         return answer
+
+
+def answered_once(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """The function of tables, whose answer LazyTables keep for each of its other arguments; treat it as read-only."""
+
+    @wraps(function)
+    def answer(*args: Arguments.args, **options: Arguments.kwargs) -> Answer:
+        tables, key = args[0], (function, args[1:], *options.items())
+        if not isinstance(tables, LazyTables):
+            return function(*args, **options)
+        if key not in tables.answers:
+            tables.answers[key] = function(*args, **options)
+        return tables.answers[key]  # type: ignore[no-any-return]
+
+    return answer
 
 
 def arrow_of(name: str, frame: pd.DataFrame) -> pyarrow.Table:
@@ -102,6 +118,8 @@ def build_tables(recording: Recording, most: int = EVER, block: int = BLOCK) -> 
 
     The result does not depend on `most`, the number of records per time range.
     """
+    from analyzer.tables.building import LONG, TableBuilder, gap_table  # a tenth of a second: cached tables do not need it
+
     builder = TableBuilder(Source(recording, block))
     pieces = list(builder.pieces(most))
     tables = {
@@ -230,8 +248,10 @@ def write_tables(frames: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[s
             parquet.write_table(table, fresh / f"{name}.parquet", **parquet_options(table.schema))
 
 
-def build_and_store(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) -> None:
+def build_and_store(source: Source, folder: Path, stamp: dict[str, Any], most: int = RANGE) -> None:
     """Build the tables of a recording and write them, with one time range in memory at a time."""
+    from analyzer.tables.building import GAPS_NEED, TableBuilder, gap_table
+
     builder = TableBuilder(source)
     with replace_folder(folder, stamp, source.damage) as fresh, GrowingFiles(fresh) as files:
         for piece in builder.pieces(most):
@@ -277,19 +297,19 @@ class GrowingFiles:
         """The file of a table."""
         return self.folder / f"{name}.parquet"
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: "Piece") -> None:
         """Append rows to each table."""
         self._wait()
         self.pending = self.worker.submit(self._add, piece)
 
-    def _add(self, piece: Piece) -> None:
+    def _add(self, piece: "Piece") -> None:
         for name, part in piece.items():
             if name not in self.writers:
                 self.writers[name] = parquet.ParquetWriter(self.path(name), part.schema, **parquet_options(part.schema))
             if part.num_rows:
                 self.writers[name].write_table(part)
 
-    def read(self, columns: dict[str, tuple[str, ...]]) -> Piece:
+    def read(self, columns: dict[str, tuple[str, ...]]) -> "Piece":
         """Some columns of some tables, read from the finished files."""
         if columns:
             self.close()

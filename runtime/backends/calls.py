@@ -106,12 +106,16 @@ def combine_experts(
 
 
 class LogEntry(NamedTuple):
-    """How the log counts an item. `expert`: a number, or the array that a router writes; `graph`: kind and backend of a call."""
+    """How the log counts an item. `expert`: a number, or the array that a router writes; `graph`: kind and backend of a call.
+
+    `stage`: its name in a profile, if it is no operator.
+    """
 
     kind: Kind
     layer: int
     expert: int | np.ndarray
     graph: tuple[Kind, int] | None
+    stage: str = ""
 
 
 class Item(NamedTuple):
@@ -140,7 +144,7 @@ class Tally:
     """What the log counts of items, in the order in which they run; adding it must be cheap, with cold caches too."""
 
     def __init__(self, entries: list[LogEntry]):
-        self.entries, self._operators = entries, [*Counter(entry.kind for entry in entries).items()]
+        self.entries, self._operators = entries, [*Counter(entry.kind for entry in entries if not entry.stage).items()]
         self._graphs = [*Counter(entry.graph for entry in entries if entry.graph).items()]
         calls = sorted((entry.kind, row) for row, entry in enumerate(entries) if entry.graph)
         self._rows = np.array([row for _, row in calls], np.intp)
@@ -164,7 +168,7 @@ class Tally:
             log.expert_rows += len(self._experts)
         if log.timers:
             for entry, (began, ended) in zip(self.entries, times.tolist(), strict=True):
-                log.timers.add(entry.kind.name.lower(), began, ended, entry.layer, int(entry.expert))
+                log.timers.add(entry.stage or entry.kind.name.lower(), began, ended, entry.layer, int(entry.expert))
 
 
 class TokenItems:

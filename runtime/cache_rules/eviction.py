@@ -61,18 +61,10 @@ class LFRU:
 
     def used(self, form: Form) -> None:
         """Count one use."""
-        self.weigh(form, 1)
+        self._clock += 1
+        now = self._clock / self.HALF_LIFE
+        self._weight[form] = now + log2(1 + exp2(self._weight.get(form, -inf) - now))
         self._held.add(form)
-
-    def weigh(self, form: Form, uses: int) -> float:
-        """Count uses, whether or not the form is held; returns its weight from now on."""
-        weight = self._weight.get(form, -inf)
-        for _ in range(uses):
-            self._clock += 1
-            now = self._clock / self.HALF_LIFE
-            weight = now + log2(1 + exp2(weight - now))
-        self._weight[form] = weight
-        return weight
 
     def left(self, form: Form) -> None:
         """The form has left the cache; its count stays."""

@@ -237,8 +237,8 @@ def load_model(args: argparse.Namespace) -> "tuple[MoE, int]":
         load_ns = monotonic_ns() - began
     if args.prefetch == "on" and model.engine.predicts_untrained:
         warn(
-            "no predictor is trained: the layers' own routers choose what to prefetch, which may take longer than --prefetch "
-            f"off; to train one: moescope tune predictor {model.package.folder} --text FILE"
+            "no predictor is trained: the layers' own routers choose what to prefetch; to train one: "
+            f"moescope tune predictor {model.package.folder} --text FILE"
         )
     return model, load_ns
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import PackageError
-from runtime.experts.routing import History, RouterScores
+from runtime.experts.routing import History, LinearScores, RouterScores, normalise_rows
 from runtime.package.layout import Package, file_entry, sha256
 
 VIEWS = ("token", "next", "near")
@@ -43,13 +43,6 @@ class View:
         """Scores [n, E] of features [n, F]."""
         scores: np.ndarray = features @ self.maps[layer, :-1] + self.maps[layer, -1]
         return scores
-
-
-def normalise_rows(hidden: np.ndarray) -> np.ndarray:
-    """Rows [n, H] divided by their root mean square."""
-    mean_square = np.einsum("ij,ij->i", hidden, hidden) / hidden.shape[1]
-    rows: np.ndarray = hidden / np.sqrt(mean_square + TINY)[:, None]
-    return rows
 
 
 def top_k_margins(scores: np.ndarray, k: int) -> np.ndarray:
@@ -99,6 +92,14 @@ class Predictor:
     def trained(self) -> bool:
         """Whether linear maps were fitted."""
         return bool(self.views)
+
+    def linear(self, layer: int) -> tuple[LinearScores, np.ndarray] | None:
+        """A layer's scores as a linear map of the state that its router reads, if they are one, and their curve [2]."""
+        if self.views:
+            view = self.views["near"]
+            return LinearScores(view.maps[layer, :-1].T, view.maps[layer, -1]), view.curves[layer]
+        scores = self._routers[layer].linear()
+        return (scores, UNTRAINED_CURVE) if scores else None
 
     def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray | None:
         """Log odds [layers, E] for a token with embedding [1, H], from recent tokens' choices; None if untrained."""

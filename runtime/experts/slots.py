@@ -18,6 +18,7 @@ from runtime.cache_rules.eviction import LFRU, LRU
 from runtime.cache_rules.forms import CPU, Form, Reason
 from runtime.errors import PackageError
 from runtime.experts.cache import ExpertCache
+from runtime.experts.routing import RULES, LinearScores
 from runtime.package.reader import REMEDY, OpenFile
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
@@ -39,11 +40,22 @@ class Counter(IntEnum):
     EVICTED = 7
     LOAD_NS = 8
     STALL_NS = 9
-    READING = 10
-    QUEUED = 11
-    HOLDING = 12
-    LOADED = 13
-    OTHERS = 14
+    HOLDING = 10
+    LOADED = 11
+    OTHERS = 12
+    PREDICT_NS = 13
+
+
+def prepared(scores: LinearScores, curve: np.ndarray) -> tuple[Any, ...]:
+    """Linear scores and their curve [2] as the extension takes them."""
+    rows, offsets = bfloat16(scores.rows), np.ascontiguousarray(scores.offsets)
+    return rows, offsets, scores.normed, RULES.index(scores.rule), scores.corrections, *map(float, curve)
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """Floats rounded to their upper 16 bits."""
+    words = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((words + 0x8000) >> 16).astype(np.uint16)
 
 
 @dataclass
@@ -61,8 +73,6 @@ class SlotCache:
     """The experts in memory within a budget, for one thread. `rows` [E, H]: results by expert, computed from `row`.
 
     `beside`: an expert that a layer misses is read while the layer runs those it has; otherwise when it is to run.
-
-    A Prefetcher's interface to a cache is that of `CacheRule`.
     """
 
     def __init__(
@@ -79,7 +89,6 @@ class SlotCache:
         self.counts: np.ndarray = np.zeros(len(Counter), np.int64)
         self._seen = self.counts.copy()
         self._rank: np.ndarray = np.zeros(self.shape)
-        self._absent: np.ndarray = np.ones(self.shape, bool)
         self._held, self._unused = np.full(self.most, -1, np.int32), np.zeros(self.most, np.uint8)
         self._slots: list[Slot] = []
         self._other_ranks: dict[Form, float] = {}
@@ -97,6 +106,26 @@ class SlotCache:
         runs = [probes.native.SlotWork(self._extension(), layer, order[i : i + 1]) for i in range(len(chosen))]
         entries = [LogEntry(Kind.EXPERT, layer, order[i, ...], (Kind.EXPERT, CPU)) for i in range(len(chosen))]
         return Item(request, LogEntry(Kind.DISPATCH, layer, -1, None)), list(map(Item, runs, entries))
+
+    def foresee(
+        self, layer: int, near: bool, k: int, given: tuple[Any, ...], multiplier: float, *read: np.ndarray | None
+    ) -> Item:
+        """The prediction of a layer's choice of k, as it begins (`near`) or while the one before runs; `given`: of `prepared`.
+
+        read: the state; for the layer before also what it adds to it, times `multiplier`: its shared expert's row, and its choice
+        [k] with weights [k], by which rows of experts count that have run.
+        """
+        prediction = probes.native.Foresight(self._extension(), layer, near, k, *given, multiplier, *read)
+        return Item(prediction, LogEntry(Kind.ROUTER, layer, -1, None, "predict"))
+
+    def predict(self, on: bool) -> None:
+        """Whether predictions are made, and experts read by them."""
+        self._extension().foresee(on)
+
+    @property
+    def spent_ns(self) -> int:
+        """Time spent on predicting so far."""
+        return int(self.counts[Counter.PREDICT_NS])
 
     def take_over(self) -> None:
         """Hold what the ExpertCache holds."""
@@ -171,47 +200,12 @@ class SlotCache:
         if self._native is not None:
             self._native.clear()
 
-    def absent(self, layers: int, experts: int) -> np.ndarray:
-        """[layers, E] bool, kept up to date: experts that are neither held nor being loaded."""
-        return self._absent
-
-    @property
-    def load_ns(self) -> float:
-        """Mean time of a load."""
-        return float(self.counts[Counter.LOAD_NS] / max(self.counts[Counter.DEMANDED] + self.counts[Counter.AHEAD_READ], 1))
-
-    @property
-    def idle(self) -> bool:
-        """Whether no prefetch is waiting."""
-        return not self.counts[Counter.QUEUED]
-
-    @property
-    def busy(self) -> bool:
-        """Whether another load would have to wait."""
-        return bool(self.counts[Counter.READING])
-
-    def ready(self, form: Form) -> bool:
-        """Whether the form is in memory or being read."""
-        return not self._absent[form.layer, form.expert]
-
-    def waiting(self, layer: int) -> list[int]:
-        """Experts of the layer whose prefetch is not being read yet."""
-        return list(self._extension().waiting(layer))
-
-    def prefetch(self, form: Form, urgency: float) -> bool:
-        """Read the form soon, if the allowance permits."""
-        return bool(self._extension().prefetch(form.layer * self.shape[1] + form.expert, urgency))
-
-    def cancel(self, form: Form) -> bool:
-        """Cancel a prefetch that is not being read yet."""
-        return bool(self._extension().cancel(form.layer * self.shape[1] + form.expert))
-
     def _extension(self) -> Any:
         if self._native is None:
             half_life = LFRU.HALF_LIFE if isinstance(self.policy, LFRU) else 0
             widen = self.experts.widen if self.experts.package.half_experts else None
             sizes = (*self.shape, self.most, self._bytes, self._aligned, self.size, self.beside, half_life)
-            shared = (self.counts, self._rank, self._absent, self._held, self._unused, self._rows, self._loads, self._files)
+            shared = (self.counts, self._rank, self._held, self._unused, self._rows, self._loads, self._files)
             self._native = probes.native.Slots(*sizes, self._add_empty, self._refuse, widen, *shared)
         return self._native
 

@@ -18,6 +18,7 @@ from typing import Any
 from runtime.cache_rules.rule import CacheRule
 from runtime.experts.prefetch import Prefetcher
 from runtime.experts.routing import Listener
+from runtime.experts.slots import SlotCache
 from runtime.telemetry.log import RunLog, Step
 from runtime.telemetry.probes import Phase
 
@@ -49,8 +50,12 @@ def last_samples() -> deque[Sample]:
 
 @dataclass
 class Trial:
-    """`on`: whether to prefetch for the next token; `pays`: the last verdict, None before the first; `reason`: why, one line."""
+    """`on`: whether to prefetch for the next token; `pays`: the last verdict, None before the first; `reason`: why, one line.
 
+    `cheap`: predicting takes next to no time, so that whatever saves anything is kept, in doubt too.
+    """
+
+    cheap: bool = False
     with_it: deque[Sample] = field(default_factory=last_samples)
     without: deque[Sample] = field(default_factory=last_samples)
     pays: bool | None = None
@@ -79,7 +84,7 @@ class Trial:
                 verdict = self._verdict(look)
                 if verdict is not None:
                     break
-            before, self.pays = self.pays, bool(verdict)
+            before, self.pays = self.pays, self.cheap and self._saving()[0] > 0 if verdict is None else verdict
             self.reason = f"{'on' if self.pays else 'off'}: {self._means()}"
             confirmed = verdict is not None and verdict is before
             rest = min(2 * rest, LONGEST_REST) if confirmed else REST
@@ -108,9 +113,10 @@ class Trial:
     def _verdict(self, look: int) -> bool | None:
         """Whether prefetching pays, at this look of the trial; None while undecided."""
         saved, error = self._saving()
-        if saved - SURE * error > GAIN:
+        gain = 0 if self.cheap else GAIN
+        if saved - SURE * error > gain:
             return True
-        return False if saved + HOPELESS * error < GAIN or (look >= PATIENCE and saved <= 0) else None
+        return False if saved + HOPELESS * error < gain or (look >= PATIENCE and saved <= 0) else None
 
     def _means(self) -> str:
         saved, error = self._saving()
@@ -138,15 +144,15 @@ def describe_samples(samples: deque[Sample]) -> str:
 
 
 class Prefetching:
-    """Adds a Prefetcher to the engine's listeners, always or by the decision of a trial.
+    """Turns prediction on, always or by the decision of a trial: the extension's, or a Prefetcher among the engine's listeners.
 
     While it is off, decoding is plain demand loading: no listener, and the cache loads as the engine has set it for the step. In
-    prefill it always listens: the prompt fills the history, and a chunk requests all its experts at once.
+    prefill a Prefetcher always listens: the prompt fills the history, and a chunk requests all its experts at once.
     """
 
     def __init__(
         self,
-        prefetcher: Prefetcher,
+        prefetcher: Prefetcher | SlotCache,
         cache: CacheRule[Any],
         listeners: list[Listener],
         log: RunLog,
@@ -159,7 +165,9 @@ class Prefetching:
         """Called before the listeners are notified."""
         on = self.trial is None or self.trial.on or step.phase == Phase.PREFILL
         self.cache.background |= on
-        if on != (self.prefetcher in self.listeners):
+        if isinstance(self.prefetcher, SlotCache):
+            self.prefetcher.predict(on)
+        elif on != (self.prefetcher in self.listeners):
             (self.listeners.append if on else self.listeners.remove)(self.prefetcher)
         self._waited, self._predicted = self.log.stall_ns, self.prefetcher.spent_ns
 

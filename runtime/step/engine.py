@@ -35,7 +35,10 @@ UNTRAINED = "no predictor is trained (`moescope tune predictor`)"
 
 
 class Engine:
-    """A model ready to step. One sequence at a time."""
+    """A model ready to step. One sequence at a time.
+
+    `predicts_untrained`: whether the layers' own routers choose what to prefetch, as no predictor is trained.
+    """
 
     def __init__(
         self, package: Package, options: Options, log: RunLog, costs: CostTable | None = None, kv_scales: Scales | None = None
@@ -55,7 +58,8 @@ class Engine:
         if HTP in used and flush.uses_cpu:
             used[CPU] = self.backends[CPU]
         unwanted = no_prefetch(package, options)
-        predictor = self._predictor = None if unwanted else Predictor.of(package)
+        predictor = None if unwanted else Predictor.of(package)
+        self.predicts_untrained = predictor is not None and not predictor.trained
         log.prefetching = f"off: {unwanted}" if unwanted and (limited or options.prefetch == "on") else ""
         self._loads_beside = {phase: loads_in_background(package, options, phase) for phase in Phase}
         background = any(self._loads_beside.values()) or predictor is not None
@@ -63,23 +67,23 @@ class Engine:
         self._table = package.embedding()
         self._head = self._graph("head", Kind.HEAD, -1)
         self._parts = self._make_parts()
-        self._tokens = self._token_path()
+        self._tokens = self._token_path(predictor)
         self._slots = self._tokens.slots if self._tokens else None
         self._prefetching: Prefetching | None = None
         if predictor:
-            cache, trial = self.experts.cache, Trial() if options.prefetch == AUTO else None
-            log.prefetching = (
-                trial.reason if trial else "on: as requested" + ("" if predictor.trained else f", though {UNTRAINED}")
-            )
-            prefetcher = Prefetcher(predictor, self._slots or cache, self.family, CPU)
-            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial)
+            self._prefetching = self._prefetch(predictor)
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
 
-    @property
-    def predicts_untrained(self) -> bool:
-        """Whether the layers' own routers choose what to prefetch, as no predictor is trained."""
-        return self._predictor is not None and not self._predictor.trained
+    def _prefetch(self, predictor: Predictor) -> Prefetching | None:
+        """What prefetches by the predictor: the extension, where it has a token's experts."""
+        log, cache, slots = self.log, self.experts.cache, self._slots
+        if slots and self._tokens and not self._tokens.predicts:
+            log.prefetching = "off: a router's scores are no linear map of its input"
+            return None
+        trial = Trial(cheap=slots is not None) if self.options.prefetch == AUTO else None
+        log.prefetching = trial.reason if trial else "on: as requested" + ("" if predictor.trained else f", though {UNTRAINED}")
+        return Prefetching(slots or Prefetcher(predictor, cache, self.family, CPU), cache, self.listeners, log, trial)
 
     def begin_sequence(self, tokens: int) -> Sequence:
         """An empty sequence with room for `tokens`, and the attention graphs it needs."""
@@ -207,14 +211,15 @@ class Engine:
         shared, norms = ([layer.get(name) for layer in graphs] for name in ("shared", "norm"))
         return Parts(self.family, self.log, self.experts, self.listeners, mixers, shared, norms)
 
-    def _token_path(self) -> TokenPath | None:
+    def _token_path(self, predictor: Predictor | None) -> TokenPath | None:
         """The fast path for one token; None unless all of it runs on the CPU. A limited cache needs the extension."""
         place = self.placements[Phase.DECODE]
         if isinstance(place.attention, PortableAttention) or place.experts.id != CPU:
             return None
         if self.options.expert_cache is not None and not probes.built:
             return None
-        return TokenPath(self._parts, place.attention, self._loads_beside[Phase.DECODE] or self._predictor is not None)
+        beside = self._loads_beside[Phase.DECODE] or predictor is not None
+        return TokenPath(self._parts, place.attention, beside, predictor)
 
 
 def no_prefetch(package: Package, options: Options) -> str:

@@ -12,7 +12,8 @@ from runtime.backends.calls import Combine, Item, LogEntry, TokenItems, TokenRun
 from runtime.backends.graph import Binding, to_ort
 from runtime.backends.operators import Operator, made_from
 from runtime.cache_rules.forms import Cache
-from runtime.experts.slots import SlotCache
+from runtime.experts.predictor import Predictor
+from runtime.experts.slots import SlotCache, prepared
 from runtime.models.rope import Rope
 from runtime.step.attention import FusedAttention, LatentAttention, Sequence
 from runtime.step.layers import LayerLoop, Parts
@@ -26,10 +27,11 @@ class TokenPath(LayerLoop):
     """Buffers of one row and the graphs bound to them.
 
     The loop's items are the same for each token, and are collected once: which expert an item runs is decided in the extension.
-    `slots`: the expert cache, None if every expert stays in memory; `beside`: see SlotCache.
+    `slots`: the expert cache, None if every expert stays in memory; `beside`: see SlotCache. `predicts`: whether what layers
+    choose can be predicted here, by `predictor`.
     """
 
-    def __init__(self, parts: Parts, attention: FusedAttention | LatentAttention, beside: bool):
+    def __init__(self, parts: Parts, attention: FusedAttention | LatentAttention, beside: bool, predictor: Predictor | None):
         family = parts.family
         hidden, top_k, layers = family.hidden, family.top_k, family.layers
         own, self.hidden_value = _shared_buffer((1, hidden))
@@ -43,7 +45,7 @@ class TokenPath(LayerLoop):
         self._choice = [chosen[0] for chosen in self._chosen]  # per layer [k]; indexing an array costs more than a list
         self._rows = np.zeros((family.experts, hidden), np.float32)
         self._row_values = [to_ort(row[None]) for row in self._rows]
-        self._token = TokenRun(self.log, layers * (6 + top_k))
+        self._token = TokenRun(self.log, layers * (8 + top_k))
         self._bound_to: tuple[Sequence, Rope] | None = None
         self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
         self._attentions: list[tuple[Binding, Item]] = []  # by layer, if attention can be bound in advance
@@ -65,6 +67,31 @@ class TokenPath(LayerLoop):
             else:
                 self._dispatch_items[layer] = operator_call(Kind.DISPATCH, layer, sources[layer])
                 self._choices[layer] = self.experts.choices(layer, self._choice[layer], row, outputs)
+
+        self._predictions = self._predict(predictor) if self.slots and predictor else {}
+        self.predicts = bool(self._predictions)
+
+    def _predict(self, predictor: Predictor) -> dict[tuple[int, bool], Item]:
+        """By layer, and whether made as it begins: the prediction of its choice; empty unless all layers have one."""
+        assert self.slots
+        items: dict[tuple[int, bool], Item] = {}
+        top_k, multiplier = self.family.top_k, self.family.residual_multiplier
+        for layer in self._routed_layers:
+            predicted = predictor.linear(layer)
+            if predicted is None:
+                return {}
+            given = prepared(*predicted)
+            items[layer, True] = self.slots.foresee(layer, True, top_k, given, 1.0, self.hidden[0], None, None, None)
+            if layer - 1 in self._routed_layers:
+                read = self._attended[0], *self._added(layer - 1)
+                items[layer, False] = self.slots.foresee(layer, False, top_k, given, multiplier, *read)
+        return items
+
+    def _added(self, layer: int) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """(row of the shared expert, choice, weights): what a layer adds to its state; nothing if that is normed before."""
+        if self.parts.norms[layer]:
+            return None, None, None
+        return self._common[0] if self.parts.shared[layer] else None, self._choice[layer], self._weights[layer, 0]
 
     def run(self, sequence: Sequence, embedded: np.ndarray, seq: int) -> np.ndarray:
         """Hidden [1, H] after the last layer."""
@@ -104,6 +131,11 @@ class TokenPath(LayerLoop):
         if self.parts.listeners or not self._attentions:
             self._token.flush()
         self._notify_begin(layer)
+        self._put_prediction(layer, near=True)
+
+    def _put_prediction(self, layer: int, near: bool) -> None:
+        if item := self._predictions.get((layer, near)):
+            self._token.put(item)
 
     def _attend(self, layer: int, rows: slice) -> None:
         if self._attentions:
@@ -116,6 +148,7 @@ class TokenPath(LayerLoop):
         self._token.put(self._mixer_items[layer])
         # Before the shared expert runs, so that loads overlap it.
         self._token.put(self._dispatch_items[layer])
+        self._put_prediction(layer + 1, near=False)
         if self.parts.listeners:
             self._token.flush()
             self._notify_routed(layer, self._attended, self._chosen[layer])

@@ -481,7 +481,7 @@ static int sum_one(const struct combine *self, int64_t *times)
 	return 0;
 }
 
-static PyTypeObject *call_type, *choice_type, *combine_type, *work_type;
+static PyTypeObject *call_type, *choice_type, *combine_type, *work_type, *foresight_type;
 PyTypeObject *slots_type;
 
 /* One of several calls, one per expert: the router's result determines which. */
@@ -555,6 +555,8 @@ static int do_one(PyObject *item, uint32_t cache, int64_t *times)
 		return sum_one((struct combine *)item, times);
 	if (Py_TYPE(item) == work_type)
 		return do_slot_work(item, times);
+	if (Py_TYPE(item) == foresight_type)
+		return do_foresight(item, times);
 	call = Py_TYPE(item) == choice_type ? chosen_call((struct choice *)item) : NULL;
 	if (call && Py_TYPE(call) == call_type)
 		failed = run_one((struct call *)call, cache, times);
@@ -627,7 +629,8 @@ static int add_types(PyObject *module)
 {
 	int failed = add_type(module, &call_type, &call_spec) || add_type(module, &choice_type, &choice_spec) ||
 		     add_type(module, &combine_type, &combine_spec) || add_type(module, &slots_type, &slots_spec) ||
-		     add_type(module, &work_type, &slot_work_spec);
+		     add_type(module, &work_type, &slot_work_spec) ||
+		     add_type(module, &foresight_type, &foresight_spec);
 
 	return failed ? -1 : 0;
 }

@@ -34,7 +34,8 @@ static inline uint64_t now(void)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-/* Types of _slots.c, and what one of their items does; `times`: begin and end of a graph. */
+/* Types of _slots.c and _foresight.c, and what one of their items does; `times`: begin and end of it. */
 extern PyTypeObject *slots_type;
-extern PyType_Spec slots_spec, slot_work_spec;
+extern PyType_Spec slots_spec, slot_work_spec, foresight_spec;
 int do_slot_work(PyObject *item, int64_t *times);
+int do_foresight(PyObject *item, int64_t *times);

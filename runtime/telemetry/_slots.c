@@ -6,67 +6,27 @@
  * asynchronous ones (io_submit): the engine's own thread submits them as soon as the router has chosen, and sees their end in
  * the kernel's ring between two graphs. No other thread has to get a processor for that, which the threads that compute would
  * keep from it for milliseconds. The rule is that of runtime/cache_rules/rule.py, for experts of one size.
+ *
+ * What is read ahead is read in pieces, few at a time, so that a layer's own reads wait for little. A layer that chooses an
+ * expert of which pieces were read asks for the rest at once; what it does not choose is finished when nothing else is to read.
  */
 #define _GNU_SOURCE
-#include "_probes.h"
+#include "_slots.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/aio_abi.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, AT_ONCE = 256, MOST_QUEUED = 64, AHEAD = 2 }; /* AHEAD: prefetches that are read at a time */
+enum { PAGE = 4096, AT_ONCE = 256, AHEAD = 2 }; /* AHEAD: pieces of prefetches that are read at a time */
+static const uint64_t PIECE = 3 << 19; /* of a prefetch, in bytes; smaller ones make a disk slower */
 /* Of a useful load, this share may be wasted; at first EXTRA loads, at most SAVED: runtime/cache_rules/rule.py. */
 static const double EXTRA_SHARE = 0.4, EXTRA = 8, SAVED = 128;
-enum counter { CLOCK, EVENT, HITS, MISSES, USED_AHEAD, DEMANDED, AHEAD_READ, EVICTED, LOAD_NS, STALL_NS, READING, QUEUED, HOLDING, LOADED, OTHERS, COUNTERS };
+/* Urgency of a read that was begun for a layer that did not choose the expert. */
+static const double IDLE = 1e12;
 enum { KEPT_LOADS = 1024 };
-enum state { FREE, IN_FLIGHT, LANDED };
-
-struct slot {
-	PyObject *keeper, *run, *binding; /* keeper: what keeps memory and output alive */
-	uint8_t *memory;
-	const float *output;
-	uint64_t handle;
-	struct iocb read;
-	int state, prefetched, error;
-	int32_t form; /* layer * experts + expert; -1: none */
-	int fresh; /* read, and not run yet */
-	uint64_t submitted;
-};
-
-struct wish { /* a prefetch that was asked for and is not read yet */
-	int32_t form;
-	double urgency; /* smaller: sooner */
-};
-
-struct slots {
-	PyObject_HEAD
-	int32_t layers, experts, most, count, holding;
-	uint64_t bytes, aligned, size; /* read of an expert, rounded up to pages; its bytes in memory */
-	int beside; /* whether misses are read while the layer runs what it has; else each when it is to run */
-	double half_life; /* of LFRU's counts, in uses; 0: LRU */
-	double allowance;
-	struct slot *slot;
-	int32_t *place; /* of each form, -1: none */
-	struct wish wish[MOST_QUEUED];
-	Py_ssize_t wishes;
-	aio_context_t ring;
-	int in_flight, demanded;
-	uint64_t busy_since;
-	PyObject *take, *failed, *widen;
-	Py_buffer counters, rank, absent, held, unused, rows, loads, files; /* files: of each layer; then whether reads are direct */
-	/* of the event: the forms that it runs, hits first; and which have run */
-	int32_t event[MOST_CHOSEN];
-	int state[MOST_CHOSEN], ran[MOST_CHOSEN];
-	int chosen;
-};
-
-#define COUNTER(s, name) (((int64_t *)(s)->counters.buf)[name])
-#define LAYER(s, form) ((form) / (s)->experts)
-#define EXPERT_OF(s, form) ((form) % (s)->experts)
 
 /* --- what is in memory --- */
 
@@ -102,7 +62,6 @@ static void put_in(struct slots *s, struct slot *slot, int32_t form, int state, 
 	slot->prefetched = prefetched;
 	slot->error = 0;
 	s->place[form] = (int32_t)(slot - s->slot);
-	((uint8_t *)s->absent.buf)[form] = 0;
 	COUNTER(s, HOLDING) = ++s->holding;
 	show(s, slot);
 }
@@ -110,7 +69,6 @@ static void put_in(struct slots *s, struct slot *slot, int32_t form, int state, 
 static void take_out(struct slots *s, struct slot *slot)
 {
 	s->place[slot->form] = -1;
-	((uint8_t *)s->absent.buf)[slot->form] = 1;
 	slot->state = FREE;
 	COUNTER(s, HOLDING) = --s->holding;
 	show(s, slot);
@@ -131,24 +89,34 @@ static void useful(struct slots *s)
 
 /* --- reads --- */
 
-static void landed(struct slots *s, struct slot *slot, int64_t result)
+static void landed(struct slots *s, struct slot *slot)
 {
 	int64_t *load = (int64_t *)s->loads.buf + COUNTER(s, LOADED)++ % KEPT_LOADS * 3;
+	const int32_t *files = s->files.buf;
+	int32_t layer = LAYER(s, slot->form), expert = EXPERT_OF(s, slot->form);
 
 	load[0] = slot->form;
 	load[1] = (int64_t)slot->submitted;
 	load[2] = (int64_t)now();
-	if (result < (int64_t)s->bytes)
-		slot->error = result < 0 ? (int)-result : -1;
-	if (!((const int32_t *)s->files.buf)[s->layers])
-		posix_fadvise((int)slot->read.aio_fildes, slot->read.aio_offset, (off_t)s->aligned, POSIX_FADV_DONTNEED);
+	if (slot->got < s->bytes && !slot->error)
+		slot->error = -1;
+	if (!files[s->layers])
+		posix_fadvise(files[layer], (off_t)((uint64_t)expert * s->aligned), (off_t)s->aligned, POSIX_FADV_DONTNEED);
 	slot->state = LANDED;
 	slot->fresh = 1;
-	s->demanded -= !slot->prefetched;
+	moescope_load__end(layer, expert, s->size, resident_bytes(s));
+}
+
+static void piece_ended(struct slots *s, struct slot *slot, int64_t result)
+{
+	if (result < 0)
+		slot->error = (int)-result;
+	else
+		slot->got += (uint64_t)result;
 	if (--s->in_flight == 0)
 		COUNTER(s, LOAD_NS) += (int64_t)(now() - s->busy_since);
-	COUNTER(s, READING) = s->in_flight;
-	moescope_load__end(LAYER(s, slot->form), EXPERT_OF(s, slot->form), s->size, resident_bytes(s));
+	if (--slot->pending == 0 && slot->asked == s->aligned)
+		landed(s, slot);
 }
 
 /* The kernel's ring of finished reads, as it maps it: nothing has ended while head and tail are equal. */
@@ -164,7 +132,7 @@ static int none_ended(const struct slots *s)
 }
 
 /* Note the reads that have ended; waits for one if `wait`. */
-static void reap(struct slots *s, int wait)
+void reap(struct slots *s, int wait)
 {
 	struct io_event events[16];
 	long i, n;
@@ -175,34 +143,59 @@ static void reap(struct slots *s, int wait)
 		n = syscall(SYS_io_getevents, s->ring, wait ? 1L : 0L, 16L, events, NULL);
 	while (n < 0 && errno == EINTR && wait);
 	for (i = 0; i < n; i++)
-		landed(s, s->slot + events[i].data, events[i].res);
+		piece_ended(s, s->slot + events[i].data, events[i].res);
 }
 
-static void submit(struct slots *s, struct slot *slot)
+/* Submit the next `bytes` of the expert's read, at most what is left of it. */
+static void submit(struct slots *s, struct slot *slot, uint64_t bytes)
 {
-	struct iocb *read = &slot->read;
+	struct iocb piece = {0}, *pieces = &piece;
+	int32_t layer = LAYER(s, slot->form), expert = EXPERT_OF(s, slot->form);
+	uint64_t first = slot->asked;
+
+	bytes = bytes < s->aligned - first ? bytes : s->aligned - first;
+	piece.aio_data = (uint64_t)(slot - s->slot);
+	piece.aio_lio_opcode = IOCB_CMD_PREAD;
+	piece.aio_fildes = ((const uint32_t *)s->files.buf)[layer];
+	piece.aio_buf = (uint64_t)(uintptr_t)(slot->memory + first);
+	piece.aio_nbytes = bytes;
+	piece.aio_offset = (int64_t)((uint64_t)expert * s->aligned + first);
+	if (!s->in_flight++)
+		s->busy_since = now();
+	slot->asked += bytes;
+	slot->pending++;
+	if (!s->ring || syscall(SYS_io_submit, s->ring, 1L, &pieces) != 1) {
+		/* Without asynchronous reads, it is read at once. */
+		ssize_t done = pread((int)piece.aio_fildes, slot->memory + first, bytes, piece.aio_offset);
+
+		piece_ended(s, slot, done < 0 ? -errno : done);
+	}
+}
+
+/* Begin to read an expert into a slot. */
+static void begin(struct slots *s, struct slot *slot, int32_t form, int prefetched)
+{
+	put_in(s, slot, form, IN_FLIGHT, prefetched);
+	slot->asked = slot->got = 0;
+	slot->submitted = now();
+	moescope_load__begin(LAYER(s, form), EXPERT_OF(s, form), s->bytes, prefetched ? PREFETCH : DEMAND, CPU);
+	COUNTER(s, prefetched ? AHEAD_READ : DEMANDED)++;
+}
+
+static void evict(struct slots *s, struct slot *slot)
+{
 	int32_t layer = LAYER(s, slot->form), expert = EXPERT_OF(s, slot->form);
 
-	memset(read, 0, sizeof(*read));
-	read->aio_data = (uint64_t)(slot - s->slot);
-	read->aio_lio_opcode = IOCB_CMD_PREAD;
-	read->aio_fildes = ((const uint32_t *)s->files.buf)[layer];
-	read->aio_buf = (uint64_t)(uintptr_t)slot->memory;
-	read->aio_nbytes = s->aligned;
-	read->aio_offset = (int64_t)((uint64_t)expert * s->aligned);
-	moescope_load__begin(layer, expert, s->bytes, slot->prefetched ? PREFETCH : DEMAND, CPU);
-	COUNTER(s, slot->prefetched ? AHEAD_READ : DEMANDED)++;
-	slot->submitted = now();
-	if (!s->in_flight++)
-		s->busy_since = slot->submitted;
-	s->demanded += !slot->prefetched;
-	COUNTER(s, READING) = s->in_flight;
-	if (!s->ring || syscall(SYS_io_submit, s->ring, 1L, &read) != 1) {
-		/* Without asynchronous reads, it is read at once. */
-		ssize_t done = pread((int)read->aio_fildes, slot->memory, s->aligned, read->aio_offset);
+	take_out(s, slot);
+	COUNTER(s, EVICTED)++;
+	moescope_evict(layer, expert, s->size, resident_bytes(s));
+}
 
-		landed(s, slot, done < 0 ? -errno : done);
-	}
+/* End a read of which pieces are missing. Its load counts whole. */
+static void give_up(struct slots *s, struct slot *slot)
+{
+	moescope_load__end(LAYER(s, slot->form), EXPERT_OF(s, slot->form), s->size, resident_bytes(s));
+	evict(s, slot);
 }
 
 /* A free slot, or that of the expert that leaves first; NULL if there is none now, or with an exception set. */
@@ -225,20 +218,14 @@ static struct slot *find_slot(struct slots *s)
 	for (struct slot *slot = s->slot; slot < s->slot + s->count; slot++)
 		if (slot->state == LANDED && !in_event(s, slot->form) && (!first || rank[slot->form] < rank[first->form]))
 			first = slot;
-	if (first) {
-		int32_t left = first->form;
-
-		take_out(s, first);
-		COUNTER(s, EVICTED)++;
-		moescope_evict(LAYER(s, left), EXPERT_OF(s, left), s->size, resident_bytes(s));
-	}
+	if (first)
+		evict(s, first);
 	return first;
 }
 
 static void drop_wish(struct slots *s, Py_ssize_t i)
 {
 	s->wish[i] = s->wish[--s->wishes];
-	COUNTER(s, QUEUED) = s->wishes;
 }
 
 static Py_ssize_t find_wish(const struct slots *s, int32_t form)
@@ -250,49 +237,134 @@ static Py_ssize_t find_wish(const struct slots *s, int32_t form)
 	return i;
 }
 
-/* Read what was asked for ahead, the most urgent first, while no layer waits for a read. */
-static int read_ahead(struct slots *s)
+/* Whether an expert of the event is not in memory: its read comes first. */
+int layer_waits(const struct slots *s)
 {
-	while (s->wishes && !s->demanded && s->in_flight < AHEAD) {
-		Py_ssize_t best = 0;
-		struct slot *slot;
-		int32_t form;
+	for (int i = 0; i < s->chosen; i++) {
+		int32_t place = s->place[s->event[i]];
 
-		for (Py_ssize_t i = 1; i < s->wishes; i++)
-			if (s->wish[i].urgency < s->wish[best].urgency)
-				best = i;
-		form = s->wish[best].form;
-		drop_wish(s, best);
-		slot = find_slot(s);
-		if (!slot)
-			return PyErr_Occurred() ? -1 : 0;
-		put_in(s, slot, form, IN_FLIGHT, 1);
-		note_use(s, form, 1);
-		submit(s, slot);
+		if (!s->ran[i] && (place < 0 || s->slot[place].state != LANDED))
+			return 1;
 	}
 	return 0;
 }
 
+static Py_ssize_t most_urgent(const struct slots *s)
+{
+	Py_ssize_t best = 0;
+
+	for (Py_ssize_t i = 1; i < s->wishes; i++)
+		if (s->wish[i].urgency < s->wish[best].urgency)
+			best = i;
+	return best;
+}
+
+/* Read pieces of what was asked for ahead, the most urgent first, while no layer waits for a read. */
+int read_ahead(struct slots *s)
+{
+	while (s->wishes && s->in_flight < AHEAD && !layer_waits(s)) {
+		Py_ssize_t i = most_urgent(s);
+		int32_t form = s->wish[i].form, place = s->place[form];
+		struct slot *slot = place < 0 ? find_slot(s) : s->slot + place;
+
+		if (!slot)
+			return PyErr_Occurred() ? -1 : 0;
+		if (place < 0) {
+			begin(s, slot, form, 1);
+			note_use(s, form, 1);
+		}
+		submit(s, slot, PIECE);
+		if (slot->asked == s->aligned)
+			drop_wish(s, i);
+	}
+	return 0;
+}
+
+int wish_for(struct slots *s, int32_t form, double urgency)
+{
+	Py_ssize_t wished = find_wish(s, form);
+
+	if (wished < 0 && s->place[form] >= 0)
+		return 1;
+	if (wished < 0) {
+		if (s->wishes == MOST_QUEUED || s->allowance + EXTRA < 1)
+			return 0;
+		s->allowance -= 1;
+		wished = s->wishes++;
+		s->wish[wished] = (struct wish){form, urgency};
+	}
+	if (urgency < s->wish[wished].urgency)
+		s->wish[wished].urgency = urgency;
+	return 1;
+}
+
+int forget_wish(struct slots *s, int32_t form)
+{
+	Py_ssize_t wished = find_wish(s, form);
+
+	if (wished < 0 || s->place[form] >= 0)
+		return 0;
+	drop_wish(s, wished);
+	s->allowance += 1;
+	return 1;
+}
+
+/* The layer has chosen: what it did not choose is not urgent any more. */
+static void outdate_wishes(struct slots *s, int32_t layer)
+{
+	for (Py_ssize_t i = s->wishes; i-- > 0;) {
+		int32_t form = s->wish[i].form;
+
+		if (LAYER(s, form) != layer || in_event(s, form))
+			continue;
+		if (s->place[form] >= 0)
+			s->wish[i].urgency = IDLE;
+		else
+			forget_wish(s, form);
+	}
+}
+
 /* --- a token's layer --- */
 
+/* Give up a prefetch of which pieces are missing; returns whether there is one. */
+static int give_up_prefetch(struct slots *s)
+{
+	for (struct slot *slot = s->slot; slot < s->slot + s->count; slot++)
+		if (slot->state == IN_FLIGHT && !slot->pending && !in_event(s, slot->form)) {
+			drop_wish(s, find_wish(s, slot->form));
+			give_up(s, slot);
+			return 1;
+		}
+	return 0;
+}
+
+/* Read what is left of an expert that the layer has chosen. */
 static int fetch(struct slots *s, int32_t form)
 {
 	Py_ssize_t wished = find_wish(s, form);
-	struct slot *slot;
+	int32_t place = s->place[form];
+	struct slot *slot = place < 0 ? NULL : s->slot + place;
 
 	if (wished >= 0) {
 		drop_wish(s, wished);
-		s->allowance += 1;
+		s->allowance += place < 0;
 	}
-	while (!(slot = find_slot(s))) {
-		if (!s->in_flight && !PyErr_Occurred())
-			PyErr_SetString(PyExc_MemoryError, "no room for a token's experts");
-		if (PyErr_Occurred())
-			return -1;
-		reap(s, 1);
+	if (!slot) {
+		while (!(slot = find_slot(s))) {
+			if (PyErr_Occurred())
+				return -1;
+			if (give_up_prefetch(s))
+				continue;
+			if (!s->in_flight) {
+				PyErr_SetString(PyExc_MemoryError, "no room for a token's experts");
+				return -1;
+			}
+			reap(s, 1);
+		}
+		begin(s, slot, form, 0);
 	}
-	put_in(s, slot, form, IN_FLIGHT, 0);
-	submit(s, slot);
+	if (slot->asked < s->aligned)
+		submit(s, slot, s->aligned);
 	return 0;
 }
 
@@ -302,7 +374,7 @@ static int request(struct slots *s, int32_t layer, const int64_t *chosen, int k)
 	int i, hits = 0;
 
 	reap(s, 0);
-	s->chosen = 0;
+	s->chosen = s->foreseen = 0;
 	COUNTER(s, EVENT)++;
 	for (i = 0; i < k; i++)
 		if (chosen[i] < 0 || chosen[i] >= s->experts) {
@@ -331,9 +403,11 @@ static int request(struct slots *s, int32_t layer, const int64_t *chosen, int k)
 		int absent = s->place[s->event[i]] < 0;
 
 		note_use(s, s->event[i], 1 + absent);
-		if (absent && s->beside && fetch(s, s->event[i]))
+		if ((!absent || s->beside) && fetch(s, s->event[i]))
 			return -1;
 	}
+	outdate_wishes(s, layer);
+	judge(s, layer);
 	return read_ahead(s);
 }
 
@@ -445,6 +519,8 @@ static int run_next(struct slots *s, int32_t layer, int64_t *order, int64_t *tim
 		return -1;
 	}
 	*order = expert = EXPERT_OF(s, s->event[i]);
+	if (foresee_late(s, layer, i))
+		return -1;
 	result = identity(1, EXPERT, layer, expert);
 	sources[0] = identity(1, DISPATCH, layer, -1);
 	sources[1] = identity(2, EXPERT, layer, expert);
@@ -482,7 +558,8 @@ static int set_up(struct slots *s)
 
 	s->slot = calloc((size_t)s->most, sizeof(*s->slot));
 	s->place = malloc(forms * sizeof(*s->place));
-	if (!s->slot || !s->place) {
+	s->foresight = calloc((size_t)s->layers * STAGES, sizeof(struct foresight *));
+	if (!s->slot || !s->place || !s->foresight) {
 		PyErr_NoMemory();
 		return -1;
 	}
@@ -494,10 +571,10 @@ static int set_up(struct slots *s)
 }
 
 /* Slots(layers, experts, most, bytes, aligned, size, beside, half_life, take, failed, widen,
- *       counters, rank, absent, held, unused, rows, loads, files) */
+ *       counters, rank, held, unused, rows, loads, files) */
 static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 {
-	PyObject *shared[8];
+	PyObject *shared[7];
 	unsigned long long bytes, aligned, size;
 	size_t forms;
 
@@ -506,9 +583,9 @@ static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 		PyErr_SetString(PyExc_TypeError, "slots are made once");
 		return -1;
 	}
-	if (!PyArg_ParseTuple(arguments, "iiiKKKpdOOOOOOOOOOO", &s->layers, &s->experts, &s->most, &bytes, &aligned, &size,
+	if (!PyArg_ParseTuple(arguments, "iiiKKKpdOOOOOOOOOO", &s->layers, &s->experts, &s->most, &bytes, &aligned, &size,
 			      &s->beside, &s->half_life, &s->take, &s->failed, &s->widen, shared, shared + 1, shared + 2, shared + 3,
-			      shared + 4, shared + 5, shared + 6, shared + 7)) {
+			      shared + 4, shared + 5, shared + 6)) {
 		s->take = s->failed = s->widen = NULL;
 		return -1;
 	}
@@ -524,10 +601,10 @@ static int slots_init(struct slots *s, PyObject *arguments, PyObject *keywords)
 	s->size = size;
 	forms = (size_t)s->layers * (size_t)s->experts;
 	if (view(shared[0], &s->counters, COUNTERS * sizeof(int64_t), 1) || view(shared[1], &s->rank, forms * sizeof(double), 1) ||
-	    view(shared[2], &s->absent, forms, 1) || view(shared[3], &s->held, (size_t)s->most * sizeof(int32_t), 1) ||
-	    view(shared[4], &s->unused, (size_t)s->most, 1) ||
-	    view(shared[6], &s->loads, 3 * KEPT_LOADS * sizeof(int64_t), 1) ||
-	    view(shared[7], &s->files, (size_t)(s->layers + 1) * sizeof(int32_t), 0) || PyObject_GetBuffer(shared[5], &s->rows, PyBUF_WRITABLE))
+	    view(shared[2], &s->held, (size_t)s->most * sizeof(int32_t), 1) ||
+	    view(shared[3], &s->unused, (size_t)s->most, 1) ||
+	    view(shared[5], &s->loads, 3 * KEPT_LOADS * sizeof(int64_t), 1) ||
+	    view(shared[6], &s->files, (size_t)(s->layers + 1) * sizeof(int32_t), 0) || PyObject_GetBuffer(shared[4], &s->rows, PyBUF_WRITABLE))
 		return -1;
 	return set_up(s);
 }
@@ -543,9 +620,11 @@ static void drop_slot(struct slot *slot)
 static void settle(struct slots *s)
 {
 	s->wishes = 0;
-	COUNTER(s, QUEUED) = 0;
 	while (s->in_flight)
 		reap(s, 1);
+	for (struct slot *slot = s->slot; slot < s->slot + s->count; slot++)
+		if (slot->state == IN_FLIGHT)
+			give_up(s, slot);
 }
 
 static void slots_dealloc(struct slots *s)
@@ -560,9 +639,9 @@ static void slots_dealloc(struct slots *s)
 		drop_slot(s->slot + i);
 	free(s->slot);
 	free(s->place);
+	free(s->foresight);
 	PyBuffer_Release(&s->counters);
 	PyBuffer_Release(&s->rank);
-	PyBuffer_Release(&s->absent);
 	PyBuffer_Release(&s->held);
 	PyBuffer_Release(&s->unused);
 	PyBuffer_Release(&s->rows);
@@ -626,76 +705,16 @@ static PyObject *slots_settle(struct slots *s, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-/* prefetch(form, urgency): read the expert soon, if the allowance permits. Returns whether it is in memory or will be. */
-static PyObject *slots_prefetch(struct slots *s, PyObject *arguments)
+/* foresee(on): whether predictions are made. */
+static PyObject *slots_foresee(struct slots *s, PyObject *on)
 {
-	int form;
-	double urgency;
-	Py_ssize_t wished;
-
-	if (!PyArg_ParseTuple(arguments, "id", &form, &urgency))
-		return NULL;
-	if (form < 0 || form >= s->layers * s->experts)
-		return PyErr_Format(PyExc_ValueError, "no such expert");
-	if (s->place[form] >= 0)
-		Py_RETURN_TRUE;
-	wished = find_wish(s, form);
-	if (wished < 0) {
-		if (s->wishes == MOST_QUEUED || s->allowance + EXTRA < 1)
-			Py_RETURN_FALSE;
-		s->allowance -= 1;
-		wished = s->wishes++;
-		s->wish[wished].form = form;
-		s->wish[wished].urgency = urgency;
-		COUNTER(s, QUEUED) = s->wishes;
-	}
-	if (urgency < s->wish[wished].urgency)
-		s->wish[wished].urgency = urgency;
-	reap(s, 0);
-	if (read_ahead(s))
-		return NULL;
-	Py_RETURN_TRUE;
-}
-
-/* cancel(form): forget a prefetch that is not being read yet; returns whether there was one. */
-static PyObject *slots_cancel(struct slots *s, PyObject *arguments)
-{
-	int form;
-	Py_ssize_t wished;
-
-	if (!PyArg_ParseTuple(arguments, "i", &form))
-		return NULL;
-	wished = find_wish(s, form);
-	if (wished < 0)
-		Py_RETURN_FALSE;
-	drop_wish(s, wished);
-	s->allowance += 1;
-	Py_RETURN_TRUE;
-}
-
-/* waiting(layer): experts of the layer whose prefetch is not being read yet. */
-static PyObject *slots_waiting(struct slots *s, PyObject *arguments)
-{
-	PyObject *experts;
-	int layer;
-
-	if (!PyArg_ParseTuple(arguments, "i", &layer))
-		return NULL;
-	experts = PyList_New(0);
-	for (Py_ssize_t i = 0; i < s->wishes && experts; i++) {
-		PyObject *expert = LAYER(s, s->wish[i].form) == layer ? PyLong_FromLong(EXPERT_OF(s, s->wish[i].form)) : NULL;
-
-		if (expert && PyList_Append(experts, expert))
-			Py_CLEAR(experts);
-		Py_XDECREF(expert);
-	}
-	return experts;
+	s->foreseeing = PyObject_IsTrue(on);
+	Py_RETURN_NONE;
 }
 
 static PyMethodDef slots_methods[] = {
-	{"add", (PyCFunction)slots_add, METH_VARARGS, NULL},	   {"clear", (PyCFunction)slots_clear, METH_NOARGS, NULL},
-	{"settle", (PyCFunction)slots_settle, METH_NOARGS, NULL},  {"prefetch", (PyCFunction)slots_prefetch, METH_VARARGS, NULL},
-	{"cancel", (PyCFunction)slots_cancel, METH_VARARGS, NULL}, {"waiting", (PyCFunction)slots_waiting, METH_VARARGS, NULL},
+	{"add", (PyCFunction)slots_add, METH_VARARGS, NULL},	  {"clear", (PyCFunction)slots_clear, METH_NOARGS, NULL},
+	{"settle", (PyCFunction)slots_settle, METH_NOARGS, NULL}, {"foresee", (PyCFunction)slots_foresee, METH_O, NULL},
 	{NULL, NULL, 0, NULL},
 };
 static PyType_Slot slots_slots[] = {

@@ -92,7 +92,7 @@ def furnish(guest: Guest, place: Path) -> None:
         "-fPIC",
         "-DPy_LIMITED_API=0x030B0000",
         f"-I{headers}",
-        *(ROOT / "runtime" / "telemetry" / name for name in ("_probes.c", "_slots.c")),
+        *(ROOT / "runtime" / "telemetry" / name for name in ("_probes.c", "_slots.c", "_foresight.c")),
         "-lm",
     ]
     run(compiler, *sites, "-o", place / "lib" / "_probes.so")
