@@ -108,7 +108,7 @@ def combine_experts(
 class LogEntry(NamedTuple):
     """How the log counts an item. `expert`: a number, or the array that a router writes; `graph`: kind and backend of a call.
 
-    `stage`: its name in a profile, if it is no operator.
+    `stage`: its name in a profile, where it does not run an operator.
     """
 
     kind: Kind
