@@ -114,7 +114,7 @@ OTHER_RATES = {(10.0, 70.0, 0.0): AS_READ, (100.0, 70.0, 0.0): OWN_CLOCK, (100.0
 @pytest.mark.parametrize("rates", rest_long(OTHER_RATES, (100.0, 70.0, 0.0)))
 def test_intervals_hold_the_truth_where_a_sensor_is_not_read_as_often_as_it_measures(rates: tuple[float, float, float]) -> None:
     hz, own_hz, uneven = rates
-    runs = [drawn_run(seed, hz, own_hz, even=seed % 2 == 1, uneven=uneven) for seed in range(400 if LONG else 20)]
+    runs = [drawn_run(seed, hz, own_hz, even=seed % 2 == 1, uneven=uneven) for seed in range(400 if LONG else 10)]
     assert {run.readings.joined_by for run in runs} == {OTHER_RATES[rates]}
     figures = [(run.joules[phase], *fitted_joules(run)[phase]) for run in runs for phase in run.joules]
     inside = np.mean([low <= truth <= high for truth, _, low, high in figures])
@@ -261,6 +261,7 @@ def test_the_planted_law_is_found_at_every_rate(hz: int, tmp_path: Path) -> None
         assert narrow_enough(row, tables["power"][tables["power"]["rail_id"] == row["rail_id"]], hz)
 
 
+@pytest.mark.long
 @pytest.mark.needs("probes", "recorder")
 def test_sensors_are_read_ten_times_a_second_and_what_that_costs_is_kept(tmp_path: Path) -> None:
     recording = Recording(PowerTree(tmp_path).record(steps=(1, 0.5, 100, 0.01, 0.01)))

@@ -149,7 +149,7 @@ def build_tables_of_nothing() -> Tables:
     [
         (1.45, "other clocks"),
         pytest.param(1.1, "other clocks", marks=pytest.mark.long),
-        (1.9, "slower"),
+        pytest.param(1.9, "slower", marks=pytest.mark.long),
         pytest.param(0.8, "faster", marks=pytest.mark.long),
     ],
 )

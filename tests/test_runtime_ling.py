@@ -79,6 +79,7 @@ def logits_of_llama(path: Path, ids: list[int], vocabulary: int) -> np.ndarray:
     return np.array(rows)
 
 
+@pytest.mark.long
 def test_ling_2_says_what_llama_cpp_says(tmp_path: Path) -> None:
     drawn = drawn_models.drawn_config("bailing_moe", 1) | SIZES
     drawn_models.build_reference(tmp_path, "bailing_moe", drawn, 1)

@@ -87,6 +87,7 @@ def test_call_paths_have_the_change_of_what_they_call(document: dict[str, Any]) 
     assert frames[(CALLERS_UNKNOWN,)]["base"] == pytest.approx(sum(USUAL.values()) / 50 / HZ * 1e3 / 11, rel=0.1)
 
 
+@pytest.mark.long
 def test_functions_of_a_program_without_steps_are_compared_by_their_share_of_samples(tmp_path: Path) -> None:
     shares = compared(lambda counts, seed: without_steps(sampled_tables(counts, seed)))
     functions = {m["type"]: m for m in shares["metrics"] if m["metric"] == SELF}

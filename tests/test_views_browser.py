@@ -140,8 +140,13 @@ def barriers(browser: Any) -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """One page of each kind."""
+def report_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report(tmp_path_factory.mktemp("report"), *fixture.make_tables(layers=4))
+
+
+@pytest.fixture(scope="module")
+def other_pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One page of each other kind."""
     folder = tmp_path_factory.mktemp("pages")
     manifest, tables = fixture.make_tables(layers=4)
     write_profdag(build_profdag(tables, 1), tables, manifest, folder / "profdag.html")
@@ -149,8 +154,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     write_regression(as_document(compare_runs(*sides)), folder / "regression.html")
     sweep(folder)
     write_settings(setting_points(*settings_of_runs()), folder / "settings.html")
-    names = ("profdag", "regression", "pareto", "settings")
-    return [report(folder, manifest, tables), *(folder / f"{name}.html" for name in names)]
+    return [folder / f"{name}.html" for name in ("profdag", "regression", "pareto", "settings")]
 
 
 def settings_of_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -162,15 +166,10 @@ def settings_of_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
     return speed, pd.DataFrame({**place, **joules})
 
 
-@pytest.mark.parametrize(
-    ("window", "kinds"),
-    [pytest.param(WIDE, 5, marks=pytest.mark.long), pytest.param(NARROW, 5, marks=pytest.mark.long), (NARROW, 1)],
-    ids=["wide", "narrow", "narrow report"],
-)
-def test_the_pages_have_no_barriers(browser: Any, pages: list[Path], window: dict[str, Any], kinds: int) -> None:
+def assert_no_barriers(browser: Any, pages: list[Path], window: dict[str, Any]) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
     try:
-        for path in pages[:kinds]:
+        for path in pages:
             run = opened(browser, path)
             assert barriers(browser) == [], path.name
             assert run(SMALL, LEAST_TEXT) == [], path.name
@@ -179,10 +178,21 @@ def test_the_pages_have_no_barriers(browser: Any, pages: list[Path], window: dic
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_table_that_scrolls_says_so_and_a_link_in_a_finding_is_underlined(browser: Any, pages: list[Path]) -> None:
+@pytest.mark.parametrize("window", [pytest.param(WIDE, marks=pytest.mark.long), NARROW], ids=["wide", "narrow"])
+def test_the_report_has_no_barriers(browser: Any, report_page: Path, window: dict[str, Any]) -> None:
+    assert_no_barriers(browser, [report_page], window)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("window", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_the_other_pages_have_no_barriers(browser: Any, other_pages: list[Path], window: dict[str, Any]) -> None:
+    assert_no_barriers(browser, other_pages, window)
+
+
+def test_a_table_that_scrolls_says_so_and_a_link_in_a_finding_is_underlined(browser: Any, report_page: Path) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", NARROW)
     try:
-        run = opened(browser, pages[0])
+        run = opened(browser, report_page)
         shown = "[...document.querySelectorAll('.wide')].filter(e => e.checkVisibility())"
         tables = wait(
             lambda: run(f"return {shown}.map(e => [e.scrollWidth > e.clientWidth, !e.previousSibling.hidden, e.ariaLabel])")
@@ -196,14 +206,14 @@ def test_a_table_that_scrolls_says_so_and_a_link_in_a_finding_is_underlined(brow
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_the_first_picture_has_each_cause_in_its_colour_and_its_share_of_the_width(browser: Any, pages: list[Path]) -> None:
-    run = opened(browser, pages[0])
+def test_the_first_picture_has_each_cause_in_its_colour_and_its_share_of_the_width(browser: Any, report_page: Path) -> None:
+    run = opened(browser, report_page)
     run("setTheme('dark')")
     told = run(
         "return [...document.querySelectorAll('.time .bar')].map(bar => [bar.clientWidth, bar.ariaLabel, [...bar.children].map("
         "g => [g.dataset.cause, g.offsetWidth, getComputedStyle(g.firstChild).backgroundColor])])"
     )
-    drawn = data_of(pages[0])["sections"][0]["blocks"][0]["bars"]
+    drawn = data_of(report_page)["sections"][0]["blocks"][0]["bars"]
     for (width, label, groups), bar in zip(told, drawn, strict=True):
         for (cause, pixels, colour), (named, parts) in zip(groups, bar["causes"], strict=True):
             assert cause == named and pixels == pytest.approx(width * sum(ms for _, ms in parts) / bar["ms"], abs=1.5)
