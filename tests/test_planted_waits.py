@@ -54,8 +54,9 @@ def test_a_planted_wait_has_its_cause_its_line_and_who_ended_it(kind: str, tmp_p
     planted = f"{library} in {own} (waits.c:" if library else f"{own} (waits.c:"
     mine = waits[[line.startswith(planted) for line in lines]]
     assert len(mine) >= (1 if kind in SHORT else ROUNDS - 2), lines
-    lacks_cpu = ("run queue",) if kind == "storm" else ()  # who holds the lock may have none
-    assert mine["cause"].isin((cause, *lacks_cpu)).mean() > (0.5 if lacks_cpu else 0.8), mine["cause"]
+    lacks_cpu = ("run queue",) if kind in SHORT else ()  # on a busy machine whoever is to go on may have none
+    assert mine["cause"].isin((cause, *lacks_cpu)).mean() > (0.5 if kind == "storm" else 0.8), mine["cause"]
+    assert kind == "storm" or mine["cause"].eq(cause).mean() > (0.4 if lacks_cpu else 0.8), mine["cause"]
     said: list[Any] = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("[["))
     truth = np.array(said)
     inside = np.searchsorted(truth[:, 0], mine["begin_ns"].to_numpy()) - 1
