@@ -10,6 +10,7 @@ from analyzer.compare.verdict_text import ENERGY, spoken_name
 from moescope.terminal import counted
 from views.colours import CAUSES
 from views.profdag.change_graph import change_graph
+from views.report.energy import UNCONFIRMED
 from views.report.sections import Block, Section, axis, cards, chart, labels, note, pairs, table, write_sections
 
 Document = dict[str, Any]
@@ -72,6 +73,8 @@ def verdict_blocks(document: Document) -> Section:
             " sides: interval and p then refer to the candidate's median at the base's pace, which has its own columns."
         )
     )
+    if any(metric["metric"] == ENERGY for metric in document["metrics"]):
+        blocks.append(note(UNCONFIRMED))
     return Section("verdict", "Verdict", blocks)
 
 
