@@ -9,7 +9,8 @@ LLAMA_CALL, the names in CALLS for the first steps, the last one for all others,
 LLAMA_THREADS_OF: contexts, each on a separate thread, which begin their steps together (equal numbers of steps); or steps, each
 on a separate thread;
 LLAMA_LIBRARY, a libllama.so with its backends beside it; LLAMA_GPU_LAYERS, number of layers on another device, default 0;
-LLAMA_CLOCK, a file for the times of the first context's steps as JSON: [before the call, after it, when its results are there].
+LLAMA_CLOCK, a file for the times of the first context's steps as JSON: [before the call, after it, when its results are there];
+LLAMA_LEARNT, a folder: halfway it waits until a file is in it, where a tracer keeps what it has learnt from the first half.
 
 Pauses for PAUSE seconds after every step: otherwise a tiny model ends before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and, except for the first field, not interpreted,
@@ -151,6 +152,14 @@ class Context:
             time.sleep(pause)
 
 
+def wait_for_file(folder: Path, pause: float) -> None:
+    """Wait until a file is in the folder, at most a minute, and ten pauses more."""
+    end = time.monotonic() + 60
+    while not any(folder.glob("*")) and time.monotonic() < end:
+        time.sleep(pause)
+    time.sleep(10 * pause)
+
+
 def run_together(calls: list[Callable[[], None]]) -> None:
     """Run each call on a separate thread."""
     threads = [Thread(target=call) for call in calls]
@@ -174,7 +183,10 @@ def decode_batches(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[li
         begin = Barrier(len(batches))
         run_together([partial(context.take, mine, pause, begin) for context, mine in zip(contexts, batches, strict=True)])
     else:
-        for sizes in zip_longest(*batches):
+        rounds = list(zip_longest(*batches))
+        for number, sizes in enumerate(rounds):
+            if number == len(rounds) // 2 and (learnt := os.environ.get("LLAMA_LEARNT")):
+                wait_for_file(Path(learnt), pause)
             for context, size in zip(contexts, sizes, strict=True):
                 step = partial(context.take, [size] if size else [], pause, Barrier(1))
                 run_together([step]) if threads_of == "steps" else step()
