@@ -70,8 +70,8 @@ INLINE ints times_ints(size_t bits, ints zeros, ints sums)
 	return bits == 4 ? VECTOR(madd_epi16)(zeros, sums) : VECTOR(mullo_epi32)(zeros, sums);
 }
 
-/* (dots - offsets) * scales + lanes */
-INLINE floats add_scaled(ints dots, ints offsets, floats scales, floats lanes)
+/* dots * scales + lanes */
+INLINE floats add_scaled(ints dots, floats scales, floats lanes)
 {
-	return VECTOR(fmadd_ps)(VECTOR(cvtepi32_ps)(VECTOR(sub_epi32)(dots, offsets)), scales, lanes);
+	return VECTOR(fmadd_ps)(VECTOR(cvtepi32_ps)(dots), scales, lanes);
 }

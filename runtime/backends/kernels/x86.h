@@ -21,10 +21,11 @@
 #define TILE_VECTORS 2
 #define PANEL (TILE_VECTORS * LANES)
 #define MIN_TILED 6		/* number of rows from which unpacking once pays */
+#define BAND 64			/* rows for which an accumulator's part of a panel is read at a time */
 
 /* --- few rows --- */
 
-/* Zero points times sums of a row's codes: at 4 bits both fit into 16 bits, and a zero point's upper half is zero. */
+/* Zero points times negative sums of a row's codes: at 4 bits both fit into 16 bits, and a zero point's upper half is zero. */
 INLINE __m256i times(size_t bits, __m256i zeros, __m256i sums)
 {
 	return bits == 4 ? _mm256_madd_epi16(zeros, sums) : _mm256_mullo_epi32(zeros, sums);
@@ -105,12 +106,6 @@ INLINE struct parts group(struct few few, const uint8_t *const *values, const in
 #undef FOUR
 }
 
-/* The zero points where all are the middle code, minus BYTE_SHIFT at 8 bits. */
-INLINE __m256i middle_zeros(size_t bits)
-{
-	return _mm256_set1_epi32(middle_code(bits) - (bits == 8 ? BYTE_SHIFT : 0));
-}
-
 /* The zero points of a group's blocks, of which `left` exist, minus BYTE_SHIFT at 8 bits. */
 INLINE __m256i group_zeros(const struct product *p, size_t bits, size_t column, size_t g, size_t left)
 {
@@ -154,10 +149,10 @@ INLINE void add_group(const struct product *p, struct few few, size_t row, size_
 	UNROLLED
 	for (size_t i = 0; i < few.columns * few.rows; i++) {
 		const size_t entry = ((row + i % few.rows) * p->groups + g) * GROUP, c = column + i / few.rows * few.apart;
-		const __m256i zeros = few.zeros ? group_zeros(p, few.bits, c, g, left) : middle_zeros(few.bits);
 		const __m256 scales = group_scales(p, c, g * GROUP, left);
 		const __m256i sums = _mm256_loadu_si256((const void *)(p->sums + entry));
-		const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(dots.of[i], times(few.bits, zeros, sums)));
+		const __m256i starts = few.zeros ? times(few.bits, group_zeros(p, few.bits, c, g, left), sums) : sums;
+		const __m256 exact = _mm256_cvtepi32_ps(_mm256_add_epi32(dots.of[i], starts));
 		lanes[i] = _mm256_fmadd_ps(exact, _mm256_mul_ps(_mm256_loadu_ps(p->row_scales + entry), scales), lanes[i]);
 	}
 }
@@ -239,180 +234,235 @@ INLINE void few_rows(const struct product *p, size_t bits, size_t block_bytes, s
 
 /* --- many rows --- */
 
-/* Columns of a matrix in the tiles' layout: [dwords, halves, PANEL] of four codes, [blocks, PANEL] scales and zero points. */
+/*
+ * Columns of a matrix in the tiles' layout: by block [dwords, halves, PANEL] of four codes, [PANEL] scales and zero points. All
+ * blocks of an accumulator follow each other, so that they stay in the first-level cache while tiles run over many rows.
+ */
 struct panel {
-	size_t first, count;
+	size_t first, count, groups;
 	uint8_t *codes;
 	float *scales;
-	int32_t *zeros;
+	int32_t *zeros; /* NULL: all are the middle code */
+	const uint8_t *ahead, *ahead_end; /* the next columns, not yet prefetched */
+	size_t lines; /* of them, for each block of a tile */
 };
 
-INLINE void transpose(__m256i *v)
+INLINE size_t place_of(size_t groups, size_t block)
 {
-	__m256i pairs_of[8], fours[8];
-
-	for (size_t i = 0; i < 8; i += 2) {
-		pairs_of[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
-		pairs_of[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
-	}
-	for (size_t i = 0; i < 8; i += 4)
-		for (size_t j = 0; j < 2; j++) {
-			fours[i + 2 * j] = _mm256_unpacklo_epi64(pairs_of[i + j], pairs_of[i + j + 2]);
-			fours[i + 2 * j + 1] = _mm256_unpackhi_epi64(pairs_of[i + j], pairs_of[i + j + 2]);
-		}
-	for (size_t i = 0; i < 4; i++) {
-		v[i] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x20);
-		v[i + 4] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x31);
-	}
+	return block % GROUP * groups + block / GROUP;
 }
 
-/* 32 bytes of each of eight columns, transposed: v[i] has their i-th dwords. The last column is repeated for those beyond. */
+/* In both halves of vectors, four dwords of four vectors. */
+INLINE void transpose(__m256i *v)
+{
+	const __m256i a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
+	const __m256i c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);
+
+	v[0] = _mm256_unpacklo_epi64(a, c);
+	v[1] = _mm256_unpackhi_epi64(a, c);
+	v[2] = _mm256_unpacklo_epi64(b, d);
+	v[3] = _mm256_unpackhi_epi64(b, d);
+}
+
+/* 16 bytes of each of eight columns: v[i] has their i-th dwords. The last column is repeated for those beyond. */
 INLINE void eight_columns(const void *base, size_t pitch, size_t n, size_t column, size_t byte, __m256i *v)
 {
-	uint8_t copy[LOAD];
+	const uint8_t *from = (const uint8_t *)base + column * pitch + byte;
+	uint8_t copies[8][16], copy[16];
 
-	for (size_t i = 0; i < 8; i++) {
-		size_t source = column + i < n ? column + i : n - 1;
-		v[i] = _mm256_loadu_si256((const void *)readable(base, source * pitch + byte, LOAD, n * pitch, copy));
+	if ((column + 7) * pitch + byte + 16 > n * pitch) {
+		for (size_t i = 0; i < 8; i++)
+			memcpy(copies[i], readable(base, (column + i < n ? column + i : n - 1) * pitch + byte, 16, n * pitch, copy), 16);
+		from = copies[0];
+		pitch = sizeof(copies[0]);
 	}
+	for (size_t i = 0; i < 4; i++)
+		v[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const void *)(from + i * pitch))),
+					       _mm_loadu_si128((const void *)(from + (i + 4) * pitch)), 1);
 	transpose(v);
 }
 
-INLINE void fill_codes(const struct product *p, size_t bits, const struct panel *panel)
+INLINE void fill_codes(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel)
 {
+	const size_t halves = bits == 4 ? 2 : 1, dwords = block_bytes < 16 ? block_bytes / 4 : 4;
 	const __m256i mask = _mm256_set1_epi8(15);
-	__m256i v[8];
+	__m256i v[4];
 
-	for (size_t byte = 0; byte < p->row_bytes; byte += LOAD)
-		for (size_t c = 0; c < PANEL; c += 8) {
-			uint8_t *to = panel->codes + (byte * (bits == 4 ? 2 : 1) / 4 * PANEL + c) * 4;
-			eight_columns(p->values, p->row_bytes, p->n, panel->first + c, byte, v);
-			for (size_t i = 0; i < 8; i++, to += 4 * PANEL) {
-				_mm256_store_si256((void *)to, bits == 4 ? _mm256_and_si256(v[i], mask) : v[i]);
-				if (bits == 8)
-					continue;
-				to += 4 * PANEL;
-				_mm256_store_si256((void *)to, _mm256_and_si256(_mm256_srli_epi16(v[i], 4), mask));
+	for (size_t b = 0; b < p->blocks; b++) {
+		uint8_t *to = panel->codes + place_of(p->groups, b) * block_bytes * halves * PANEL;
+		for (size_t byte = b * block_bytes; byte < (b + 1) * block_bytes; byte += 16, to += dwords * halves * PANEL * 4)
+			for (size_t c = 0; c < PANEL; c += 8) {
+				eight_columns(p->values, p->row_bytes, p->n, panel->first + c, byte, v);
+				for (size_t i = 0; i < dwords; i++) {
+					__m256i *place = (__m256i *)(to + (i * halves * PANEL + c) * 4);
+					_mm256_store_si256(place, bits == 4 ? _mm256_and_si256(v[i], mask) : v[i]);
+					if (bits == 4)
+						_mm256_store_si256(place + PANEL / 8, _mm256_and_si256(_mm256_srli_epi16(v[i], 4), mask));
+				}
 			}
-		}
+	}
+}
+
+/* Eight vectors' elements go to places of a panel's blocks. */
+INLINE void put_blocks(__m256i *v, void *to, size_t groups, size_t block, size_t c)
+{
+	__m256i halves[2][4];
+
+	for (size_t i = 0; i < 4; i++) {
+		halves[0][i] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x20);
+		halves[1][i] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x31);
+	}
+	for (size_t half = 0; half < 2; half++) {
+		transpose(halves[half]);
+		for (size_t i = 0; i < 4; i++)
+			_mm256_store_si256((__m256i *)((int32_t *)to + place_of(groups, block + 4 * half + i) * PANEL + c), halves[half][i]);
+	}
 }
 
 INLINE void fill_scales(const struct product *p, size_t bits, const struct panel *panel)
 {
-	__m256i v[8];
+	__m256i scales[8], zeros[8];
 
-	for (size_t block = 0; block < p->blocks; block += 8)
+	for (size_t block = 0; block < p->blocks; block += GROUP)
 		for (size_t c = 0; c < PANEL; c += 8) {
+			const size_t left = p->blocks - block < GROUP ? p->blocks - block : GROUP;
 			for (size_t i = 0; i < 8; i++) {
 				size_t column = panel->first + c + i < p->n ? panel->first + c + i : p->n - 1;
-				v[i] = _mm256_castps_si256(group_scales(p, column, block, p->blocks - block));
+				scales[i] = _mm256_castps_si256(group_scales(p, column, block, left));
+				if (panel->zeros)
+					zeros[i] = group_zeros(p, bits, column, block / GROUP, left);
 			}
-			transpose(v);
-			for (size_t i = 0; i < 8; i++)
-				_mm256_store_si256((void *)(panel->scales + (block + i) * PANEL + c), v[i]);
-		}
-	for (size_t block = 0; block < p->blocks; block++)
-		for (size_t c = 0; c < PANEL; c++) {
-			size_t column = panel->first + c < p->n ? panel->first + c : p->n - 1;
-			panel->zeros[block * PANEL + c] = zero_point(p, bits, column, block) - (bits == 8 ? BYTE_SHIFT : 0);
+			put_blocks(scales, panel->scales, panel->groups, block, c);
+			if (panel->zeros)
+				put_blocks(zeros, panel->zeros, panel->groups, block, c);
 		}
 }
 
-/* Dot products of a block: TILE_ROWS rows from `x` on with the columns of a panel. */
+/* Every row and vector of a tile. */
+#define EACH(r, v)                                      \
+	UNROLLED                                        \
+	for (size_t r = 0; r < TILE_ROWS; r++)          \
+		UNROLLED                                \
+		for (size_t v = 0; v < TILE_VECTORS; v++)
+
+/* Adds to the dot products of a block: TILE_ROWS rows from `x` on with the columns of a panel, whose `codes` these are. */
 INLINE void tile_block(size_t bits, size_t block_bytes, const uint8_t *codes, const int8_t *x, size_t stride, size_t block,
 		       ints (*dots)[TILE_VECTORS])
 {
 	const size_t halves = bits == 4 ? 2 : 1, run = block_bytes < 16 ? block_bytes : 16;
 
-	for (size_t begin = block * block_bytes, end = begin + block_bytes; begin < end; begin += run) {
+	for (size_t begin = 0; begin < block_bytes; begin += run) {
+		const int8_t *row_codes[TILE_ROWS];
 		ints sums[TILE_ROWS][TILE_VECTORS];
-		for (size_t r = 0; r < TILE_ROWS; r++)
-			for (size_t v = 0; v < TILE_VECTORS; v++)
-				sums[r][v] = begin_run(bits, dots[r][v]);
-#pragma GCC unroll 8
+		UNROLLED
+		for (size_t r = 0; r < TILE_ROWS; r++) {
+			row_codes[r] = x + r * stride + code_offset(bits, block * block_bytes + begin);
+			__asm__("" : "+r"(row_codes[r])); /* otherwise every code's place takes a register */
+		}
+		EACH(r, v) sums[r][v] = begin_run(bits, dots[r][v]);
+		UNROLLED
 		for (size_t i = 0; i < run / 4 * halves; i++) {
 			const uint8_t *w = codes + (begin / 4 * halves + i) * PANEL * 4;
-			const int8_t *row_codes = x + code_offset(bits, begin) + i / halves * 4 + i % halves * (CHUNK / 2);
 			ints w_of[TILE_VECTORS];
-			for (size_t v = 0; v < TILE_VECTORS; v++)
+			UNROLLED
+			for (size_t v = 0; v < TILE_VECTORS; v++) {
 				w_of[v] = load_ints(w + v * LANES * 4);
+				__asm__("" : "+x"(w_of[v])); /* otherwise it is loaded again for each row */
+			}
+			UNROLLED
 			for (size_t r = 0; r < TILE_ROWS; r++) {
-				ints four = repeat_four(row_codes + r * stride);
+				const ints four = repeat_four(row_codes[r] + i / halves * 4 + i % halves * (CHUNK / 2));
+				UNROLLED
 				for (size_t v = 0; v < TILE_VECTORS; v++)
 					sums[r][v] = add_run(bits, sums[r][v], w_of[v], four);
 			}
 		}
-		for (size_t r = 0; r < TILE_ROWS; r++)
-			for (size_t v = 0; v < TILE_VECTORS; v++)
-				dots[r][v] = end_run(bits, dots[r][v], sums[r][v]);
+		EACH(r, v) dots[r][v] = end_run(bits, dots[r][v], sums[r][v]);
 	}
 }
 
-INLINE floats fold_lanes(const floats *l)
+/* The sum of accumulators `first` and first + GROUP / 2 of TILE_ROWS rows and a panel's columns, to [row, PANEL]. */
+INLINE void tile(const struct product *p, size_t bits, size_t block_bytes, struct panel *panel, size_t row, size_t first,
+		 float (*to)[PANEL])
 {
-	return add_floats(add_floats(add_floats(l[0], l[4]), add_floats(l[2], l[6])),
-			  add_floats(add_floats(l[1], l[5]), add_floats(l[3], l[7])));
-}
+	const size_t block_codes = block_bytes * (bits == 4 ? 2 : 1) * PANEL, entries = p->groups * GROUP;
+	floats both[TILE_ROWS][TILE_VECTORS];
 
-/* Results of TILE_ROWS rows, of which only those below m are stored, and a panel's columns. */
-INLINE void tile(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel, size_t row)
-{
-	floats lanes[TILE_ROWS][TILE_VECTORS][GROUP];
-	float results[PANEL];
-
-	for (size_t r = 0; r < TILE_ROWS; r++)
-		for (size_t i = 0; i < TILE_VECTORS * GROUP; i++)
-			lanes[r][i / GROUP][i % GROUP] = zero_floats();
-	for (size_t b = 0; b < p->blocks; b++) {
-		ints dots[TILE_ROWS][TILE_VECTORS];
-		for (size_t r = 0; r < TILE_ROWS; r++)
-			for (size_t v = 0; v < TILE_VECTORS; v++)
-				dots[r][v] = zero_ints();
-		tile_block(bits, block_bytes, panel->codes, p->codes + row * p->stride, p->stride, b, dots);
-		for (size_t r = 0; r < TILE_ROWS; r++) {
-			const size_t entry = (row + r) * p->groups * GROUP + b;
-			const ints sum = repeat_int(p->sums[entry]);
-			const floats row_scale = repeat_float(p->row_scales[entry]);
-			for (size_t v = 0; v < TILE_VECTORS; v++) {
-				const ints zeros = load_ints(panel->zeros + b * PANEL + v * LANES);
-				const floats scale = load_floats(panel->scales + b * PANEL + v * LANES);
-				floats *lane = &lanes[r][v][b % GROUP];
-				*lane = add_scaled(dots[r][v], times_ints(bits, zeros, sum), multiply_floats(row_scale, scale), *lane);
+	EACH(r, v) both[r][v] = zero_floats();
+	for (size_t lane = first; lane < GROUP; lane += GROUP / 2) {
+		size_t place = lane * panel->groups;
+		floats lanes[TILE_ROWS][TILE_VECTORS];
+		EACH(r, v) lanes[r][v] = zero_floats();
+		for (size_t b = lane; b < p->blocks; b += GROUP, place++) {
+			const int32_t *sums = p->sums + row * entries + b;
+			const float *row_scales = p->row_scales + row * entries + b;
+			ints dots[TILE_ROWS][TILE_VECTORS];
+			for (size_t i = 0; i < panel->lines && panel->ahead < panel->ahead_end; i++, panel->ahead += 64)
+				_mm_prefetch(panel->ahead, _MM_HINT_T1);
+			EACH(r, v) {
+				dots[r][v] = repeat_int(sums[r * entries]);
+				if (panel->zeros)
+					dots[r][v] = times_ints(bits, load_ints(panel->zeros + place * PANEL + v * LANES), dots[r][v]);
+			}
+			tile_block(bits, block_bytes, panel->codes + place * block_codes, p->codes + row * p->stride, p->stride, b, dots);
+			EACH(r, v) {
+				const floats scale = load_floats(panel->scales + place * PANEL + v * LANES);
+				lanes[r][v] = add_scaled(dots[r][v], multiply_floats(repeat_float(row_scales[r * entries]), scale), lanes[r][v]);
 			}
 		}
+		EACH(r, v) both[r][v] = add_floats(both[r][v], lanes[r][v]);
 	}
-	for (size_t r = 0; r < TILE_ROWS && row + r < p->m; r++) {
-		for (size_t v = 0; v < TILE_VECTORS; v++)
-			store_floats(results + v * LANES, fold_lanes(lanes[r][v]));
-		memcpy(p->out + (row + r) * p->n + panel->first, results, panel->count * sizeof(float));
+	EACH(r, v) store_floats(to[r] + v * LANES, both[r][v]);
+}
+
+/* Results of rows first .. end, at most BAND, and a panel's columns; accumulators are summed as fold() does. */
+INLINE void band(const struct product *p, size_t bits, size_t block_bytes, struct panel *panel, size_t first, size_t end)
+{
+	static const uint8_t order[GROUP / 2] = { 0, 2, 1, 3 };
+	_Alignas(64) float pairs_of[GROUP / 2][BAND][PANEL];
+
+	for (size_t turn = 0; turn < GROUP / 2; turn++)
+		for (size_t row = first; row < end; row += TILE_ROWS)
+			tile(p, bits, block_bytes, panel, row, order[turn], &pairs_of[turn][row - first]);
+	for (size_t row = 0; row < end - first; row++) {
+		for (size_t i = 0; i < PANEL; i++)
+			pairs_of[0][row][i] = (pairs_of[0][row][i] + pairs_of[1][row][i]) + (pairs_of[2][row][i] + pairs_of[3][row][i]);
+		memcpy(p->out + (first + row) * p->n + panel->first, pairs_of[0][row], panel->count * sizeof(float));
 	}
 }
 
 /* Computes columns first .. end by panels; false if there is no memory for a panel. */
 INLINE bool tiled(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
 {
-	const size_t codes = (p->row_bytes + LOAD - 1) / LOAD * LOAD * (bits == 4 ? 2 : 1) * PANEL;
-	const size_t entries = p->groups * GROUP * PANEL;
+	const size_t entries = p->groups * GROUP * PANEL, codes = entries * block_bytes * (bits == 4 ? 2 : 1);
+	const size_t tiles = (p->m + TILE_ROWS - 1) / TILE_ROWS;
 	uint8_t *room = aligned_alloc(64, codes + entries * (sizeof(float) + sizeof(int32_t)));
-	struct panel panel = { .codes = room, .scales = (float *)(room + codes) };
+	struct panel panel = { .groups = p->groups, .codes = room, .scales = (float *)(room + codes) };
 
 	if (!room)
 		return false;
-	panel.zeros = (int32_t *)(panel.scales + entries);
+	if (p->zeros)
+		panel.zeros = (int32_t *)(panel.scales + entries);
 	for (panel.first = first; panel.first < end; panel.first += PANEL) {
 		panel.count = end - panel.first < PANEL ? end - panel.first : PANEL;
-		fill_codes(p, bits, &panel);
+		panel.ahead = p->values + (panel.first + PANEL) * p->row_bytes;
+		panel.ahead_end = panel.ahead + PANEL * p->row_bytes;
+		panel.lines = (PANEL * block_bytes / 64 + tiles - 1) / tiles;
+		fill_codes(p, bits, block_bytes, &panel);
 		fill_scales(p, bits, &panel);
-		for (size_t row = 0; row < p->m; row += TILE_ROWS)
-			tile(p, bits, block_bytes, &panel, row);
+		for (size_t row = 0; row < p->m; row += BAND)
+			band(p, bits, block_bytes, &panel, row, p->m - row < BAND ? p->m : row + BAND);
 	}
 	free(room);
 	return true;
 }
 
+/* Sums stand for zero points, too, where those are alike. */
 TARGET static void quantize(struct product *p, size_t row)
 {
-	quantize_row(p, row, PLAIN_ROWS);
+	const int32_t middle = middle_code(p->bits) - (p->bits == 8 ? BYTE_SHIFT : 0);
+
+	quantize_row(p, row, (struct row_layout){ 1, 1, 1, p->zeros ? -1 : -middle, 0 });
 }
 
 #include "ways.h"
