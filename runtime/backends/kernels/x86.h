@@ -25,7 +25,7 @@
 
 /* --- few rows --- */
 
-/* Zero points times negative sums of a row's codes: at 4 bits both fit into 16 bits, and a zero point's upper half is zero. */
+/* Zero points times sums of a row's codes: at 4 bits both fit into 16 bits, and a zero point's upper half is zero. */
 INLINE __m256i times(size_t bits, __m256i zeros, __m256i sums)
 {
 	return bits == 4 ? _mm256_madd_epi16(zeros, sums) : _mm256_mullo_epi32(zeros, sums);
@@ -106,6 +106,12 @@ INLINE struct parts group(struct few few, const uint8_t *const *values, const in
 #undef FOUR
 }
 
+/* The zero points where all are the middle code, minus BYTE_SHIFT at 8 bits. */
+INLINE __m256i middle_zeros(size_t bits)
+{
+	return _mm256_set1_epi32(middle_code(bits) - (bits == 8 ? BYTE_SHIFT : 0));
+}
+
 /* The zero points of a group's blocks, of which `left` exist, minus BYTE_SHIFT at 8 bits. */
 INLINE __m256i group_zeros(const struct product *p, size_t bits, size_t column, size_t g, size_t left)
 {
@@ -149,10 +155,10 @@ INLINE void add_group(const struct product *p, struct few few, size_t row, size_
 	UNROLLED
 	for (size_t i = 0; i < few.columns * few.rows; i++) {
 		const size_t entry = ((row + i % few.rows) * p->groups + g) * GROUP, c = column + i / few.rows * few.apart;
+		const __m256i zeros = few.zeros ? group_zeros(p, few.bits, c, g, left) : middle_zeros(few.bits);
 		const __m256 scales = group_scales(p, c, g * GROUP, left);
 		const __m256i sums = _mm256_loadu_si256((const void *)(p->sums + entry));
-		const __m256i starts = few.zeros ? times(few.bits, group_zeros(p, few.bits, c, g, left), sums) : sums;
-		const __m256 exact = _mm256_cvtepi32_ps(_mm256_add_epi32(dots.of[i], starts));
+		const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(dots.of[i], times(few.bits, zeros, sums)));
 		lanes[i] = _mm256_fmadd_ps(exact, _mm256_mul_ps(_mm256_loadu_ps(p->row_scales + entry), scales), lanes[i]);
 	}
 }
@@ -329,6 +335,7 @@ INLINE void fill_scales(const struct product *p, size_t bits, const struct panel
 			for (size_t i = 0; i < 8; i++) {
 				size_t column = panel->first + c + i < p->n ? panel->first + c + i : p->n - 1;
 				scales[i] = _mm256_castps_si256(group_scales(p, column, block, left));
+				_mm_prefetch((const char *)(p->scales + (column + PANEL) * p->blocks + block), _MM_HINT_T1);
 				if (panel->zeros)
 					zeros[i] = group_zeros(p, bits, column, block / GROUP, left);
 			}
@@ -367,7 +374,7 @@ INLINE void tile_block(size_t bits, size_t block_bytes, const uint8_t *codes, co
 			UNROLLED
 			for (size_t v = 0; v < TILE_VECTORS; v++) {
 				w_of[v] = load_ints(w + v * LANES * 4);
-				__asm__("" : "+x"(w_of[v])); /* otherwise it is loaded again for each row */
+				__asm__("" : "+v"(w_of[v])); /* otherwise it is loaded again for each row */
 			}
 			UNROLLED
 			for (size_t r = 0; r < TILE_ROWS; r++) {
@@ -457,12 +464,13 @@ INLINE bool tiled(const struct product *p, size_t bits, size_t block_bytes, size
 	return true;
 }
 
-/* Sums stand for zero points, too, where those are alike. */
+/* A tile's dot products begin with its rows' sums times the zero points, less than zero. */
 TARGET static void quantize(struct product *p, size_t row)
 {
 	const int32_t middle = middle_code(p->bits) - (p->bits == 8 ? BYTE_SHIFT : 0);
+	const struct row_layout tiled_rows = { 1, 1, 1, p->zeros ? -1 : -middle, 0 };
 
-	quantize_row(p, row, (struct row_layout){ 1, 1, 1, p->zeros ? -1 : -middle, 0 });
+	quantize_row(p, row, p->m < MIN_TILED ? PLAIN_ROWS : tiled_rows);
 }
 
 #include "ways.h"
