@@ -21,7 +21,7 @@
 #define TILE_VECTORS 2
 #define PANEL (TILE_VECTORS * LANES)
 #define MIN_TILED 6		/* number of rows from which unpacking once pays */
-#define BAND 64			/* rows for which an accumulator's part of a panel is read at a time */
+#define BAND 32			/* rows for which an accumulator's part of a panel is read at a time */
 
 /* --- few rows --- */
 
@@ -245,7 +245,7 @@ INLINE void few_rows(const struct product *p, size_t bits, size_t block_bytes, s
  * blocks of an accumulator follow each other, so that they stay in the first-level cache while tiles run over many rows.
  */
 struct panel {
-	size_t first, count, groups;
+	size_t first, count;
 	uint8_t *codes;
 	float *scales;
 	int32_t *zeros; /* NULL: all are the middle code */
@@ -339,9 +339,9 @@ INLINE void fill_scales(const struct product *p, size_t bits, const struct panel
 				if (panel->zeros)
 					zeros[i] = group_zeros(p, bits, column, block / GROUP, left);
 			}
-			put_blocks(scales, panel->scales, panel->groups, block, c);
+			put_blocks(scales, panel->scales, p->groups, block, c);
 			if (panel->zeros)
-				put_blocks(zeros, panel->zeros, panel->groups, block, c);
+				put_blocks(zeros, panel->zeros, p->groups, block, c);
 		}
 }
 
@@ -397,7 +397,7 @@ INLINE void tile(const struct product *p, size_t bits, size_t block_bytes, struc
 
 	EACH(r, v) both[r][v] = zero_floats();
 	for (size_t lane = first; lane < GROUP; lane += GROUP / 2) {
-		size_t place = lane * panel->groups;
+		size_t place = lane * p->groups;
 		floats lanes[TILE_ROWS][TILE_VECTORS];
 		EACH(r, v) lanes[r][v] = zero_floats();
 		for (size_t b = lane; b < p->blocks; b += GROUP, place++) {
@@ -444,7 +444,7 @@ INLINE bool tiled(const struct product *p, size_t bits, size_t block_bytes, size
 	const size_t entries = p->groups * GROUP * PANEL, codes = entries * block_bytes * (bits == 4 ? 2 : 1);
 	const size_t tiles = (p->m + TILE_ROWS - 1) / TILE_ROWS;
 	uint8_t *room = aligned_alloc(64, codes + entries * (sizeof(float) + sizeof(int32_t)));
-	struct panel panel = { .groups = p->groups, .codes = room, .scales = (float *)(room + codes) };
+	struct panel panel = { .codes = room, .scales = (float *)(room + codes) };
 
 	if (!room)
 		return false;
