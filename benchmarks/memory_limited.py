@@ -1,7 +1,7 @@
 """Decode speed with memory for a share of the expert bytes, our runtime and llama.cpp.
 
     python -m benchmarks.memory_limited PACKAGE [--text FILE] [--shares 0.75,0.5,0.25] [--rounds 3] [--llama GGUF]
-                                         [--bigmoe BMOE_CLI] [--set avx2]
+                                         [--bigmoe BMOE_CLI] [--set avx2] [--read-ahead 128,8192]
 
 PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py; GGUF `qwen-moe`: the same shape from workloads/gguf_model.py.
 Embeddings and routers of both are drawn so that routes are nearly uniform and differ from token to token.
@@ -28,29 +28,41 @@ the blocks in flight. llama.cpp needs less memory besides its experts; the rest 
 engines are dropped from the page cache before each run. The first half of the tokens fills the caches; figures are of the
 second half, or of the second half of the tokens decoded within --seconds. Bytes read and major faults are the kernel's counts
 (getrusage) for either engine. Medians over rounds, and their range. The disk's read-ahead is part of a figure's name: the more
-the kernel reads at a page fault, the slower a mapped file is where memory is scarce.
+the kernel reads at a page fault, the slower a mapped file is where memory is scarce. --read-ahead: all shares with each of these
+settings of the disk, KiB, which is put back afterwards.
 
 A token's bounds are the time to read the experts loaded on demand, at the best speed of random direct reads of whole experts
 from this disk, and the resident run's time: the larger one is reached if reads and computing overlap fully. While the head
 runs, nothing is known of the next token's choices. Hidden is the share of load time that no layer waited for.
+
+How near a runtime can come is replayed from the routes of these runs (benchmarks/lib/decode_replay.py), with the resident run's
+times of graphs, the disk's speed and the cache's rule: by demand, with reads ahead that find as many of the missing experts as
+the prediction found in a run with it, with the next layer's choice known, and with the next token's. The replay of demand and of
+`auto` is held against the measured time; where it is off by more than AGREEMENT, a note says that the others prove nothing.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from array import array
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.lib.decode_replay import DEMAND, NEXT_LAYER, NEXT_TOKEN, Costs, Knowledge, Replay
 from benchmarks.lib.decoding import default_library
 from benchmarks.lib.llama_sets import PEERS
 from benchmarks.lib.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
@@ -63,9 +75,10 @@ from benchmarks.lib.steps_log import LoggedStep, StepLog, read_log
 from benchmarks.lib.turns import by_turns
 from runtime.backends.cpu import CpuBackend
 from runtime.backends.instruction_sets import FORCED_SET
+from runtime.cache_rules.eviction import POLICIES
 from runtime.moe import MoE
 from runtime.package.layout import Package
-from runtime.package.reader import BlockPool, Reader
+from runtime.package.reader import BlockPool, FileRange, Reader
 from runtime.package.tokens import read_tokenizer
 from runtime.step.sampling import Sampler, Sampling
 
@@ -79,6 +92,8 @@ SLACK = 8 << 20  # variation of a process's memory between two runs
 UNLIMITED = 1 << 40
 PROMPT = 32
 DEPTHS = (1, 2, 4)  # concurrent reads in the disk measurement
+PIECE = 3 << 19  # bytes of a read ahead, as in runtime/telemetry/_slots.c
+AGREEMENT = 0.1  # by which a replay may differ from the measured time
 DISK_BYTES, DISK_SECONDS = 1 << 30, 2.0
 POLL = 0.2
 MIB = 1 << 20
@@ -116,12 +131,18 @@ def run_child(args: argparse.Namespace) -> None:
     after = model.log.statistics()
     delta = {name: after[name] - before[name] for name in ("hits", "misses", "loaded_bytes", "load_ns", "stall_ns")}
     tokens = len(sampled) - len(sampled) // 2
+    per_token = {
+        what: {name: (count - before[what].get(name, 0)) / tokens for name, count in after[what].items()}
+        for what in ("loads", "graph_ns")
+    }
     figures = {
         "loaded_bytes_per_token": delta["loaded_bytes"] / tokens,
         "hit_rate": delta["hits"] / max(delta["hits"] + delta["misses"], 1),
         "stall_ns_per_token": delta["stall_ns"] / tokens,
         "hidden_share": 1 - delta["stall_ns"] / delta["load_ns"] if delta["load_ns"] else None,
         "sampled": sampled,
+        **per_token,
+        "routes": [chosen[0].tolist() for _, _, chosen, _ in model.log.routing if len(chosen) == 1],
         "prefetching": model.log.prefetching,
         "beside_experts_bytes": held_bytes() - after["resident_bytes"],
     }
@@ -129,23 +150,26 @@ def run_child(args: argparse.Namespace) -> None:
     print(json.dumps(figures))
 
 
-def disk_speed(package: Any) -> float:
-    """Bytes per second of random direct reads of whole experts, the best of several depths."""
+def disk_speed(package: Package, piece: int = 0) -> float:
+    """Bytes per second of random direct reads of whole experts, or of pieces of this size; the best of several depths."""
     family, reader, pool = package.family, Reader(), BlockPool(max(DEPTHS))
-    experts = [(layer, e) for layer in family.routed for e in range(family.experts)]
+    size = package.expert_stride
+    firsts = range(0, size, piece or size)
+    ranges = [package.expert_range(layer, e) for layer in family.routed for e in range(family.experts)]
+    parts = [FileRange(r.path, r.offset + first, min(piece or r.bytes, r.bytes - first)) for r in ranges for first in firsts]
 
-    def read(place: tuple[int, int]) -> int:
-        block = pool.take(package.expert_stride)
-        reader.read(package.expert_range(*place), block)
+    def read(part: FileRange) -> int:
+        block = pool.take(piece or size)
+        reader.read(part, block)
         pool.give(block)
-        return len(block)
+        return part.bytes
 
     def speed(depth: int) -> float:
-        order = np.random.default_rng(depth).permutation(len(experts))[: DISK_BYTES // package.expert_stride]
+        order = np.random.default_rng(depth).permutation(len(parts))[: DISK_BYTES // (piece or size)]
         done, began = 0, time.perf_counter()
         with ThreadPoolExecutor(depth) as threads:
             for first in range(0, len(order), 8 * depth):
-                done += sum(threads.map(read, [experts[i] for i in order[first : first + 8 * depth]]))
+                done += sum(threads.map(read, [parts[i] for i in order[first : first + 8 * depth]]))
                 if time.perf_counter() - began > DISK_SECONDS:
                     break
         return done / (time.perf_counter() - began)
@@ -153,11 +177,22 @@ def disk_speed(package: Any) -> float:
     return max(map(speed, DEPTHS))
 
 
-def read_ahead(file: Path) -> str:
-    """What the kernel reads ahead on the file's disk, which an engine that maps its file depends on."""
+@contextmanager
+def read_ahead(file: Path, kib: int | None = None) -> Iterator[str]:
+    """What the kernel reads ahead on the file's disk, which an engine that maps its file depends on; with kib, set meanwhile."""
     device = file.stat().st_dev
     setting = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/bdi/read_ahead_kb")
-    return f"read-ahead {setting.read_text().strip()} KiB" if setting.exists() else "read-ahead unknown"
+    before = setting.read_text().strip() if setting.exists() else "unknown"
+    if kib is None:
+        yield f"read-ahead {before}" + " KiB" * before.isdecimal()
+        return
+    try:
+        setting.write_text(str(kib))
+        yield f"read-ahead {setting.read_text().strip()} KiB"
+    except OSError as error:
+        raise SystemExit(f"the disk's read-ahead cannot be set ({error.strerror})") from None
+    finally:
+        setting.write_text(before)
 
 
 def second_half(steps: list[LoggedStep]) -> dict[str, float]:
@@ -272,9 +307,10 @@ def measure_shares(setting: Setting, report: Report) -> None:
     setting.budget = one * max(2 * family.top_k, family.experts)
     # Pages mapped temporarily around the requested ones make a run look larger than necessary.
     base = min(setting.run("demand")["beside_experts_bytes"] for _ in range(BASE_RUNS))
-    disk = disk_speed(package)
+    disk, in_pieces = disk_speed(package), disk_speed(package, PIECE)
     report.add("random direct reads of experts", "GB/s", single(disk / 1e9))
-    for share in args.shares:
+    report.add(f"random direct reads of {PIECE / MIB} MiB", "GB/s", single(in_pieces / 1e9))
+    for kib, share in itertools.product(args.read_ahead or [None], args.shares):
         setting.limit, setting.budget = int(base + SLACK + share * total), int(share * total) - IN_FLIGHT * one
         if setting.budget < family.top_k * one:
             raise SystemExit(f"a share of {share} leaves room for fewer than {family.top_k} experts: give more")
@@ -282,10 +318,15 @@ def measure_shares(setting: Setting, report: Report) -> None:
         sizes += f", {(setting.limit - share * total) / MIB:.0f} MiB for all else"
         report.note(f"{share:.0%}: experts {total / MIB:.0f} MiB, {sizes}; {args.tokens} tokens, {args.threads} threads")
         runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in args.modes}
-        for _, mode in by_turns(args.modes, args.rounds):
-            runs[mode].append(setting.run(mode))
-        label = [f"{share:.0%}", *([args.set] if args.set else []), read_ahead(package.folder)]
-        add_figures(report, ", ".join(label), runs, disk)
+        with read_ahead(package.folder, kib) as said:
+            for _, mode in by_turns(args.modes, args.rounds):
+                runs[mode].append(setting.run(mode))
+            predicting = (runs.get("prefetch") or [setting.run("prefetch")])[0] if {"demand", "resident"} <= runs.keys() else {}
+        label = ", ".join([f"{share:.0%}", *([args.set] if args.set else []), said])
+        add_figures(report, label, runs)
+        if predicting:
+            bound = add_bounds(report, label, runs, disk)
+            add_replays(report, label, setting, runs, predicting, in_pieces, bound)
 
 
 FIGURES = {
@@ -303,13 +344,18 @@ FIGURES = {
 """Key of a run → (name, unit, divisor)."""
 
 
+IN_LAYER = (("attention", "router"), ("mlp",), ("combine",))
+"""Kinds of graphs until a layer has chosen, until its experts run, and after them."""
+SMALL = 1e-9
+
+
 def values_of(runs: list[dict[str, Any]], name: str) -> np.ndarray:
     """A figure of all runs that have it."""
     return np.array([run[name] for run in runs if run.get(name) is not None], float)
 
 
-def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]], disk_bytes_per_s: float) -> None:
-    """Figures of every mode, ratios by round, and the achieved share of the disk's bound."""
+def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Figures of every mode, and ratios by round."""
     for mode, measured in runs.items():
         for name, (what, unit, divisor) in FIGURES.items():
             if len(seen := values_of(measured, name)):
@@ -322,20 +368,82 @@ def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]
     for mode, peer in ((a, b) for a in times for b in times if a in PREFETCH and a not in UNBOUND and b != a):
         if len(times[mode]) == len(times[peer]):
             report.add(f"{share}, {mode}: speed", "ratio", extremes(times[peer] / times[mode]), against=peer)
-    if {"demand", "resident"} <= times.keys():
-        add_bound(report, share, runs, times, disk_bytes_per_s)
 
 
-def add_bound(
-    report: Report, share: str, runs: dict[str, list[dict[str, Any]]], times: dict[str, np.ndarray], disk_bytes_per_s: float
-) -> None:
-    """Both bounds, demand reads and computing, and how far each of our modes is from the larger one."""
-    read_ns = float(np.median(values_of(runs["demand"], "kernel_bytes_per_token"))) / disk_bytes_per_s * 1e9
-    compute_ns = float(np.median(times["resident"]))
+def median_of(runs: list[dict[str, Any]], name: str) -> float:
+    """The median of a figure over runs."""
+    return float(np.median(values_of(runs, name)))
+
+
+def add_bounds(report: Report, share: str, runs: dict[str, list[dict[str, Any]]], disk_bytes_per_s: float) -> float:
+    """Both bounds, demand reads and computing, and how far each of our modes is from the larger one, which is returned, ns."""
+    read_ns = median_of(runs["demand"], "kernel_bytes_per_token") / disk_bytes_per_s * 1e9
+    compute_ns = median_of(runs["resident"], "mean_ns_per_token")
     report.add(f"{share}: bound of a token by reading", "ms", single(read_ns / 1e6))
     report.add(f"{share}: bound of a token by computing", "ms", single(compute_ns / 1e6))
-    for mode in (mode for mode in times if mode in PREFETCH and mode not in UNBOUND):
-        report.add(f"{share}, {mode}: times the larger bound", "ratio", extremes(times[mode] / max(read_ns, compute_ns)))
+    bound = max(read_ns, compute_ns)
+    for mode in (mode for mode in runs if mode in PREFETCH and mode not in UNBOUND):
+        report.add(
+            f"{share}, {mode}: times the larger bound", "ratio", extremes(values_of(runs[mode], "mean_ns_per_token") / bound)
+        )
+    return bound
+
+
+def costs_of(package: Package, runs: list[dict[str, Any]], bytes_per_s: float) -> Costs:
+    """What the replay needs to know of resident runs and of the disk. Whatever is not in a layer counts as the head."""
+    family, count = package.family, len(package.family.routed)
+    spent = {kind: float(np.median([run["graph_ns"][kind] for run in runs])) for kind in runs[0]["graph_ns"]}
+    choose, shared, combine = (sum(spent.get(kind, 0) for kind in kinds) / count for kinds in IN_LAYER)
+    expert = spent["expert"] / count / family.top_k
+    rest = median_of(runs, "mean_ns_per_token") - count * (choose + shared + combine) - spent["expert"]
+    pieces = -(-package.expert_stride // PIECE)
+    return Costs(choose, shared, expert, combine, rest, package.expert_stride / pieces / bytes_per_s * 1e9, pieces)
+
+
+def found_ahead(demand: dict[str, float], predicting: dict[str, float]) -> Knowledge:
+    """What predictions know, from loads per token without and with them."""
+    needed, ahead = demand["demand"], predicting["prefetch"]
+    found = max(needed - predicting["demand"], 0)
+    return Knowledge(found / needed, min(max(found, SMALL) / ahead, 1)) if needed and ahead else DEMAND
+
+
+def add_replays(
+    report: Report,
+    share: str,
+    setting: Setting,
+    runs: dict[str, list[dict[str, Any]]],
+    predicting: dict[str, Any],
+    bytes_per_s: float,
+    bound: float,
+) -> None:
+    """A token's time by what is known ahead, on the routes and costs of these runs, and how near the replay is to them."""
+    package, demand = setting.package, runs["demand"][0]
+    family, costs = package.family, costs_of(package, runs["resident"], bytes_per_s)
+    routes = np.array(demand["routes"]).reshape(-1, len(family.routed), family.top_k)
+    known = {"on demand": DEMAND, "predicted": found_ahead(demand["loads"], predicting["loads"])}
+    known |= {"next layer known": NEXT_LAYER, "next token known": NEXT_TOKEN}
+    room, policy = setting.budget // CpuBackend(package, 1).expert_bytes, POLICIES[setting.args.policy]
+    took = {name: Replay(routes, family.experts, room, costs, policy(), what).run()[0] for name, what in known.items()}
+    for name, ns in took.items():
+        report.add(f"{share}, replay, {name}: a token, mean", "ms", single(ns / 1e6))
+        report.add(f"{share}, replay, {name}: times the larger bound", "ratio", single(ns / bound))
+    recall, precision = known["predicted"].recall, known["predicted"].precision
+    report.note(
+        f"{share}, replay: predictions find {recall:.0%} of missing experts; of what they read, {precision:.0%} is chosen"
+    )
+    layer = f"{costs.choose / 1e6:.2f} + {costs.shared / 1e6:.2f} + {family.top_k} experts of {costs.expert / 1e6:.3f}"
+    layer += f" + {costs.combine / 1e6:.2f} ms per layer, {costs.head / 1e6:.2f} ms outside, {costs.piece / 1e6:.2f} ms per piece"
+    report.note(f"{share}, replay: {layer}")
+    for mode in ("demand", "prefetch", "auto"):
+        measured = runs.get(mode) or ([predicting] if mode == "prefetch" else [])
+        on = np.mean([run["loads"]["prefetch"] for run in measured or [predicting]]) / max(predicting["loads"]["prefetch"], SMALL)
+        ns = took["on demand"] + min(on, 1) * (took["predicted"] - took["on demand"])
+        if not measured:
+            continue
+        ratio = ns / median_of(measured, "mean_ns_per_token")
+        report.add(f"{share}, {mode}: replayed against measured", "ratio", single(ratio))
+        if abs(ratio - 1) > AGREEMENT:
+            report.note(f"{share}, {mode}: the replay is off by more than {AGREEMENT:.0%}: it does not describe this run")
 
 
 def main() -> None:
@@ -351,7 +459,10 @@ def main() -> None:
     parser.add_argument("--bigmoe-flags", default="--dense-weights mmap --ubatch 64", help="more of its options")
     parser.add_argument("--set", choices=PEERS, help="an instruction set for both engines")
     parser.add_argument("--seconds", type=float, default=300, help="that one run's tokens may take")
-    parser.add_argument("--modes", type=lambda text: text.split("/"), help="these alone, between slashes (default: all)")
+    parser.add_argument(
+        "--modes", type=lambda text: re.split("[/,](?! )", text), help="these alone, between slashes (default: all)"
+    )
+    parser.add_argument("--read-ahead", type=lambda text: list(map(int, text.split(","))), metavar="KIB,...", help="of the disk")
     for hidden, kind in (("child", str), ("budget", int), ("ids", Path), ("log", Path)):
         parser.add_argument(f"--{hidden}", type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -362,6 +473,7 @@ def main() -> None:
     args.llama = seeded_gguf("qwen-moe") if args.llama == Path("qwen-moe") else args.llama
     args.modes = args.modes or [*PREFETCH, *((LLAMA, LLAMA_WHOLE) if args.llama else ()), *([BIGMOE] if args.bigmoe else [])]
     report = Report("memory_limited", args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that settings are put back
     if args.bigmoe:
         report.note(f"BigMoeOnEdge at {bigmoe_commit(args.bigmoe)}, {args.bigmoe_flags}")
     with tempfile.TemporaryDirectory() as folder:
