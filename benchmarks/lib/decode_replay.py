@@ -65,6 +65,7 @@ class Replay:
     _left: dict[Form, int] = field(default_factory=dict)  # pieces that were not submitted yet
     _wishes: dict[Form, float] = field(default_factory=dict)  # known ahead and not wholly submitted: urgency, smaller is sooner
     _flights: list[float] = field(default_factory=list)  # ends of pieces
+    _unused: set[Form] = field(default_factory=set)
     _waiting: set[Form] = field(default_factory=set)  # of the layer's experts, those that have not run
     _chosen: set[Form] = field(default_factory=set)
 
@@ -92,14 +93,11 @@ class Replay:
         forms.sort(key=self._landed, reverse=True)
         self._chosen, self._waiting = set(forms), set(forms)
         for form in forms:
-            if form in self._ends:
-                self.policy.used(form)
-                self._submit(form, self._left[form])
-            else:
-                while not self._begin(form):
-                    self.now = min(end for end in self._flights if end > self.now)
-                self.policy.used(form)
-                self._submit(form, costs.pieces)
+            while form not in self._ends and not self._begin(form):
+                self.now = min(end for end in self._flights if end > self.now)
+            self.policy.used(form, loaded_for_it=form in self._unused)
+            self._unused.discard(form)
+            self._submit(form, self._left[form])
             self._wishes.pop(form, None)
         for form in [form for form in self._wishes if form.layer == layer]:
             self._outdate(form)
@@ -157,8 +155,10 @@ class Replay:
             if gone is None:
                 return False
             self.policy.left(gone)
+            self._unused.discard(gone)
             del self._ends[gone], self._left[gone]
         self.policy.used(form)
+        self._unused.add(form)
         self._ends[form], self._left[form] = 0, self.costs.pieces
         self.loads += 1
         return True
