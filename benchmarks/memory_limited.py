@@ -32,13 +32,12 @@ the kernel reads at a page fault, the slower a mapped file is where memory is sc
 settings of the disk, KiB, which is put back afterwards.
 
 A token's bounds are the time to read the experts loaded on demand, at the best speed of random direct reads of whole experts
-from this disk, and the resident run's time: the larger one is reached if reads and computing overlap fully. While the head
-runs, nothing is known of the next token's choices. Hidden is the share of load time that no layer waited for.
+or pieces from this disk, and the resident run's time: the larger one is reached if reads and computing overlap fully. While the
+head runs, nothing is known of the next token's choices. Hidden is the share of load time that no layer waited for.
 
-How near a runtime can come is replayed from the routes of these runs (benchmarks/lib/decode_replay.py), with the resident run's
-times of graphs, the disk's speed and the cache's rule: by demand, with reads ahead that find as many of the missing experts as
-the prediction found in a run with it, with the next layer's choice known, and with the next token's. The replay of demand and of
-`auto` is held against the measured time; where it is off by more than AGREEMENT, a note says that the others prove nothing.
+How near to them one can come is replayed (benchmarks/lib/decode_replay.py) from these runs' routes, the resident run's times of
+graphs, the disk's speed and the cache's rule: on demand; with reads ahead that find as many missing experts as a run that
+predicts; with the next layer's choice known; with the next token's known, too. The replay is held against the measured times.
 """
 
 import argparse
@@ -46,7 +45,6 @@ import csv
 import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -93,7 +91,7 @@ UNLIMITED = 1 << 40
 PROMPT = 32
 DEPTHS = (1, 2, 4)  # concurrent reads in the disk measurement
 PIECE = 3 << 19  # bytes of a read ahead, as in runtime/telemetry/_slots.c
-AGREEMENT = 0.1  # by which a replay may differ from the measured time
+AGREEMENT = 0.05  # by which a replay may differ from the measured time
 DISK_BYTES, DISK_SECONDS = 1 << 30, 2.0
 POLL = 0.2
 MIB = 1 << 20
@@ -131,10 +129,8 @@ def run_child(args: argparse.Namespace) -> None:
     after = model.log.statistics()
     delta = {name: after[name] - before[name] for name in ("hits", "misses", "loaded_bytes", "load_ns", "stall_ns")}
     tokens = len(sampled) - len(sampled) // 2
-    per_token = {
-        what: {name: (count - before[what].get(name, 0)) / tokens for name, count in after[what].items()}
-        for what in ("loads", "graph_ns")
-    }
+    named = ("loads", "graph_ns")
+    per_token = {what: {name: (n - before[what].get(name, 0)) / tokens for name, n in after[what].items()} for what in named}
     figures = {
         "loaded_bytes_per_token": delta["loaded_bytes"] / tokens,
         "hit_rate": delta["hits"] / max(delta["hits"] + delta["misses"], 1),
@@ -152,20 +148,19 @@ def run_child(args: argparse.Namespace) -> None:
 
 def disk_speed(package: Package, piece: int = 0) -> float:
     """Bytes per second of random direct reads of whole experts, or of pieces of this size; the best of several depths."""
-    family, reader, pool = package.family, Reader(), BlockPool(max(DEPTHS))
-    size = package.expert_stride
-    firsts = range(0, size, piece or size)
-    ranges = [package.expert_range(layer, e) for layer in family.routed for e in range(family.experts)]
-    parts = [FileRange(r.path, r.offset + first, min(piece or r.bytes, r.bytes - first)) for r in ranges for first in firsts]
+    family, reader, pool, size = package.family, Reader(), BlockPool(max(DEPTHS)), piece or package.expert_stride
+    whole = [package.expert_range(layer, e) for layer in family.routed for e in range(family.experts)]
+    firsts = range(0, package.expert_stride, size)
+    parts = [FileRange(of.path, of.offset + first, min(size, of.bytes - first)) for of in whole for first in firsts]
 
     def read(part: FileRange) -> int:
-        block = pool.take(piece or size)
+        block = pool.take(size)
         reader.read(part, block)
         pool.give(block)
         return part.bytes
 
     def speed(depth: int) -> float:
-        order = np.random.default_rng(depth).permutation(len(parts))[: DISK_BYTES // (piece or size)]
+        order = np.random.default_rng(depth).permutation(len(parts))[: DISK_BYTES // size]
         done, began = 0, time.perf_counter()
         with ThreadPoolExecutor(depth) as threads:
             for first in range(0, len(order), 8 * depth):
@@ -178,21 +173,18 @@ def disk_speed(package: Package, piece: int = 0) -> float:
 
 
 @contextmanager
-def read_ahead(file: Path, kib: int | None = None) -> Iterator[str]:
-    """What the kernel reads ahead on the file's disk, which an engine that maps its file depends on; with kib, set meanwhile."""
+def read_ahead(file: Path, kib: int | None) -> Iterator[str]:
+    """What the kernel reads ahead on the file's disk, which an engine that maps its file depends on; kib: set meanwhile."""
     device = file.stat().st_dev
     setting = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/bdi/read_ahead_kb")
-    before = setting.read_text().strip() if setting.exists() else "unknown"
-    if kib is None:
-        yield f"read-ahead {before}" + " KiB" * before.isdecimal()
-        return
-    try:
+    before = setting.read_text() if setting.exists() else ""
+    if kib is not None:
         setting.write_text(str(kib))
-        yield f"read-ahead {setting.read_text().strip()} KiB"
-    except OSError as error:
-        raise SystemExit(f"the disk's read-ahead cannot be set ({error.strerror})") from None
+    try:
+        yield f"read-ahead {setting.read_text().strip()} KiB" if before else "read-ahead unknown"
     finally:
-        setting.write_text(before)
+        if kib is not None:
+            setting.write_text(before)
 
 
 def second_half(steps: list[LoggedStep]) -> dict[str, float]:
@@ -307,9 +299,9 @@ def measure_shares(setting: Setting, report: Report) -> None:
     setting.budget = one * max(2 * family.top_k, family.experts)
     # Pages mapped temporarily around the requested ones make a run look larger than necessary.
     base = min(setting.run("demand")["beside_experts_bytes"] for _ in range(BASE_RUNS))
-    disk, in_pieces = disk_speed(package), disk_speed(package, PIECE)
-    report.add("random direct reads of experts", "GB/s", single(disk / 1e9))
-    report.add(f"random direct reads of {PIECE / MIB} MiB", "GB/s", single(in_pieces / 1e9))
+    speeds = {"experts": disk_speed(package), "pieces of experts": disk_speed(package, PIECE)}
+    for what, speed in speeds.items():
+        report.add(f"random direct reads of {what}", "GB/s", single(speed / 1e9))
     for kib, share in itertools.product(args.read_ahead or [None], args.shares):
         setting.limit, setting.budget = int(base + SLACK + share * total), int(share * total) - IN_FLIGHT * one
         if setting.budget < family.top_k * one:
@@ -321,12 +313,11 @@ def measure_shares(setting: Setting, report: Report) -> None:
         with read_ahead(package.folder, kib) as said:
             for _, mode in by_turns(args.modes, args.rounds):
                 runs[mode].append(setting.run(mode))
-            predicting = (runs.get("prefetch") or [setting.run("prefetch")])[0] if {"demand", "resident"} <= runs.keys() else {}
+            predicting = setting.run("prefetch") if {"demand", "resident"} <= runs.keys() else None
         label = ", ".join([f"{share:.0%}", *([args.set] if args.set else []), said])
         add_figures(report, label, runs)
         if predicting:
-            bound = add_bounds(report, label, runs, disk)
-            add_replays(report, label, setting, runs, predicting, in_pieces, bound)
+            add_replays(report, label, setting, runs, predicting["loads"], max(speeds.values()))
 
 
 FIGURES = {
@@ -342,11 +333,8 @@ FIGURES = {
     "cgroup_peak_bytes": ("peak of the cgroup", "MiB", MIB),
 }
 """Key of a run → (name, unit, divisor)."""
-
-
 IN_LAYER = (("attention", "router"), ("mlp",), ("combine",))
 """Kinds of graphs until a layer has chosen, until its experts run, and after them."""
-SMALL = 1e-9
 
 
 def values_of(runs: list[dict[str, Any]], name: str) -> np.ndarray:
@@ -383,9 +371,8 @@ def add_bounds(report: Report, share: str, runs: dict[str, list[dict[str, Any]]]
     report.add(f"{share}: bound of a token by computing", "ms", single(compute_ns / 1e6))
     bound = max(read_ns, compute_ns)
     for mode in (mode for mode in runs if mode in PREFETCH and mode not in UNBOUND):
-        report.add(
-            f"{share}, {mode}: times the larger bound", "ratio", extremes(values_of(runs[mode], "mean_ns_per_token") / bound)
-        )
+        times = values_of(runs[mode], "mean_ns_per_token") / bound
+        report.add(f"{share}, {mode}: times the larger bound", "ratio", extremes(times))
     return bound
 
 
@@ -394,17 +381,18 @@ def costs_of(package: Package, runs: list[dict[str, Any]], bytes_per_s: float) -
     family, count = package.family, len(package.family.routed)
     spent = {kind: float(np.median([run["graph_ns"][kind] for run in runs])) for kind in runs[0]["graph_ns"]}
     choose, shared, combine = (sum(spent.get(kind, 0) for kind in kinds) / count for kinds in IN_LAYER)
-    expert = spent["expert"] / count / family.top_k
-    rest = median_of(runs, "mean_ns_per_token") - count * (choose + shared + combine) - spent["expert"]
-    pieces = -(-package.expert_stride // PIECE)
-    return Costs(choose, shared, expert, combine, rest, package.expert_stride / pieces / bytes_per_s * 1e9, pieces)
+    head = median_of(runs, "mean_ns_per_token") - count * (choose + shared + combine) - spent["expert"]
+    pieces, expert = -(-package.expert_stride // PIECE), spent["expert"] / count / family.top_k
+    return Costs(choose, shared, expert, combine, head, package.expert_stride / pieces / bytes_per_s * 1e9, pieces)
 
 
-def found_ahead(demand: dict[str, float], predicting: dict[str, float]) -> Knowledge:
-    """What predictions know, from loads per token without and with them."""
-    needed, ahead = demand["demand"], predicting["prefetch"]
-    found = max(needed - predicting["demand"], 0)
-    return Knowledge(found / needed, min(max(found, SMALL) / ahead, 1)) if needed and ahead else DEMAND
+def replays_of(setting: Setting, runs: dict[str, list[dict[str, Any]]], costs: Costs, found: Knowledge) -> dict[str, float]:
+    """ns per token by what is known ahead, on the routes of these runs: `found` where the runtime predicts."""
+    package, family = setting.package, setting.package.family
+    known = {"demand": DEMAND, "prefetch": found, "next layer known": NEXT_LAYER, "next token known": NEXT_TOKEN}
+    routes = np.array(runs["demand"][0]["routes"]).reshape(-1, len(family.routed), family.top_k)
+    room, policy = setting.budget // CpuBackend(package, 1).expert_bytes, POLICIES[setting.args.policy]
+    return {name: Replay(routes, family.experts, room, costs, policy(), what).run()[0] for name, what in known.items()}
 
 
 def add_replays(
@@ -412,38 +400,30 @@ def add_replays(
     share: str,
     setting: Setting,
     runs: dict[str, list[dict[str, Any]]],
-    predicting: dict[str, Any],
-    bytes_per_s: float,
-    bound: float,
+    predicting: dict[str, float],
+    disk_bytes_per_s: float,
 ) -> None:
-    """A token's time by what is known ahead, on the routes and costs of these runs, and how near the replay is to them."""
-    package, demand = setting.package, runs["demand"][0]
-    family, costs = package.family, costs_of(package, runs["resident"], bytes_per_s)
-    routes = np.array(demand["routes"]).reshape(-1, len(family.routed), family.top_k)
-    known = {"on demand": DEMAND, "predicted": found_ahead(demand["loads"], predicting["loads"])}
-    known |= {"next layer known": NEXT_LAYER, "next token known": NEXT_TOKEN}
-    room, policy = setting.budget // CpuBackend(package, 1).expert_bytes, POLICIES[setting.args.policy]
-    took = {name: Replay(routes, family.experts, room, costs, policy(), what).run()[0] for name, what in known.items()}
+    """Both bounds, the replays beside them, and how far those are from the measured times. predicting: loads of a run with it."""
+    bound = add_bounds(report, share, runs, disk_bytes_per_s)
+    needed, ahead = runs["demand"][0]["loads"]["demand"], max(predicting["prefetch"], 1e-9)
+    right = max(needed - predicting["demand"], 0)
+    found = Knowledge(right / needed, min(right / ahead, 1)) if right else DEMAND
+    costs = costs_of(setting.package, runs["resident"], disk_bytes_per_s)
+    took = replays_of(setting, runs, costs, found)
+    if "auto" in runs:  # its trial predicts for some of the tokens
+        on = min(float(np.mean([run["loads"]["prefetch"] for run in runs["auto"]])) / ahead, 1)
+        took["auto"] = took["demand"] + on * (took["prefetch"] - took["demand"])
     for name, ns in took.items():
-        report.add(f"{share}, replay, {name}: a token, mean", "ms", single(ns / 1e6))
-        report.add(f"{share}, replay, {name}: times the larger bound", "ratio", single(ns / bound))
-    recall, precision = known["predicted"].recall, known["predicted"].precision
-    report.note(
-        f"{share}, replay: predictions find {recall:.0%} of missing experts; of what they read, {precision:.0%} is chosen"
-    )
-    layer = f"{costs.choose / 1e6:.2f} + {costs.shared / 1e6:.2f} + {family.top_k} experts of {costs.expert / 1e6:.3f}"
-    layer += f" + {costs.combine / 1e6:.2f} ms per layer, {costs.head / 1e6:.2f} ms outside, {costs.piece / 1e6:.2f} ms per piece"
-    report.note(f"{share}, replay: {layer}")
-    for mode in ("demand", "prefetch", "auto"):
-        measured = runs.get(mode) or ([predicting] if mode == "prefetch" else [])
-        on = np.mean([run["loads"]["prefetch"] for run in measured or [predicting]]) / max(predicting["loads"]["prefetch"], SMALL)
-        ns = took["on demand"] + min(on, 1) * (took["predicted"] - took["on demand"])
-        if not measured:
-            continue
-        ratio = ns / median_of(measured, "mean_ns_per_token")
-        report.add(f"{share}, {mode}: replayed against measured", "ratio", single(ratio))
+        report.add(f"{share}, {name}, replayed: a token, mean", "ms", single(ns / 1e6))
+        report.add(f"{share}, {name}, replayed: times the larger bound", "ratio", single(ns / bound))
+        ratio = ns / median_of(runs[name], "mean_ns_per_token") if name in runs else 1
+        if name in runs:
+            report.add(f"{share}, {name}, replayed: a token", "ratio", single(ratio), against="measured")
         if abs(ratio - 1) > AGREEMENT:
-            report.note(f"{share}, {mode}: the replay is off by more than {AGREEMENT:.0%}: it does not describe this run")
+            report.note(f"{share}, {name}: the replay is off by more than {AGREEMENT:.0%} and does not describe these runs")
+    times = ", ".join(f"{name} {ns / 1e6:.3f}" for name, ns in vars(costs).items() if name != "pieces")
+    what = f"predictions find {found.recall:.0%} of missing experts, {found.precision:.0%} of what they read is chosen"
+    report.note(f"{share}: {what}; replayed with ms: {times} of {costs.pieces}")
 
 
 def main() -> None:
@@ -459,9 +439,7 @@ def main() -> None:
     parser.add_argument("--bigmoe-flags", default="--dense-weights mmap --ubatch 64", help="more of its options")
     parser.add_argument("--set", choices=PEERS, help="an instruction set for both engines")
     parser.add_argument("--seconds", type=float, default=300, help="that one run's tokens may take")
-    parser.add_argument(
-        "--modes", type=lambda text: re.split("[/,](?! )", text), help="these alone, between slashes (default: all)"
-    )
+    parser.add_argument("--modes", type=lambda text: text.split("/"), help="these alone, between slashes (default: all)")
     parser.add_argument("--read-ahead", type=lambda text: list(map(int, text.split(","))), metavar="KIB,...", help="of the disk")
     for hidden, kind in (("child", str), ("budget", int), ("ids", Path), ("log", Path)):
         parser.add_argument(f"--{hidden}", type=kind, help=argparse.SUPPRESS)

@@ -172,19 +172,13 @@ def test_a_result_names_the_commit_that_was_measured(tmp_path: Path) -> None:
     assert head.startswith(json.loads((tmp_path / "result.json").read_text())[0]["commit"].rstrip("+"))
 
 
-CYCLE, BESIDE, KEPT = [[[t % 3]] for t in range(12)], [[[0, 1 + t % 3]] for t in range(12)], [[[0, 1], [2, 3]]] * 12
+def test_a_replayed_token_takes_what_follows_by_hand() -> None:
+    def replayed(routes: list[list[list[int]]], room: int, known: Knowledge) -> tuple[float, float]:
+        costs = Costs(choose=1, shared=2, expert=3, combine=4, head=5, piece=20, pieces=1)
+        return Replay(np.array(routes * 4), 4, room, costs, LRU(), known).run()
 
-
-@pytest.mark.parametrize(
-    ("routes", "room", "known", "ns", "loads"),
-    [
-        (CYCLE, 2, DEMAND, 1 + 20 + 3 + 4 + 5, 1),
-        (CYCLE, 2, NEXT_LAYER, 20 + 3 + 4 + 5, 1),  # read from the token's begin
-        (CYCLE, 2, NEXT_TOKEN, 20 + 3 + 4, 5 / 6),  # from the end of the last token's layers: the first before the second half
-        (BESIDE, 3, DEMAND, 1 + 20 + 3 + 4 + 5, 1),  # the expert in memory runs during the read
-        (KEPT, 4, DEMAND, 2 * (1 + 2 + 2 * 3 + 4) + 5, 0),
-    ],
-)
-def test_a_replayed_token_takes_what_follows_by_hand(routes: list, room: int, known: Knowledge, ns: float, loads: float) -> None:
-    costs = Costs(choose=1, shared=2, expert=3, combine=4, head=5, piece=20, pieces=1)
-    assert Replay(np.array(routes), 4, room, costs, LRU(), known).run() == pytest.approx((ns, loads))
+    missed, beside, kept = [[[0]], [[1]], [[2]]], [[[0, 1]], [[0, 2]], [[0, 3]]], [[[0, 1], [2, 3]]]
+    assert replayed(kept, 4, DEMAND) == pytest.approx((2 * (1 + 2 + 3 + 3 + 4) + 5, 0))
+    assert replayed(missed, 2, DEMAND) == replayed(beside, 3, DEMAND) == pytest.approx((1 + 20 + 3 + 4 + 5, 1))
+    assert replayed(missed, 2, NEXT_LAYER) == pytest.approx((20 + 3 + 4 + 5, 1)), "read from the token's begin"
+    assert replayed(missed, 2, NEXT_TOKEN) == pytest.approx((20 + 3 + 4, 5 / 6)), "from the end of the last one's layers"

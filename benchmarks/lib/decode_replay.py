@@ -99,8 +99,9 @@ class Replay:
             self._unused.discard(form)
             self._submit(form, self._left[form])
             self._wishes.pop(form, None)
-        for form in [form for form in self._wishes if form.layer == layer]:
-            self._outdate(form)
+        # What the layer did not choose and has begun to arrive is finished when nothing else is to read.
+        left = {form: LEFT_OVER if form.layer == layer else at for form, at in self._wishes.items()}
+        self._wishes = {form: at for form, at in left.items() if at < LEFT_OVER or form in self._ends}
         self._foresee(token, layer + 1)
         self._compute(costs.shared)
         while forms:
@@ -122,13 +123,6 @@ class Replay:
         wrong = self._random.poisson(len(right) * (1 / known.precision - 1)) if others else 0
         for expert in right + self._random.permutation(others)[:wrong].tolist():
             self._wishes.setdefault(Form(layer, expert, CPU, 0), token * len(self.routes[0]) + layer)
-
-    def _outdate(self, form: Form) -> None:
-        """Its layer did not choose it: a read that has begun is finished when nothing else is to read."""
-        if form in self._ends:
-            self._wishes[form] = LEFT_OVER
-        else:
-            del self._wishes[form]
 
     def _compute(self, ns: float) -> None:
         self._read_ahead()
