@@ -267,13 +267,14 @@ class Setting:
     def _wait(self, process: subprocess.Popen[bytes], log: Path) -> int | None:
         """The exit status; None if it had not ended --seconds after its first token."""
         began = time.monotonic()
-        while process.poll() is None and time.monotonic() - began < self.args.seconds:
-            began = began if log.exists() else time.monotonic()
-            time.sleep(POLL)
-        status = process.poll()
-        process.kill()
-        process.wait()
-        return status
+        try:
+            while process.poll() is None and time.monotonic() - began < self.args.seconds:
+                began = began if log.exists() else time.monotonic()
+                time.sleep(POLL)
+            return process.poll()
+        finally:
+            process.kill()
+            process.wait()
 
     def _forced(self) -> dict[str, str]:
         """The variable that forces an instruction set on our runtime; llama.cpp ignores it."""
