@@ -1,4 +1,4 @@
-"""The expert cache while tokens are decoded on the CPU: kept by the extension (runtime/telemetry/_slots.c), like `CacheRule`.
+"""The expert cache while tokens are decoded on the CPU: kept by the extension (runtime/experts/_slots.c), like `CacheRule`.
 
 Prompts use the ExpertCache. Whichever runs next takes over what the other holds; blocks of memory stay where they are.
 """
