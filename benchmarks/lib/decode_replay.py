@@ -2,7 +2,7 @@
 
 One thread computes layer by layer, and the disk reads one piece after another. A layer reads at once what it has chosen and
 misses, runs what is in memory first, and waits for the rest. What is known ahead is read in pieces while no layer waits: the
-next layer's choice once a layer has chosen, the first layer's as a token begins. The rule is that of runtime/telemetry/_slots.c.
+next layer's choice once a layer has chosen, the first layer's as a token begins. The rule is that of runtime/experts/_slots.c.
 """
 
 import math
