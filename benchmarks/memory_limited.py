@@ -37,7 +37,8 @@ head runs, nothing is known of the next token's choices. Hidden is the share of 
 
 How near to them one can come is replayed (benchmarks/lib/decode_replay.py) from these runs' routes, the resident run's times of
 graphs, the disk's speed and the cache's rule: on demand; with reads ahead that find as many missing experts as a run that
-predicts; with the next layer's choice known; with the next token's known, too. The replay is held against the measured times.
+predicts; with the next layer's choice known; with all of a token's as it begins; with the next token's before the head, too. The
+replay is held against the measured times.
 """
 
 import argparse
@@ -60,7 +61,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.decode_replay import DEMAND, NEXT_LAYER, NEXT_TOKEN, Costs, Knowledge, Replay
+from benchmarks.lib.decode_replay import DEMAND, NEXT_LAYER, NEXT_TOKEN, THIS_TOKEN, Costs, Knowledge, Replay
 from benchmarks.lib.decoding import default_library
 from benchmarks.lib.llama_sets import PEERS
 from benchmarks.lib.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
@@ -390,7 +391,8 @@ def costs_of(package: Package, runs: list[dict[str, Any]], bytes_per_s: float) -
 def replays_of(setting: Setting, runs: dict[str, list[dict[str, Any]]], costs: Costs, found: Knowledge) -> dict[str, float]:
     """ns per token by what is known ahead, on the routes of these runs: `found` where the runtime predicts."""
     package, family = setting.package, setting.package.family
-    known = {"demand": DEMAND, "prefetch": found, "next layer known": NEXT_LAYER, "next token known": NEXT_TOKEN}
+    known = {"demand": DEMAND, "prefetch": found, "next layer known": NEXT_LAYER}
+    known |= {"whole token known": THIS_TOKEN, "next token known": NEXT_TOKEN}
     routes = np.array(runs["demand"][0]["routes"]).reshape(-1, len(family.routed), family.top_k)
     room, policy = setting.budget // CpuBackend(package, 1).expert_bytes, POLICIES[setting.args.policy]
     return {name: Replay(routes, family.experts, room, costs, policy(), what).run()[0] for name, what in known.items()}

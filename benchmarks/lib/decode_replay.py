@@ -38,15 +38,17 @@ class Costs:
 class Knowledge:
     """What is known ahead. recall: share of a layer's missing experts; precision: share of what is read ahead that is chosen.
 
-    next_token: the whole next token's choice is known before the head runs. Without it, the first layer's is at its begin.
+    this_token: all layers' choices are known as a token begins, else the first one's, and the next one's once a layer has chosen;
+    next_token: before the last token's head runs.
     """
 
     recall: float = 0
     precision: float = 1
+    this_token: bool = False
     next_token: bool = False
 
 
-DEMAND, NEXT_LAYER, NEXT_TOKEN = Knowledge(), Knowledge(1), Knowledge(1, 1, True)
+DEMAND, NEXT_LAYER, THIS_TOKEN, NEXT_TOKEN = Knowledge(), Knowledge(1), Knowledge(1, 1, True), Knowledge(1, 1, True, True)
 
 
 @dataclass
@@ -72,16 +74,16 @@ class Replay:
     def run(self) -> tuple[float, float]:
         """(ns, loads) per token of the second half."""
         self._random = np.random.default_rng(0)
-        half = len(self.routes) // 2
+        half, layers = len(self.routes) // 2, range(self.routes.shape[1])
         for token in range(len(self.routes)):
             if token == half:
                 began, before = self.now, self.loads
-            self._foresee(token, 0)
-            for layer in range(self.routes.shape[1]):
+            for layer in layers if self.known.this_token else layers[:1]:
+                self._foresee(token, layer)
+            for layer in layers:
                 self._layer(token, layer)
-            if self.known.next_token:
-                for layer in range(self.routes.shape[1]):
-                    self._foresee(token + 1, layer)
+            for layer in layers if self.known.next_token else ():
+                self._foresee(token + 1, layer)
             for _ in range(HEAD_PARTS):
                 self._compute(self.costs.head / HEAD_PARTS)
         return (self.now - began) / (len(self.routes) - half), (self.loads - before) / (len(self.routes) - half)
