@@ -276,7 +276,7 @@ int read_ahead(struct slots *s)
 			begin(s, slot, form, 1);
 			note_use(s, form, 0);
 		}
-		submit(s, slot, PIECE);
+		submit(s, slot, s->aligned - slot->asked < PIECE + PIECE / 2 ? s->aligned : PIECE); /* no small rest */
 		if (slot->asked == s->aligned)
 			drop_wish(s, i);
 	}
@@ -535,7 +535,7 @@ static int run_next(struct slots *s, int32_t layer, int64_t *order, int64_t *tim
 		if (slot->state != LANDED)
 			wait_for(s, slot);
 		s->ran[i] = 1;
-		failed = run_slot(s, slot, times);
+		failed = read_ahead(s) || run_slot(s, slot, times); /* the disk works beside the expert that a layer waited for */
 	}
 	if (!failed)
 		moescope_expert__end(layer, expert);
