@@ -319,7 +319,7 @@ def measure_shares(setting: Setting, report: Report) -> None:
         label = ", ".join([f"{share:.0%}", *([args.set] if args.set else []), said])
         add_figures(report, label, runs)
         if predicting:
-            add_replays(report, label, setting, runs, predicting["loads"], max(speeds.values()))
+            add_replays(report, label, setting, runs, predicting, max(speeds.values()))
 
 
 FIGURES = {
@@ -403,13 +403,13 @@ def add_replays(
     share: str,
     setting: Setting,
     runs: dict[str, list[dict[str, Any]]],
-    predicting: dict[str, float],
+    predicting: dict[str, Any],
     disk_bytes_per_s: float,
 ) -> None:
-    """Both bounds, the replays beside them, and how far those are from the measured times. predicting: loads of a run with it."""
+    """Both bounds, the replays beside them, and how far those are from the measured times. predicting: a run that always does."""
     bound = add_bounds(report, share, runs, disk_bytes_per_s)
-    needed, ahead = runs["demand"][0]["loads"]["demand"], max(predicting["prefetch"], 1e-9)
-    right = max(needed - predicting["demand"], 0)
+    measured, needed = {"prefetch": [predicting]} | runs, runs["demand"][0]["loads"]["demand"]
+    ahead, right = max(predicting["loads"]["prefetch"], 1e-9), max(needed - predicting["loads"]["demand"], 0)
     found = Knowledge(right / needed, min(right / ahead, 1)) if right else DEMAND
     costs = costs_of(setting.package, runs["resident"], disk_bytes_per_s)
     took = replays_of(setting, runs, costs, found)
@@ -419,8 +419,8 @@ def add_replays(
     for name, ns in took.items():
         report.add(f"{share}, {name}, replayed: a token, mean", "ms", single(ns / 1e6))
         report.add(f"{share}, {name}, replayed: times the larger bound", "ratio", single(ns / bound))
-        ratio = ns / median_of(runs[name], "mean_ns_per_token") if name in runs else 1
-        if name in runs:
+        ratio = ns / median_of(measured[name], "mean_ns_per_token") if name in measured else 1
+        if name in measured:
             report.add(f"{share}, {name}, replayed: a token", "ratio", single(ratio), against="measured")
         if abs(ratio - 1) > AGREEMENT:
             report.note(f"{share}, {name}: the replay is off by more than {AGREEMENT:.0%} and does not describe these runs")
