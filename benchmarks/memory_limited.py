@@ -35,7 +35,7 @@ A token's bounds are the time to read the experts loaded on demand, at the best 
 or pieces from this disk, and the resident run's time: the larger one is reached if reads and computing overlap fully. While the
 head runs, nothing is known of the next token's choices. Hidden is the share of load time that no layer waited for.
 
-How near to them one can come is replayed (benchmarks/lib/decode_replay.py) from these runs' routes, the resident run's times of
+How near to them one can come is replayed (workloads/decode_replay.py) from these runs' routes, the resident run's times of
 graphs, the disk's speed and the cache's rule: on demand; with reads ahead that find as many missing experts as a run that
 predicts; with the next layer's choice known; with all of a token's as it begins; with the next token's before the head, too. The
 replay is held against the measured times.
@@ -61,7 +61,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.decode_replay import DEMAND, NEXT_LAYER, NEXT_TOKEN, THIS_TOKEN, Costs, Knowledge, Replay
 from benchmarks.lib.decoding import default_library
 from benchmarks.lib.llama_sets import PEERS
 from benchmarks.lib.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
@@ -80,6 +79,7 @@ from runtime.package.layout import Package
 from runtime.package.reader import BlockPool, FileRange, Reader
 from runtime.package.tokens import read_tokenizer
 from runtime.step.sampling import Sampler, Sampling
+from workloads.decode_replay import DEMAND, NEXT_LAYER, NEXT_TOKEN, THIS_TOKEN, Costs, Knowledge, Replay
 
 PREFETCH = {"resident": "off", "prefetch": "on", "demand": "off", "auto": "auto"}
 """Our ways, and what each says to prefetching."""
@@ -91,7 +91,7 @@ SLACK = 8 << 20  # variation of a process's memory between two runs
 UNLIMITED = 1 << 40
 PROMPT = 32
 DEPTHS = (1, 2, 4)  # concurrent reads in the disk measurement
-PIECE = 3 << 19  # bytes of a read ahead, as in runtime/experts/_slots.c
+PIECE = 3 << 19  # about as many bytes are read ahead at a time: runtime/experts/_slots.c
 AGREEMENT = 0.05  # by which a replay may differ from the measured time
 DISK_BYTES, DISK_SECONDS = 1 << 30, 2.0
 POLL = 0.2
@@ -384,7 +384,7 @@ def costs_of(package: Package, runs: list[dict[str, Any]], bytes_per_s: float) -
     spent = {kind: float(np.median([run["graph_ns"][kind] for run in runs])) for kind in runs[0]["graph_ns"]}
     choose, shared, combine = (sum(spent.get(kind, 0) for kind in kinds) / count for kinds in IN_LAYER)
     head = median_of(runs, "mean_ns_per_token") - count * (choose + shared + combine) - spent["expert"]
-    pieces, expert = -(-package.expert_stride // PIECE), spent["expert"] / count / family.top_k
+    pieces, expert = max(round(package.expert_stride / PIECE), 1), spent["expert"] / count / family.top_k
     return Costs(choose, shared, expert, combine, head, package.expert_stride / pieces / bytes_per_s * 1e9, pieces)
 
 

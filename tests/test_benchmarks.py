@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.decode_replay import DEMAND, NEXT_LAYER, NEXT_TOKEN, Costs, Knowledge, Replay
 from runtime.cache_rules.eviction import LRU
 from workloads import ROOT
+from workloads.decode_replay import DEMAND, NEXT_LAYER, NEXT_TOKEN, Costs, Knowledge, Replay
 
 RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 
