@@ -12,7 +12,7 @@ class Policy(Protocol):
     """Orders the held forms by how soon they may be evicted."""
 
     def used(self, form: Form, loaded_for_it: bool = False) -> None:
-        """The form was loaded, or a layer used it. `loaded_for_it`: a load that this is the first use of was told before."""
+        """The form was loaded, or a layer used it. `loaded_for_it`: a load that this is the first use of was counted."""
 
     def left(self, form: Form) -> None:
         """The form has left the cache."""
