@@ -144,7 +144,7 @@ def test_weights_that_were_just_written_are_read_in_huge_pages_and_are_the_same(
     package = Package.__new__(Package)
     package.folder, package._maps, package._resident, package._huge_pages = tmp_path, {}, set(), True
     session = CpuBackend(package, 1).create("linear", g.model())
-    assert np.corrcoef(session.run(None, {"x": weights[:1]})[0], weights[:1] @ weights.T)[0, 1] > 0.98
+    assert np.abs(session.run(None, {"x": weights[:1]})[0] - weights[:1] @ weights.T).max() < 60, "about 64 otherwise"
     assert not package._huge_pages or huge_bytes(file) >= 4 << 20
 
 
