@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,8 +26,7 @@ def populate(whole: mmap.mmap, path: Path, supported: bool = True) -> bool:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, count, os.POSIX_FADV_DONTNEED)
         whole.madvise(MADV_POPULATE_READ, 0, count)
-        supported = huge_bytes(path) >= HUGE_PAGE
-        if not supported:
+        if not (supported := huge_bytes(path) >= HUGE_PAGE):
             break
     whole.madvise(MADV_POPULATE_READ)
     return supported
@@ -34,11 +34,6 @@ def populate(whole: mmap.mmap, path: Path, supported: bool = True) -> bool:
 
 def huge_bytes(path: Path) -> int:
     """Bytes of this file that the process has mapped in huge pages."""
-    found, inside, inode = 0, False, str(path.stat().st_ino)
-    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if not line[0].isupper():
-                inside = line.split()[4] == inode
-            elif inside and line.startswith("FilePmdMapped:"):
-                found += int(line.split()[1]) << 10
-    return found
+    areas = re.split(r"^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text(errors="replace"), flags=re.MULTILINE)
+    of_file = [area for area in areas if f" {path.stat().st_ino} " in area.partition("\n")[0]]
+    return sum(int(size) << 10 for area in of_file for size in re.findall(r"FilePmdMapped: +(\d+)", area))

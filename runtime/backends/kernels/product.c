@@ -6,7 +6,7 @@
 
 #define LINE 64		/* bytes of a cache line */
 #define SHARES 16	/* pieces of a single row's product, at least */
-#define MOST_COLUMNS 256 /* of a piece */
+#define MOST_TIMES 4	/* TASK_COLUMNS in a piece of it, at most */
 #define VISIBLE __attribute__((visibility("default")))
 
 /* The fastest first. */
@@ -71,11 +71,9 @@ void *product_room(struct product *p)
 /* Columns of a piece; of a single row more, since reading memory is faster the longer it goes on, but for several threads. */
 static size_t piece_columns(const struct product *p)
 {
-	const size_t many = p->n / SHARES / TASK_COLUMNS * TASK_COLUMNS;
+	const size_t times = p->m > 1 ? 1 : p->n / SHARES / TASK_COLUMNS;
 
-	if (p->m > 1 || many < TASK_COLUMNS)
-		return TASK_COLUMNS;
-	return many < MOST_COLUMNS ? many : MOST_COLUMNS;
+	return TASK_COLUMNS * (times < 1 ? 1 : times > MOST_TIMES ? MOST_TIMES : times);
 }
 
 size_t product_pieces(const struct product *p)
