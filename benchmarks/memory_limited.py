@@ -1,7 +1,7 @@
 """Decode speed with memory for a share of the expert bytes, our runtime and llama.cpp.
 
     python -m benchmarks.memory_limited PACKAGE [--text FILE] [--shares 0.75,0.5,0.25] [--rounds 3] [--llama GGUF]
-                                         [--bigmoe BMOE_CLI] [--set avx2]
+                                         [--bigmoe BMOE_CLI] [--set avx2] [--read-ahead 128,8192]
 
 PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py; GGUF `qwen-moe`: the same shape from workloads/gguf_model.py.
 Embeddings and routers of both are drawn so that routes are nearly uniform and differ from token to token.
@@ -28,23 +28,33 @@ the blocks in flight. llama.cpp needs less memory besides its experts; the rest 
 engines are dropped from the page cache before each run. The first half of the tokens fills the caches; figures are of the
 second half, or of the second half of the tokens decoded within --seconds. Bytes read and major faults are the kernel's counts
 (getrusage) for either engine. Medians over rounds, and their range. The disk's read-ahead is part of a figure's name: the more
-the kernel reads at a page fault, the slower a mapped file is where memory is scarce.
+the kernel reads at a page fault, the slower a mapped file is where memory is scarce. --read-ahead: all shares with each of these
+settings of the disk, KiB, which is put back afterwards.
 
 A token's bounds are the time to read the experts loaded on demand, at the best speed of random direct reads of whole experts
-from this disk, and the resident run's time: the larger one is reached if reads and computing overlap fully. While the head
-runs, nothing is known of the next token's choices. Hidden is the share of load time that no layer waited for.
+or pieces from this disk, and the resident run's time: the larger one is reached if reads and computing overlap fully. While the
+head runs, nothing is known of the next token's choices. Hidden is the share of load time that no layer waited for.
+
+How near to them one can come is replayed (workloads/decode_replay.py) from these runs' routes, the resident run's times of
+graphs, the disk's speed and the cache's rule: on demand; with reads ahead that find as many missing experts as a run that
+predicts; with the next layer's choice known; with all of a token's as it begins; with the next token's before the head, too. The
+replay is held against the measured times.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from array import array
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +73,13 @@ from benchmarks.lib.steps_log import LoggedStep, StepLog, read_log
 from benchmarks.lib.turns import by_turns
 from runtime.backends.cpu import CpuBackend
 from runtime.backends.instruction_sets import FORCED_SET
+from runtime.cache_rules.eviction import POLICIES
 from runtime.moe import MoE
 from runtime.package.layout import Package
-from runtime.package.reader import BlockPool, Reader
+from runtime.package.reader import BlockPool, FileRange, Reader
 from runtime.package.tokens import read_tokenizer
 from runtime.step.sampling import Sampler, Sampling
+from workloads.decode_replay import DEMAND, NEXT_LAYER, NEXT_TOKEN, THIS_TOKEN, Costs, Knowledge, Replay
 
 PREFETCH = {"resident": "off", "prefetch": "on", "demand": "off", "auto": "auto"}
 """Our ways, and what each says to prefetching."""
@@ -79,6 +91,8 @@ SLACK = 8 << 20  # variation of a process's memory between two runs
 UNLIMITED = 1 << 40
 PROMPT = 32
 DEPTHS = (1, 2, 4)  # concurrent reads in the disk measurement
+PIECE = 3 << 19  # about as many bytes are read ahead at a time: runtime/experts/_slots.c
+AGREEMENT = 0.05  # by which a replay may differ from the measured time
 DISK_BYTES, DISK_SECONDS = 1 << 30, 2.0
 POLL = 0.2
 MIB = 1 << 20
@@ -116,12 +130,16 @@ def run_child(args: argparse.Namespace) -> None:
     after = model.log.statistics()
     delta = {name: after[name] - before[name] for name in ("hits", "misses", "loaded_bytes", "load_ns", "stall_ns")}
     tokens = len(sampled) - len(sampled) // 2
+    named = ("loads", "graph_ns")
+    per_token = {what: {name: (n - before[what].get(name, 0)) / tokens for name, n in after[what].items()} for what in named}
     figures = {
         "loaded_bytes_per_token": delta["loaded_bytes"] / tokens,
         "hit_rate": delta["hits"] / max(delta["hits"] + delta["misses"], 1),
         "stall_ns_per_token": delta["stall_ns"] / tokens,
         "hidden_share": 1 - delta["stall_ns"] / delta["load_ns"] if delta["load_ns"] else None,
         "sampled": sampled,
+        **per_token,
+        "routes": [chosen[0].tolist() for _, _, chosen, _ in model.log.routing if len(chosen) == 1],
         "prefetching": model.log.prefetching,
         "beside_experts_bytes": held_bytes() - after["resident_bytes"],
     }
@@ -129,23 +147,25 @@ def run_child(args: argparse.Namespace) -> None:
     print(json.dumps(figures))
 
 
-def disk_speed(package: Any) -> float:
-    """Bytes per second of random direct reads of whole experts, the best of several depths."""
-    family, reader, pool = package.family, Reader(), BlockPool(max(DEPTHS))
-    experts = [(layer, e) for layer in family.routed for e in range(family.experts)]
+def disk_speed(package: Package, piece: int = 0) -> float:
+    """Bytes per second of random direct reads of whole experts, or of pieces of this size; the best of several depths."""
+    family, reader, pool, size = package.family, Reader(), BlockPool(max(DEPTHS)), piece or package.expert_stride
+    whole = [package.expert_range(layer, e) for layer in family.routed for e in range(family.experts)]
+    firsts = range(0, package.expert_stride, size)
+    parts = [FileRange(of.path, of.offset + first, min(size, of.bytes - first)) for of in whole for first in firsts]
 
-    def read(place: tuple[int, int]) -> int:
-        block = pool.take(package.expert_stride)
-        reader.read(package.expert_range(*place), block)
+    def read(part: FileRange) -> int:
+        block = pool.take(size)
+        reader.read(part, block)
         pool.give(block)
-        return len(block)
+        return part.bytes
 
     def speed(depth: int) -> float:
-        order = np.random.default_rng(depth).permutation(len(experts))[: DISK_BYTES // package.expert_stride]
+        order = np.random.default_rng(depth).permutation(len(parts))[: DISK_BYTES // size]
         done, began = 0, time.perf_counter()
         with ThreadPoolExecutor(depth) as threads:
             for first in range(0, len(order), 8 * depth):
-                done += sum(threads.map(read, [experts[i] for i in order[first : first + 8 * depth]]))
+                done += sum(threads.map(read, [parts[i] for i in order[first : first + 8 * depth]]))
                 if time.perf_counter() - began > DISK_SECONDS:
                     break
         return done / (time.perf_counter() - began)
@@ -153,11 +173,19 @@ def disk_speed(package: Any) -> float:
     return max(map(speed, DEPTHS))
 
 
-def read_ahead(file: Path) -> str:
-    """What the kernel reads ahead on the file's disk, which an engine that maps its file depends on."""
+@contextmanager
+def read_ahead(file: Path, kib: int | None) -> Iterator[str]:
+    """What the kernel reads ahead on the file's disk, which an engine that maps its file depends on; kib: set meanwhile."""
     device = file.stat().st_dev
     setting = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/bdi/read_ahead_kb")
-    return f"read-ahead {setting.read_text().strip()} KiB" if setting.exists() else "read-ahead unknown"
+    before = setting.read_text() if setting.exists() else ""
+    if kib is not None:
+        setting.write_text(str(kib))
+    try:
+        yield f"read-ahead {setting.read_text().strip()} KiB" if before else "read-ahead unknown"
+    finally:
+        if kib is not None:
+            setting.write_text(before)
 
 
 def second_half(steps: list[LoggedStep]) -> dict[str, float]:
@@ -240,13 +268,14 @@ class Setting:
     def _wait(self, process: subprocess.Popen[bytes], log: Path) -> int | None:
         """The exit status; None if it had not ended --seconds after its first token."""
         began = time.monotonic()
-        while process.poll() is None and time.monotonic() - began < self.args.seconds:
-            began = began if log.exists() else time.monotonic()
-            time.sleep(POLL)
-        status = process.poll()
-        process.kill()
-        process.wait()
-        return status
+        try:
+            while process.poll() is None and time.monotonic() - began < self.args.seconds:
+                began = began if log.exists() else time.monotonic()
+                time.sleep(POLL)
+            return process.poll()
+        finally:
+            process.kill()
+            process.wait()
 
     def _forced(self) -> dict[str, str]:
         """The variable that forces an instruction set on our runtime; llama.cpp ignores it."""
@@ -272,9 +301,10 @@ def measure_shares(setting: Setting, report: Report) -> None:
     setting.budget = one * max(2 * family.top_k, family.experts)
     # Pages mapped temporarily around the requested ones make a run look larger than necessary.
     base = min(setting.run("demand")["beside_experts_bytes"] for _ in range(BASE_RUNS))
-    disk = disk_speed(package)
-    report.add("random direct reads of experts", "GB/s", single(disk / 1e9))
-    for share in args.shares:
+    speeds = {"experts": disk_speed(package), "pieces of experts": disk_speed(package, PIECE)}
+    for what, speed in speeds.items():
+        report.add(f"random direct reads of {what}", "GB/s", single(speed / 1e9))
+    for kib, share in itertools.product(args.read_ahead or [None], args.shares):
         setting.limit, setting.budget = int(base + SLACK + share * total), int(share * total) - IN_FLIGHT * one
         if setting.budget < family.top_k * one:
             raise SystemExit(f"a share of {share} leaves room for fewer than {family.top_k} experts: give more")
@@ -282,10 +312,14 @@ def measure_shares(setting: Setting, report: Report) -> None:
         sizes += f", {(setting.limit - share * total) / MIB:.0f} MiB for all else"
         report.note(f"{share:.0%}: experts {total / MIB:.0f} MiB, {sizes}; {args.tokens} tokens, {args.threads} threads")
         runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in args.modes}
-        for _, mode in by_turns(args.modes, args.rounds):
-            runs[mode].append(setting.run(mode))
-        label = [f"{share:.0%}", *([args.set] if args.set else []), read_ahead(package.folder)]
-        add_figures(report, ", ".join(label), runs, disk)
+        with read_ahead(package.folder, kib) as said:
+            for _, mode in by_turns(args.modes, args.rounds):
+                runs[mode].append(setting.run(mode))
+            predicting = setting.run("prefetch") if {"demand", "resident"} <= runs.keys() else None
+        label = ", ".join([f"{share:.0%}", *([args.set] if args.set else []), said])
+        add_figures(report, label, runs)
+        if predicting:
+            add_replays(report, label, setting, runs, predicting, max(speeds.values()))
 
 
 FIGURES = {
@@ -301,6 +335,8 @@ FIGURES = {
     "cgroup_peak_bytes": ("peak of the cgroup", "MiB", MIB),
 }
 """Key of a run → (name, unit, divisor)."""
+IN_LAYER = (("attention", "router"), ("mlp",), ("combine",))
+"""Kinds of graphs until a layer has chosen, until its experts run, and after them."""
 
 
 def values_of(runs: list[dict[str, Any]], name: str) -> np.ndarray:
@@ -308,8 +344,8 @@ def values_of(runs: list[dict[str, Any]], name: str) -> np.ndarray:
     return np.array([run[name] for run in runs if run.get(name) is not None], float)
 
 
-def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]], disk_bytes_per_s: float) -> None:
-    """Figures of every mode, ratios by round, and the achieved share of the disk's bound."""
+def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Figures of every mode, and ratios by round."""
     for mode, measured in runs.items():
         for name, (what, unit, divisor) in FIGURES.items():
             if len(seen := values_of(measured, name)):
@@ -322,20 +358,75 @@ def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]
     for mode, peer in ((a, b) for a in times for b in times if a in PREFETCH and a not in UNBOUND and b != a):
         if len(times[mode]) == len(times[peer]):
             report.add(f"{share}, {mode}: speed", "ratio", extremes(times[peer] / times[mode]), against=peer)
-    if {"demand", "resident"} <= times.keys():
-        add_bound(report, share, runs, times, disk_bytes_per_s)
 
 
-def add_bound(
-    report: Report, share: str, runs: dict[str, list[dict[str, Any]]], times: dict[str, np.ndarray], disk_bytes_per_s: float
-) -> None:
-    """Both bounds, demand reads and computing, and how far each of our modes is from the larger one."""
-    read_ns = float(np.median(values_of(runs["demand"], "kernel_bytes_per_token"))) / disk_bytes_per_s * 1e9
-    compute_ns = float(np.median(times["resident"]))
+def median_of(runs: list[dict[str, Any]], name: str) -> float:
+    """The median of a figure over runs."""
+    return float(np.median(values_of(runs, name)))
+
+
+def add_bounds(report: Report, share: str, runs: dict[str, list[dict[str, Any]]], disk_bytes_per_s: float) -> float:
+    """Both bounds, demand reads and computing, and how far each of our modes is from the larger one, which is returned, ns."""
+    read_ns = median_of(runs["demand"], "kernel_bytes_per_token") / disk_bytes_per_s * 1e9
+    compute_ns = median_of(runs["resident"], "mean_ns_per_token")
     report.add(f"{share}: bound of a token by reading", "ms", single(read_ns / 1e6))
     report.add(f"{share}: bound of a token by computing", "ms", single(compute_ns / 1e6))
-    for mode in (mode for mode in times if mode in PREFETCH and mode not in UNBOUND):
-        report.add(f"{share}, {mode}: times the larger bound", "ratio", extremes(times[mode] / max(read_ns, compute_ns)))
+    bound = max(read_ns, compute_ns)
+    for mode in (mode for mode in runs if mode in PREFETCH and mode not in UNBOUND):
+        times = values_of(runs[mode], "mean_ns_per_token") / bound
+        report.add(f"{share}, {mode}: times the larger bound", "ratio", extremes(times))
+    return bound
+
+
+def costs_of(package: Package, runs: list[dict[str, Any]], bytes_per_s: float) -> Costs:
+    """What the replay needs to know of resident runs and of the disk. Whatever is not in a layer counts as the head."""
+    family, count = package.family, len(package.family.routed)
+    spent = {kind: float(np.median([run["graph_ns"][kind] for run in runs])) for kind in runs[0]["graph_ns"]}
+    choose, shared, combine = (sum(spent.get(kind, 0) for kind in kinds) / count for kinds in IN_LAYER)
+    head = median_of(runs, "mean_ns_per_token") - count * (choose + shared + combine) - spent["expert"]
+    pieces, expert = max(round(package.expert_stride / PIECE), 1), spent["expert"] / count / family.top_k
+    return Costs(choose, shared, expert, combine, head, package.expert_stride / pieces / bytes_per_s * 1e9, pieces)
+
+
+def replays_of(setting: Setting, runs: dict[str, list[dict[str, Any]]], costs: Costs, found: Knowledge) -> dict[str, float]:
+    """ns per token by what is known ahead, on the routes of these runs: `found` where the runtime predicts."""
+    package, family = setting.package, setting.package.family
+    known = {"demand": DEMAND, "prefetch": found, "next layer known": NEXT_LAYER}
+    known |= {"whole token known": THIS_TOKEN, "next token known": NEXT_TOKEN}
+    routes = np.array(runs["demand"][0]["routes"]).reshape(-1, len(family.routed), family.top_k)
+    room, policy = setting.budget // CpuBackend(package, 1).expert_bytes, POLICIES[setting.args.policy]
+    return {name: Replay(routes, family.experts, room, costs, policy(), what).run()[0] for name, what in known.items()}
+
+
+def add_replays(
+    report: Report,
+    share: str,
+    setting: Setting,
+    runs: dict[str, list[dict[str, Any]]],
+    predicting: dict[str, Any],
+    disk_bytes_per_s: float,
+) -> None:
+    """Both bounds, the replays beside them, and how far those are from the measured times. predicting: a run that always does."""
+    bound = add_bounds(report, share, runs, disk_bytes_per_s)
+    measured, needed = {"prefetch": [predicting]} | runs, runs["demand"][0]["loads"]["demand"]
+    ahead, right = max(predicting["loads"]["prefetch"], 1e-9), max(needed - predicting["loads"]["demand"], 0)
+    found = Knowledge(right / needed, min(right / ahead, 1)) if right else DEMAND
+    costs = costs_of(setting.package, runs["resident"], disk_bytes_per_s)
+    took = replays_of(setting, runs, costs, found)
+    if "auto" in runs:  # its trial predicts for some of the tokens
+        on = min(float(np.mean([run["loads"]["prefetch"] for run in runs["auto"]])) / ahead, 1)
+        took["auto"] = took["demand"] + on * (took["prefetch"] - took["demand"])
+    for name, ns in took.items():
+        report.add(f"{share}, {name}, replayed: a token, mean", "ms", single(ns / 1e6))
+        report.add(f"{share}, {name}, replayed: times the larger bound", "ratio", single(ns / bound))
+        ratio = ns / median_of(measured[name], "mean_ns_per_token") if name in measured else 1
+        if name in measured:
+            report.add(f"{share}, {name}, replayed: a token", "ratio", single(ratio), against="measured")
+        if abs(ratio - 1) > AGREEMENT:
+            report.note(f"{share}, {name}: the replay is off by more than {AGREEMENT:.0%} and does not describe these runs")
+    times = ", ".join(f"{name} {ns / 1e6:.3f}" for name, ns in vars(costs).items() if name != "pieces")
+    what = f"predictions find {found.recall:.0%} of missing experts, {found.precision:.0%} of what they read is chosen"
+    report.note(f"{share}: {what}; replayed with ms: {times} of {costs.pieces}")
 
 
 def main() -> None:
@@ -352,6 +443,7 @@ def main() -> None:
     parser.add_argument("--set", choices=PEERS, help="an instruction set for both engines")
     parser.add_argument("--seconds", type=float, default=300, help="that one run's tokens may take")
     parser.add_argument("--modes", type=lambda text: text.split("/"), help="these alone, between slashes (default: all)")
+    parser.add_argument("--read-ahead", type=lambda text: list(map(int, text.split(","))), metavar="KIB,...", help="of the disk")
     for hidden, kind in (("child", str), ("budget", int), ("ids", Path), ("log", Path)):
         parser.add_argument(f"--{hidden}", type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -362,6 +454,7 @@ def main() -> None:
     args.llama = seeded_gguf("qwen-moe") if args.llama == Path("qwen-moe") else args.llama
     args.modes = args.modes or [*PREFETCH, *((LLAMA, LLAMA_WHOLE) if args.llama else ()), *([BIGMOE] if args.bigmoe else [])]
     report = Report("memory_limited", args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that settings are put back
     if args.bigmoe:
         report.note(f"BigMoeOnEdge at {bigmoe_commit(args.bigmoe)}, {args.bigmoe_flags}")
     with tempfile.TemporaryDirectory() as folder:

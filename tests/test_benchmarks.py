@@ -8,9 +8,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from runtime.cache_rules.eviction import LRU
 from workloads import ROOT
+from workloads.decode_replay import DEMAND, NEXT_LAYER, NEXT_TOKEN, Costs, Knowledge, Replay
 
 RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 
@@ -167,3 +170,15 @@ def test_a_result_names_the_commit_that_was_measured(tmp_path: Path) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     run("usdt", "--rounds", "1", "--json", tmp_path / "result.json")
     assert head.startswith(json.loads((tmp_path / "result.json").read_text())[0]["commit"].rstrip("+"))
+
+
+def test_a_replayed_token_takes_what_follows_by_hand() -> None:
+    def replayed(routes: list[list[list[int]]], room: int, known: Knowledge) -> tuple[float, float]:
+        costs = Costs(choose=1, shared=2, expert=3, combine=4, head=5, piece=20, pieces=1)
+        return Replay(np.array(routes * 4), 4, room, costs, LRU(), known).run()
+
+    missed, beside, kept = [[[0]], [[1]], [[2]]], [[[0, 1]], [[0, 2]], [[0, 3]]], [[[0, 1], [2, 3]]]
+    assert replayed(kept, 4, DEMAND) == pytest.approx((2 * (1 + 2 + 3 + 3 + 4) + 5, 0))
+    assert replayed(missed, 2, DEMAND) == replayed(beside, 3, DEMAND) == pytest.approx((1 + 20 + 3 + 4 + 5, 1))
+    assert replayed(missed, 2, NEXT_LAYER) == pytest.approx((20 + 3 + 4 + 5, 1)), "read from the token's begin"
+    assert replayed(missed, 2, NEXT_TOKEN) == pytest.approx((20 + 3 + 4, 5 / 6)), "from the end of the last one's layers"

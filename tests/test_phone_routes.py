@@ -46,6 +46,13 @@ def test_every_step_is_used_with_the_bytes_of_its_layers(model: str, tables: Tab
     assert len(set(trace.expert_bytes)) == 2, "Q4_K_M stores some layers wider"
 
 
+def test_lfru_reads_less_than_lru_where_a_tenth_or_a_fifth_of_the_experts_fits(tables: Tables) -> None:
+    trace = from_tables(tables)
+    budgets = [int(share * sum(trace.expert_bytes) * trace.experts) for share in (0.1, 0.2)]
+    rates = cache_curves.hit_rate_curves(tables, budgets, "decode", ("lru", "lfru"))
+    assert (1 - rates["lfru"] < 0.92 * (1 - rates["lru"])).all()
+
+
 def test_replayed_hit_rates_are_those_that_the_phones_authors_published(model: str, tables: Tables) -> None:
     published: dict[str, dict[int, tuple[float, float]]] = {}
     with (DATA / f"{model}-curve.csv").open() as lines:

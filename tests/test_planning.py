@@ -16,6 +16,7 @@ from tracer.engines import choose_engines
 from tracer.errors import FAILED
 from tracer.kernel.plan_file import FileRoot
 from tracer.planning.answers import Answers, Message
+from tracer.planning.loops import KeptLoops
 from tracer.probes.functions import step_function
 from tracer.probes.learning import LearntLoop
 from tracer.probes.planner import Planner
@@ -49,12 +50,17 @@ class Told:
 
     def __init__(self, loops: list[LearntLoop], after: int = 1 << 30, then: str | None = None):
         self.loops, self.learnt, self.after, self.then = loops, list[LearntLoop](), after, then
+        self.kept = KeptLoops(Path(os.environ["MOESCOPE_CACHE"]) / "loops")
         self.asked: list[Message] = []
+
+    def learn(self, loop: LearntLoop) -> None:
+        self.learnt.append(loop)
+        self.kept.keep(loop)
 
     def __call__(self, message: Message) -> str | None:
         if "machine" in message:
             planner = Planner(choose_engines(["auto"]), LEVELS, [], lambda: bool(message["machine"]["fast_nop"]), everywhere=True)
-            self.answers = Answers(planner, FileRoot("", message["machine"]["arch"]), self.loops, self.learnt.append)
+            self.answers = Answers(planner, FileRoot("", message["machine"]["arch"]), self.loops, self.learn)
             return json.dumps(self.answers.plan()) + "\n"
         self.asked.append(message)
         if len(self.asked) > self.after:
@@ -65,6 +71,7 @@ class Told:
 
 def test_a_planner_at_the_pipe_gives_the_same_tables_while_a_loop_is_learnt_and_once_it_is_known(tmp_path: Path) -> None:
     command, library = llama(tmp_path)
+    command = ["env", f"LLAMA_LEARNT={os.environ['MOESCOPE_CACHE']}/loops", *command]
     runs, loops = [], list[LearntLoop]()
     for name in ("first", "second"):
         planner = Told(loops)

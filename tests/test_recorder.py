@@ -65,14 +65,14 @@ def of_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def llama(folder: Path) -> tuple[list[str], Path]:
-    """(command that runs a seeded model in a real llama.cpp, the library that holds it)."""
+def llama(folder: Path, pause_s: float = 0.1) -> tuple[list[str], Path]:
+    """(command that runs a seeded model in a real llama.cpp, with a pause after each step; the library that holds it)."""
     package = importlib.util.find_spec("xllamacpp")
     if package is None or not package.submodule_search_locations:
         pytest.skip("xllamacpp is not installed")
     write_moe(folder / "model.gguf")
     program = str(ROOT / "workloads" / "programs" / "llama_steps.py")
-    command = [sys.executable, program, str(folder / "model.gguf"), "20", "8", "0.1"]
+    command = [sys.executable, program, str(folder / "model.gguf"), "20", "8", str(pause_s)]
     return command, next(Path(package.submodule_search_locations[0]).glob("*.so"))
 
 

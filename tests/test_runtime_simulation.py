@@ -113,10 +113,9 @@ def evicting_by_sorting(trace: list[Event], budget: int, sizes: dict[Form, int],
     used: Counter[Form] = Counter()
     hits, missed = 0, []
 
-    def rank(now: int, key: Form, missing: bool) -> float:
+    def rank(now: int, key: Form) -> float:
         if policy is lfru:
-            for _ in range(1 + missing):
-                rule.used(key)
+            rule.used(key)
             return rule.ranks()[1][key]
         used[key] += policy is lfu
         later = next((i for i in range(now + 1, len(trace)) if key in trace[i].keys), len(trace))
@@ -131,13 +130,13 @@ def evicting_by_sorting(trace: list[Event], budget: int, sizes: dict[Form, int],
         absent = [key for key in keys if key not in held]
         missed += absent
         hits += len(keys) - len(absent)
-        held |= {key: rank(now, key, False) for key in keys if key in held}
+        held |= {key: rank(now, key) for key in keys if key in held}
         if not bypass:
             evict([key for key in held if key not in keys], sum(sizes[key] for key in absent))
         for key in (key for key in absent if sizes[key] <= budget):
             if not bypass:
                 evict([other for other in held if other in keys], sizes[key])
-            held[key] = rank(now, key, True)
+            held[key] = rank(now, key)
         evict(list(held), 0)
     return Outcome(hits, len(missed), len(missed), sum(sizes[key] for key in missed))
 

@@ -74,12 +74,14 @@ static int64_t evict_own(const struct held *h, int64_t *own, int64_t *n, const i
 	return freed;
 }
 
-/* The rank that the use of a key gives it: by LFRU, log2 of the sum of 2^(time / half_life) over its uses. */
-static double rank_of_use(int64_t policy, double given, double old, double half_life, int64_t *clock)
+/* The rank that the use of a key gives it: by LFRU, log2 of the sum of 2^age over its uses; a key ever used ages it by a share. */
+static double rank_of_use(int64_t policy, double given, double old, double half_life, double *age, int64_t *known)
 {
-	double now = ++*clock / half_life;
-
-	return policy == LFRU ? now + log2(1 + exp2(old - now)) : policy == LRU ? *clock : given;
+	if (policy != LFRU)
+		return policy == LRU ? ++*age : given;
+	*known += isinf(old) != 0;
+	*age += 1 / (half_life * (double)*known);
+	return *age + log2(1 + exp2(old - *age));
 }
 
 /* missed: whether each request found its key absent. room: of three numbers per key; rank: minus infinity for each. */
@@ -87,7 +89,8 @@ int64_t replay(int64_t policy, int64_t events, const int64_t *begin, const int64
 	       int64_t capacity, int64_t n, const int64_t *size, int64_t *room, double *rank, int64_t *missed)
 {
 	struct held h = {0, room, room + n, rank};
-	int64_t *own = room + 2 * n, filled = 0, clock = 0;
+	int64_t *own = room + 2 * n, filled = 0, known = 0;
+	double age = 0;
 
 	for (int64_t i = 0; i < n; i++)
 		h.place[i] = -1;
@@ -103,7 +106,7 @@ int64_t replay(int64_t policy, int64_t events, const int64_t *begin, const int64
 				continue;
 			}
 			take_out(&h, key);
-			rank[key] = rank_of_use(policy, given[i], rank[key], half_life, &clock);
+			rank[key] = rank_of_use(policy, given[i], rank[key], half_life, &age, &known);
 			own[owned++] = key;
 		}
 		if (policy == KEEPING || policy == LFRU)
@@ -116,8 +119,7 @@ int64_t replay(int64_t policy, int64_t events, const int64_t *begin, const int64
 			filled += size[key];
 			if (policy == KEEPING || policy == LFRU)
 				filled -= evict_own(&h, own, &owned, size, filled - capacity);
-			for (int uses = policy == LFRU ? 2 : 1; uses; uses--) /* LFRU counts a load, too */
-				rank[key] = rank_of_use(policy, given[i], rank[key], half_life, &clock);
+			rank[key] = rank_of_use(policy, given[i], rank[key], half_life, &age, &known);
 			own[owned++] = key;
 		}
 		while (owned)

@@ -185,12 +185,13 @@ class CacheRule(Generic[E]):
 
     def use(self, entry: E) -> None:
         """The entry runs: its load was useful."""
-        if not entry.used:
+        first = not entry.used
+        if first:
             if entry.unused_prefetch:
                 self.allowance.returned(entry.size)
             entry.used = True
             self.allowance.useful(entry.size)
-        self.policy.used(entry.form)
+        self.policy.used(entry.form, loaded_for_it=first)
 
     def release(self, form: Form) -> None:
         """The form has run: it may be evicted again."""

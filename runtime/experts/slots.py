@@ -1,4 +1,4 @@
-"""The expert cache while tokens are decoded on the CPU: kept by the extension (runtime/telemetry/_slots.c), like `CacheRule`.
+"""The expert cache while tokens are decoded on the CPU: kept by the extension (runtime/experts/_slots.c), like `CacheRule`.
 
 Prompts use the ExpertCache. Whichever runs next takes over what the other holds; blocks of memory stay where they are.
 """
@@ -28,7 +28,7 @@ KEPT_LOADS = 1024  # newest ones that the extension keeps for the profile
 
 
 class Counter(IntEnum):
-    """Places in the array of counts that the extension writes; the order is its own."""
+    """Places in the array of counts that the extension writes; the order is its own. CLOCK is a float: see Policy.ranks."""
 
     CLOCK = 0
     EVENT = 1
@@ -44,6 +44,7 @@ class Counter(IntEnum):
     LOADED = 11
     OTHERS = 12
     PREDICT_NS = 13
+    KNOWN = 14
 
 
 def prepared(scores: LinearScores, curve: np.ndarray) -> tuple[Any, ...]:
@@ -140,7 +141,8 @@ class SlotCache:
             if form.backend == CPU:
                 self._rank[form.layer, form.expert] = rank
         self._other_ranks = {form: rank for form, rank in ranks.items() if form.backend != CPU}
-        self.counts[Counter.CLOCK] = clock
+        self.counts.view(np.float64)[Counter.CLOCK] = clock
+        self.counts[Counter.KNOWN] = len(ranks)
         for form, expert, unused in self.cache.lend(CPU):
             assert isinstance(expert, CpuExpert) and expert.block is not None
             self._add(self._slot_of(expert.block), form.layer * self.shape[1] + form.expert, unused)
@@ -162,7 +164,7 @@ class SlotCache:
         for slot in free:
             self.experts.pool.give(slot.block)
         held = {form for _, form, _ in kept} | set(self.policy.order())
-        self.policy.set_ranks(int(self.counts[Counter.CLOCK]), self._other_ranks | ranks, held)
+        self.policy.set_ranks(float(self.counts.view(np.float64)[Counter.CLOCK]), self._other_ranks | ranks, held)
         self.cache.take_back([(form, self.experts.expert_in(slot.block, form), unused) for slot, form, unused in kept])
 
     def account(self) -> None:

@@ -92,7 +92,9 @@ def furnish(guest: Guest, place: Path) -> None:
         "-fPIC",
         "-DPy_LIMITED_API=0x030B0000",
         f"-I{headers}",
-        *(ROOT / "runtime" / "telemetry" / name for name in ("_probes.c", "_slots.c", "_foresight.c")),
+        f"-I{ROOT}/runtime/telemetry",
+        ROOT / "runtime" / "telemetry" / "_probes.c",
+        *(ROOT / "runtime" / "experts" / name for name in ("_slots.c", "_foresight.c")),
         "-lm",
     ]
     run(compiler, *sites, "-o", place / "lib" / "_probes.so")

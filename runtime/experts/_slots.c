@@ -36,14 +36,17 @@ static uint64_t resident_bytes(const struct slots *s)
 	return (uint64_t)s->holding * s->size + (uint64_t)COUNTER(s, OTHERS);
 }
 
-static void note_use(struct slots *s, int32_t form, int uses)
+/* A load, or a use; `loaded_for_it`: the first one after a load that was noted. */
+static void note_use(struct slots *s, int32_t form, int loaded_for_it)
 {
-	double *rank = (double *)s->rank.buf + form;
+	double *rank = (double *)s->rank.buf + form, *clock = (double *)s->counters.buf + CLOCK;
 
-	for (; uses > 0; uses--) {
-		double at = (double)++COUNTER(s, CLOCK) / (s->half_life ? s->half_life : 1);
-
-		*rank = s->half_life ? at + log2(1 + exp2(*rank - at)) : at;
+	if (!s->half_life)
+		*rank = ++*clock;
+	else if (!loaded_for_it) {
+		COUNTER(s, KNOWN) += isinf(*rank) != 0;
+		*clock += 1 / (s->half_life * (double)COUNTER(s, KNOWN));
+		*rank = *clock + log2(1 + exp2(*rank - *clock));
 	}
 }
 
@@ -271,9 +274,9 @@ int read_ahead(struct slots *s)
 			return PyErr_Occurred() ? -1 : 0;
 		if (place < 0) {
 			begin(s, slot, form, 1);
-			note_use(s, form, 1);
+			note_use(s, form, 0);
 		}
-		submit(s, slot, PIECE);
+		submit(s, slot, s->aligned - slot->asked < PIECE + PIECE / 2 ? s->aligned : PIECE); /* no small rest */
 		if (slot->asked == s->aligned)
 			drop_wish(s, i);
 	}
@@ -394,7 +397,7 @@ static int request(struct slots *s, int32_t layer, const int64_t *chosen, int k)
 			s->ran[s->chosen++] = 0;
 		}
 	for (i = 0; i < k && s->state[i] != MISS; i++, hits++) {
-		note_use(s, s->event[i], 1);
+		note_use(s, s->event[i], s->state[i] == PREFETCHED);
 		COUNTER(s, USED_AHEAD) += s->state[i] == PREFETCHED;
 	}
 	COUNTER(s, HITS) += hits;
@@ -402,7 +405,7 @@ static int request(struct slots *s, int32_t layer, const int64_t *chosen, int k)
 	for (; i < k; i++) {
 		int absent = s->place[s->event[i]] < 0;
 
-		note_use(s, s->event[i], 1 + absent);
+		note_use(s, s->event[i], !absent);
 		if ((!absent || s->beside) && fetch(s, s->event[i]))
 			return -1;
 	}
@@ -532,7 +535,7 @@ static int run_next(struct slots *s, int32_t layer, int64_t *order, int64_t *tim
 		if (slot->state != LANDED)
 			wait_for(s, slot);
 		s->ran[i] = 1;
-		failed = run_slot(s, slot, times);
+		failed = read_ahead(s) || run_slot(s, slot, times); /* the disk works beside the expert that a layer waited for */
 	}
 	if (!failed)
 		moescope_expert__end(layer, expert);

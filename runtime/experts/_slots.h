@@ -26,7 +26,7 @@ struct wish { /* a prefetch that was asked for and is not wholly submitted yet *
 
 enum counter {
 	CLOCK, EVENT, HITS, MISSES, USED_AHEAD, DEMANDED, AHEAD_READ, EVICTED, LOAD_NS, STALL_NS, HOLDING, LOADED, OTHERS,
-	PREDICT_NS, COUNTERS
+	PREDICT_NS, KNOWN, COUNTERS /* CLOCK: a double, uses or half-lives; KNOWN: forms ever used */
 };
 enum state { FREE, IN_FLIGHT, LANDED };
 
@@ -41,7 +41,7 @@ struct slots {
 	int32_t layers, experts, most, count, holding;
 	uint64_t bytes, aligned, size; /* read of an expert, rounded up to pages; its bytes in memory */
 	int beside; /* whether misses are read while the layer runs what it has; else each when it is to run */
-	double half_life; /* of LFRU's counts, in uses; 0: LRU */
+	double half_life; /* of LFRU's counts, in uses of each form ever used; 0: LRU */
 	double allowance;
 	struct slot *slot;
 	int32_t *place; /* of each form, -1: none */
