@@ -84,7 +84,7 @@ def make_session(args: argparse.Namespace, node: onnx.NodeProto, inputs: list[st
     """A session of one product."""
     options = session_options()
     options.register_custom_ops_library(str(LIBRARY))
-    types = {"values": TensorProto.UINT8}
+    types = {"values": TensorProto.UINT8, "scales": TensorProto.FLOAT16}
     infos = [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in inputs]
     initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
@@ -109,7 +109,7 @@ def their_sessions(report: Report, args: argparse.Namespace, matrices: list[Weig
     sessions, times = [], []
     for matrix in matrices:
         begin = time.perf_counter()
-        sessions.append(make_session(args, node, ["rows"], matrix))
+        sessions.append(make_session(args, node, ["rows"], matrix | {"scales": matrix["scales"].astype(np.float32)}))
         times.append((time.perf_counter() - begin) * 1e3)
     report.add(f"{THEIRS}: a session of a matrix", "ms", extremes(times))
     return sessions

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.backends.cpu import CpuBackend
 from runtime.cache_rules.rule import PIECE
 from runtime.errors import PackageError
+from runtime.graphs.builder import GraphBuilder
+from runtime.graphs.quantize import Precision
+from runtime.package.convert import WeightFile
+from runtime.package.huge_pages import huge_bytes
+from runtime.package.layout import Package
 from runtime.package.reader import ALIGNMENT, BlockPool, FileRange, Reader, page_aligned
 
 SIZE = 3 * ALIGNMENT + 123
@@ -125,6 +131,21 @@ def test_large_blocks_lie_in_huge_pages_and_small_ones_take_no_more_than_they_wr
     for block in large:
         block[:] = 1
     assert held("AnonHugePages", "smaps_rollup") - before >= 32 << 20
+
+
+def test_weights_that_were_just_written_are_read_in_huge_pages_and_are_the_same(tmp_path: Path) -> None:
+    file, weights = tmp_path / "layer.bin", np.random.default_rng(0).standard_normal((2048, 4096)).astype(np.float32)
+    with WeightFile(file) as stored:
+        g = GraphBuilder("linear", stored.store("linear"))
+        g.input("x", ("T", 4096))
+        g.linear("x", "w", weights, Precision(4, 32), output="y")
+        g.output("y", ("T", 2048))
+    os.sync()
+    package = Package.__new__(Package)
+    package.folder, package._maps, package._resident, package._huge_pages = tmp_path, {}, set(), True
+    session = CpuBackend(package, 1).create("linear", g.model())
+    assert np.abs(session.run(None, {"x": weights[:1]})[0] - weights[:1] @ weights.T).max() < 60, "about 64 otherwise"
+    assert not package._huge_pages or huge_bytes(file) >= 4 << 20
 
 
 def held(field: str, file: str = "status") -> int:

@@ -36,6 +36,12 @@ def with_block_products(model: onnx.ModelProto, options: ort.SessionOptions) -> 
     return model
 
 
+def product_weights(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    """The stored weights that products read in place."""
+    read = {name for node in graph.node if node.op_type == PRODUCT for name in node.input}
+    return [tensor for tensor in graph.initializer if tensor.name in read and tensor.data_location == tensor.EXTERNAL]
+
+
 def _block_product(node: onnx.NodeProto, made_by: dict[str, onnx.NodeProto]) -> onnx.NodeProto:
     bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
     halves = _gate_and_up(node.input[0], made_by)

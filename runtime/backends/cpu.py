@@ -4,10 +4,12 @@ import ctypes
 import platform
 from functools import cached_property
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 
-from runtime.backends.block_products import with_block_products
+from runtime.backends.block_products import product_weights, with_block_products
+from runtime.backends.graph import to_ort
 from runtime.backends.kv_cache import REWRITTEN, with_rounding
 from runtime.cache_rules.forms import CPU
 from runtime.errors import BackendError
@@ -72,7 +74,10 @@ class CpuBackend:
     def create(self, name: str, model: onnx.ModelProto) -> ort.InferenceSession:
         """A session of this model, which is modified; weights that it names are in the package's folder."""
         options = session_options()
-        graph = with_block_products(model, options).SerializeToString()
+        weights = self._resident_weights(with_block_products(model, options).graph)
+        for weight, value in weights.items():
+            options.add_initializer(weight, value)
+        graph = model.SerializeToString()
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.package.folder))
         try:
@@ -80,7 +85,19 @@ class CpuBackend:
         except Exception as error:
             raise BackendError(f"ONNX Runtime rejects {name} on CPU ({str(error).splitlines()[0]}): convert again") from None
         forget_model_bytes(session)
+        session._weights = weights  # keeps their memory
         return session
+
+    def _resident_weights(self, graph: onnx.GraphProto) -> dict[str, ort.OrtValue]:
+        """Weights of products in memory that is mapped here: where ONNX Runtime maps it, it has no huge pages."""
+        weights = {}
+        for tensor in product_weights(graph):
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            whole = self.package.resident(self.package.folder / place["location"])
+            memory = np.frombuffer(whole, np.uint8, int(place["length"]), int(place["offset"]))
+            memory = memory.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+            weights[tensor.name] = to_ort(memory.reshape(tensor.dims))
+        return weights
 
 
 def forget_model_bytes(session: ort.InferenceSession) -> None:

@@ -92,7 +92,8 @@ class CpuExperts:
     def _bring(self, form: Form) -> tuple[np.ndarray, np.ndarray | None]:
         """(the expert's bytes, the block that they were read into, if any)."""
         if self.mapped:
-            return self.package.read_mapped(form.layer, form.expert), None
+            self.package.resident(self.package.expert_range(form.layer, form.expert).path)
+            return self.package.mapped_expert(form.layer, form.expert), None
         block = self.pool.take(self.package.expert_stride)
         return self.reader.read(self.package.expert_range(form.layer, form.expert), block), block
 

@@ -32,14 +32,13 @@ from onnx import external_data_helper
 from runtime.errors import PackageError
 from runtime.graphs.checkpoint import read_config
 from runtime.models import Family, read_family
+from runtime.package.huge_pages import populate
 from runtime.package.reader import ALIGNMENT, FileRange
 
 FORMAT = 3
 MANIFEST = "manifest.json"
 VERIFIED = ".verified"
 PAGE = ALIGNMENT
-# An advice of madvise, since Linux 5.14; Python 3.11 has no name for it.
-MADV_POPULATE_READ = 22
 EXPERTS = "experts"
 
 
@@ -61,6 +60,8 @@ class Package:
             raise PackageError(f"{problem}: delete the folder and convert again")
         self.family: Family = read_family(config, folder)
         self._maps: dict[Path, mmap.mmap] = {}
+        self._resident: set[Path] = set()
+        self._huge_pages = True  # until a file has none
         for name, entry in self.manifest["files"].items():
             path = folder / name
             if not path.is_file() or path.stat().st_size != entry["bytes"]:
@@ -143,18 +144,17 @@ class Package:
         span = self.expert_range(layer, expert)
         return np.frombuffer(self._map(span.path), np.uint8, span.bytes, span.offset)
 
-    def read_mapped(self, layer: int, expert: int) -> np.ndarray:
-        """The expert's bytes in the mapped file, all read now; in huge pages if kernel and file system support them."""
-        span = self.expert_range(layer, expert)
-        try:
-            whole = self._map(span.path)
-            with suppress(OSError):  # a kernel without huge pages
-                whole.madvise(mmap.MADV_HUGEPAGE)
-            whole.madvise(MADV_POPULATE_READ, span.offset, span.bytes)
-        except OSError as error:
-            if error.errno != EINVAL:  # not supported by kernels before 5.14
-                raise PackageError(f"{span.path} cannot be read ({error.strerror}): convert again") from None
-        return self.mapped_expert(layer, expert)
+    def resident(self, path: Path) -> mmap.mmap:
+        """A mapped file, all of it read; in huge pages if kernel and file system support them."""
+        whole = self._map(path)
+        if path not in self._resident:
+            try:
+                self._huge_pages = populate(whole, path, self._huge_pages)
+            except OSError as error:
+                if error.errno != EINVAL:  # not supported by kernels before 5.14
+                    raise PackageError(f"{path} cannot be read ({error.strerror}): convert again") from None
+            self._resident.add(path)
+        return whole
 
     def embedding(self) -> np.ndarray:
         """The embedding table [V, H], mapped. A row is read alone: read-ahead would displace weights where memory is scarce."""

@@ -5,6 +5,8 @@
 #include "product.h"
 
 #define LINE 64		/* bytes of a cache line */
+#define SHARES 16	/* pieces of a single row's product, at least */
+#define MOST_TIMES 4	/* TASK_COLUMNS in a piece of it, at most */
 #define VISIBLE __attribute__((visibility("default")))
 
 /* The fastest first. */
@@ -66,14 +68,24 @@ void *product_room(struct product *p)
 	return room;
 }
 
+/* Columns of a piece; of a single row more, since reading memory is faster the longer it goes on, but for several threads. */
+static size_t piece_columns(const struct product *p)
+{
+	const size_t times = p->m > 1 ? 1 : p->n / SHARES / TASK_COLUMNS;
+
+	return TASK_COLUMNS * (times < 1 ? 1 : times > MOST_TIMES ? MOST_TIMES : times);
+}
+
 size_t product_pieces(const struct product *p)
 {
-	return (p->n + TASK_COLUMNS - 1) / TASK_COLUMNS;
+	return (p->n + piece_columns(p) - 1) / piece_columns(p);
 }
 
 static size_t end_of_piece(const struct product *p, size_t index)
 {
-	return (index + 1) * TASK_COLUMNS < p->n ? (index + 1) * TASK_COLUMNS : p->n;
+	const size_t end = (index + 1) * piece_columns(p);
+
+	return end < p->n ? end : p->n;
 }
 
 /* Adds bias and residual to columns first .. end. */
@@ -90,7 +102,7 @@ static void add_terms(const struct product *p, size_t first, size_t end)
 
 void product_piece(const struct product *p, size_t index)
 {
-	const size_t first = index * TASK_COLUMNS, end = end_of_piece(p, index);
+	const size_t first = index * piece_columns(p), end = end_of_piece(p, index);
 
 	set_in_use()->columns(p, first, end);
 	if (p->bias || p->residual)
@@ -99,7 +111,7 @@ void product_piece(const struct product *p, size_t index)
 
 void product_await(const struct product *p, size_t index, const atomic_bool *rounded)
 {
-	const uint8_t *line = p->values + index * TASK_COLUMNS * p->row_bytes, *end = p->values + end_of_piece(p, index) * p->row_bytes;
+	const uint8_t *line = p->values + index * piece_columns(p) * p->row_bytes, *end = p->values + end_of_piece(p, index) * p->row_bytes;
 
 	for (; line < end && !atomic_load_explicit(rounded, memory_order_acquire); line += LINE)
 		__builtin_prefetch(line, 0, 2);

@@ -15,6 +15,7 @@
 #define UNROLLED _Pragma("GCC unroll 16")
 #define LOAD 32			/* bytes of a matrix's row read at once */
 #define AHEAD 2048		/* prefetch distance in bytes */
+#define SCALES_AHEAD 256	/* bytes of the scales of the next piece's streams */
 #define STREAMS 2		/* columns at once for one row: its codes are read once, and memory delivers several streams */
 #define TILE_TARGET TARGET
 #define TILE_ROWS ROW_MULTIPLE
@@ -43,6 +44,7 @@ struct few {
 	size_t bits, block_bytes, rows, columns;
 	size_t apart; /* columns at once are so many columns apart */
 	size_t pitch, stride; /* bytes from a column to the next, codes from a row to the next */
+	const uint8_t *turn; /* end of the first of two streams of columns */
 };
 struct parts {
 	__m256i of[TILE_ROWS]; /* by column, by row */
@@ -165,10 +167,13 @@ INLINE void add_group(const struct product *p, struct few few, size_t row, size_
 
 /*
  * Weights are used once. On AMD they are prefetched past the second-level cache; on Intel that would leave only the few line fill
- * buffers of the first level for all reads, and decoding took 1.3 times as long.
+ * buffers of the first level for all reads, and decoding took 1.3 times as long. A thread mostly computes the next piece too: both
+ * streams run on into those of it.
  */
-INLINE void prefetch_ahead(const uint8_t *values, size_t bytes)
+INLINE void prefetch_ahead(struct few few, size_t stream, const uint8_t *values, size_t bytes)
 {
+	if (few.columns == STREAMS && !stream && values + AHEAD >= few.turn)
+		values += STREAMS * few.apart * few.pitch;
 	if (__builtin_cpu_is("amd")) /* available() has initialized it */
 		for (size_t line = 0; line < bytes; line += 64)
 			_mm_prefetch(values + AHEAD + line, _MM_HINT_NTA);
@@ -191,14 +196,14 @@ INLINE void results(const struct product *p, struct few few, size_t row, size_t 
 	for (size_t g = 0; g < whole; g++) {
 		for (size_t c = 0; c < few.columns; c++) {
 			values[c] = p->values + begin + c * few.apart * few.pitch + g * bytes;
-			prefetch_ahead(values[c], bytes);
+			prefetch_ahead(few, c, values[c], bytes);
 		}
 		add_group(p, few, row, column, g, GROUP, values, lanes);
 	}
 	if (whole < p->groups) {
 		for (size_t c = 0; c < few.columns; c++) {
 			const size_t offset = begin + c * few.apart * few.pitch + whole * bytes;
-			prefetch_ahead(p->values + offset, few.pitch - whole * bytes);
+			prefetch_ahead(few, c, p->values + offset, few.pitch - whole * bytes);
 			values[c] = readable(p->values, offset, bytes, p->n * few.pitch, copies[c]);
 		}
 		add_group(p, few, row, column, whole, p->blocks % GROUP, values, lanes);
@@ -211,8 +216,9 @@ INLINE void results(const struct product *p, struct few few, size_t row, size_t 
 /* Results of columns first .. end, rows by rows. */
 INLINE void few_of_kind(const struct product *p, bool zeros, size_t bits, size_t block_bytes, size_t first, size_t end)
 {
-#define FEW(rows, columns) ((struct few){ zeros, bits, block_bytes, rows, columns, apart, p->row_bytes, p->stride })
+#define FEW(rows, columns) ((struct few){ zeros, bits, block_bytes, rows, columns, apart, p->row_bytes, p->stride, turn })
 	const size_t apart = (end - first) / STREAMS;
+	const uint8_t *turn = p->values + (first + apart) * p->row_bytes;
 	size_t row = 0, column;
 
 	for (; row + TILE_ROWS <= p->m; row += TILE_ROWS)
@@ -222,6 +228,10 @@ INLINE void few_of_kind(const struct product *p, bool zeros, size_t bits, size_t
 		for (column = first; column < end; column++)
 			results(p, FEW(2, 1), row, column);
 	for (; row < p->m; row++) {
+		for (size_t line = 0; line < SCALES_AHEAD; line += 64) {
+			_mm_prefetch((const char *)(p->scales + end * p->blocks) + line, _MM_HINT_T1);
+			_mm_prefetch((const char *)(p->scales + (end + apart) * p->blocks) + line, _MM_HINT_T1);
+		}
 		for (column = first; column < first + apart; column++)
 			results(p, FEW(1, STREAMS), row, column);
 		for (column = first + STREAMS * apart; column < end; column++)
