@@ -177,7 +177,7 @@ def test_generated_code_has_the_names_of_its_map_and_its_callers(generated: Run)
     truth = np.array(generated.said["spent"]) / sum(generated.said["spent"])
     assert found.sum() > 300
     assert (np.abs(found - truth * found.sum()) < SIGMAS * np.sqrt(truth * (1 - truth) * found.sum())).all(), (found, truth)
-    assert frames["file"][frames["function"] == "Model.decode"].tolist() == ["/somewhere/model.py"]
+    assert set(frames["file"][frames["function"] == "Model.decode"]) == {"/somewhere/model.py"}  # a frame for each address
     assert (samples["end"] == "whole").mean() > 0.95
     assert set(frames["found_by"][names == "main"]) == {"", "frame pointer"}, "of the three, one way is CPython's own"
 
